@@ -1,0 +1,1 @@
+"""Charonia: an inference server for Triton model repositories."""

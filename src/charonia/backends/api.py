@@ -1,0 +1,210 @@
+"""What the engine asks of a backend, and nothing more.
+
+A `Backend` completes configurations and loads model versions. A loaded version (`LoadedModel`) makes instances. An instance
+is one execution lane and comes in one of two forms:
+
+- `BlockingInstance`: `execute` computes and returns. The engine gives it a thread of its own, or runs it in place on the event
+  loop while its executions are measured to be very short. For libraries that release the interpreter lock.
+- `AsyncInstance`: `start` returns at once and reports to a `BatchSink` from the event loop's thread. For work that happens in
+  another process. A sink may get any number of responses for a request, so decoupled models need no third form.
+
+The engine never calls an instance with a batch before the last one has finished, never with a request that breaks the
+configuration, and calls `close` only on an idle one. The conformance suite `charonia.testing.backend_suite` is the
+specification in code.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from charonia.config.model import InstanceKind, ModelConfig
+from charonia.core.errors import ServingError
+from charonia.core.request import InferRequest, ParameterValue
+from charonia.core.tensor import Tensor
+from charonia.stats.model import MemoryUsage
+
+
+class Outputs:
+    """What a model answers to one request.
+
+    Attributes:
+        tensors: Output tensors. The engine drops those that were not asked for.
+        parameters: Response parameters.
+    """
+
+    __slots__ = ("parameters", "tensors")
+
+    def __init__(self, tensors: list[Tensor], parameters: dict[str, ParameterValue] | None = None) -> None:
+        self.tensors = tensors
+        self.parameters = parameters
+
+
+Result = Outputs | ServingError
+"""The answer to one request of a batch: outputs, or an error of this request alone."""
+
+
+class Execution:
+    """A finished batch.
+
+    Attributes:
+        results: One for each request, in the order of the requests.
+        input_end_ns: Monotonic time at which the inputs were in place and computing began.
+        output_start_ns: Monotonic time at which computing ended and handling of outputs began.
+    """
+
+    __slots__ = ("input_end_ns", "output_start_ns", "results")
+
+    def __init__(self, results: Sequence[Result], input_end_ns: int, output_start_ns: int) -> None:
+        self.results = results
+        self.input_end_ns = input_end_ns
+        self.output_start_ns = output_start_ns
+
+
+class BlockingInstance(Protocol):
+    """An instance that computes in the calling thread."""
+
+    def execute(self, requests: Sequence[InferRequest]) -> Execution:
+        """Run the requests as one batch.
+
+        Raises:
+            ServingError: The whole batch failed. Any other exception is reported as INTERNAL.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give back everything. Called once, from any thread, when idle."""
+        ...
+
+
+class BatchSink(Protocol):
+    """Where an `AsyncInstance` reports one batch. To be called on the event loop's thread only."""
+
+    def respond(self, index: int, result: Result | None, final: bool) -> None:
+        """Answer request `index` of the batch. `result` None with `final` says that no more responses follow."""
+        ...
+
+    def finish(self, input_end_ns: int, output_start_ns: int, error: ServingError | None = None) -> None:
+        """The instance is idle again. Requests without a final response get `error`."""
+        ...
+
+    def is_cancelled(self, index: int) -> bool:
+        """Whether the caller of request `index` has gone."""
+        ...
+
+
+class AsyncInstance(Protocol):
+    """An instance that computes elsewhere."""
+
+    def start(self, requests: Sequence[InferRequest], sink: BatchSink) -> None:
+        """Begin to run the requests as one batch and return at once. Never raises: failures go to the sink."""
+        ...
+
+    def cancel(self, index: int) -> None:
+        """The caller of request `index` of the running batch has gone; the model may be told. Best effort."""
+        ...
+
+    async def aclose(self) -> None:
+        """Give back everything."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where one instance runs.
+
+    Attributes:
+        name: Instance name, `<group>_<index>`.
+        kind: KIND_CPU, KIND_GPU or KIND_MODEL; AUTO has been decided.
+        device_id: GPU of a KIND_GPU instance, else 0.
+        threads: Cores that this instance may use for one execution: the share of the thread budget. At least 1.
+    """
+
+    name: str
+    kind: InstanceKind
+    device_id: int = 0
+    threads: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """Where a model version lies. A backend reads below these folders and writes nothing there.
+
+    Attributes:
+        model_dir: Folder of the model.
+        version: Version number.
+        version_dir: Folder of the version.
+    """
+
+    model_dir: Path
+    version: int
+    version_dir: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A completed configuration and what was inferred, a sentence each ("input 'x': FP32 [3, 48, -1], from the graph")."""
+
+    config: ModelConfig
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BackendSettings:
+    """Settings of `--backend-config` that apply to a backend: its own and the global ones, as text.
+
+    Attributes:
+        values: Setting by name.
+        default_max_batch_size: What auto-complete writes where batching is possible (`default-max-batch-size`).
+        verbose: Whether verbose logging is on.
+    """
+
+    values: Mapping[str, str] = field(default_factory=dict)
+    default_max_batch_size: int = 4
+    verbose: bool = False
+
+
+class LoadedModel(Protocol):
+    """A model version in memory."""
+
+    async def create_instance(self, placement: Placement) -> BlockingInstance | AsyncInstance:
+        """Make one more instance. Called on the event loop; blocking work belongs in a thread.
+
+        Raises:
+            ServingError: With the reason to show as the model's state.
+        """
+        ...
+
+    def memory(self) -> list[MemoryUsage]:
+        """Return the memory this version takes, as far as it is known."""
+        ...
+
+    async def aclose(self) -> None:
+        """Give back everything; all instances are closed."""
+        ...
+
+
+class Backend(Protocol):
+    """A kind of model."""
+
+    name: str
+
+    async def complete(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Completion:
+        """Fill in what the configuration leaves open from the model itself.
+
+        Raises:
+            ServingError: The model cannot be read, or contradicts the configuration.
+        """
+        ...
+
+    async def load(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> LoadedModel:
+        """Load a version for a complete, validated configuration.
+
+        Raises:
+            ServingError: With the reason to show as the model's state, also for settings that are not supported.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Give back what all models of this backend share (process pools). Called once, at shutdown."""
+        ...

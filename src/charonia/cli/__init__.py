@@ -1,0 +1,1 @@
+"""Commands, one file each. The only place that reads arguments and the environment."""

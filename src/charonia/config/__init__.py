@@ -1,0 +1,1 @@
+"""Model and server configuration: records, readers, writers, validation. Pure: nothing here opens a file."""

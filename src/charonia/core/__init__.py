@@ -1,0 +1,1 @@
+"""Values that both towers share: errors, datatypes, tensors, requests and responses."""

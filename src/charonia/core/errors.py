@@ -1,0 +1,67 @@
+"""The one error type that crosses layers, and its transport-neutral codes.
+
+A `Code` travels unchanged from where a problem is found to the wire; the two tables in `charonia.protocol` turn it
+into an HTTP and a gRPC status. Nothing between those two points knows a transport.
+"""
+
+from enum import Enum
+
+
+class Code(Enum):
+    """What kind of problem an error is. The names are those of the Triton C API."""
+
+    UNKNOWN = "UNKNOWN"
+    INTERNAL = "INTERNAL"
+    NOT_FOUND = "NOT_FOUND"
+    INVALID_ARG = "INVALID_ARG"
+    UNAVAILABLE = "UNAVAILABLE"
+    UNSUPPORTED = "UNSUPPORTED"
+    ALREADY_EXISTS = "ALREADY_EXISTS"
+    CANCELLED = "CANCELLED"
+
+
+class ServingError(Exception):
+    """A problem to report to whoever asked, as a sentence and a code.
+
+    Attributes:
+        code: The kind of problem.
+        message: One sentence: the thing, what was expected, what came.
+        hint: What to do about it, or "" when the message says enough.
+    """
+
+    def __init__(self, code: Code, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message} (hint: {self.hint})" if self.hint else self.message
+
+    def __repr__(self) -> str:
+        return f"ServingError({self.code.name}, {str(self)!r})"
+
+
+def invalid(message: str, *, hint: str = "") -> ServingError:
+    """Return an INVALID_ARG error: the caller sent something wrong."""
+    return ServingError(Code.INVALID_ARG, message, hint=hint)
+
+
+def not_found(message: str, *, hint: str = "") -> ServingError:
+    """Return a NOT_FOUND error: the named thing does not exist here."""
+    return ServingError(Code.NOT_FOUND, message, hint=hint)
+
+
+def unavailable(message: str, *, hint: str = "") -> ServingError:
+    """Return an UNAVAILABLE error: right request, wrong moment."""
+    return ServingError(Code.UNAVAILABLE, message, hint=hint)
+
+
+def unsupported(message: str, *, hint: str = "") -> ServingError:
+    """Return an UNSUPPORTED error: understood, but not offered."""
+    return ServingError(Code.UNSUPPORTED, message, hint=hint)
+
+
+def internal(message: str, *, hint: str = "") -> ServingError:
+    """Return an INTERNAL error: our fault, or the model's."""
+    return ServingError(Code.INTERNAL, message, hint=hint)

@@ -1,0 +1,55 @@
+"""Records that describe servers and models to clients."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from charonia.core.dtypes import DataType
+
+
+@dataclass(frozen=True, slots=True)
+class ServerMetadata:
+    """Who answers: server name, version and the protocol extensions it offers."""
+
+    name: str
+    version: str
+    extensions: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMetadata:
+    """A model's input or output. `shape` has -1 for variable dimensions and includes the batch dimension."""
+
+    name: str
+    datatype: DataType
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMetadata:
+    """A model's ready versions and its tensors."""
+
+    name: str
+    versions: tuple[str, ...]
+    platform: str
+    inputs: tuple[TensorMetadata, ...]
+    outputs: tuple[TensorMetadata, ...]
+
+
+class ModelState(Enum):
+    """Where a model version stands."""
+
+    UNKNOWN = "UNKNOWN"
+    READY = "READY"
+    UNAVAILABLE = "UNAVAILABLE"
+    LOADING = "LOADING"
+    UNLOADING = "UNLOADING"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelIndexEntry:
+    """One line of the repository index. A model that was never loaded has a name only."""
+
+    name: str
+    version: str = ""
+    state: ModelState | None = None
+    reason: str = ""

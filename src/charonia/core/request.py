@@ -1,0 +1,90 @@
+"""An inference request, as every front end hands it to the engine."""
+
+from charonia.core.tensor import Tensor
+
+ParameterValue = bool | int | float | str
+"""A custom request or response parameter: JSON boolean, integer, number or string."""
+
+SEQUENCE_START = 1
+SEQUENCE_END = 2
+
+
+class RequestedOutput:
+    """One output that the caller asked for.
+
+    Attributes:
+        name: Output tensor name.
+        classification: Number of top classes to return instead of the tensor; 0 for the tensor itself.
+    """
+
+    __slots__ = ("classification", "name")
+
+    def __init__(self, name: str, classification: int = 0) -> None:
+        self.name = name
+        self.classification = classification
+
+    def __repr__(self) -> str:
+        return f"RequestedOutput({self.name!r}, classification={self.classification})"
+
+
+class InferRequest:
+    """A plain record: no socket, no callback, nothing of the front end that made it.
+
+    Attributes:
+        model_name: Model to run.
+        model_version: Version as text, "" for the version policy's choice (the highest that is ready).
+        id: The caller's request id, "" for none.
+        inputs: Input tensors by name, in the order they were sent.
+        outputs: Outputs asked for; empty means all of the model's.
+        parameters: Custom parameters, without those that have a field here.
+        correlation_id: Sequence id, 0 or "" for none.
+        flags: `SEQUENCE_START | SEQUENCE_END`.
+        priority: 0 for the model's default, else 1 (most urgent) and up.
+        timeout_us: Queue timeout asked for, in microseconds; 0 for none.
+        deadline_ns: Monotonic time after which the caller no longer waits, in nanoseconds; 0 for none.
+    """
+
+    __slots__ = (
+        "correlation_id",
+        "deadline_ns",
+        "flags",
+        "id",
+        "inputs",
+        "model_name",
+        "model_version",
+        "outputs",
+        "parameters",
+        "priority",
+        "timeout_us",
+    )
+
+    def __init__(
+        self,
+        model_name: str,
+        inputs: dict[str, Tensor],
+        *,
+        model_version: str = "",
+        id: str = "",
+        outputs: tuple[RequestedOutput, ...] = (),
+        parameters: dict[str, ParameterValue] | None = None,
+        correlation_id: int | str = 0,
+        flags: int = 0,
+        priority: int = 0,
+        timeout_us: int = 0,
+        deadline_ns: int = 0,
+    ) -> None:
+        self.model_name = model_name
+        self.model_version = model_version
+        self.id = id
+        self.inputs = inputs
+        self.outputs = outputs
+        self.parameters: dict[str, ParameterValue] = parameters if parameters is not None else {}
+        self.correlation_id = correlation_id
+        self.flags = flags
+        self.priority = priority
+        self.timeout_us = timeout_us
+        self.deadline_ns = deadline_ns
+
+    def __repr__(self) -> str:
+        version = f" v{self.model_version}" if self.model_version else ""
+        return f"InferRequest({self.model_name!r}{version}, id={self.id!r}, inputs={list(self.inputs.values())})"

@@ -1,0 +1,57 @@
+"""An inference response, as the engine hands it to every front end."""
+
+from charonia.core.request import ParameterValue
+from charonia.core.tensor import Tensor
+
+
+class ExecutionRecord:
+    """How one batch was run: what the access log and traces say of each request in it.
+
+    Attributes:
+        instance: Name of the instance that ran it.
+        batch_size: Sum of the batch sizes of the requests that ran together.
+        queue_ns: Time this request waited before the batch started, in ns.
+        compute_ns: Time the batch took, input and output handling included, in ns.
+    """
+
+    __slots__ = ("batch_size", "compute_ns", "instance", "queue_ns")
+
+    def __init__(self, instance: str, batch_size: int, queue_ns: int, compute_ns: int) -> None:
+        self.instance = instance
+        self.batch_size = batch_size
+        self.queue_ns = queue_ns
+        self.compute_ns = compute_ns
+
+
+class InferResponse:
+    """A plain record of one response.
+
+    Attributes:
+        model_name: Model that ran.
+        model_version: Version that ran, as text.
+        id: The request's id, "" for none.
+        outputs: Output tensors, in the order they were asked for, or of the configuration.
+        parameters: Parameters that the model attached.
+        execution: How it was run, or None when no instance ran (e.g. an empty final response).
+    """
+
+    __slots__ = ("execution", "id", "model_name", "model_version", "outputs", "parameters")
+
+    def __init__(
+        self,
+        model_name: str,
+        model_version: str,
+        id: str,
+        outputs: list[Tensor],
+        parameters: dict[str, ParameterValue] | None = None,
+        execution: ExecutionRecord | None = None,
+    ) -> None:
+        self.model_name = model_name
+        self.model_version = model_version
+        self.id = id
+        self.outputs = outputs
+        self.parameters: dict[str, ParameterValue] = parameters if parameters is not None else {}
+        self.execution = execution
+
+    def __repr__(self) -> str:
+        return f"InferResponse({self.model_name!r} v{self.model_version}, id={self.id!r}, outputs={self.outputs})"

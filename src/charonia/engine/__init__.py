@@ -1,0 +1,1 @@
+"""The asyncio shell around the pure core: clock, runner of one model, life cycle, and the facade `api`."""

@@ -1,0 +1,1 @@
+"""Front ends: decode, call the engine, encode. Nothing else."""

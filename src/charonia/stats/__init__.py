@@ -1,0 +1,1 @@
+"""Counting and measuring, pure: histograms, model statistics, Prometheus text."""

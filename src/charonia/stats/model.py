@@ -1,0 +1,79 @@
+"""Statistics of one model version, as the statistics extension reports them.
+
+All times are cumulative nanoseconds. Source: Triton's statistics extension.
+"""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Duration:
+    """How often something happened and how long it took in all."""
+
+    count: int = 0
+    ns: int = 0
+
+    def add(self, ns: int, count: int = 1) -> None:
+        """Count `count` occurrences that took `ns` together."""
+        self.count += count
+        self.ns += ns
+
+
+@dataclass(slots=True)
+class BatchStatistics:
+    """Executions of one batch size."""
+
+    compute_input: Duration = field(default_factory=Duration)
+    compute_infer: Duration = field(default_factory=Duration)
+    compute_output: Duration = field(default_factory=Duration)
+
+
+@dataclass(slots=True)
+class ResponseStatistics:
+    """Responses of one index of a model that may send several."""
+
+    compute_infer: Duration = field(default_factory=Duration)
+    compute_output: Duration = field(default_factory=Duration)
+    success: Duration = field(default_factory=Duration)
+    fail: Duration = field(default_factory=Duration)
+    empty_response: Duration = field(default_factory=Duration)
+    cancel: Duration = field(default_factory=Duration)
+
+
+@dataclass(slots=True)
+class MemoryUsage:
+    """Memory that a model takes on one device. `type` is "CPU" or "GPU"."""
+
+    type: str
+    id: int
+    byte_size: int
+
+
+@dataclass(slots=True)
+class ModelStatistics:
+    """Everything counted for one model version.
+
+    Attributes:
+        name: Model name.
+        version: Model version, as text.
+        last_inference_ms: Wall-clock time of the last inference, ms since the epoch, 0 for none.
+        inference_count: Batch elements of successful requests that an instance computed.
+        execution_count: Batches that an instance ran.
+    """
+
+    name: str
+    version: str
+    last_inference_ms: int = 0
+    inference_count: int = 0
+    execution_count: int = 0
+    success: Duration = field(default_factory=Duration)
+    fail: Duration = field(default_factory=Duration)
+    queue: Duration = field(default_factory=Duration)
+    compute_input: Duration = field(default_factory=Duration)
+    compute_infer: Duration = field(default_factory=Duration)
+    compute_output: Duration = field(default_factory=Duration)
+    cache_hit: Duration = field(default_factory=Duration)
+    cache_miss: Duration = field(default_factory=Duration)
+    responses: dict[str, ResponseStatistics] = field(default_factory=dict)
+    batches: dict[int, BatchStatistics] = field(default_factory=dict)
+    memory: list[MemoryUsage] = field(default_factory=list)

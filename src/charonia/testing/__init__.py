@@ -1,0 +1,1 @@
+"""Public test helpers: a fake clock, models to serve, conformance suites, a server fixture."""
