@@ -1,0 +1,100 @@
+"""One line for each request, as text or JSON.
+
+The log is off by default, and then costs nothing: a front end holds None instead of an `AccessLog` and takes no time
+stamps for it. Text values that clients choose are quoted where they hold anything but plain characters, so that a
+request id cannot forge a line.
+"""
+
+import json
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TextIO
+
+from charonia.core.response import ExecutionRecord
+
+VALUE_CHARS_MAX = 256
+"""Longer names and ids are cut in the log."""
+
+_PLAIN = re.compile(r"[\w.:/+@-]+", re.ASCII)
+
+
+@dataclass(slots=True)
+class AccessEntry:
+    """One request and its answer.
+
+    Attributes:
+        protocol: "http" or "grpc".
+        method: What was asked for, e.g. "POST /v2/models/m/infer" or "ModelInfer".
+        status: Status as the protocol spells it: 200, or "OK".
+        model: Model name, "" where there is none.
+        version: Version that ran, or that was asked for.
+        request_id: The caller's id.
+        bytes_in: Bytes of the request body.
+        bytes_out: Bytes of the response body.
+        duration_ns: From the complete request to the response's handing over to the transport.
+        execution: How it was run, where an instance ran.
+    """
+
+    protocol: str
+    method: str
+    status: int | str
+    model: str = ""
+    version: str = ""
+    request_id: str = ""
+    bytes_in: int = 0
+    bytes_out: int = 0
+    duration_ns: int = 0
+    execution: ExecutionRecord | None = None
+
+
+class AccessLog:
+    """Writes entries to a text stream. Buffering and flushing are the stream's."""
+
+    def __init__(self, stream: TextIO, *, as_json: bool = False, wall_clock: Callable[[], float] = time.time) -> None:
+        """Make a log.
+
+        Args:
+            stream: Where lines go.
+            as_json: One JSON object a line instead of `key=value` text.
+            wall_clock: Seconds since the epoch.
+        """
+        self._stream = stream
+        self._format = _as_json if as_json else _as_text
+        self._wall_clock = wall_clock
+
+    def write(self, entry: AccessEntry) -> None:
+        """Write the line of one request."""
+        moment = datetime.fromtimestamp(self._wall_clock(), UTC).isoformat(timespec="milliseconds")
+        self._stream.write(self._format({"time": moment.replace("+00:00", "Z"), **_fields(entry)}) + "\n")
+
+
+def _fields(entry: AccessEntry) -> dict[str, object]:
+    fields: dict[str, object] = {"protocol": entry.protocol, "method": entry.method[:VALUE_CHARS_MAX]}
+    for key, text in (("model", entry.model), ("version", entry.version), ("id", entry.request_id)):
+        if text:
+            fields[key] = text[:VALUE_CHARS_MAX]
+    fields["status"] = entry.status
+    fields["bytes_in"] = entry.bytes_in
+    fields["bytes_out"] = entry.bytes_out
+    fields["duration_ms"] = round(entry.duration_ns / 1e6, 3)
+    if entry.execution is not None:
+        fields["queue_ms"] = round(entry.execution.queue_ns / 1e6, 3)
+        fields["compute_ms"] = round(entry.execution.compute_ns / 1e6, 3)
+        fields["batch_size"] = entry.execution.batch_size
+        fields["instance"] = entry.execution.instance
+    return fields
+
+
+def _as_json(fields: dict[str, object]) -> str:
+    return json.dumps(fields)
+
+
+def _as_text(fields: dict[str, object]) -> str:
+    return " ".join(f"{key}={_quoted(str(value))}" for key, value in fields.items())
+
+
+def _quoted(value: str) -> str:
+    return value if _PLAIN.fullmatch(value) else json.dumps(value)
