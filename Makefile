@@ -1,0 +1,45 @@
+# make demo    build a repository of real models, serve it, send real inputs, print what came back
+# make test    all tests
+# make check   format, lint, types, import contracts, architecture tests, coverage of the pure core
+#
+# Each of them makes the virtual environment that it needs. On the machine: Python 3.11 or newer with venv, and make.
+
+# The first of these that runs and is new enough; `make PYTHON=/path/to/python` overrides it.
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
+	"$$p" -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; done)
+
+BIN := .venv/bin
+READY := .venv/ready
+PURE_TESTS := $(wildcard tests/core tests/config tests/protocol tests/sched tests/schema tests/stats)
+# Percent of lines and branches of the pure core that its own tests reach.
+COVERAGE_MIN := 95
+PYTEST_ARGS ?=
+
+.PHONY: demo test check clean
+
+demo: $(READY)
+	$(BIN)/charonia demo --once
+
+test: $(READY)
+	$(BIN)/pytest $(PYTEST_ARGS)
+
+check: $(READY)
+	$(BIN)/ruff format --check src tests bench examples
+	$(BIN)/ruff check src tests bench examples
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/pytest tests/arch
+	$(BIN)/coverage run -m pytest $(PURE_TESTS)
+	$(BIN)/coverage report --fail-under=$(COVERAGE_MIN)
+
+clean:
+	rm -rf .venv demo-repository
+
+# uv resolves these dependencies in seconds, pip alone takes minutes; where uv cannot be installed, pip does it all.
+$(READY): pyproject.toml
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer with its venv module is needed: install it or use make PYTHON=/path/to/python" >&2; exit 1; }
+	test -x $(BIN)/python || "$(PYTHON)" -m venv .venv
+	if $(BIN)/python -m pip install -q --disable-pip-version-check uv; \
+	then $(BIN)/uv pip install -q --python $(BIN)/python -e '.[dev]'; \
+	else $(BIN)/python -m pip install -q -e '.[dev]'; fi
+	touch $@

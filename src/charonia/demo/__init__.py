@@ -1,0 +1,1 @@
+"""What `charonia demo` runs: a repository of real models, real inputs, and what came back."""

@@ -1,0 +1,39 @@
+"""What a user can see is written down: every metric, every route, every page and every link."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.glob("*.md"), *(ROOT / "bench").glob("*.md"), *ROOT.glob("examples/*/*.md")])
+
+LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+METRIC = re.compile(r"\b(?:nv|charonia)_[a-z0-9_]+")
+
+
+def links(page: Path) -> list[str]:
+    return [target for target in LINK.findall(page.read_text(encoding="utf-8")) if "://" not in target]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
+    assert [target for target in links(page) if not (page.parent / target).exists()] == []
+
+
+def test_every_page_can_be_reached_from_the_index() -> None:
+    linked = {(DOCS / target).resolve() for target in links(DOCS / "index.md")}
+
+    assert [page.name for page in sorted(DOCS.glob("*.md")) if page.name != "index.md" and page not in linked] == []
+
+
+def test_every_metric_is_documented() -> None:
+    page = (DOCS / "metrics.md").read_text(encoding="utf-8")
+    emitted = {
+        name
+        for path in (ROOT / "src" / "charonia" / "stats").glob("*.py")
+        for name in METRIC.findall(path.read_text(encoding="utf-8"))
+    }
+
+    assert sorted(name for name in emitted if name not in page) == []

@@ -1,0 +1,138 @@
+"""Who may import whom: an allow list, because a deny list misses what it does not name."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "src" / "charonia"
+
+# Package or module of charonia -> the packages or modules of charonia that it may import directly.
+INTERNAL = {
+    "core": set(),
+    "schema": {"core"},
+    "config": {"core", "schema"},
+    "stats": {"core"},
+    "protocol": {"core", "stats", "config", "schema"},
+    "sched": {"core"},
+    "repository": {"core", "config"},
+    "backends": {"core", "config", "stats"},
+    "engine": {"core", "config", "sched", "stats", "repository", "backends.api"},
+    "frontends": {"core", "config.model", "protocol", "stats", "engine.api"},
+    "demo": {"core.errors"},
+    "server": {"core", "config", "stats", "repository", "backends", "engine", "frontends"},
+    "cli": {"core", "config", "repository", "backends", "server", "demo", "stats"},
+}
+
+# The standard library that calculates and nothing else.
+CALCULATION = {
+    "abc",
+    "array",
+    "ast",
+    "base64",
+    "binascii",
+    "bisect",
+    "codecs",
+    "collections",
+    "contextlib",
+    "copy",
+    "dataclasses",
+    "decimal",
+    "difflib",
+    "enum",
+    "fractions",
+    "functools",
+    "gzip",
+    "hashlib",
+    "heapq",
+    "io",
+    "itertools",
+    "json",
+    "math",
+    "numbers",
+    "operator",
+    "re",
+    "string",
+    "struct",
+    "sys",
+    "textwrap",
+    "types",
+    "typing",
+    "urllib.parse",
+    "zlib",
+}
+
+# Pure package -> what it may import from outside beside `CALCULATION` and numpy.
+PURE = {
+    "core": set(),
+    "config": {"google.protobuf", "orjson"},
+    "protocol": {"google.protobuf", "orjson"},
+    "schema": {"google.protobuf", "importlib.resources"},
+    "sched": set(),
+    "stats": set(),
+}
+
+
+def imported_names(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            for alias in node.names:
+                yield f"{node.module}.{alias.name}"
+
+
+def is_within(name: str, allowed: set[str]) -> bool:
+    return any(name == entry or name.startswith(entry + ".") for entry in allowed)
+
+
+def sources(package: str) -> list[Path]:
+    return sorted((SOURCE / package).rglob("*.py")) or [SOURCE / f"{package}.py"]
+
+
+def test_every_package_has_a_rule() -> None:
+    packages = {path.stem for path in SOURCE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+
+    assert packages - {"__init__", "__main__", "testing"} <= INTERNAL.keys()
+
+
+@pytest.mark.parametrize("package", sorted(name for name in INTERNAL if (SOURCE / name).is_dir()))
+def test_a_package_imports_only_what_lies_below_it(package: str) -> None:
+    allowed = {f"charonia.{name}" for name in INTERNAL[package] | {package}}
+
+    found = [
+        f"{path.relative_to(SOURCE)}: {name}"
+        for path in sources(package)
+        for name in imported_names(path)
+        if name.startswith("charonia") and not is_within(name, allowed)
+    ]
+
+    assert found == []
+
+
+@pytest.mark.parametrize("package", sorted(PURE))
+def test_a_pure_package_only_calculates(package: str) -> None:
+    allowed = CALCULATION | PURE[package] | {"charonia", "numpy"}
+
+    found = [
+        f"{path.relative_to(SOURCE)}: {name}"
+        for path in sources(package)
+        for name in imported_names(path)
+        if not is_within(name, allowed)
+    ]
+
+    assert found == []
+
+
+@pytest.mark.parametrize("package", sorted(PURE))
+def test_a_pure_package_opens_no_file(package: str) -> None:
+    found = [
+        f"{path.relative_to(SOURCE)}:{node.lineno}"
+        for path in sources(package)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "open"
+    ]
+
+    assert found == []
