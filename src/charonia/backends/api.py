@@ -1,12 +1,13 @@
 """What the engine asks of a backend, and nothing more.
 
-A `Backend` completes configurations and loads model versions. A loaded version (`LoadedModel`) makes instances. An instance
-is one execution lane and comes in one of two forms:
+A `Backend` completes configurations and loads model versions. A loaded version (`LoadedModel`) makes instances. An
+instance is one execution lane and comes in one of two forms:
 
-- `BlockingInstance`: `execute` computes and returns. The engine gives it a thread of its own, or runs it in place on the event
-  loop while its executions are measured to be very short. For libraries that release the interpreter lock.
-- `AsyncInstance`: `start` returns at once and reports to a `BatchSink` from the event loop's thread. For work that happens in
-  another process. A sink may get any number of responses for a request, so decoupled models need no third form.
+- `BlockingInstance`: `execute` computes and returns. The engine gives it a thread of its own, or runs it in place on
+  the event loop while its executions are measured to be very short. For libraries that release the interpreter lock.
+- `AsyncInstance`: `start` returns at once and reports to a `BatchSink` from the event loop's thread. For work that
+  happens in another process. A sink may get any number of responses for a request, so decoupled models need no third
+  form.
 
 The engine never calls an instance with a batch before the last one has finished, never with a request that breaks the
 configuration, and calls `close` only on an idle one. The conformance suite `charonia.testing.backend_suite` is the
@@ -16,7 +17,7 @@ specification in code.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from charonia.config.model import InstanceKind, ModelConfig
 from charonia.core.errors import ServingError
@@ -61,6 +62,7 @@ class Execution:
         self.output_start_ns = output_start_ns
 
 
+@runtime_checkable
 class BlockingInstance(Protocol):
     """An instance that computes in the calling thread."""
 
@@ -143,7 +145,10 @@ class ModelFiles:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A completed configuration and what was inferred, a sentence each ("input 'x': FP32 [3, 48, -1], from the graph")."""
+    """A completed configuration and what was inferred, a sentence each.
+
+    For example "input 'x': FP32 [3, 48, -1], from the graph".
+    """
 
     config: ModelConfig
     notes: tuple[str, ...] = ()

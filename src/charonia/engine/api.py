@@ -1,7 +1,7 @@
 """The facade that front ends call. Plain records in, plain records out.
 
-Everything here runs on the event loop's thread. `Engine` is a Protocol so that a front end can be tested with a fake, and so that
-one in another process can stand behind a proxy with the same methods.
+Everything here runs on the event loop's thread. `Engine` is a Protocol so that a front end can be tested with a fake,
+and so that one in another process can stand behind a proxy with the same methods.
 """
 
 from collections.abc import Callable, Mapping
@@ -93,7 +93,7 @@ class Engine(Protocol):
         Args:
             name: Model name.
             config: Configuration as JSON text to use instead of the model's own.
-            files: Content by path relative to the model's folder; with it the folder on disk is ignored. Needs `config`.
+            files: Content by path relative to the model's folder; the folder on disk is then ignored. Needs `config`.
 
         Raises:
             ServingError: UNAVAILABLE unless in explicit mode; INVALID_ARG with the reason when the model fails to load.

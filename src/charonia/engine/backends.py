@@ -1,0 +1,65 @@
+"""The backends of one server: made when the first model needs them, closed together."""
+
+from collections.abc import Callable, Mapping
+
+from charonia.backends.api import Backend, BackendSettings
+from charonia.core.errors import invalid
+
+
+class Backends:
+    """Backends by name.
+
+    Args:
+        factories: What makes a backend, by name.
+        settings: Settings of `--backend-config` by backend name; "" holds the global ones.
+        verbose: Whether verbose logging is on.
+    """
+
+    def __init__(
+        self,
+        factories: Mapping[str, Callable[[], Backend]],
+        settings: Mapping[str, Mapping[str, str]] | None = None,
+        *,
+        verbose: bool = False,
+    ) -> None:
+        self._factories = factories
+        self._settings = settings or {}
+        self._verbose = verbose
+        self._made: dict[str, Backend] = {}
+
+    def get(self, name: str, model: str) -> Backend:
+        """Return the backend called `name`.
+
+        Raises:
+            ServingError: INVALID_ARG when there is none; `model` is the model that asked.
+        """
+        backend = self._made.get(name)
+        if backend is None:
+            factory = self._factories.get(name)
+            if factory is None:
+                raise invalid(
+                    f"unable to find backend '{name}' for model '{model}'",
+                    hint=f"installed backends: {', '.join(sorted(self._factories))}",
+                )
+            backend = self._made[name] = factory()
+        return backend
+
+    def settings(self, name: str) -> BackendSettings:
+        """Return the settings that apply to a backend: its own over the global ones.
+
+        Raises:
+            ServingError: INVALID_ARG for a `default-max-batch-size` that is no number.
+        """
+        values = {**self._settings.get("", {}), **self._settings.get(name, {})}
+        text = values.get("default-max-batch-size", "4")
+        try:
+            default_max_batch_size = int(text)
+        except ValueError:
+            raise invalid(f"--backend-config default-max-batch-size: expected an integer, got {text!r}") from None
+        return BackendSettings(values, default_max_batch_size, self._verbose)
+
+    async def aclose(self) -> None:
+        """Close every backend that was made."""
+        for backend in self._made.values():
+            await backend.aclose()
+        self._made.clear()

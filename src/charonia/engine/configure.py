@@ -1,0 +1,105 @@
+"""From a model's folder to its complete, validated configuration."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from charonia.backends.api import Completion, ModelFiles
+from charonia.config.complete import derive_backend, normalise
+from charonia.config.model import Latest, ModelConfig, VersionPolicy
+from charonia.config.support import unsupported
+from charonia.config.validate import Problem, raise_problems, validate
+from charonia.engine.backends import Backends
+from charonia.repository.read import read_config, version_files
+from charonia.repository.scan import ModelFolder
+from charonia.repository.versions import select, versions
+
+DEFAULT_INSTANCES = 1
+"""Instances of a group that gives no count. One CPU instance with all of the thread budget beats two that share it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigureOptions:
+    """How configurations are completed.
+
+    Attributes:
+        auto_complete: Whether backends fill in what is missing.
+        config_name: Name of the configuration variant (`--model-config-name`), "" for config.pbtxt.
+        gpu_count: GPUs of this machine.
+    """
+
+    auto_complete: bool = True
+    config_name: str = ""
+    gpu_count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Configured:
+    """A configuration ready to load, what was inferred, and the versions that its policy selects."""
+
+    completion: Completion
+    versions: tuple[int, ...]
+
+    @property
+    def config(self) -> ModelConfig:
+        """The complete configuration."""
+        return self.completion.config
+
+
+async def configure(
+    folder: ModelFolder, backends: Backends, options: ConfigureOptions, override: ModelConfig | None = None
+) -> Configured:
+    """Read, complete and validate the configuration of a model.
+
+    Args:
+        folder: The model's folder.
+        backends: Asked to complete it.
+        options: How.
+        override: Configuration to use instead of the folder's own.
+
+    Raises:
+        ServingError: With all problems of the configuration, or why it cannot be read or completed.
+    """
+    config = override
+    if config is None:
+        config, _ = await asyncio.to_thread(read_config, folder, config_name=options.config_name)
+    config = config or ModelConfig()
+    notes: list[str] = []
+    if not config.name:
+        config = replace(config, name=folder.name)
+    policy = config.version_policy or VersionPolicy(latest=Latest(1))
+    available = await asyncio.to_thread(versions, folder)
+    selected = select(policy, available, model_name=folder.name)
+    files = await asyncio.to_thread(version_files, folder, selected[-1])
+    config, derived = derive_backend(config, folder.name, files)
+    notes += derived
+    # What is wrong in the file itself is reported before a backend tries to make sense of it.
+    early = unsupported(config)
+    if early:
+        raise_problems(folder.name, early)
+    backend = backends.get(config.backend, folder.name)
+    if options.auto_complete:
+        completion = await backend.complete(
+            model_files(folder, selected[-1]), config, backends.settings(config.backend)
+        )
+        config = completion.config
+        notes += completion.notes
+    config = normalise(config, name=folder.name, gpu_count=options.gpu_count, default_instance_count=DEFAULT_INSTANCES)
+    problems: Sequence[Problem] = [*validate(config, gpu_count=options.gpu_count), *unsupported(config)]
+    if config.name != folder.name:
+        problems = [
+            Problem(
+                "name",
+                f"unexpected directory name '{folder.name}' for model '{config.name}', directory name must "
+                "equal model name",
+            ),
+            *problems,
+        ]
+    if problems:
+        raise_problems(folder.name, problems)
+    return Configured(Completion(config, tuple(notes)), selected)
+
+
+def model_files(folder: ModelFolder, version: int) -> ModelFiles:
+    """Return where a version of the model lies."""
+    return ModelFiles(folder.path, version, folder.path / str(version))

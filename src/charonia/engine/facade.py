@@ -1,0 +1,205 @@
+"""The engine that front ends call: `Engine` over the life cycle and its runners."""
+
+import re
+from collections.abc import Mapping
+
+from charonia.config.model import ModelConfig
+from charonia.config.server import ControlMode
+from charonia.core.dtypes import DataType
+from charonia.core.errors import ServingError, invalid, not_found, unavailable
+from charonia.core.metadata import ModelIndexEntry, ModelMetadata, ModelState, ServerMetadata, TensorMetadata
+from charonia.core.request import InferRequest
+from charonia.engine.admission import with_request_id
+from charonia.engine.api import Reply, Ticket
+from charonia.engine.lifecycle import Lifecycle
+from charonia.engine.runner import ModelRunner
+from charonia.stats.model import ModelStatistics
+from charonia.stats.prometheus import ModelSample
+
+_VERSION = re.compile(r"[0-9]{1,18}")
+
+
+class _Answered:
+    """The ticket of a request that was refused at the door."""
+
+    def cancel(self) -> None:
+        """Do nothing: it has its answer."""
+
+
+_ANSWERED = _Answered()
+
+
+class ModelEngine:
+    """A server's models, behind the `Engine` interface."""
+
+    def __init__(
+        self,
+        lifecycle: Lifecycle,
+        metadata: ServerMetadata,
+        *,
+        control_mode: ControlMode,
+        strict_readiness: bool = True,
+    ) -> None:
+        self._lifecycle = lifecycle
+        self._routes = lifecycle.routes
+        self._metadata = metadata
+        self._control_mode = control_mode
+        self._strict_readiness = strict_readiness
+        self._is_started = False
+        self._is_exiting = False
+
+    def started(self) -> None:
+        """The models of the start are loaded."""
+        self._is_started = True
+
+    def begin_exit(self) -> None:
+        """Turn not ready and refuse new requests; those in flight go on."""
+        self._is_exiting = True
+
+    def infer(self, request: InferRequest, reply: Reply) -> Ticket:
+        """Run a request. See `Engine.infer`."""
+        runner = self._routes.get((request.model_name, request.model_version))
+        if runner is not None and not self._is_exiting:
+            return runner.submit(request, reply)
+        try:
+            runner = self._find(request.model_name, request.model_version)
+            if self._is_exiting:
+                raise unavailable(
+                    "Server is stopping, scheduler for model has stopped accepting new inference requests"
+                )
+        except ServingError as error:
+            reply(with_request_id(error, request) if request.id else error, True)
+            return _ANSWERED
+        return runner.submit(request, reply)
+
+    def is_live(self) -> bool:
+        """Whether the server can answer at all."""
+        return True
+
+    def is_ready(self) -> bool:
+        """Whether the server is ready for inference."""
+        if not self._is_started or self._is_exiting:
+            return False
+        return not self._strict_readiness or all(
+            model.is_ready for model in self._lifecycle.models.values() if model.wanted
+        )
+
+    def is_exiting(self) -> bool:
+        """Whether the server is shutting down."""
+        return self._is_exiting
+
+    def model_ready(self, name: str, version: str = "") -> bool:
+        """Whether a version of the model is ready."""
+        try:
+            self._find(name, version)
+        except ServingError:
+            if name not in self._lifecycle.models or not _is_version(version):
+                raise
+            return False
+        return not self._is_exiting
+
+    def server_metadata(self) -> ServerMetadata:
+        """Return name, version and extensions of the server."""
+        return self._metadata
+
+    def model_metadata(self, name: str, version: str = "") -> ModelMetadata:
+        """Return a model's tensors and ready versions."""
+        runner = self._find(name, version)
+        config = runner.config
+        lead = (-1,) if config.max_batch_size > 0 else ()
+        versions = (
+            (runner.version,) if version else tuple(sorted((v for n, v in self._routes if n == name and v), key=int))
+        )
+        return ModelMetadata(
+            name,
+            versions,
+            config.platform or config.backend,
+            tuple(TensorMetadata(i.name, _datatype(i.data_type), lead + i.dims) for i in config.input),
+            tuple(TensorMetadata(o.name, _datatype(o.data_type), lead + o.dims) for o in config.output),
+        )
+
+    def model_config(self, name: str, version: str = "") -> ModelConfig:
+        """Return the complete configuration in use."""
+        return self._find(name, version).config
+
+    def model_statistics(self, name: str = "", version: str = "") -> list[ModelStatistics]:
+        """Return statistics of loaded versions."""
+        runners = sorted(
+            ((n, int(v), runner) for (n, v), runner in self._routes.items() if v), key=lambda item: item[:2]
+        )
+        if not name:
+            return [runner.meter.statistics for _, _, runner in runners]
+        if not _is_version(version):
+            raise _bad_version(version)
+        of_model = [(v, runner) for n, v, runner in runners if n == name]
+        if not of_model:
+            raise invalid(f"requested model '{name}' is not available")
+        chosen = [runner for v, runner in of_model if not version or v == int(version)]
+        if not chosen:
+            raise invalid(f"requested model version is not available for model '{name}': {version}")
+        return [runner.meter.statistics for runner in chosen]
+
+    def repository_index(self, ready_only: bool = False) -> list[ModelIndexEntry]:
+        """Return every model in the repositories with the state of its versions."""
+        entries = self._lifecycle.index()
+        return [e for e in entries if e.state is ModelState.READY] if ready_only else entries
+
+    async def load_model(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
+        """Load or reload a model."""
+        await self._lifecycle.load(name, config, files)
+
+    async def unload_model(self, name: str, unload_dependents: bool = False) -> None:
+        """Begin to unload a model. Without ensembles nothing depends on it, so `unload_dependents` adds nothing."""
+        del unload_dependents
+        await self._lifecycle.unload(name)
+
+    def samples(self) -> list[ModelSample]:
+        """Return what a metrics scrape sees of every loaded version."""
+        return [
+            ModelSample(loaded.runner.meter, loaded.runner.config.metric_tags, loaded.runner.pending)
+            for loaded in self._lifecycle.loaded()
+        ]
+
+    def _find(self, name: str, version: str) -> ModelRunner:
+        if not _is_version(version):
+            raise _bad_version(version)
+        runner = self._routes.get((name, str(int(version)) if version else ""))
+        if runner is not None:
+            return runner
+        model = self._lifecycle.models.get(name)
+        if model is None:
+            known = sorted({n for n, _ in self._routes})
+            raise not_found(
+                f"Request for unknown model: '{name}' is not found",
+                hint=f"models that are ready: {', '.join(known[:10])}" if known else "",
+            )
+        if not version:
+            loading = any(v.state is ModelState.LOADING for v in model.versions.values())
+            if loading:
+                raise unavailable(f"Request for unknown model: '{name}' is not at ready state: it is being loaded")
+            raise not_found(
+                f"Request for unknown model: '{name}' has no available versions",
+                hint=model.failure or "; ".join(f"version {n}: {v.reason}" for n, v in sorted(model.versions.items())),
+            )
+        entry = model.versions.get(int(version))
+        if entry is None:
+            raise not_found(f"Request for unknown model: '{name}' version {int(version)} is not found")
+        raise unavailable(
+            f"Request for unknown model: '{name}' version {int(version)} is not at ready state", hint=entry.reason
+        )
+
+
+def _is_version(version: str) -> bool:
+    return not version or _VERSION.fullmatch(version) is not None
+
+
+def _bad_version(version: str) -> ServingError:
+    return invalid(
+        f"failed to get model version from specified version string '{version}'", hint="a version is a number"
+    )
+
+
+def _datatype(datatype: DataType | None) -> DataType:
+    if datatype is None:
+        raise ValueError("a tensor has no data type: the configuration was not validated")
+    return datatype

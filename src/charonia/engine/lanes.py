@@ -1,0 +1,177 @@
+"""Lanes: one instance and the way its batches are run.
+
+A lane takes one batch at a time (`run`) and reports back by calling `batch.executed` or, for asynchronous instances,
+through the batch as its `BatchSink`. Blocking instances get a thread each. Where a model computes in microseconds the
+hand-over to the thread and back costs more than the model, so a lane runs it in place on the event loop as long as that
+stays short.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from typing import Protocol
+
+from charonia.backends.api import AsyncInstance, BatchSink, BlockingInstance, Execution, Placement
+from charonia.core.errors import ServingError, internal
+from charonia.core.request import InferRequest
+from charonia.engine.clock import now_ns
+
+IN_PLACE_NS_MAX = 100_000
+"""An execution at most this long may run on the event loop: about what a hand-over to a thread and back costs."""
+
+IN_PLACE_PROBES = 8
+"""Executions in a row that must have been that short before the loop runs them itself."""
+
+IN_PLACE_RETRY_MAX = 4096
+"""Most executions in the thread after the loop was held up, before running in place is tried again."""
+
+_HELD_UP_NS = 10 * IN_PLACE_NS_MAX
+
+
+class LaneBatch(BatchSink, Protocol):
+    """What a lane needs of a batch."""
+
+    requests: Sequence[InferRequest]
+
+    def executed(self, execution: Execution | ServingError, start_ns: int, end_ns: int) -> None:
+        """The batch was run from `start_ns` to `end_ns`, in the thread of the event loop."""
+        ...
+
+
+class Lane(Protocol):
+    """One instance and the way its batches are run."""
+
+    placement: Placement
+
+    def run(self, batch: LaneBatch) -> None:
+        """Run the batch; returns at once, or when it is done where it runs in place."""
+        ...
+
+    def cancel(self, index: int) -> None:
+        """The caller of request `index` of the running batch has gone."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close the instance; the lane is idle."""
+        ...
+
+
+class InPlaceRule:
+    """Decides from measured times whether the next execution may run on the event loop. Pure."""
+
+    __slots__ = ("_short", "_wanted", "in_place")
+
+    def __init__(self) -> None:
+        self.in_place = False
+        self._short = 0
+        self._wanted = IN_PLACE_PROBES
+
+    def took(self, duration_ns: int) -> None:
+        """Take in the duration of an execution."""
+        if self.in_place:
+            if duration_ns > _HELD_UP_NS:
+                self.in_place = False
+                self._short = 0
+                self._wanted = min(2 * self._wanted, IN_PLACE_RETRY_MAX)
+        elif duration_ns <= IN_PLACE_NS_MAX:
+            self._short += 1
+            if self._short >= self._wanted:
+                self.in_place = True
+        else:
+            self._short = 0
+
+
+def execute(instance: BlockingInstance, requests: Sequence[InferRequest]) -> Execution | ServingError:
+    """Run a batch on a blocking instance; a foreign exception becomes an INTERNAL error."""
+    try:
+        execution = instance.execute(requests)
+    except ServingError as error:
+        return error
+    except Exception as error:  # a backend's own fault must fail its batch, not its lane
+        return internal(f"the model failed: {type(error).__name__}: {error}")
+    if len(execution.results) != len(requests):
+        return internal(f"the backend answered {len(execution.results)} of {len(requests)} requests of a batch")
+    return execution
+
+
+class BlockingLane:
+    """A lane of a blocking instance: a thread, or the event loop while that is quicker."""
+
+    def __init__(self, instance: BlockingInstance, placement: Placement, loop: asyncio.AbstractEventLoop) -> None:
+        self.placement = placement
+        self._instance = instance
+        self._loop = loop
+        self._rule = InPlaceRule()
+        self._queue: SimpleQueue[LaneBatch | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name=placement.name, daemon=True)
+        self._thread.start()
+
+    def run(self, batch: LaneBatch) -> None:
+        """Run the batch in place or hand it to the thread."""
+        if self._rule.in_place:
+            start = now_ns()
+            execution = execute(self._instance, batch.requests)
+            end = now_ns()
+            self._rule.took(end - start)
+            batch.executed(execution, start, end)
+        else:
+            self._queue.put(batch)
+
+    def cancel(self, index: int) -> None:
+        """Do nothing: a computation in a library cannot be stopped."""
+
+    async def aclose(self) -> None:
+        """End the thread and close the instance."""
+        self._queue.put(None)
+        await asyncio.to_thread(self._thread.join)
+        await asyncio.to_thread(self._instance.close)
+
+    def _work(self) -> None:
+        while (batch := self._queue.get()) is not None:
+            start = now_ns()
+            execution = execute(self._instance, batch.requests)
+            end = now_ns()
+            if not self._report(self._done, batch, execution, start, end):
+                return
+            del batch, execution
+
+    def _done(self, batch: LaneBatch, execution: Execution | ServingError, start_ns: int, end_ns: int) -> None:
+        self._rule.took(end_ns - start_ns)
+        batch.executed(execution, start_ns, end_ns)
+
+    def _report(self, callback: Callable[..., None], *args: object) -> bool:
+        try:
+            self._loop.call_soon_threadsafe(callback, *args)
+        except RuntimeError:  # the loop was closed under a batch that outlived the shutdown's time limit
+            return False
+        return True
+
+
+class AsyncLane:
+    """A lane of an instance that computes elsewhere."""
+
+    def __init__(self, instance: AsyncInstance, placement: Placement) -> None:
+        self.placement = placement
+        self._instance = instance
+
+    def run(self, batch: LaneBatch) -> None:
+        """Start the batch; it is its own sink."""
+        self._instance.start(batch.requests, batch)
+
+    def cancel(self, index: int) -> None:
+        """Tell the instance."""
+        self._instance.cancel(index)
+
+    async def aclose(self) -> None:
+        """Close the instance."""
+        await self._instance.aclose()
+
+
+def make_lane(
+    instance: BlockingInstance | AsyncInstance, placement: Placement, loop: asyncio.AbstractEventLoop
+) -> BlockingLane | AsyncLane:
+    """Return the lane that fits the form of the instance."""
+    if isinstance(instance, BlockingInstance):
+        return BlockingLane(instance, placement, loop)
+    return AsyncLane(instance, placement)

@@ -1,0 +1,377 @@
+"""Which models are loaded: loading, reloading, unloading, polling.
+
+Invariants:
+
+1. A version that answers goes on answering until its successor is ready; if that fails, nothing changes for callers.
+2. Routes change in one step, on the event loop: a request sees the old version or the new one, never neither.
+3. A retired version finishes what it has in flight; only then are its instances closed.
+4. What happens to one model never touches another.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from charonia.config.json_form import from_json
+from charonia.config.model import ModelConfig
+from charonia.config.server import ControlMode
+from charonia.core.errors import Code, ServingError, internal, invalid, unavailable
+from charonia.core.metadata import ModelIndexEntry, ModelState
+from charonia.engine.backends import Backends
+from charonia.engine.configure import Configured, ConfigureOptions, configure
+from charonia.engine.loader import LoadedVersion, load_version
+from charonia.engine.runner import ModelRunner
+from charonia.repository.overrides import remove_override, write_override
+from charonia.repository.scan import ModelFolder, Scan, scan
+from charonia.repository.watch import Watch
+
+_log = logging.getLogger(__name__)
+
+UNLOADED = "unloaded"
+"""Reason that the index gives for a version that was unloaded."""
+
+
+@dataclass(slots=True)
+class VersionEntry:
+    """Where one version stands. `loaded` stays set while it answers, also during a reload."""
+
+    state: ModelState = ModelState.UNKNOWN
+    reason: str = ""
+    loaded: LoadedVersion | None = None
+
+
+@dataclass(slots=True)
+class ModelEntry:
+    """Where one model stands.
+
+    Attributes:
+        failure: Why the model as a whole could not be loaded, "" when it could or was not tried.
+        versions: Its versions that were ever asked for.
+        override: Folder that holds overriding files, while they are in use.
+    """
+
+    name: str
+    failure: str = ""
+    versions: dict[int, VersionEntry] = field(default_factory=dict)
+    override: Path | None = None
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the model should be answering: it was loaded, or loading it failed."""
+        return bool(self.failure) or any(
+            v.loaded is not None or v.state is ModelState.LOADING or v.reason not in ("", UNLOADED)
+            for v in self.versions.values()
+        )
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether all of its wanted versions answer."""
+        return not self.failure and all(v.loaded is not None or v.reason == UNLOADED for v in self.versions.values())
+
+
+@dataclass(frozen=True, slots=True)
+class LifecycleOptions:
+    """How models are found and loaded.
+
+    Attributes:
+        repositories: Folders that hold model folders.
+        control_mode: Who decides what is loaded.
+        configure: How configurations are completed.
+        cores: Cores that this process may use.
+        load_threads: Models that load at the same time.
+        load_retries: Further tries after a load that failed.
+    """
+
+    repositories: tuple[Path, ...]
+    control_mode: ControlMode = ControlMode.NONE
+    configure: ConfigureOptions = field(default_factory=ConfigureOptions)
+    cores: int = 1
+    load_threads: int = 4
+    load_retries: int = 0
+
+
+class Lifecycle:
+    """The models of a server.
+
+    Attributes:
+        models: Every model that was ever asked for, by name.
+        routes: Runner by model name and version as text, "" for the highest that is ready. Read by the request path.
+    """
+
+    def __init__(self, options: LifecycleOptions, backends: Backends) -> None:
+        self.models: dict[str, ModelEntry] = {}
+        self.routes: dict[tuple[str, str], ModelRunner] = {}
+        self._options = options
+        self._backends = backends
+        self._loaders = asyncio.Semaphore(options.load_threads)
+        self._retiring: set[asyncio.Task[None]] = set()
+        self._retiring_runners: set[ModelRunner] = set()
+        self._watch = Watch()
+
+    async def load_at_start(self, names: Sequence[str]) -> list[str]:
+        """Load what the control mode asks for at start: everything, or in explicit mode just `names` ("*" for all).
+
+        Returns:
+            The reasons of the models that failed.
+        """
+        found = await self._scan()
+        self._watch.reset(found)
+        explicit = self._options.control_mode is ControlMode.EXPLICIT
+        wanted = sorted(found.models) + sorted(found.ambiguous) if not explicit or "*" in names else list(names)
+        results = await asyncio.gather(*(self._load_found(name, found) for name in wanted), return_exceptions=True)
+        return [_reason(r) for r in results if isinstance(r, BaseException)]
+
+    async def load(self, name: str, config: str | None, files: Mapping[str, bytes] | None) -> None:
+        """Load or reload a model on request. Raises as `Engine.load_model`."""
+        self._require_explicit()
+        if not name:
+            raise invalid("Model name cannot be empty. Please enter a valid name to deploy.")
+        if "/" in name or "\\" in name or name in (".", ".."):
+            raise invalid(f"model name {name!r} must be the name of a folder, without a path")
+        if files and config is None:
+            raise invalid("Load parameter 'config' must be specified for model file override")
+        override = from_json(config) if config is not None else None
+        if files:
+            folder_path = await asyncio.to_thread(write_override, files)
+            folder = ModelFolder(name=name, repository=folder_path, path=folder_path, fingerprint="")
+            await self._load(name, folder, override, override_path=folder_path)
+            return
+        found = await self._scan()
+        if name not in found.models and name not in found.ambiguous:
+            raise internal(
+                f"failed to load '{name}', failed to poll from model repository: there is no such model folder",
+                hint=f"models there: {', '.join(sorted(found.models)) or 'none'}",
+            )
+        await self._load_found(name, found, override)
+
+    async def unload(self, name: str) -> None:
+        """Begin to unload a model on request. Raises as `Engine.unload_model`."""
+        self._require_explicit()
+        model = self.models.get(name)
+        if model is not None:
+            async with model.lock:
+                self._unload(model, set(model.versions))
+                model.failure = ""
+
+    async def poll(self) -> None:
+        """Look for models that were added, changed or removed since the last look, and follow."""
+        found = await self._scan()
+        changes = self._watch.look(found)
+        for name in changes.removed:
+            model = self.models.get(name)
+            if model is not None:
+                async with model.lock:
+                    self._unload(model, set(model.versions))
+                    model.failure = ""
+        results = await asyncio.gather(
+            *(self._load_found(name, found) for name in (*changes.added, *changes.modified)), return_exceptions=True
+        )
+        for result in results:
+            if isinstance(result, BaseException):
+                _log.error("%s", _reason(result))
+
+    def index(self) -> list[ModelIndexEntry]:
+        """Return every model of the repositories and of the past, with the state of its versions."""
+        found = scan(self._options.repositories)
+        names = set(self.models) | set(found.models) | set(found.ambiguous)
+        entries: list[ModelIndexEntry] = []
+        for name in sorted(names):
+            model = self.models.get(name)
+            if model is None:
+                ambiguous = name in found.ambiguous
+                reason = "model appears in two or more repositories" if ambiguous else ""
+                entries.append(
+                    ModelIndexEntry(name, state=ModelState.UNAVAILABLE if ambiguous else None, reason=reason)
+                )
+                continue
+            if model.failure:
+                entries.append(ModelIndexEntry(name, "", ModelState.UNAVAILABLE, model.failure))
+            entries.extend(
+                ModelIndexEntry(name, str(version), entry.state, entry.reason)
+                for version, entry in sorted(model.versions.items())
+            )
+        return entries
+
+    def loaded(self) -> list[LoadedVersion]:
+        """Return every version that answers."""
+        return [v.loaded for m in self.models.values() for v in m.versions.values() if v.loaded is not None]
+
+    async def drain(self) -> None:
+        """Unload everything; return when the last request in flight has been answered."""
+        for model in self.models.values():
+            self._unload(model, set(model.versions))
+        while self._retiring:
+            await asyncio.wait(set(self._retiring))
+
+    def in_flight(self) -> int:
+        """Return the number of model versions that have requests in flight."""
+        runners = [v.runner for v in self.loaded()] + list(self._retiring_runners)
+        return sum(1 for runner in runners if runner.in_flight)
+
+    def abandon(self, error: ServingError) -> None:
+        """Answer everything in flight with `error`."""
+        for runner in [v.runner for v in self.loaded()] + list(self._retiring_runners):
+            runner.abandon(error)
+
+    def _require_explicit(self) -> None:
+        if self._options.control_mode is not ControlMode.EXPLICIT:
+            raise unavailable(
+                "explicit model load / unload is not allowed if polling is enabled or the control mode is 'none'",
+                hint="start the server with --model-control-mode=explicit",
+            )
+
+    async def _scan(self) -> Scan:
+        return await asyncio.to_thread(scan, self._options.repositories)
+
+    async def _load_found(self, name: str, found: Scan, override: ModelConfig | None = None) -> None:
+        if name in found.ambiguous:
+            places = ", ".join(str(p) for p in found.ambiguous[name])
+            reason = f"model appears in two or more repositories: {places}"
+            model = self.models.setdefault(name, ModelEntry(name))
+            async with model.lock:
+                # Nobody can say which of the two is meant, so neither answers.
+                self._unload(model, set(model.versions))
+                model.failure = reason
+            raise invalid(f"load failed for model '{name}': {reason}")
+        folder = found.models.get(name)
+        if folder is None:
+            model = self.models.setdefault(name, ModelEntry(name))
+            model.failure = "failed to poll from model repository: there is no such model folder"
+            raise invalid(f"failed to load '{name}', {model.failure}")
+        await self._load(name, folder, override)
+
+    async def _load(
+        self, name: str, folder: ModelFolder, override: ModelConfig | None, *, override_path: Path | None = None
+    ) -> None:
+        model = self.models.setdefault(name, ModelEntry(name))
+        async with model.lock:
+            previous = model.override
+            try:
+                for attempt in range(self._options.load_retries + 1):
+                    try:
+                        await self._load_locked(model, folder, override)
+                        break
+                    except ServingError as error:
+                        if attempt == self._options.load_retries:
+                            raise
+                        _log.warning("loading '%s' failed, trying again: %s", name, error)
+            except ServingError:
+                if override_path is not None:
+                    await asyncio.to_thread(remove_override, override_path)
+                raise
+            model.override = override_path
+            if previous is not None:
+                await asyncio.to_thread(remove_override, previous)
+
+    async def _load_locked(self, model: ModelEntry, folder: ModelFolder, override: ModelConfig | None) -> None:
+        name = model.name
+        try:
+            async with self._loaders:
+                configured = await configure(folder, self._backends, self._options.configure, override)
+        except Exception as error:
+            reason = _reason(error)
+            if not any(v.loaded for v in model.versions.values()):
+                model.failure = reason
+            raise _load_error(name, reason, error) from error
+        model.failure = ""
+        results = await asyncio.gather(
+            *(self._load_version(model, folder, version, configured) for version in configured.versions)
+        )
+        self._unload(model, set(model.versions) - set(configured.versions))
+        failed = [
+            f"version {version} is at UNAVAILABLE state: {reason};"
+            for version, reason in zip(configured.versions, results, strict=True)
+            if reason
+        ]
+        if failed:
+            raise invalid(f"load failed for model '{name}': {' '.join(failed)}")
+        _log.info("successfully loaded '%s'", name)
+
+    async def _load_version(self, model: ModelEntry, folder: ModelFolder, version: int, configured: Configured) -> str:
+        entry = model.versions.setdefault(version, VersionEntry())
+        before = entry.loaded
+        if before is None:
+            entry.state, entry.reason = ModelState.LOADING, ""
+        _log.info("loading: %s:%d", model.name, version)
+        try:
+            async with self._loaders:
+                loaded = await load_version(
+                    folder, version, configured.config, backends=self._backends, cores=self._options.cores
+                )
+        except Exception as error:
+            reason = _reason(error)
+            if not isinstance(error, ServingError):
+                _log.exception("loading '%s' version %d", model.name, version)
+            if before is None:
+                entry.state, entry.reason = ModelState.UNAVAILABLE, reason
+            return reason
+        entry.loaded, entry.state, entry.reason = loaded, ModelState.READY, ""
+        self._route(model)
+        if before is not None:
+            self._retire(before, None)
+        return ""
+
+    def _unload(self, model: ModelEntry, versions: set[int]) -> None:
+        retired = []
+        for version in versions:
+            entry = model.versions[version]
+            if entry.loaded is not None:
+                entry.state, entry.reason = ModelState.UNLOADING, ""
+                retired.append((entry.loaded, version))
+                entry.loaded = None
+            elif entry.state is not ModelState.UNLOADING:
+                entry.state, entry.reason = ModelState.UNAVAILABLE, UNLOADED
+        self._route(model)
+        for loaded, version in retired:
+            self._retire(loaded, (model, version))
+
+    def _route(self, model: ModelEntry) -> None:
+        routes = {key: runner for key, runner in self.routes.items() if key[0] != model.name}
+        ready = {version: v.loaded.runner for version, v in model.versions.items() if v.loaded is not None}
+        for version, runner in ready.items():
+            routes[model.name, str(version)] = runner
+        if ready:
+            routes[model.name, ""] = ready[max(ready)]
+        self.routes.clear()
+        self.routes.update(routes)
+
+    def _retire(self, loaded: LoadedVersion, of: tuple[ModelEntry, int] | None) -> None:
+        self._retiring_runners.add(loaded.runner)
+        task = asyncio.get_running_loop().create_task(self._retired(loaded, of))
+        self._retiring.add(task)
+        task.add_done_callback(self._retiring.discard)
+
+    async def _retired(self, loaded: LoadedVersion, of: tuple[ModelEntry, int] | None) -> None:
+        try:
+            await loaded.retire()
+        except Exception:  # a backend that cannot clean up must not keep the server from going on
+            _log.exception("closing '%s' version %s", loaded.runner.config.name, loaded.runner.version)
+        finally:
+            self._retiring_runners.discard(loaded.runner)
+        if of is None:
+            return
+        model, version = of
+        entry = model.versions[version]
+        if entry.state is ModelState.UNLOADING:
+            entry.state, entry.reason = ModelState.UNAVAILABLE, UNLOADED
+        _log.info("successfully unloaded '%s' version %d", model.name, version)
+        if model.override is not None and not any(v.loaded for v in model.versions.values()):
+            override, model.override = model.override, None
+            await asyncio.to_thread(remove_override, override)
+
+
+def _reason(error: BaseException) -> str:
+    return str(error) if isinstance(error, ServingError) else f"{type(error).__name__}: {error}"
+
+
+def _load_error(name: str, reason: str, error: Exception) -> ServingError:
+    if isinstance(error, ServingError):
+        return ServingError(
+            Code.INVALID_ARG if error.code is Code.NOT_FOUND else error.code,
+            f"load failed for model '{name}': {reason}",
+        )
+    _log.error("loading '%s'", name, exc_info=error)
+    return internal(f"load failed for model '{name}': {reason}")

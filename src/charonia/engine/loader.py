@@ -1,0 +1,84 @@
+"""Loads one model version: backend, instances, scheduler, runner; and takes it down again."""
+
+import asyncio
+from dataclasses import dataclass
+
+from charonia.backends.api import LoadedModel, Placement
+from charonia.config.model import InstanceKind, ModelConfig
+from charonia.engine.backends import Backends
+from charonia.engine.clock import now_ns
+from charonia.engine.configure import model_files
+from charonia.engine.cores import share
+from charonia.engine.lanes import AsyncLane, BlockingLane, make_lane
+from charonia.engine.runner import ModelRunner
+from charonia.engine.schedulers import make_scheduler
+from charonia.repository.labels import read_labels
+from charonia.repository.scan import ModelFolder
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedVersion:
+    """A model version that answers."""
+
+    runner: ModelRunner
+    model: LoadedModel
+
+    async def retire(self) -> None:
+        """Answer what is in flight, then give back everything."""
+        await self.runner.drain()
+        await self.runner.aclose()
+        await self.model.aclose()
+
+
+def placements(config: ModelConfig, cores: int) -> list[Placement]:
+    """Return every instance of a complete configuration, with its share of the cores.
+
+    Args:
+        config: A normalised configuration: kinds are decided, groups named.
+        cores: Cores that this process may use.
+    """
+    on_cpu = sum(g.count for g in config.instance_group if g.kind is not InstanceKind.KIND_GPU)
+    threads = share(cores, max(1, on_cpu))
+    placed = []
+    for group in config.instance_group:
+        devices = group.gpus if group.kind is InstanceKind.KIND_GPU else (0,)
+        index = 0
+        for device in devices:
+            for _ in range(group.count):
+                placed.append(Placement(f"{group.name}_{index}", group.kind, device, threads))
+                index += 1
+    return placed
+
+
+async def load_version(
+    folder: ModelFolder, version: int, config: ModelConfig, *, backends: Backends, cores: int
+) -> LoadedVersion:
+    """Load a version of a model; nothing is left behind when that fails.
+
+    Raises:
+        ServingError: With the reason.
+    """
+    started = now_ns()
+    loop = asyncio.get_running_loop()
+    labels = await asyncio.to_thread(read_labels, folder, config)
+    backend = backends.get(config.backend, config.name)
+    model = await backend.load(model_files(folder, version), config, backends.settings(config.backend))
+    lanes: list[BlockingLane | AsyncLane] = []
+    try:
+        placed = placements(config, cores)
+        made = await asyncio.gather(*(model.create_instance(p) for p in placed), return_exceptions=True)
+        for instance, placement in zip(made, placed, strict=True):
+            if not isinstance(instance, BaseException):
+                lanes.append(make_lane(instance, placement, loop))
+        for instance in made:
+            if isinstance(instance, BaseException):
+                raise instance
+    except BaseException:
+        for lane in lanes:
+            await lane.aclose()
+        await model.aclose()
+        raise
+    runner = ModelRunner(config, str(version), scheduler=make_scheduler(config), lanes=lanes, labels=labels, loop=loop)
+    runner.meter.load_seconds = (now_ns() - started) / 1e9
+    runner.meter.statistics.memory = model.memory()
+    return LoadedVersion(runner, model)

@@ -1,0 +1,193 @@
+"""The Prometheus text format, and the metrics of a server in it.
+
+Names and labels that start with `nv_` are Triton's; those that start with `charonia_` are ours and follow Prometheus'
+own conventions (seconds, `_total`). Format source: Prometheus exposition formats, text version 0.0.4.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from charonia.stats.histogram import Histogram
+from charonia.stats.meter import Meter
+from charonia.stats.model import Duration, ModelStatistics
+
+_NS_PER_US = 1000
+_NS_PER_S = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Gauges of the machine. Utilisations are in 0..1.
+
+    Attributes:
+        cpu_utilization: Share of all cores in use since the last look, None before the second look.
+        memory_total_bytes: Memory of the machine.
+        memory_used_bytes: Memory in use.
+        process_memory_bytes: Resident memory of the server process.
+        worker_memory_bytes: Resident memory of its worker processes.
+    """
+
+    cpu_utilization: float | None
+    memory_total_bytes: int
+    memory_used_bytes: int
+    process_memory_bytes: int
+    worker_memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSample:
+    """What a scrape sees of one model version: its meter, its tags and how many requests wait."""
+
+    meter: Meter
+    tags: Mapping[str, str]
+    pending: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Counter:
+    name: str
+    help: str
+    read: Callable[[ModelStatistics], int]
+
+
+def _us(read: Callable[[ModelStatistics], Duration]) -> Callable[[ModelStatistics], int]:
+    return lambda statistics: read(statistics).ns // _NS_PER_US
+
+
+_COUNTERS = (
+    _Counter("nv_inference_request_success", "Requests answered", lambda s: s.success.count),
+    _Counter("nv_inference_count", "Inferences computed (batch elements)", lambda s: s.inference_count),
+    _Counter("nv_inference_exec_count", "Batches executed", lambda s: s.execution_count),
+    _Counter(
+        "nv_inference_request_duration_us", "Time of answered requests, arrival to answer", _us(lambda s: s.success)
+    ),
+    _Counter("nv_inference_queue_duration_us", "Time that requests waited", _us(lambda s: s.queue)),
+    _Counter("nv_inference_compute_input_duration_us", "Time to put inputs in place", _us(lambda s: s.compute_input)),
+    _Counter("nv_inference_compute_infer_duration_us", "Time that models computed", _us(lambda s: s.compute_infer)),
+    _Counter("nv_inference_compute_output_duration_us", "Time to take outputs", _us(lambda s: s.compute_output)),
+)
+
+_DURATIONS: tuple[tuple[str, str, Callable[[Meter], Histogram]], ...] = (
+    ("charonia_request_duration_seconds", "Arrival to answer", lambda m: m.request_ns),
+    ("charonia_queue_duration_seconds", "Arrival to execution", lambda m: m.queue_ns),
+    ("charonia_compute_duration_seconds", "Execution of the batch a request was in", lambda m: m.compute_ns),
+)
+
+
+def metric_names() -> tuple[str, ...]:
+    """Return the names of every metric family that `render` can write."""
+    return (
+        *(c.name for c in _COUNTERS),
+        "nv_inference_request_failure",
+        "nv_inference_pending_request_count",
+        "nv_model_load_duration_secs",
+        *(name for name, _, _ in _DURATIONS),
+        "charonia_batch_size",
+        "charonia_batches_closed_total",
+        "nv_cpu_utilization",
+        "nv_cpu_memory_total_bytes",
+        "nv_cpu_memory_used_bytes",
+        "charonia_process_memory_bytes",
+        "charonia_worker_memory_bytes",
+    )
+
+
+def render(models: Sequence[ModelSample], machine: Machine | None = None) -> bytes:
+    """Return the metrics page of a server with these model versions, and of its machine where asked for."""
+    lines: list[str] = []
+    labelled = [(_labels(sample.meter.labels(sample.tags)), sample) for sample in models]
+    for counter in _COUNTERS:
+        _family(
+            lines,
+            counter.name,
+            "counter",
+            counter.help,
+            ((labels, counter.read(sample.meter.statistics)) for labels, sample in labelled),
+        )
+    _family(
+        lines,
+        "nv_inference_request_failure",
+        "counter",
+        "Requests that failed, by reason",
+        (
+            (f'{labels},reason="{reason.value}"', count)
+            for labels, sample in labelled
+            for reason, count in sample.meter.failures.items()
+        ),
+    )
+    _family(
+        lines,
+        "nv_inference_pending_request_count",
+        "gauge",
+        "Requests that wait for an instance",
+        ((labels, sample.pending) for labels, sample in labelled),
+    )
+    _family(
+        lines,
+        "nv_model_load_duration_secs",
+        "gauge",
+        "Time that loading the model version took",
+        ((labels, round(sample.meter.load_seconds, 6)) for labels, sample in labelled),
+    )
+    for name, help_text, read in _DURATIONS:
+        _head(lines, name, "histogram", help_text)
+        for labels, sample in labelled:
+            _histogram(lines, name, labels, read(sample.meter), _NS_PER_S)
+    _head(lines, "charonia_batch_size", "histogram", "Batch elements of an execution")
+    for labels, sample in labelled:
+        _histogram(lines, "charonia_batch_size", labels, sample.meter.batch_size, 1)
+    _family(
+        lines,
+        "charonia_batches_closed_total",
+        "counter",
+        "Batches by the reason they were sent",
+        (
+            (f'{labels},reason="{reason.value}"', count)
+            for labels, sample in labelled
+            for reason, count in sample.meter.closes.items()
+        ),
+    )
+    if machine is not None:
+        _machine(lines, machine)
+    return ("\n".join(lines) + "\n").encode()
+
+
+def _machine(lines: list[str], machine: Machine) -> None:
+    gauges: list[tuple[str, str, float]] = [
+        ("nv_cpu_memory_total_bytes", "Memory of the machine", machine.memory_total_bytes),
+        ("nv_cpu_memory_used_bytes", "Memory of the machine in use", machine.memory_used_bytes),
+        ("charonia_process_memory_bytes", "Resident memory of the server process", machine.process_memory_bytes),
+        ("charonia_worker_memory_bytes", "Resident memory of worker processes", machine.worker_memory_bytes),
+    ]
+    if machine.cpu_utilization is not None:
+        gauges.insert(0, ("nv_cpu_utilization", "Share of all cores in use, 0 to 1", machine.cpu_utilization))
+    for name, help_text, value in gauges:
+        _family(lines, name, "gauge", help_text, [("", value)])
+
+
+def _head(lines: list[str], name: str, kind: str, help_text: str) -> None:
+    lines.append(f"# HELP {name} {help_text}")
+    lines.append(f"# TYPE {name} {kind}")
+
+
+def _family(lines: list[str], name: str, kind: str, help_text: str, samples: Iterable[tuple[str, float]]) -> None:
+    _head(lines, name, kind, help_text)
+    lines.extend(f"{name}{{{labels}}} {value}" if labels else f"{name} {value}" for labels, value in samples)
+
+
+def _histogram(lines: list[str], name: str, labels: str, histogram: Histogram, divisor: float) -> None:
+    below = 0
+    for bound, count in zip(histogram.bounds, histogram.counts, strict=False):
+        below += count
+        lines.append(f'{name}_bucket{{{labels},le="{bound / divisor:g}"}} {below}')
+    lines.append(f'{name}_bucket{{{labels},le="+Inf"}} {histogram.count}')
+    lines.append(f"{name}_sum{{{labels}}} {histogram.total / divisor:.9g}")
+    lines.append(f"{name}_count{{{labels}}} {histogram.count}")
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    return ",".join(f'{name}="{_escape(value)}"' for name, value in labels.items())
+
+
+def _escape(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,0 +1,85 @@
+"""The metrics page has every family, valid lines and the values of the meter."""
+
+import re
+
+from charonia.sched.api import CloseReason
+from charonia.stats.meter import FailureReason, Meter
+from charonia.stats.prometheus import Machine, ModelSample, metric_names, render
+
+US = 1000
+MACHINE = Machine(0.25, 1000, 400, 300, 20)
+LINE = re.compile(r'[a-zA-Z_:][a-zA-Z0-9_:]*(\{([a-zA-Z_][a-zA-Z0-9_]*="(\\.|[^"\\\n])*",?)*\})? [-+0-9.eE]+')
+
+
+def meter() -> Meter:
+    made = Meter("m", "2")
+    made.batch_done(
+        arrivals_ns=[100 * US, 200 * US],
+        inferences=3,
+        batch_size=4,
+        reason=CloseReason.DELAY,
+        marks_ns=(300 * US, 310 * US, 400 * US, 405 * US),
+        wall_ms=77,
+    )
+    made.failed(FailureReason.BACKEND, 5 * US)
+    return made
+
+
+def page(machine: Machine | None = MACHINE) -> str:
+    return render([ModelSample(meter(), {"team": 'a"b\\c\n'}, 6)], machine).decode()
+
+
+def test_a_batch_counts_once_and_its_requests_each() -> None:
+    statistics = meter().statistics
+    assert (statistics.execution_count, statistics.inference_count, statistics.last_inference_ms) == (1, 3, 77)
+    assert (statistics.success.count, statistics.success.ns) == (2, 305 * US + 205 * US)
+    assert (statistics.queue.count, statistics.queue.ns) == (2, 200 * US + 100 * US)
+    assert (statistics.compute_input.count, statistics.compute_input.ns) == (2, 2 * 10 * US)
+    assert (statistics.compute_infer.count, statistics.compute_infer.ns) == (2, 2 * 90 * US)
+    assert (statistics.compute_output.count, statistics.compute_output.ns) == (2, 2 * 5 * US)
+    assert (statistics.fail.count, statistics.fail.ns) == (1, 5 * US)
+    assert statistics.batches[4].compute_infer.count == 1
+
+
+def test_a_batch_without_a_success_is_an_execution_and_nothing_more() -> None:
+    made = Meter("m", "1")
+    made.batch_done(
+        arrivals_ns=[], inferences=0, batch_size=4, reason=CloseReason.FULL, marks_ns=(0, 1, 2, 3), wall_ms=1
+    )
+    assert (made.statistics.execution_count, made.statistics.inference_count, made.statistics.success.count) == (
+        1,
+        0,
+        0,
+    )
+
+
+def test_every_line_is_valid_and_every_family_has_its_head() -> None:
+    families = []
+    for line in page().splitlines():
+        if line.startswith("# TYPE "):
+            families.append(line.split()[2])
+        elif not line.startswith("#"):
+            assert LINE.fullmatch(line), line
+    assert tuple(families) == metric_names()
+
+
+def test_values_carry_the_labels_of_the_model() -> None:
+    labels = r'model="m",version="2",_team="a\"b\\c\n"'
+    text = page()
+    assert f"nv_inference_request_success{{{labels}}} 2" in text
+    assert f"nv_inference_count{{{labels}}} 3" in text
+    assert f"nv_inference_queue_duration_us{{{labels}}} 300" in text
+    assert f'nv_inference_request_failure{{{labels},reason="BACKEND"}} 1' in text
+    assert f"nv_inference_pending_request_count{{{labels}}} 6" in text
+    assert f'charonia_batches_closed_total{{{labels},reason="delay"}} 1' in text
+    assert f'charonia_batch_size_bucket{{{labels},le="4"}} 1' in text
+    assert f'charonia_batch_size_bucket{{{labels},le="2"}} 0' in text
+    assert f'charonia_request_duration_seconds_bucket{{{labels},le="0.00025"}} 1' in text
+    assert f'charonia_request_duration_seconds_bucket{{{labels},le="+Inf"}} 2' in text
+    assert f"charonia_request_duration_seconds_sum{{{labels}}} 0.00051" in text
+    assert "nv_cpu_utilization 0.25" in text
+
+
+def test_a_utilization_that_is_not_known_yet_and_an_unwatched_machine_are_left_out() -> None:
+    assert "nv_cpu_utilization" not in page(Machine(None, 1, 1, 1, 1))
+    assert "nv_cpu" not in page(None)
