@@ -1,1 +1,4 @@
-"""What `charonia demo` runs: a repository of real models, real inputs, and what came back."""
+"""The demo: a repository of models that packages ship, real inputs, the public client, and what it measured.
+
+It sees the server over the wire only, as any user's program would.
+"""
