@@ -4,7 +4,6 @@ import re
 from collections.abc import Mapping
 
 from charonia.config.model import ModelConfig
-from charonia.config.server import ControlMode
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError, invalid, not_found, unavailable
 from charonia.core.metadata import ModelIndexEntry, ModelMetadata, ModelState, ServerMetadata, TensorMetadata
@@ -37,13 +36,11 @@ class ModelEngine:
         lifecycle: Lifecycle,
         metadata: ServerMetadata,
         *,
-        control_mode: ControlMode,
         strict_readiness: bool = True,
     ) -> None:
         self._lifecycle = lifecycle
         self._routes = lifecycle.routes
         self._metadata = metadata
-        self._control_mode = control_mode
         self._strict_readiness = strict_readiness
         self._is_started = False
         self._is_exiting = False

@@ -1,0 +1,220 @@
+"""The composition root: the only place that knows every part of the server."""
+
+import asyncio
+import logging
+import ssl
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+from charonia import __version__
+from charonia.backends.registry import builtin_backends
+from charonia.config.server import AccessLogFormat, ControlMode, LogOptions, ServerOptions, TlsOptions
+from charonia.core.errors import ServingError, invalid, unavailable
+from charonia.core.metadata import ModelIndexEntry, ServerMetadata
+from charonia.engine.backends import Backends
+from charonia.engine.configure import ConfigureOptions
+from charonia.engine.cores import usable_cores
+from charonia.engine.facade import ModelEngine
+from charonia.engine.lifecycle import Lifecycle, LifecycleOptions
+from charonia.engine.machine import MachineSampler
+from charonia.frontends.access_log import AccessLog
+from charonia.frontends.grpc.frontend import GrpcFrontend, GrpcLimits
+from charonia.frontends.http.frontend import HttpFrontend, HttpLimits, MetricsFrontend
+from charonia.stats.prometheus import render
+
+_log = logging.getLogger(__name__)
+
+EXTENSIONS = (
+    "classification",
+    "sequence",
+    "model_repository",
+    "model_repository(unload_dependents)",
+    "schedule_policy",
+    "model_configuration",
+    "system_shared_memory",
+    "cuda_shared_memory",
+    "binary_tensor_data",
+    "parameters",
+    "statistics",
+    "trace",
+    "logging",
+)
+"""Protocol extensions in server metadata, as clients expect the list."""
+
+SWITCH_INTERVAL_S = 0.0005
+"""How long a thread may keep the interpreter while another waits: a finished instance gets its answer out promptly."""
+
+FRONT_END_GRACE_S = 2.0
+"""Time that front ends have to write the last answers once the models are done."""
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """Return the event loop that servers run on: uvloop where it exists."""
+    if sys.platform == "win32":
+        return asyncio.new_event_loop()
+    import uvloop  # not on Windows
+
+    return uvloop.new_event_loop()
+
+
+class Server:
+    """A server and its parts.
+
+    Attributes:
+        engine: What the front ends call.
+        http: The HTTP front end, where it is on and started.
+        grpc: The gRPC front end, where it is on and started.
+        metrics: The metrics page, where it is on and started.
+    """
+
+    def __init__(self, options: ServerOptions) -> None:
+        """Put the parts together; nothing is loaded or opened yet. To be called on the event loop."""
+        self._options = options
+        models = options.models
+        self._backends = Backends(builtin_backends(), options.backends, verbose=options.log.verbose > 0)
+        self._lifecycle = Lifecycle(
+            LifecycleOptions(
+                repositories=tuple(Path(r) for r in models.repositories),
+                control_mode=models.control_mode,
+                configure=ConfigureOptions(auto_complete=models.auto_complete, config_name=models.config_name),
+                cores=options.cpu_cores or usable_cores(),
+                load_threads=models.load_thread_count,
+                load_retries=models.load_retry_count,
+            ),
+            self._backends,
+        )
+        self.engine = ModelEngine(
+            self._lifecycle,
+            ServerMetadata(options.id, __version__, EXTENSIONS),
+            strict_readiness=options.strict_readiness,
+        )
+        self.http: HttpFrontend | None = None
+        self.grpc: GrpcFrontend | None = None
+        self.metrics: MetricsFrontend | None = None
+        self._files = ExitStack()
+        self._poller: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Load the models, then open the endpoints.
+
+        Raises:
+            ServingError: A model failed to load and `exit_on_error` is set, or an endpoint cannot be opened. What was
+                started stays: call `shutdown`.
+        """
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        options = self._options
+        failures = await self._lifecycle.load_at_start(options.models.load)
+        if failures and options.exit_on_error:
+            raise invalid(
+                "failed to load all models:\n" + "\n".join(failures), hint="--exit-on-error=false serves the rest"
+            )
+        await self._open()
+        self.engine.started()
+        if options.models.control_mode is ControlMode.POLL:
+            self._poller = asyncio.create_task(self._poll(options.models.poll_interval_secs))
+
+    async def shutdown(self) -> bool:
+        """Turn not ready, finish what is in flight, unload everything, close the endpoints.
+
+        Returns:
+            Whether everything in flight was answered within `exit_timeout_secs`.
+        """
+        self.engine.begin_exit()
+        if self._poller is not None:
+            self._poller.cancel()
+        front_ends = [f for f in (self.http, self.grpc) if f is not None]
+        for front_end in front_ends:
+            front_end.stop_accepting()
+        finished = await self._drain(self._options.exit_timeout_secs)
+        await asyncio.gather(*(front_end.drain(FRONT_END_GRACE_S) for front_end in front_ends))
+        for endpoint in (*front_ends, self.metrics):
+            if endpoint is not None:
+                await endpoint.close()
+        if finished:
+            await self._backends.aclose()
+        self._files.close()
+        return finished
+
+    def models(self) -> list[ModelIndexEntry]:
+        """Return every model with the state of its versions, for the table at start."""
+        return self.engine.repository_index()
+
+    async def _drain(self, timeout_s: float) -> bool:
+        busy = self._lifecycle.in_flight()
+        if busy:
+            _log.info("Timeout %d: Found %d model versions that have in-flight inferences", timeout_s, busy)
+        try:
+            await asyncio.wait_for(self._lifecycle.drain(), timeout_s)
+        except TimeoutError:
+            _log.error("Exit timeout expired. Exiting immediately.")
+            self._lifecycle.abandon(unavailable("the server stopped before the request was done: exit timeout expired"))
+            return False
+        return True
+
+    async def _open(self) -> None:
+        options = self._options
+        access_log = self._access_log(options.log)
+        if options.grpc.enabled:
+            self.grpc = GrpcFrontend(self.engine, GrpcLimits.of(options.grpc), access_log=access_log)
+            await self.grpc.start(
+                options.grpc.address,
+                options.grpc.port,
+                ssl=tls_context(options.grpc.tls, "grpc", alpn="h2"),
+                reuse_port=options.grpc.reuse_port,
+            )
+        if options.http.enabled:
+            limits = HttpLimits(body_bytes_max=options.http.input_bytes_max)
+            self.http = HttpFrontend(self.engine, limits, access_log=access_log)
+            await self.http.start(
+                options.http.address,
+                options.http.port,
+                ssl=tls_context(options.http.tls, "http", alpn="http/1.1"),
+                reuse_port=options.http.reuse_port,
+            )
+        if options.metrics.enabled:
+            machine = MachineSampler(options.metrics.interval_ms) if options.metrics.cpu else None
+            self.metrics = MetricsFrontend(
+                lambda: render(self.engine.samples(), machine.sample() if machine is not None else None)
+            )
+            await self.metrics.start(options.metrics_address, options.metrics.port)
+
+    def _access_log(self, log: LogOptions) -> AccessLog | None:
+        if log.access is AccessLogFormat.NONE:
+            return None
+        stream = sys.stderr
+        if log.access_file:
+            try:
+                stream = self._files.enter_context(Path(log.access_file).open("a", buffering=1, encoding="utf-8"))
+            except OSError as error:
+                raise invalid(f"--access-log-file: cannot write '{log.access_file}': {error.strerror}") from error
+        return AccessLog(stream, as_json=log.access is AccessLogFormat.JSON)
+
+    async def _poll(self, interval_s: float) -> None:
+        while True:
+            await asyncio.sleep(interval_s)
+            try:
+                await self._lifecycle.poll()
+            except ServingError as error:  # the disk may be back at the next look
+                _log.error("looking for changed models failed: %s", error)
+
+
+def tls_context(tls: TlsOptions, prefix: str, *, alpn: str) -> ssl.SSLContext | None:
+    """Return the TLS context of an endpoint, or None where it speaks plain text.
+
+    Raises:
+        ServingError: INVALID_ARG when a certificate or key cannot be used.
+    """
+    if not tls.active:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(tls.certificate, tls.key)
+        if tls.root:
+            context.load_verify_locations(tls.root)
+    except (OSError, ssl.SSLError) as error:
+        raise invalid(f"--{prefix}-server-cert, --{prefix}-server-key, --{prefix}-root-cert: {error}") from error
+    if tls.mutual:
+        context.verify_mode = ssl.CERT_REQUIRED
+    context.set_alpn_protocols([alpn])
+    return context
