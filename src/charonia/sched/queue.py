@@ -108,7 +108,7 @@ class WaitingLine:
         """Apply the queue policy to the requests whose deadline has come.
 
         Returns:
-            The ids that left, to be refused, or None when nothing has changed. Empty when requests only moved back.
+            The ids that left, to be refused; empty where requests only moved back. None when no deadline has come.
         """
         if not self._deadlines or self._deadlines[0][0] > now_ns:
             return None
