@@ -1,0 +1,313 @@
+"""How a server runs, as frozen records with the defaults of `charonia serve`.
+
+The command line makes a `ServerOptions` and so may an embedding program. Rules between fields are checked here, all of
+them at once; the text forms of values (`<backend>,<key>=<value>`, boolean words) belong to the command line.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from charonia.core.errors import invalid
+
+PORT_MAX = 65535
+CPU_CORES_MAX = 4096
+GRPC_INPUT_BYTES_MAX = 2**31 - 1
+"""Protobuf's own limit of one message."""
+
+ALL_MODELS = "*"
+"""In `load_models`: everything in the repositories."""
+
+WILDCARD_ADDRESSES = frozenset({"", "0.0.0.0", "::"})
+"""Addresses that listen on every interface."""
+
+
+class ControlMode(Enum):
+    """Who decides which models are loaded."""
+
+    NONE = "none"
+    """All models at start, and no change after that."""
+
+    POLL = "poll"
+    """As NONE, then whatever changes in the repositories."""
+
+    EXPLICIT = "explicit"
+    """`load_models` at start, then the repository API."""
+
+
+class LogFormat(Enum):
+    """Prefix of a log line."""
+
+    DEFAULT = "default"
+    ISO8601 = "ISO8601"
+
+
+class AccessLogFormat(Enum):
+    """Form of the access log."""
+
+    NONE = "none"
+    TEXT = "text"
+    JSON = "json"
+
+
+class CompressionLevel(Enum):
+    """How hard gRPC responses are compressed."""
+
+    NONE = "none"
+    LOW = "low"
+    MEDIUM = "medium"
+    HIGH = "high"
+
+
+@dataclass(frozen=True, slots=True)
+class TlsOptions:
+    """TLS of one endpoint.
+
+    Attributes:
+        enabled: Whether clients must use TLS.
+        mutual: Whether clients must show a certificate; implies `enabled`.
+        certificate: Path of the server's certificate chain, PEM.
+        key: Path of its private key, PEM.
+        root: Path of the certificates that client certificates are checked against, PEM.
+    """
+
+    enabled: bool = False
+    mutual: bool = False
+    certificate: str = ""
+    key: str = ""
+    root: str = ""
+
+    @property
+    def active(self) -> bool:
+        """Whether the endpoint speaks TLS."""
+        return self.enabled or self.mutual
+
+    def problems(self, prefix: str) -> Iterator[str]:
+        """Yield what is wrong; `prefix` is the endpoint's, "http" or "grpc"."""
+        if self.active:
+            for name, path in (("cert", self.certificate), ("key", self.key)):
+                if not path:
+                    yield f"--{prefix}-use-ssl needs --{prefix}-server-{name}"
+        if self.mutual and not self.root:
+            yield f"--{prefix}-use-ssl-mutual needs --{prefix}-root-cert, to check the certificates of clients"
+
+
+@dataclass(frozen=True, slots=True)
+class HttpOptions:
+    """The HTTP endpoint.
+
+    Attributes:
+        enabled: Whether it is there.
+        address: Address to listen on.
+        port: Port to listen on, 0 for any free one.
+        reuse_port: Whether several processes may listen on the port.
+        input_bytes_max: Largest request body, as received and after decompression, in bytes.
+        header_forward_pattern: Regular expression of headers that become request parameters, "" for none.
+        tls: TLS.
+    """
+
+    enabled: bool = True
+    address: str = "0.0.0.0"
+    port: int = 8000
+    reuse_port: bool = False
+    input_bytes_max: int = 64 * 1024 * 1024
+    header_forward_pattern: str = ""
+    tls: TlsOptions = TlsOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcOptions:
+    """The gRPC endpoint. Times are in ms, as on the command line.
+
+    Attributes:
+        enabled: Whether it is there.
+        address: Address to listen on.
+        port: Port to listen on, 0 for any free one.
+        reuse_port: Whether several processes may listen on the port.
+        input_bytes_max: Largest request message, as received and after decompression, in bytes.
+        header_forward_pattern: Regular expression of metadata keys that become request parameters, "" for none.
+        response_compression: Compression of inference responses for clients that accept one.
+        keepalive_time_ms: Silence on a connection after which the server sends a ping.
+        keepalive_timeout_ms: Time to wait for the answer to that ping before the connection is closed.
+        keepalive_permit_without_calls: Whether pings are sent and accepted while no call is open.
+        http2_max_pings_without_data: Pings sent while no data is sent; 0 for no limit.
+        http2_min_recv_ping_interval_without_data_ms: Pings of a client that come faster, without data, are strikes.
+        http2_max_ping_strikes: Strikes after which the connection is closed; 0 for no limit.
+        max_connection_age_ms: Age at which a connection is asked to close; 0 for none.
+        max_connection_age_grace_ms: Time that its calls then have; 0 for no limit.
+        tls: TLS.
+    """
+
+    enabled: bool = True
+    address: str = "0.0.0.0"
+    port: int = 8001
+    reuse_port: bool = False
+    input_bytes_max: int = GRPC_INPUT_BYTES_MAX
+    header_forward_pattern: str = ""
+    response_compression: CompressionLevel = CompressionLevel.NONE
+    keepalive_time_ms: int = 7_200_000
+    keepalive_timeout_ms: int = 20_000
+    keepalive_permit_without_calls: bool = False
+    http2_max_pings_without_data: int = 2
+    http2_min_recv_ping_interval_without_data_ms: int = 300_000
+    http2_max_ping_strikes: int = 2
+    max_connection_age_ms: int = 0
+    max_connection_age_grace_ms: int = 0
+    tls: TlsOptions = TlsOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsOptions:
+    """The metrics endpoint and what is measured.
+
+    Attributes:
+        enabled: Whether it is there.
+        address: Address to listen on, "" for the HTTP endpoint's.
+        port: Port to listen on, 0 for any free one.
+        interval_ms: Time between samples of CPU and GPU figures.
+        cpu: Whether CPU figures are among the metrics.
+        gpu: Whether GPU figures are among the metrics.
+        counter_latencies: Whether latencies are there as cumulative counters.
+        histogram_latencies: Whether latencies are there as histograms.
+    """
+
+    enabled: bool = True
+    address: str = ""
+    port: int = 8002
+    interval_ms: int = 2000
+    cpu: bool = True
+    gpu: bool = True
+    counter_latencies: bool = True
+    histogram_latencies: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class LogOptions:
+    """The server's own log and the access log.
+
+    Attributes:
+        verbose: 0 for none, 1 and up for more and more detail.
+        info: Whether informational lines are written.
+        warning: Whether warnings are written.
+        error: Whether errors are written.
+        format: Prefix of a line.
+        file: Path to append to, "" for stderr.
+        escape: Whether messages are quoted, so that no client's text can forge a line.
+        access: Form of the access log, one line a request.
+        access_file: Path of the access log, "" for stderr.
+    """
+
+    verbose: int = 0
+    info: bool = True
+    warning: bool = True
+    error: bool = True
+    format: LogFormat = LogFormat.DEFAULT
+    file: str = ""
+    escape: bool = True
+    access: AccessLogFormat = AccessLogFormat.NONE
+    access_file: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """Where models come from and when they are loaded.
+
+    Attributes:
+        repositories: Paths of model repositories.
+        control_mode: Who decides what is loaded.
+        poll_secs: Seconds between two looks at the repositories in mode POLL; read `poll_interval_secs`.
+        load: Models to load at start in mode EXPLICIT; `ALL_MODELS` alone for every one.
+        config_name: `<model>/configs/<name>.pbtxt` is used where it exists; "" for config.pbtxt.
+        auto_complete: Whether missing configuration is filled in from the models themselves.
+        load_thread_count: Models that are loaded at the same time.
+        load_retry_count: Further attempts after a load has failed.
+    """
+
+    repositories: tuple[str, ...] = ()
+    control_mode: ControlMode = ControlMode.NONE
+    poll_secs: int = 15
+    load: tuple[str, ...] = ()
+    config_name: str = ""
+    auto_complete: bool = True
+    load_thread_count: int = 4
+    load_retry_count: int = 0
+
+    @property
+    def poll_interval_secs(self) -> int:
+        """Seconds between two looks at the repositories, 0 unless the mode is POLL."""
+        return self.poll_secs if self.control_mode is ControlMode.POLL else 0
+
+    def problems(self) -> Iterator[str]:
+        """Yield what is wrong."""
+        if self.load and self.control_mode is not ControlMode.EXPLICIT:
+            yield "Use of '--load-model' requires setting '--model-control-mode=explicit' as well."
+        if ALL_MODELS in self.load and len(set(self.load)) > 1:
+            yield f"Wildcard model name '{ALL_MODELS}' must be the ONLY startup model if specified at all."
+        if "/" in self.config_name or self.config_name in (".", ".."):
+            yield f"--model-config-name: expected a name without '/', got '{self.config_name}'"
+        if self.control_mode is ControlMode.POLL and self.poll_secs < 1:
+            yield f"--repository-poll-secs: expected at least 1 with --model-control-mode=poll, got {self.poll_secs}"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """Everything that `charonia serve` can be told.
+
+    Attributes:
+        id: Server name in the server metadata.
+        exit_timeout_secs: Seconds that requests in flight have at shutdown.
+        exit_on_error: Whether a model that fails to load at start ends the server.
+        strict_readiness: Whether the server is ready only when all its models are.
+        models: Repositories and loading.
+        http: HTTP endpoint.
+        grpc: gRPC endpoint.
+        metrics: Metrics endpoint.
+        log: Logs.
+        backends: Settings by backend name and key; the backend name "" holds those of every backend.
+        cpu_cores: Cores that models may use, 0 for those that this process may use.
+
+    Raises:
+        ServingError: INVALID_ARG with every rule that the values break.
+    """
+
+    id: str = "triton"
+    exit_timeout_secs: int = 30
+    exit_on_error: bool = True
+    strict_readiness: bool = True
+    models: ModelOptions = ModelOptions()
+    http: HttpOptions = HttpOptions()
+    grpc: GrpcOptions = GrpcOptions()
+    metrics: MetricsOptions = MetricsOptions()
+    log: LogOptions = LogOptions()
+    backends: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    cpu_cores: int = 0
+
+    def __post_init__(self) -> None:
+        found = [*self.models.problems(), *self.http.tls.problems("http"), *self.grpc.tls.problems("grpc")]
+        found += self._port_collisions()
+        if found:
+            raise invalid("\n".join(found))
+
+    @property
+    def metrics_address(self) -> str:
+        """Address that the metrics endpoint listens on."""
+        return self.metrics.address or self.http.address
+
+    def _port_collisions(self) -> Iterator[str]:
+        endpoints = [
+            (name, address, port)
+            for name, enabled, address, port in (
+                ("http", self.http.enabled, self.http.address, self.http.port),
+                ("grpc", self.grpc.enabled, self.grpc.address, self.grpc.port),
+                ("metrics", self.metrics.enabled, self.metrics_address, self.metrics.port),
+            )
+            if enabled and port
+        ]
+        for index, (name, address, port) in enumerate(endpoints):
+            for other, other_address, other_port in endpoints[:index]:
+                if port == other_port and _overlap(address, other_address):
+                    yield f"--{name}-port: port {port} is already that of --{other}-port"
+
+
+def _overlap(one: str, other: str) -> bool:
+    return one == other or one in WILDCARD_ADDRESSES or other in WILDCARD_ADDRESSES
