@@ -60,6 +60,13 @@ def test_a_repository_given_twice_counts_once(tmp_path: Path) -> None:
     assert not found.ambiguous
 
 
+def test_a_look_at_names_alone_takes_no_fingerprints(tmp_path: Path) -> None:
+    repository = folders(tmp_path / "r", "bert")
+
+    assert scan([repository], fingerprints=False).models["bert"].fingerprint == ""
+    assert scan([repository]).models["bert"].fingerprint != ""
+
+
 def test_a_missing_repository_is_an_error_that_names_it(tmp_path: Path) -> None:
     with pytest.raises(ServingError, match=r"poll from model repository .*/missing': no such file") as caught:
         scan([tmp_path / "missing"])

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from charonia.core.errors import ServingError, not_found, unavailable
-from charonia.repository.watch import Fingerprint, fingerprint
+from charonia.repository.fingerprint import Fingerprint, fingerprint
 
 CONFIG_FILE = "config.pbtxt"
 
@@ -23,7 +23,7 @@ class ModelFolder:
         name: Name of the model: the folder's.
         repository: The repository that it lies in.
         path: The folder.
-        fingerprint: Compares equal as long as nothing in the folder changes.
+        fingerprint: Compares equal as long as nothing in the folder changes; "" where it was not taken.
     """
 
     name: str
@@ -47,10 +47,12 @@ class Scan:
     notes: tuple[str, ...] = ()
 
 
-def scan(repositories: Sequence[str | Path]) -> Scan:
+def scan(repositories: Sequence[str | Path], *, fingerprints: bool = True) -> Scan:
     """Look at the model folders of all repositories. Blocks on the disk.
 
-    A path given twice counts once.
+    Args:
+        repositories: Their paths; one given twice counts once.
+        fingerprints: Whether to look at every file of every model; without, only at the names of models.
 
     Raises:
         ServingError: NOT_FOUND for a repository that is not there, UNAVAILABLE for one that cannot be read.
@@ -58,10 +60,10 @@ def scan(repositories: Sequence[str | Path]) -> Scan:
     found: dict[str, list[ModelFolder]] = {}
     notes: list[str] = []
     for repository in dict.fromkeys(Path(os.path.abspath(path)) for path in repositories):
-        names = _model_names(repository, notes)
-        for name in names:
+        for name in _model_names(repository, notes):
             path = repository / name
-            found.setdefault(name, []).append(ModelFolder(name, repository, path, fingerprint(path)))
+            content = fingerprint(path) if fingerprints else ""
+            found.setdefault(name, []).append(ModelFolder(name, repository, path, content))
     return Scan(
         models={name: folders[0] for name, folders in sorted(found.items()) if len(folders) == 1},
         ambiguous={

@@ -1,71 +1,13 @@
-"""What changed in the repositories between two looks.
+"""What changed in the repositories between two looks. Pure: the caller looks, and when.
 
-Rules:
-
-1. A fingerprint covers the names of all folders and the names, sizes and modification times of all files below a
-   model's folder. Modification times of folders are left out: they change when something drops a temporary file, and a
-   change that matters shows up in the names. So are hidden entries and `__pycache__`, which importing a Python model
-   writes into its folder.
-2. A change counts once two consecutive looks agree on it (`Settling`): a model that is still being copied differs from
-   look to look. Each model settles on its own, so a long copy does not hold up the others.
+A change counts once two consecutive looks agree on it: a model that is still being copied differs from look to look.
+Each model settles on its own, so a long copy does not hold up the others.
 """
 
-import os
-import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from hashlib import blake2b
-from itertools import islice
-from pathlib import Path
 
-Fingerprint = str
-"""Hexadecimal digest of what a model's folder holds."""
-
-DEPTH_MAX = 32
-"""Folders below one another that a fingerprint covers."""
-
-ENTRIES_MAX = 100_000
-"""Files and folders that a fingerprint covers: links that fan out must not make a look endless."""
-
-NOT_CONTENT = frozenset({"__pycache__"})
-
-
-def fingerprint(folder: Path) -> Fingerprint:
-    """Return a digest of names, sizes and modification times of what lies in the folder. Blocks on the disk.
-
-    Symbolic links are followed, except to folders that the path already goes through. What cannot be read or disappears
-    meanwhile counts as unreadable, so that this never raises: the model's load will tell.
-    """
-    digest = blake2b(digest_size=16)
-    for path, size, mtime_ns in sorted(islice(_content(str(folder), "", ()), ENTRIES_MAX)):
-        digest.update(b"%s\0%d\0%d\0" % (os.fsencode(path), size, mtime_ns))
-    return digest.hexdigest()
-
-
-def _content(folder: str, prefix: str, parents: tuple[tuple[int, int], ...]) -> Iterator[tuple[str, int, int]]:
-    """Yield path, size and modification time of each file, and the path with "/" of each folder."""
-    try:
-        status = os.stat(folder)
-        identity = (status.st_dev, status.st_ino)
-        if identity in parents or len(parents) >= DEPTH_MAX:
-            return
-        with os.scandir(folder) as entries:
-            listed = [entry for entry in entries if not entry.name.startswith(".") and entry.name not in NOT_CONTENT]
-    except OSError:
-        yield prefix + "?", -1, -1
-        return
-    for entry in listed:
-        path = prefix + entry.name
-        try:
-            status = entry.stat()
-        except OSError:
-            yield path, -1, -1
-            continue
-        if stat.S_ISDIR(status.st_mode):
-            yield path + "/", 0, 0
-            yield from _content(entry.path, path + "/", (*parents, identity))
-        else:
-            yield path, status.st_size, status.st_mtime_ns
+from charonia.repository.scan import Scan
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,19 +31,21 @@ def diff(old: Mapping[str, object], new: Mapping[str, object]) -> Changes:
     )
 
 
-class Settling:
-    """Holds changes back until two consecutive looks agree on them (rule 2). Pure: the caller looks, and when.
+class Watch:
+    """Turns looks at the repositories into the changes to act on. A name that became ambiguous is a modified one."""
 
-    Args:
-        acted: Folders by name that the server has already acted on.
-    """
+    def __init__(self) -> None:
+        self._acted: dict[str, object] = {}
+        self._last: dict[str, object] = {}
 
-    def __init__(self, acted: Mapping[str, object]) -> None:
-        self._acted = dict(acted)
-        self._last = self._acted.copy()
+    def reset(self, scan: Scan) -> None:
+        """Take a look as the state that the server has acted on."""
+        self._acted = _view(scan)
+        self._last = _view(scan)
 
-    def look(self, seen: Mapping[str, object]) -> Changes:
-        """Take in a look at the disk and return the changes to act on now; each is returned once."""
+    def look(self, scan: Scan) -> Changes:
+        """Take in a look and return the changes that have settled; each is returned once."""
+        seen = _view(scan)
         changes = diff(self._acted, seen)
         settled = Changes(
             added=self._agreed(changes.added, seen),
@@ -112,7 +56,7 @@ class Settling:
             self._acted[name] = seen[name]
         for name in settled.removed:
             del self._acted[name]
-        self._last = dict(seen)
+        self._last = seen
         return settled
 
     @property
@@ -122,3 +66,7 @@ class Settling:
 
     def _agreed(self, names: tuple[str, ...], seen: Mapping[str, object]) -> tuple[str, ...]:
         return tuple(name for name in names if self._last.get(name) == seen.get(name))
+
+
+def _view(scan: Scan) -> dict[str, object]:
+    return {**scan.models, **scan.ambiguous}
