@@ -1,0 +1,226 @@
+"""The server's side of one HTTP/2 connection: the one place that knows which library speaks it.
+
+The library is ngh2 (libnghttp2). What the rest needs of it is `ServerConnection` and the events below, which any
+sans-IO library can give; hyper-h2 has the same events under almost the same names.
+
+Streams come and go while a batch of events is being handled, so sending to one that has gone is not an error here: the
+event that says so is on its way.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import ngh2
+from ngh2 import (
+    ConnectionClosed,
+    DataReceived,
+    Event,
+    PingAcknowledged,
+    PingReceived,
+    RequestReceived,
+    StreamClosed,
+    StreamReset,
+    TrailersReceived,
+)
+
+__all__ = [
+    "PREFACE",
+    "ConnectionClosed",
+    "DataReceived",
+    "ErrorCode",
+    "Event",
+    "Http2Error",
+    "Http2Settings",
+    "PingAcknowledged",
+    "PingReceived",
+    "RequestReceived",
+    "ServerConnection",
+    "StreamClosed",
+    "StreamReset",
+    "TrailersReceived",
+]
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+"""What every client sends first."""
+
+FATAL_FACTOR = 4
+"""What goes this many times over a limit ends the connection without a word from us; up to there we give the answer."""
+
+ErrorCode = ngh2.ErrorCode
+Headers = Sequence[tuple[bytes, bytes]]
+
+_GONE = (ngh2.StreamProtocolError, ngh2.ConnectionStateError)
+_GOAWAY_HEAD = b"\x00\x00\x08\x07\x00\x00\x00\x00\x00"
+
+
+class Http2Error(Exception):
+    """The connection cannot go on.
+
+    Attributes:
+        last_words: Bytes to send before it is closed.
+    """
+
+    def __init__(self, message: str, last_words: bytes) -> None:
+        super().__init__(message)
+        self.last_words = last_words
+
+
+@dataclass(frozen=True, slots=True)
+class Http2Settings:
+    """What a connection announces to its client.
+
+    Attributes:
+        concurrent_streams_max: Streams that may be open at once.
+        stream_window_bytes: Data that a stream may send before it is consumed.
+        connection_window_bytes: The same for all streams together.
+        frame_bytes_max: Largest frame.
+        header_list_bytes_max: Largest list of headers.
+        resets_burst: Streams that the client may reset at once; the library closes the connection well above that.
+        resets_per_s: Rate at which that allowance is refilled.
+    """
+
+    concurrent_streams_max: int
+    stream_window_bytes: int
+    connection_window_bytes: int
+    frame_bytes_max: int
+    header_list_bytes_max: int
+    resets_burst: int
+    resets_per_s: int
+
+
+class ServerConnection:
+    """Bytes in, events out; replies in, bytes out.
+
+    Attributes:
+        last_stream_id: The newest stream that a request came on.
+    """
+
+    __slots__ = ("_connection", "last_stream_id")
+
+    def __init__(self, settings: Http2Settings) -> None:
+        self.last_stream_id = 0
+        self._connection = ngh2.Connection(
+            ngh2.Role.SERVER,
+            ngh2.Configuration(
+                auto_window_update=False,
+                max_inbound_header_list_size=settings.header_list_bytes_max * FATAL_FACTOR,
+                stream_reset_rate_limit=(settings.resets_burst * FATAL_FACTOR, settings.resets_per_s * FATAL_FACTOR),
+            ),
+        )
+        self._connection.initiate_connection(
+            {
+                ngh2.Setting.MAX_CONCURRENT_STREAMS: settings.concurrent_streams_max,
+                ngh2.Setting.INITIAL_WINDOW_SIZE: settings.stream_window_bytes,
+                ngh2.Setting.MAX_FRAME_SIZE: settings.frame_bytes_max,
+                ngh2.Setting.MAX_HEADER_LIST_SIZE: settings.header_list_bytes_max,
+            }
+        )
+        self._connection.set_local_window_size(settings.connection_window_bytes)
+
+    def receive(self, data: bytes) -> list[Event]:
+        """Take bytes from the client and return what they mean, in order.
+
+        Raises:
+            Http2Error: They break the protocol in a way that ends the connection.
+        """
+        try:
+            self._connection.receive_data(data)
+        except ngh2.ConnectionStateError as error:
+            raise Http2Error(str(error), b"") from error
+        except ngh2.NGH2Error as error:
+            calm = isinstance(error, ngh2.DenialOfServiceError)
+            code = ErrorCode.ENHANCE_YOUR_CALM if calm else ErrorCode.PROTOCOL_ERROR
+            # The library gives nothing more after such an error, so the frame is made by hand.
+            last_words = _GOAWAY_HEAD + self.last_stream_id.to_bytes(4, "big") + code.to_bytes(4, "big")
+            raise Http2Error(str(error), last_words) from error
+        return self._connection.events()
+
+    def events(self) -> list[Event]:
+        """Return events that sending brought about: streams and the connection that are closed now."""
+        return self._connection.events()
+
+    def output(self) -> bytes:
+        """Return the bytes to send now."""
+        return self._connection.data_to_send()
+
+    def respond(self, stream_id: int, head: Headers, body: Sequence[bytes | memoryview], trailers: Headers) -> None:
+        """Send a whole response."""
+        connection = self._connection
+        try:
+            connection.send_response(stream_id, head)
+            for part in body:
+                connection.send_data(stream_id, part)
+            connection.send_trailers(stream_id, trailers)
+        except _GONE:
+            return
+
+    def send_head(self, stream_id: int, head: Headers, *, end: bool = False) -> None:
+        """Begin a response; `end` makes it the whole response."""
+        try:
+            self._connection.send_response(stream_id, head, end_stream=end)
+        except _GONE:
+            return
+
+    def send_data(self, stream_id: int, body: Sequence[bytes | memoryview]) -> None:
+        """Send a part of a response's body."""
+        try:
+            for part in body:
+                self._connection.send_data(stream_id, part)
+        except _GONE:
+            return
+
+    def send_trailers(self, stream_id: int, trailers: Headers) -> None:
+        """End a response."""
+        try:
+            self._connection.send_trailers(stream_id, trailers)
+        except _GONE:
+            return
+
+    def reset(self, stream_id: int, code: int) -> None:
+        """Close a stream in both directions at once."""
+        try:
+            self._connection.reset_stream(stream_id, code)
+        except _GONE:
+            return
+
+    def consume(self, stream_id: int, amount: int) -> None:
+        """Let the client send `amount` bytes more."""
+        try:
+            self._connection.acknowledge_received_data(amount, stream_id)
+        except _GONE:
+            return
+
+    def unsent_bytes(self, stream_id: int) -> int:
+        """Return how much of a response's body waits for the client's window."""
+        return self._connection.queued_body_size(stream_id)
+
+    def ping(self) -> None:
+        """Ask for a sign of life."""
+        try:
+            self._connection.ping()
+        except _GONE:
+            return
+
+    def announce_shutdown(self) -> None:
+        """Tell the client to open no more streams; those on their way are still served."""
+        try:
+            self._connection.send_shutdown_notice()
+        except _GONE:
+            return
+
+    def refuse_streams(self) -> None:
+        """Take no stream after `last_stream_id`; those that are open go on."""
+        try:
+            self._connection.send_goaway(ErrorCode.NO_ERROR, last_stream_id=self.last_stream_id)
+        except _GONE:
+            return
+
+    def terminate(self, code: int, reason: bytes = b"") -> None:
+        """End the connection, with the reason in the last frame."""
+        try:
+            if reason:
+                self._connection.send_goaway(code, last_stream_id=self.last_stream_id, debug_data=reason)
+            else:
+                self._connection.terminate_connection(code, last_stream_id=self.last_stream_id)
+        except _GONE:
+            return
