@@ -1,0 +1,165 @@
+"""The HTTP endpoints: the protocol's, and the metrics page."""
+
+import asyncio
+import logging
+import ssl
+import time
+from collections.abc import Callable, Sequence
+
+import orjson
+
+from charonia.core.errors import ServingError, internal, unavailable
+from charonia.core.response import InferResponse
+from charonia.engine.api import Engine
+from charonia.frontends.access_log import AccessEntry, AccessLog
+from charonia.frontends.http.connection import READ_BYTES, HttpConnection
+from charonia.frontends.http.exchange import Exchange
+from charonia.frontends.http.handlers import Handlers
+from charonia.frontends.http.limits import HttpLimits
+from charonia.frontends.http.routes import MethodNotAllowedError, Route, Router, Target
+
+__all__ = ["HttpFrontend", "HttpLimits", "MetricsFrontend"]
+
+_log = logging.getLogger(__name__)
+
+SWEEP_S = 1.0
+"""How often slow and idle connections are looked for; time limits are as exact as this."""
+
+BACKLOG = 1024
+"""Connections that the system holds while the server is busy."""
+
+METRICS_TYPE = b"text/plain; charset=utf-8"
+
+
+class Endpoint:
+    """A listening socket, its connections and a route table."""
+
+    def __init__(self, routes: Sequence[Route], limits: HttpLimits, access_log: AccessLog | None = None) -> None:
+        self.limits = limits
+        self.read_buffer = memoryview(bytearray(READ_BYTES))
+        self.now_s = time.monotonic()
+        self.is_closing = False
+        self.port = 0
+        self._router = Router(routes)
+        self._access_log = access_log
+        self._connections: set[HttpConnection] = set()
+        self._server: asyncio.Server | None = None
+        self._sweeper: asyncio.TimerHandle | None = None
+
+    async def start(self, host: str, port: int, ssl: ssl.SSLContext | None = None, reuse_port: bool = False) -> None:
+        """Listen; `port` 0 takes a free one.
+
+        Raises:
+            ServingError: UNAVAILABLE when the address cannot be listened on.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            self._server = await loop.create_server(
+                lambda: HttpConnection(self), host, port, ssl=ssl, reuse_port=reuse_port or None, backlog=BACKLOG
+            )
+        except OSError as error:
+            raise unavailable(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+        self.port = self._server.sockets[0].getsockname()[1]
+        self._sweep()
+
+    def stop_accepting(self) -> None:
+        """Take no more connections, and no more than the current requests from those there are."""
+        self.is_closing = True
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self._connections):
+            connection.close_when_idle()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Wait until every request has its answer, at most so long."""
+        deadline = time.monotonic() + timeout_s
+        while self._connections and time.monotonic() < deadline:
+            for connection in list(self._connections):
+                connection.close_when_idle()
+            await asyncio.sleep(0.01)
+
+    async def close(self) -> None:
+        """Close everything at once."""
+        self.stop_accepting()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            self._sweeper = None
+        for connection in list(self._connections):
+            connection.abort()
+        await asyncio.sleep(0)
+
+    # The connections' calls.
+
+    def opened(self, connection: HttpConnection) -> bool:
+        """Take note of a connection; false when there are too many."""
+        self._connections.add(connection)
+        return len(self._connections) <= self.limits.connections_max
+
+    def closed(self, connection: HttpConnection) -> None:
+        """Forget a connection."""
+        self._connections.discard(connection)
+
+    def handle(self, exchange: Exchange) -> None:
+        """Answer a request, now or later."""
+        if self._access_log is not None:
+            exchange.received_ns = time.monotonic_ns()
+        try:
+            handler, target = self._router.find(exchange.method, exchange.url)
+            handler(exchange, target)
+        except ServingError as error:
+            exchange.fail(error)
+        except MethodNotAllowedError as refusal:
+            body = orjson.dumps({"error": str(refusal.error)})
+            exchange.respond(405, [body], extra=b"Allow: %b\r\n" % refusal.allowed)
+        except Exception as error:  # our own fault: this request fails, the server lives on
+            _log.exception("%s failed", exchange.url.decode("latin-1"))
+            exchange.fail(internal(f"the request failed: {type(error).__name__}: {error}"))
+
+    def finished(self, exchange: Exchange) -> None:
+        """Write the access log's line of a response that is about to be written."""
+        if self._access_log is None:
+            return
+        outcome = exchange.outcome
+        response = outcome if isinstance(outcome, InferResponse) else None
+        parts = exchange.response or []
+        self._access_log.write(
+            AccessEntry(
+                "http",
+                f"{exchange.method.decode('latin-1')} {exchange.url.decode('latin-1')}",
+                exchange.status,
+                model=exchange.model,
+                version=response.model_version if response is not None else exchange.version,
+                request_id=response.id if response is not None else "",
+                bytes_in=len(exchange.body),
+                bytes_out=sum(len(part) for part in parts[1:]),
+                duration_ns=time.monotonic_ns() - exchange.received_ns if exchange.received_ns else 0,
+                execution=response.execution if response is not None else None,
+            )
+        )
+
+    def _sweep(self) -> None:
+        self.now_s = time.monotonic()
+        for connection in list(self._connections):
+            connection.check_time(self.now_s)
+        self._sweeper = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
+
+
+class HttpFrontend(Endpoint):
+    """The KServe v2 protocol over HTTP/1.1."""
+
+    def __init__(self, engine: Engine, limits: HttpLimits, *, access_log: AccessLog | None = None) -> None:
+        super().__init__(Handlers(engine, limits).routes(), limits, access_log)
+
+
+class MetricsFrontend(Endpoint):
+    """The metrics page.
+
+    Args:
+        render: Returns the page.
+    """
+
+    def __init__(self, render: Callable[[], bytes]) -> None:
+        def page(exchange: Exchange, target: Target) -> None:
+            exchange.respond(200, [render()], METRICS_TYPE)
+
+        super().__init__([Route("/metrics", {b"GET": page})], HttpLimits())

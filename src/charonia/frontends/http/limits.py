@@ -1,0 +1,34 @@
+"""The limits of the HTTP endpoint."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class HttpLimits:
+    """What a client may ask of the endpoint. Beyond a limit it gets an error, and the server goes on.
+
+    Attributes:
+        body_bytes_max: Largest request body, as received and after decompression (`--http-max-input-size`).
+        url_bytes_max: Longest URL.
+        header_count_max: Most header fields of a request.
+        header_bytes_max: Most bytes of all header fields of a request.
+        chunk_count_max: Most chunks of a chunked body.
+        pipeline_max: Most requests of one connection that are answered at the same time; reading pauses at it.
+        connections_max: Most connections; one more is told so and closed.
+        header_timeout_s: Longest time from a request's first byte to the end of its header.
+        body_timeout_s: Longest time without progress while a body is received, or a response is written.
+        idle_timeout_s: Longest time between two requests of a connection.
+        discard_bytes_max: A refused body up to this size is read and dropped so that the connection can live on.
+    """
+
+    body_bytes_max: int = 64 * 1024 * 1024
+    url_bytes_max: int = 8 * 1024
+    header_count_max: int = 100
+    header_bytes_max: int = 64 * 1024
+    chunk_count_max: int = 65_536
+    pipeline_max: int = 32
+    connections_max: int = 16_384
+    header_timeout_s: float = 30.0
+    body_timeout_s: float = 60.0
+    idle_timeout_s: float = 600.0
+    discard_bytes_max: int = 256 * 1024 * 1024

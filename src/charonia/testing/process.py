@@ -1,0 +1,128 @@
+"""A `charonia serve` process for tests: free ports, captured log, sure end."""
+
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+_STARTED = re.compile(r"Started (GRPCInferenceService|HTTPService|Metrics Service) at 127\.0\.0\.1:(\d+)")
+_START_SECONDS_MAX = 120.0
+_STOP_SECONDS_MAX = 60.0
+_LOOPBACK = ("--http-address=127.0.0.1", "--grpc-address=127.0.0.1", "--metrics-address=127.0.0.1")
+_FREE_PORTS = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
+
+
+class ServeProcess:
+    """A server as a user starts it. Use it as a context manager; entering waits until it has started.
+
+    Args:
+        repository: Folder that holds model folders.
+        arguments: Further arguments of `charonia serve`.
+    """
+
+    def __init__(self, repository: Path, *arguments: str) -> None:
+        self._command: Sequence[str] = [
+            *(sys.executable, "-m", "charonia", "serve", f"--model-repository={repository}"),
+            *(*_LOOPBACK, *_FREE_PORTS, *arguments),
+        ]
+        self._process: subprocess.Popen[str] | None = None
+        self._ports: dict[str, int] = {}
+        self._changed = threading.Condition()
+        self._lines: list[str] = []
+
+    def __enter__(self) -> Self:
+        """Start the server.
+
+        Raises:
+            RuntimeError: It ended, or did not start in time; the message holds its log.
+        """
+        self._process = subprocess.Popen(
+            self._command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        deadline = time.monotonic() + _START_SECONDS_MAX
+        with self._changed:
+            while "Metrics Service" not in self._ports:
+                if self._process.poll() is not None or time.monotonic() > deadline:
+                    break
+                self._changed.wait(0.1)
+        if "Metrics Service" not in self._ports:
+            self.kill()
+            raise RuntimeError(f"the server did not start:\n{self.log}")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Stop the server if the test has not."""
+        if self.process.poll() is None:
+            self.stop()
+
+    @property
+    def process(self) -> "subprocess.Popen[str]":
+        """The process."""
+        if self._process is None:
+            raise RuntimeError("the server was not started")
+        return self._process
+
+    @property
+    def http(self) -> str:
+        """HTTP endpoint as `host:port`."""
+        return f"127.0.0.1:{self._ports['HTTPService']}"
+
+    @property
+    def grpc(self) -> str:
+        """Endpoint of gRPC as `host:port`."""
+        return f"127.0.0.1:{self._ports['GRPCInferenceService']}"
+
+    @property
+    def metrics(self) -> str:
+        """Metrics endpoint as `host:port`."""
+        return f"127.0.0.1:{self._ports['Metrics Service']}"
+
+    @property
+    def log(self) -> str:
+        """What the server wrote to stderr so far."""
+        with self._changed:
+            return "".join(self._lines)
+
+    def stop(self) -> int:
+        """Stop the server gracefully and return its exit status."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.wait()
+
+    def wait(self) -> int:
+        """Wait for the server's end and return its exit status."""
+        try:
+            status = self.process.wait(_STOP_SECONDS_MAX)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise
+        self._reader.join(_STOP_SECONDS_MAX)
+        if self.process.stderr is not None:
+            self.process.stderr.close()
+        return status
+
+    def kill(self) -> None:
+        """End the server with SIGKILL."""
+        self.process.kill()
+        self.wait()
+
+    def _read(self) -> None:
+        stderr = self.process.stderr
+        if stderr is None:
+            return
+        for line in stderr:
+            with self._changed:
+                self._lines.append(line)
+                started = _STARTED.search(line)
+                if started is not None:
+                    self._ports[started[1]] = int(started[2])
+                self._changed.notify_all()

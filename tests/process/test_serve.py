@@ -1,0 +1,333 @@
+"""A real server process, the stock clients, real models."""
+
+import asyncio
+import json
+import signal
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import tritonclient.grpc as grpcclient
+import tritonclient.grpc.aio as grpcaio
+import tritonclient.http as httpclient
+import tritonclient.http.aio as httpaio
+from tritonclient.utils import InferenceServerException
+
+from charonia.testing import models
+from charonia.testing.process import ServeProcess
+
+IDENTITY = """
+backend: "identity"
+max_batch_size: 8
+input { name: "INPUT0" data_type: TYPE_FP32 dims: [ 16 ] }
+output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 16 ] }
+dynamic_batching { }
+"""
+
+PYTHON = """
+backend: "python"
+input { name: "IN" data_type: TYPE_INT32 dims: [ 1 ] }
+output { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] }
+"""
+
+MODEL_PY = """
+import os, time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            value = int(pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()[0])
+            if value == -1:
+                raise ValueError("minus one is not for me")
+            if value == -2:
+                os._exit(3)
+            if value == -3:
+                time.sleep(0.5)
+            out = np.array([value * 2], np.int32)
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", out)]))
+        return responses
+"""
+
+
+def write_python_model(repository: Path, name: str = "double") -> None:
+    (repository / name / "1").mkdir(parents=True)
+    (repository / name / "config.pbtxt").write_text(PYTHON)
+    (repository / name / "1" / "model.py").write_text(MODEL_PY)
+
+
+def write_identity(repository: Path, name: str = "identity", config: str = IDENTITY) -> None:
+    (repository / name / "1").mkdir(parents=True)
+    (repository / name / "config.pbtxt").write_text(config)
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    write_identity(folder)
+    write_python_model(folder)
+    models.write_add_sub(folder / "add_sub")
+    (folder / "broken" / "1").mkdir(parents=True)
+    (folder / "broken" / "1" / "model.onnx").write_bytes(b"this is no model")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(repository: Path) -> Iterator[ServeProcess]:
+    with ServeProcess(
+        repository, "--model-control-mode=explicit", "--load-model=*", "--exit-on-error=false"
+    ) as started:
+        yield started
+
+
+def http_input(name: str, array: "np.ndarray", datatype: str, *, binary: bool = True) -> httpclient.InferInput:
+    tensor = httpclient.InferInput(name, list(array.shape), datatype)
+    tensor.set_data_from_numpy(array, binary_data=binary)
+    return tensor
+
+
+def grpc_input(name: str, array: "np.ndarray", datatype: str) -> grpcclient.InferInput:
+    tensor = grpcclient.InferInput(name, list(array.shape), datatype)
+    tensor.set_data_from_numpy(array)
+    return tensor
+
+
+def get(url: str) -> tuple[int, bytes]:
+    try:
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read()
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_http_client_gets_its_tensor_back(server: ServeProcess, binary: bool) -> None:
+    sent = np.arange(32, dtype=np.float32).reshape(2, 16)
+    with httpclient.InferenceServerClient(server.http) as client:
+        outputs = [httpclient.InferRequestedOutput("OUTPUT0", binary_data=binary)]
+        inputs = [http_input("INPUT0", sent, "FP32", binary=binary)]
+        result = client.infer("identity", inputs, outputs=outputs, request_id="r1")
+    np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), sent)
+    assert result.get_response()["id"] == "r1"
+
+
+def test_grpc_client_gets_its_tensor_back(server: ServeProcess) -> None:
+    sent = np.arange(32, dtype=np.float32).reshape(2, 16)
+    with grpcclient.InferenceServerClient(server.grpc) as client:
+        result = client.infer("identity", [grpc_input("INPUT0", sent, "FP32")], request_id="r1")
+    np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), sent)
+    assert result.get_response().id == "r1"
+
+
+def test_both_asyncio_clients_are_served(server: ServeProcess) -> None:
+    sent = np.arange(16, dtype=np.float32).reshape(1, 16)
+
+    async def scenario() -> None:
+        async with httpaio.InferenceServerClient(server.http) as client:
+            results = await asyncio.gather(
+                *(client.infer("identity", [http_input("INPUT0", sent + i, "FP32")]) for i in range(20))
+            )
+            for i, result in enumerate(results):
+                np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), sent + i)
+        async with grpcaio.InferenceServerClient(server.grpc) as client:
+            results = await asyncio.gather(
+                *(client.infer("identity", [grpc_input("INPUT0", sent + i, "FP32")]) for i in range(20))
+            )
+            for i, result in enumerate(results):
+                np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), sent + i)
+
+    asyncio.run(scenario())
+
+
+def test_grpc_stream_answers_in_order(server: ServeProcess) -> None:
+    answers: list[int] = []
+    done = threading.Event()
+
+    def callback(result: grpcclient.InferResult | None, error: InferenceServerException | None) -> None:
+        assert error is None
+        assert result is not None
+        answers.append(int(result.as_numpy("OUT")[0]))
+        if len(answers) == 50:
+            done.set()
+
+    with grpcclient.InferenceServerClient(server.grpc) as client:
+        client.start_stream(callback)
+        for i in range(50):
+            client.async_stream_infer("double", [grpc_input("IN", np.array([i], np.int32), "INT32")])
+        assert done.wait(30)
+        client.stop_stream()
+    assert answers == [2 * i for i in range(50)]
+
+
+def test_a_model_without_configuration_is_completed_and_served(server: ServeProcess) -> None:
+    with httpclient.InferenceServerClient(server.http) as client:
+        metadata = client.get_model_metadata("add_sub")
+        config = client.get_model_config("add_sub")
+        names = [i["name"] for i in metadata["inputs"]]
+        shape = [max(d, 1) for d in metadata["inputs"][0]["shape"]]
+        a, b = np.full(shape, 5, np.float32), np.full(shape, 3, np.float32)
+        result = client.infer("add_sub", [http_input(names[0], a, "FP32"), http_input(names[1], b, "FP32")])
+    outputs = [o["name"] for o in metadata["outputs"]]
+    np.testing.assert_array_equal(result.as_numpy(outputs[0]), a + b)
+    np.testing.assert_array_equal(result.as_numpy(outputs[1]), a - b)
+    assert config["backend"] == "onnxruntime"
+
+
+def test_a_broken_model_is_listed_with_its_reason(server: ServeProcess) -> None:
+    with httpclient.InferenceServerClient(server.http) as client:
+        index = {entry["name"]: entry for entry in client.get_model_repository_index()}
+        assert index["identity"]["state"] == "READY"
+        assert index["broken"]["state"] == "UNAVAILABLE"
+        assert index["broken"]["reason"]
+        assert not client.is_model_ready("broken")
+        assert client.is_model_ready("identity")
+        assert client.is_server_live()
+        with pytest.raises(InferenceServerException, match="unknown model: 'nobody'"):
+            client.get_model_metadata("nobody")
+
+
+def test_a_python_model_that_raises_or_dies_fails_its_request_only(server: ServeProcess) -> None:
+    def call(value: int) -> int:
+        with httpclient.InferenceServerClient(server.http, network_timeout=60) as client:
+            result = client.infer("double", [http_input("IN", np.array([value], np.int32), "INT32")])
+            return int(result.as_numpy("OUT")[0])
+
+    with pytest.raises(InferenceServerException, match="minus one is not for me"):
+        call(-1)
+    assert call(4) == 8
+    with pytest.raises(InferenceServerException):
+        call(-2)
+    assert call(5) == 10
+
+
+def test_statistics_and_metrics_count_what_was_answered(server: ServeProcess) -> None:
+    sent = np.zeros((3, 16), np.float32)
+    with httpclient.InferenceServerClient(server.http) as client, grpcclient.InferenceServerClient(server.grpc) as grpc:
+        (before,) = client.get_inference_statistics("identity")["model_stats"]
+        for _ in range(5):
+            client.infer("identity", [http_input("INPUT0", sent, "FP32")])
+        with pytest.raises(InferenceServerException):
+            client.infer("identity", [http_input("INPUT0", np.zeros((9, 16), np.float32), "FP32")])
+        (after,) = client.get_inference_statistics("identity")["model_stats"]
+        (same,) = grpc.get_inference_statistics("identity", as_json=True)["model_stats"]
+    assert after["inference_count"] - before["inference_count"] == 15
+    assert after["inference_stats"]["success"]["count"] - before["inference_stats"]["success"]["count"] == 5
+    assert after["inference_stats"]["fail"]["count"] - before["inference_stats"]["fail"]["count"] == 1
+    assert int(same["inference_count"]) == after["inference_count"]
+    status, page = get(f"http://{server.metrics}/metrics")
+    assert status == 200
+    assert f'nv_inference_count{{model="identity",version="1"}} {after["inference_count"]}' in page.decode()
+
+
+def test_models_are_loaded_and_unloaded_over_both_protocols(server: ServeProcess, repository: Path) -> None:
+    write_identity(repository, "late")
+    sent = np.zeros((1, 16), np.float32)
+    with httpclient.InferenceServerClient(server.http) as client, grpcclient.InferenceServerClient(server.grpc) as grpc:
+        client.load_model("late")
+        assert client.is_model_ready("late")
+        grpc.unload_model("late")
+        assert not client.is_model_ready("late")
+        config = {
+            "backend": "identity",
+            "input": [{"name": "X", "data_type": "TYPE_FP32", "dims": [16]}],
+            "output": [{"name": "Y", "data_type": "TYPE_FP32", "dims": [16]}],
+        }
+        grpc.load_model("late", config=json.dumps(config))
+        assert client.get_model_metadata("late")["inputs"][0] == {"name": "X", "datatype": "FP32", "shape": [16]}
+        client.load_model("made_up", config=json.dumps(config), files={"file:1/note.txt": b"files"})
+        result = client.infer("made_up", [http_input("X", sent[0], "FP32")])
+        np.testing.assert_array_equal(result.as_numpy("Y"), sent[0])
+        with pytest.raises(InferenceServerException, match="load failed for model 'late'"):
+            client.load_model("late", config='{"backend": "no such backend"}')
+        assert client.is_model_ready("late")
+
+
+def test_startup_shows_a_table_and_a_broken_model_ends_the_server_unless_told_otherwise(
+    server: ServeProcess, repository: Path
+) -> None:
+    assert "identity" in server.log
+    assert "READY" in server.log
+    assert "UNAVAILABLE" in server.log
+    with pytest.raises(RuntimeError, match="broken"), ServeProcess(repository):
+        pass
+
+
+def test_sigterm_finishes_what_is_in_flight(tmp_path: Path) -> None:
+    write_python_model(tmp_path)
+    values: list[int] = []
+
+    def call() -> None:
+        with httpclient.InferenceServerClient(server.http, network_timeout=60) as client:
+            result = client.infer("double", [http_input("IN", np.array([-3], np.int32), "INT32")])
+            values.append(int(result.as_numpy("OUT")[0]))
+
+    with ServeProcess(tmp_path) as server:
+        threads = [threading.Thread(target=call) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.3)
+        children = psutil.Process(server.process.pid).children(recursive=True)
+        assert server.stop() == 0
+        for thread in threads:
+            thread.join()
+    assert values == [-6, -6, -6]
+    assert children
+    assert not any(child.is_running() for child in children)
+
+
+def test_a_killed_server_leaves_no_worker_behind(tmp_path: Path) -> None:
+    write_python_model(tmp_path)
+    with ServeProcess(tmp_path) as server:
+        children = psutil.Process(server.process.pid).children(recursive=True)
+        assert children
+        server.process.send_signal(signal.SIGKILL)
+        server.wait()
+        _, alive = psutil.wait_procs(children, timeout=10)
+    assert alive == []
+
+
+def test_an_exit_timeout_answers_what_is_still_in_flight_and_exits_with_status_one(tmp_path: Path) -> None:
+    write_identity(
+        tmp_path,
+        "slow",
+        IDENTITY.replace(
+            "dynamic_batching { }", 'parameters { key: "execute_delay_ms" value { string_value: "5000" } }'
+        ),
+    )
+    errors: list[str] = []
+
+    def call() -> None:
+        with httpclient.InferenceServerClient(server.http, network_timeout=60) as client:
+            try:
+                client.infer("slow", [http_input("INPUT0", np.zeros((1, 16), np.float32), "FP32")])
+            except InferenceServerException as error:
+                errors.append(str(error))
+
+    with ServeProcess(tmp_path, "--exit-timeout-secs=1") as server:
+        thread = threading.Thread(target=call)
+        thread.start()
+        time.sleep(0.3)
+        assert server.stop() == 1
+        thread.join()
+    assert len(errors) == 1
+    assert "exit timeout" in errors[0]
+
+
+def test_a_configuration_that_asks_for_more_than_there_is_fails_to_load_with_the_reason(tmp_path: Path) -> None:
+    write_identity(tmp_path, "sequences", IDENTITY.replace("dynamic_batching", "sequence_batching"))
+    with (
+        ServeProcess(tmp_path, "--exit-on-error=false") as server,
+        httpclient.InferenceServerClient(server.http) as client,
+    ):
+        (entry,) = client.get_model_repository_index()
+    assert entry["state"] == "UNAVAILABLE"
+    assert "sequence_batching" in entry["reason"]
