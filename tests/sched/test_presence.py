@@ -101,3 +101,40 @@ def test_what_ran_on_a_slot_that_has_gone_is_not_inside_any_more() -> None:
     batcher.handle(SlotIdle(1), 102 * MS)
 
     assert batcher.handle(Submit(2), 103 * MS) == [Run(1, (2,), QUEUE_EMPTY)]
+
+
+def test_requests_that_time_out_together_are_all_gone() -> None:
+    limits = QueueLimits(timeout_ns=MS)
+    batcher = DynamicBatcher(BatchPolicy(size_max=8, delay_ns=DELAY_NS, limits=limits))
+    for request_id in range(3):
+        batcher.handle(Submit(request_id), 0)
+    assert len(batcher.handle(Tick(), MS)) == 3
+    batcher.handle(SlotIdle(0), 2 * MS)
+
+    for period in range(RECENT_PERIODS + 1):  # full batches, since waiting would be timing out
+        assert batcher.handle(Submit(10 + period, batch_size=8), 3 * MS)
+        assert batcher.handle(SlotIdle(0), 3 * MS) == []
+
+    assert batcher.handle(Submit(20), 4 * MS) == [Run(0, (20,), QUEUE_EMPTY)]
+
+
+def test_cancelling_a_request_that_runs_does_not_make_it_absent() -> None:
+    batcher = lonely_batcher()
+    assert batcher.handle(Submit(1), 100 * MS) == [Run(0, (1,), QUEUE_EMPTY)]
+    assert batcher.handle(Cancel(1), 100 * MS) == []
+
+    assert batcher.handle(Submit(2), 101 * MS) == []
+    assert batcher.handle(SlotIdle(0), 102 * MS) == []
+    assert batcher.wake_at() == 106 * MS
+
+
+def test_a_backlog_counts_as_presence_though_nobody_arrives_while_it_is_worked_off() -> None:
+    batcher = DynamicBatcher(BatchPolicy(size_max=4, delay_ns=DELAY_NS))
+    for request_id in range(17):
+        batcher.handle(Submit(request_id), 0)
+    for step in range(4):
+        assert len(batcher.handle(SlotIdle(0), step * MS)) == 1
+
+    assert batcher.handle(SlotIdle(0), 4 * MS) == []
+    assert batcher.queued == 1
+    assert batcher.wake_at() == DELAY_NS

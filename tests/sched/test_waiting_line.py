@@ -61,3 +61,21 @@ def test_adding_tells_whether_the_request_is_the_very_last() -> None:
     assert not line.add(Submit(3), 1, 2)[1]
     assert line.expire(5) == ()
     assert not line.add(Submit(4), 2, 5)[1]
+
+
+def test_a_sweep_leaves_the_deadlines_in_order() -> None:
+    line = WaitingLine(QueueLimits(timeout_override=True))
+    # A heap is an array in a loose order, which taking items out of the middle can spoil.
+    asked_us = [1, *(1000 - n for n in range(200))]
+    for request_id, timeout_us in enumerate(asked_us):
+        line.add(Submit(request_id, timeout_us=timeout_us), 0, 0)
+    for request_id in range(200):
+        if request_id % 3:
+            line.remove(request_id)
+    kept_us = sorted(us for request_id, us in enumerate(asked_us) if request_id % 3 == 0 or request_id == 200)
+    assert len(asked_us) > 2 * len(line) + STALE_DEADLINES_MAX
+
+    line.add(Submit(999, timeout_us=5000), 0, 0)
+
+    expired = [line.expire(us * 1000) for us in [*kept_us, 5000]]
+    assert [len(ids or ()) for ids in expired] == [1] * (len(kept_us) + 1)
