@@ -310,17 +310,15 @@ def encode_stream_response(response: InferResponse, final: bool) -> list[Buffer]
     return [b"".join((b"\x12", _varint(size), parts[0])), *parts[1:]]
 
 
-def encode_stream_error(error: ServingError, request: InferRequest | None, final: bool = True) -> list[Buffer]:
+def encode_stream_error(error: ServingError, request: InferRequest, final: bool = True) -> list[Buffer]:
     """Return a ModelStreamInferResponse with an error and what tells which request it is for."""
     message: Any = message_class("inference.ModelStreamInferResponse")()
-    message.error_message = str(error)
-    if request is None:
-        message.infer_response.SetInParent()
-    else:
-        message.infer_response.id = request.id
-        message.infer_response.model_name = request.model_name
-        message.infer_response.model_version = request.model_version
-        message.infer_response.parameters["triton_final_response"].bool_param = final
+    # Text of a model may hold what UTF-8 cannot.
+    message.error_message = str(error).encode("utf-8", "replace").decode()
+    message.infer_response.id = request.id
+    message.infer_response.model_name = request.model_name
+    message.infer_response.model_version = request.model_version
+    message.infer_response.parameters["triton_final_response"].bool_param = final
     return [message.SerializeToString()]
 
 

@@ -1,0 +1,200 @@
+"""The methods that are served, by path."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from charonia.core.errors import ServingError, unsupported
+from charonia.engine.api import Engine
+from charonia.frontends.grpc.calls import Call, UnaryCall, Wire, internal_error
+from charonia.frontends.grpc.infer_stream import InferStream
+from charonia.frontends.grpc.reflection import ReflectionStream
+from charonia.frontends.grpc.stream import Conversation, StreamCall
+from charonia.protocol import grpc_messages as messages
+from charonia.protocol.grpc_framing import Buffer
+from charonia.protocol.grpc_headers import CallHead
+from charonia.protocol.grpc_status import RpcError, Status
+
+Run = Callable[[UnaryCall, Buffer], None]
+Answer = Callable[[Engine, Buffer], bytes]
+Work = Callable[[Engine, Buffer], Awaitable[bytes]]
+
+_SERVICE = "inference.GRPCInferenceService"
+_REFLECTION = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A method: one of `run` and `converse` is set.
+
+    Attributes:
+        name: Its name, without the service.
+        run: Runs a call with one request.
+        converse: Makes what is said on a call with streams.
+    """
+
+    name: str
+    run: Run | None = None
+    converse: Callable[[StreamCall], Conversation] | None = None
+
+    def open(self, wire: Wire, stream_id: int, head: CallHead) -> Call:
+        """Return a new call of this method."""
+        if self.run is not None:
+            return UnaryCall(wire, stream_id, self.name, head, self.run)
+        assert self.converse is not None
+        return StreamCall(wire, stream_id, self.name, head, self.converse)
+
+
+def unknown_method(path: bytes) -> RpcError:
+    """Return the error for a path that is not in the table."""
+    return RpcError(
+        Status.UNIMPLEMENTED,
+        f"unknown method '{path.decode('ascii', 'replace')}': reflection lists what this server has",
+    )
+
+
+def method_table() -> dict[bytes, Method]:
+    """Return all methods by path."""
+    table: dict[bytes, Method] = {}
+    answers: dict[str, Answer] = {
+        "ServerLive": _server_live,
+        "ServerReady": _server_ready,
+        "ModelReady": _model_ready,
+        "ServerMetadata": _server_metadata,
+        "ModelMetadata": _model_metadata,
+        "ModelConfig": _model_config,
+        "ModelStatistics": _model_statistics,
+        "RepositoryIndex": _repository_index,
+        "SystemSharedMemoryStatus": _no_regions("SystemSharedMemoryStatus"),
+        "CudaSharedMemoryStatus": _no_regions("CudaSharedMemoryStatus"),
+    }
+    for name, answer in answers.items():
+        _add(table, _SERVICE, Method(name, run=_answering(answer)))
+    for name, work in {"RepositoryModelLoad": _load, "RepositoryModelUnload": _unload}.items():
+        _add(table, _SERVICE, Method(name, run=_working(work)))
+    for name, what in _NOT_OFFERED.items():
+        _add(table, _SERVICE, Method(name, run=_refusing(f"{name}: {what} not offered by this server")))
+    _add(table, _SERVICE, Method("ModelInfer", run=UnaryCall.infer))
+    _add(table, _SERVICE, Method("ModelStreamInfer", converse=InferStream))
+    _add(table, "grpc.health.v1.Health", Method("Check", run=_answering(_health)))
+    _add(
+        table, "grpc.health.v1.Health", Method("Watch", run=_refusing("Watch is not offered by this server: use Check"))
+    )
+    for service in _REFLECTION:
+        _add(table, service, Method("ServerReflectionInfo", converse=ReflectionStream))
+    return table
+
+
+_NOT_OFFERED = {
+    "SystemSharedMemoryRegister": "shared memory is",
+    "SystemSharedMemoryUnregister": "shared memory is",
+    "CudaSharedMemoryRegister": "shared memory is",
+    "CudaSharedMemoryUnregister": "shared memory is",
+    "TraceSetting": "tracing is",
+    "LogSettings": "changing log settings at run time is",
+}
+
+
+def _add(table: dict[bytes, Method], service: str, method: Method) -> None:
+    table[f"/{service}/{method.name}".encode()] = method
+
+
+def _answering(answer: Answer) -> Run:
+    def run(call: UnaryCall, message: Buffer) -> None:
+        call.answer(answer(call.wire.service.engine, message))
+
+    return run
+
+
+def _refusing(sentence: str) -> Run:
+    def run(call: UnaryCall, message: Buffer) -> None:
+        raise unsupported(sentence)
+
+    return run
+
+
+def _working(work: Work) -> Run:
+    """Return what runs a call whose answer takes a while. A caller that leaves does not stop the work."""
+    # The event loop itself holds tasks weakly only.
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def perform(call: UnaryCall, message: Buffer) -> None:
+        try:
+            call.answer(await work(call.wire.service.engine, message))
+        except ServingError as error:
+            call.refuse(error)
+        except RpcError as error:
+            call.fail(error)
+        except Exception:
+            call.fail(internal_error(call.name))
+
+    def run(call: UnaryCall, message: Buffer) -> None:
+        task = call.wire.service.loop.create_task(perform(call, message))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    return run
+
+
+def _server_live(engine: Engine, message: Buffer) -> bytes:
+    messages.decode_empty("ServerLiveRequest", message)
+    return messages.encode_live(engine.is_live())
+
+
+def _server_ready(engine: Engine, message: Buffer) -> bytes:
+    messages.decode_empty("ServerReadyRequest", message)
+    return messages.encode_server_ready(engine.is_ready())
+
+
+def _model_ready(engine: Engine, message: Buffer) -> bytes:
+    name, version = messages.decode_model_reference("ModelReadyRequest", message)
+    return messages.encode_model_ready(engine.model_ready(name, version))
+
+
+def _server_metadata(engine: Engine, message: Buffer) -> bytes:
+    messages.decode_empty("ServerMetadataRequest", message)
+    return messages.encode_server_metadata(engine.server_metadata())
+
+
+def _model_metadata(engine: Engine, message: Buffer) -> bytes:
+    name, version = messages.decode_model_reference("ModelMetadataRequest", message)
+    return messages.encode_model_metadata(engine.model_metadata(name, version))
+
+
+def _model_config(engine: Engine, message: Buffer) -> bytes:
+    name, version = messages.decode_model_reference("ModelConfigRequest", message)
+    return messages.encode_model_config(engine.model_config(name, version))
+
+
+def _model_statistics(engine: Engine, message: Buffer) -> bytes:
+    name, version = messages.decode_model_reference("ModelStatisticsRequest", message)
+    return messages.encode_statistics(engine.model_statistics(name, version))
+
+
+def _repository_index(engine: Engine, message: Buffer) -> bytes:
+    return messages.encode_index(engine.repository_index(messages.decode_index_request(message)))
+
+
+def _no_regions(name: str) -> Answer:
+    def answer(engine: Engine, message: Buffer) -> bytes:
+        messages.decode_empty(f"{name}Request", message)
+        return b""
+
+    return answer
+
+
+def _health(engine: Engine, message: Buffer) -> bytes:
+    messages.decode_health_check(message)
+    return messages.encode_health(engine.is_ready())
+
+
+async def _load(engine: Engine, message: Buffer) -> bytes:
+    name, config, files = messages.decode_load_request(message)
+    await engine.load_model(name, config, files)
+    return b""
+
+
+async def _unload(engine: Engine, message: Buffer) -> bytes:
+    name, unload_dependents = messages.decode_unload_request(message)
+    await engine.unload_model(name, unload_dependents)
+    return b""
