@@ -22,7 +22,17 @@ INTERNAL = {
     "frontends": {"core", "config.model", "protocol", "stats", "engine.api"},
     "demo": {"core.errors"},
     "server": {"core", "config", "stats", "repository", "backends", "engine", "frontends"},
-    "cli": {"core", "config", "repository", "backends", "server", "demo", "stats"},
+    "cli": {
+        "core",
+        "config",
+        "repository",
+        "backends",
+        "engine.backends",
+        "engine.configure",
+        "server",
+        "demo",
+        "stats",
+    },
 }
 
 # The standard library that calculates and nothing else.

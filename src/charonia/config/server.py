@@ -102,7 +102,6 @@ class HttpOptions:
         port: Port to listen on, 0 for any free one.
         reuse_port: Whether several processes may listen on the port.
         input_bytes_max: Largest request body, as received and after decompression, in bytes.
-        header_forward_pattern: Regular expression of headers that become request parameters, "" for none.
         tls: TLS.
     """
 
@@ -111,7 +110,6 @@ class HttpOptions:
     port: int = 8000
     reuse_port: bool = False
     input_bytes_max: int = 64 * 1024 * 1024
-    header_forward_pattern: str = ""
     tls: TlsOptions = TlsOptions()
 
 
@@ -125,7 +123,6 @@ class GrpcOptions:
         port: Port to listen on, 0 for any free one.
         reuse_port: Whether several processes may listen on the port.
         input_bytes_max: Largest request message, as received and after decompression, in bytes.
-        header_forward_pattern: Regular expression of metadata keys that become request parameters, "" for none.
         response_compression: Compression of inference responses for clients that accept one.
         keepalive_time_ms: Silence on a connection after which the server sends a ping.
         keepalive_timeout_ms: Time to wait for the answer to that ping before the connection is closed.
@@ -143,7 +140,6 @@ class GrpcOptions:
     port: int = 8001
     reuse_port: bool = False
     input_bytes_max: int = GRPC_INPUT_BYTES_MAX
-    header_forward_pattern: str = ""
     response_compression: CompressionLevel = CompressionLevel.NONE
     keepalive_time_ms: int = 7_200_000
     keepalive_timeout_ms: int = 20_000
@@ -158,17 +154,14 @@ class GrpcOptions:
 
 @dataclass(frozen=True, slots=True)
 class MetricsOptions:
-    """The metrics endpoint and what is measured.
+    """The metrics endpoint.
 
     Attributes:
         enabled: Whether it is there.
         address: Address to listen on, "" for the HTTP endpoint's.
         port: Port to listen on, 0 for any free one.
-        interval_ms: Time between samples of CPU and GPU figures.
+        interval_ms: Shortest time between two samples of CPU figures.
         cpu: Whether CPU figures are among the metrics.
-        gpu: Whether GPU figures are among the metrics.
-        counter_latencies: Whether latencies are there as cumulative counters.
-        histogram_latencies: Whether latencies are there as histograms.
     """
 
     enabled: bool = True
@@ -176,9 +169,6 @@ class MetricsOptions:
     port: int = 8002
     interval_ms: int = 2000
     cpu: bool = True
-    gpu: bool = True
-    counter_latencies: bool = True
-    histogram_latencies: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,94 @@
+"""Options of Triton that have no meaning here, or whose feature is not here.
+
+Start scripts are full of them. One that only tunes the other server's insides is accepted, and the log says that it
+does nothing. One that asks for a behaviour is refused, unless its value says that the behaviour is not wanted.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignOption:
+    """An option that is known and has no effect.
+
+    Attributes:
+        name: With its dashes.
+        reason: Why, as the end of a sentence.
+        is_refused: Whether it is an error to use it.
+        harmless: Values, in lower case, that ask for what happens anyway.
+    """
+
+    name: str
+    reason: str
+    is_refused: bool = False
+    harmless: frozenset[str] = frozenset()
+
+
+_OFF = frozenset({"false", "0", "off", "no"})
+_NONE = frozenset({"", "0"})
+
+_THREADS = "an event loop takes the place of these threads"
+_POOL = "there is no such memory pool"
+_NOT_HERE = "that endpoint is not offered"
+
+
+def _without_effect(reason: str, *names: str, harmless: frozenset[str] = frozenset()) -> tuple[ForeignOption, ...]:
+    return tuple(ForeignOption(name, reason, harmless=harmless) for name in names)
+
+
+def _refused(reason: str, *names: str, harmless: frozenset[str] = frozenset()) -> tuple[ForeignOption, ...]:
+    return tuple(ForeignOption(name, reason, is_refused=True, harmless=harmless) for name in names)
+
+
+FOREIGN: tuple[ForeignOption, ...] = (
+    *_without_effect(_THREADS, "--http-thread-count", "--grpc-infer-thread-count", "--buffer-manager-thread-count"),
+    *_without_effect(_POOL, "--grpc-infer-allocation-pool-size", "--grpc-max-response-pool-size"),
+    *_without_effect(_POOL, "--pinned-memory-pool-byte-size", "--cuda-memory-pool-byte-size"),
+    *_without_effect(_POOL, "--cuda-virtual-address-size"),
+    *_without_effect("GPUs do not copy to each other here", "--enable-peer-access"),
+    *_without_effect("backends are Python packages", "--backend-directory"),
+    *_without_effect("there are no repository agents", "--repoagent-directory"),
+    *_without_effect("there is no response cache", "--cache-directory"),
+    *_without_effect(_NOT_HERE, "--sagemaker-port", "--sagemaker-safe-port-range", "--sagemaker-thread-count"),
+    *_without_effect(_NOT_HERE, "--vertex-ai-port", "--vertex-ai-thread-count", "--vertex-ai-default-model"),
+    *_without_effect("GPU metrics are not offered", "--allow-gpu-metrics", harmless=_OFF),
+    *_without_effect("tracing is not offered", "--trace-log-frequency"),
+    *_refused(_NOT_HERE, "--allow-sagemaker", "--allow-vertex-ai", harmless=_OFF),
+    *_refused("client shared memory is not offered", "--allow-client-shm", harmless=_OFF),
+    *_refused(
+        "names must be unique over all repositories: load a model under another folder name",
+        "--model-namespacing",
+        harmless=_OFF,
+    ),
+    *_refused("there is no response cache", "--cache-config", "--response-cache-byte-size", harmless=_NONE),
+    *_refused("there is no rate limiter", "--rate-limit", harmless=frozenset({"off"})),
+    *_refused("there is no rate limiter", "--rate-limit-resource"),
+    *_refused(
+        "parts of the API cannot be restricted: let a proxy in front of the server do it",
+        "--http-restricted-api",
+        "--grpc-restricted-protocol",
+    ),
+    *_refused(
+        "headers do not become request parameters: send them as parameters of the request",
+        "--http-header-forward-pattern",
+        "--grpc-header-forward-pattern",
+        harmless=_NONE,
+    ),
+    *_refused("tracing is not offered", "--trace-config", "--trace-file", "--trace-rate", "--trace-count"),
+    *_refused("tracing is not offered", "--trace-level", harmless=frozenset({"off"})),
+    *_refused("instances are not bound to cores or memory nodes: see --cpu-cores", "--host-policy"),
+    *_refused("models are not limited to a share of a GPU's memory", "--model-load-gpu-limit"),
+    *_refused("CUDA_VISIBLE_DEVICES says which GPUs are used", "--min-supported-compute-capability"),
+)
+
+FOREIGN_BY_NAME: dict[str, ForeignOption] = {option.name: option for option in FOREIGN}
+
+
+def judge(name: str, text: str) -> tuple[str, str]:
+    """Return the problem and the note that come of a foreign option with this value; each is "" for none."""
+    option = FOREIGN_BY_NAME[name]
+    if text.strip().lower() in option.harmless:
+        return "", ""
+    if option.is_refused:
+        return f"{name}={text}: {option.reason}", ""
+    return "", f"{name} has no effect: {option.reason}"

@@ -1,0 +1,111 @@
+"""The server's log: standard `logging` with Triton's line formats.
+
+    I1121 04:02:41.123456 4711 lifecycle.py:120] "loading: resnet:1"
+    2026-11-21T04:02:41Z I 4711 lifecycle.py:120] "loading: resnet:1"
+
+A message is quoted as JSON text and control characters are spelt out, so that nothing a client sends can forge a line
+or drive a terminal. Tables and tracebacks follow their line as a block of lines that all begin with two spaces.
+"""
+
+import json
+import logging
+import os
+import re
+import sys
+from datetime import UTC, datetime
+
+from charonia.config.server import LogFormat, LogOptions
+from charonia.core.errors import invalid
+
+BLOCK = "block"
+"""Key of `extra` for text to write below the line, with control characters spelt out but its lines kept."""
+
+# JSON spells out control characters below U+0020 only; these also move cursors, break lines or cannot be encoded.
+_UNSAFE = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+_UNSAFE_IN_BLOCK = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+_LETTERS = {logging.CRITICAL: "E", logging.ERROR: "E", logging.WARNING: "W"}
+
+
+class LineFormatter(logging.Formatter):
+    """Makes the lines of one record.
+
+    Args:
+        line_format: How a line begins.
+        escape: Whether messages are quoted.
+    """
+
+    def __init__(self, line_format: LogFormat = LogFormat.DEFAULT, *, escape: bool = True) -> None:
+        super().__init__()
+        self._line_format = line_format
+        self._escape = escape
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record's line and its block."""
+        message = record.getMessage()
+        if self._escape:
+            message = _UNSAFE.sub(_spelt_out, json.dumps(message, ensure_ascii=False))
+        lines = [f"{self._prefix(record)} {os.getpid()} {record.filename}:{record.lineno}] {message}"]
+        block = getattr(record, BLOCK, "")
+        if record.exc_info:
+            block = f"{block}\n{self.formatException(record.exc_info)}".strip("\n")
+        if block:
+            lines += [f"  {_UNSAFE_IN_BLOCK.sub(_spelt_out, line)}".rstrip() for line in block.split("\n")]
+        return "\n".join(lines)
+
+    def _prefix(self, record: logging.LogRecord) -> str:
+        letter = _LETTERS.get(record.levelno, "I")
+        moment = datetime.fromtimestamp(record.created, UTC)
+        if self._line_format is LogFormat.ISO8601:
+            return f"{moment:%Y-%m-%dT%H:%M:%SZ} {letter}"
+        return f"{letter}{moment:%m%d %H:%M:%S.%f}"
+
+
+class SeverityFilter(logging.Filter):
+    """Lets through the severities that are switched on; each can be off on its own."""
+
+    def __init__(self, options: LogOptions) -> None:
+        super().__init__()
+        self._by_severity = {"E": options.error, "W": options.warning, "I": options.info}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the record is written; the logger's level has already dropped what is too verbose."""
+        return record.levelno < logging.INFO or self._by_severity[_LETTERS.get(record.levelno, "I")]
+
+
+def configure(options: LogOptions) -> None:
+    """Set up the root logger, in place of what was set up before.
+
+    Raises:
+        ServingError: INVALID_ARG when the log file cannot be written.
+    """
+    handler = _handler(options.file)
+    handler.setFormatter(LineFormatter(options.format, escape=options.escape))
+    handler.addFilter(SeverityFilter(options))
+    root = logging.getLogger()
+    for old in root.handlers[:]:
+        root.removeHandler(old)
+        old.close()
+    root.addHandler(handler)
+    root.setLevel(level_of(options.verbose))
+    logging.raiseExceptions = False  # a full disk or a closed pipe must not fill stderr with tracebacks
+
+
+def level_of(verbose: int) -> int:
+    """Return the lowest level that is written: INFO for 0, DEBUG for 1, and one less for each further step."""
+    return logging.INFO if verbose == 0 else max(1, logging.DEBUG + 1 - verbose)
+
+
+def _handler(path: str) -> logging.Handler:
+    if not path:
+        return logging.StreamHandler(sys.stderr)
+    from logging.handlers import WatchedFileHandler  # takes 10 ms to import, and most servers log to stderr
+
+    try:
+        return WatchedFileHandler(path, encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        raise invalid(f"--log-file: cannot write '{path}': {(error.strerror or str(error)).lower()}") from error
+
+
+def _spelt_out(found: "re.Match[str]") -> str:
+    return f"\\u{ord(found[0]):04x}"

@@ -1,0 +1,80 @@
+"""The command `charonia`: finds the subcommand and gives it the arguments.
+
+Every subcommand is a module of this package with `run(arguments) -> exit status`. It is imported when it is asked for,
+so that `charonia --help` does not read a server.
+
+Exit status: 0 done, 1 the command failed, 2 misuse.
+"""
+
+import difflib
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+COMMANDS = {
+    "serve": "Serve the models of a repository over HTTP and gRPC.",
+    "config": "Print the complete configuration of a model and what was inferred.",
+    "demo": "Serve models that packages ship and send them real inputs.",
+}
+"""Summary by name, which is also the name of the module."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit status."""
+    try:
+        try:
+            return _run(sys.argv[1:] if arguments is None else list(arguments))
+        finally:
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader has gone. Python would try to flush once more at exit, and complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _run(arguments: list[str]) -> int:
+    match arguments:
+        case [] | ["--help"] | ["-h"] | ["help"]:
+            print(usage(), file=sys.stdout if arguments else sys.stderr)
+            return 0 if arguments else 2
+        case ["--version"] | ["version"]:
+            from charonia import __version__
+
+            print(f"charonia {__version__}")
+            return 0
+        case [name, *rest] if name in COMMANDS:
+            status: int = import_module(f"charonia.cli.{name}").run(rest)
+            return status
+    print(f"charonia: {unknown(arguments[0])}", file=sys.stderr)
+    return 2
+
+
+def usage() -> str:
+    """Return the help of the command itself."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {text}" for name, text in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: charonia COMMAND [OPTIONS]",
+            "",
+            "An inference server for Triton model repositories.",
+            "",
+            "commands:",
+            *lines,
+            "",
+            "`charonia COMMAND --help` explains one; `charonia --version` prints the version.",
+        ]
+    )
+
+
+def unknown(name: str) -> str:
+    """Return what to say about a command that does not exist."""
+    similar = difflib.get_close_matches(name, COMMANDS, n=1)
+    if similar:
+        return f"unknown command '{name}'. Did you mean {similar[0]}?"
+    if name.startswith("-"):
+        return f"unknown option '{name}'. Options go behind the command: charonia serve {name}"
+    return f"unknown command '{name}'. Commands: {', '.join(COMMANDS)}"

@@ -1,0 +1,243 @@
+"""Every option of `charonia serve`, a line each: the one place to add one.
+
+The default of an option is that of its field in `ServerOptions`, so nothing here repeats it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from charonia.cli.values import assignment, boolean, choice, filled, integer, repository, verbosity
+from charonia.config.server import (
+    CPU_CORES_MAX,
+    GRPC_INPUT_BYTES_MAX,
+    PORT_MAX,
+    AccessLogFormat,
+    CompressionLevel,
+    ControlMode,
+    LogFormat,
+)
+
+
+def last(values: Sequence[Any]) -> Any:
+    """Of an option given more than once, the last counts."""
+    return values[-1]
+
+
+def backend_settings(values: Sequence[tuple[str, str, str]]) -> dict[str, dict[str, str]]:
+    """Collect `--backend-config` by backend and key; of a key given more than once, the last counts."""
+    settings: dict[str, dict[str, str]] = {}
+    for backend, key, value in values:
+        settings.setdefault(backend, {})[key] = value
+    return settings
+
+
+def negated(text: str) -> bool:
+    """Read a boolean for a field that says the opposite."""
+    return not boolean(text)
+
+
+def metrics_setting(text: str) -> None:
+    """Check a `--metrics-config`: counters and histograms are always there, summaries never."""
+    owner, key, value = assignment(text)
+    if owner or key not in ("counter_latencies", "histogram_latencies", "summary_latencies", "summary_quantiles"):
+        raise ValueError(f"expected counter_latencies, histogram_latencies or summary_latencies, got '{text}'")
+    if key == "summary_latencies" and boolean(value):
+        raise ValueError("summaries are not offered: quantiles can be computed from the histograms that are")
+    if key in ("counter_latencies", "histogram_latencies") and not boolean(value):
+        raise ValueError(f"{key} cannot be switched off: it costs nothing worth saving")
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option.
+
+    Attributes:
+        name: With its dashes.
+        field: Path of the field of `ServerOptions` that it sets, "" for none.
+        read: From an argument's text to a value; raises ValueError.
+        metavar: What the argument is, "" for an option without one.
+        help: One sentence without a full stop.
+        collect: From the values of all occurrences to that of the field.
+        default: Default as text where it is not the field's.
+    """
+
+    name: str
+    field: str
+    read: Callable[[str], object]
+    metavar: str
+    help: str
+    collect: Callable[[Sequence[Any]], object] = last
+    default: str | None = None
+
+
+_HTTP_INPUT_BYTES_MAX = 2**40
+_PORT = integer(0, PORT_MAX)
+_MS = integer(0)
+_BOOL = "true|false"
+
+MODELS = (
+    Option("--model-repository", "models.repositories", repository, "PATH", "Folder of models; repeatable", tuple),
+    Option("--model-store", "models.repositories", repository, "PATH", "Old name of --model-repository", tuple),
+    Option(
+        *("--model-control-mode", "models.control_mode", choice(ControlMode), "none|poll|explicit"),
+        "Who decides what is loaded: all at start (none), all and whatever changes (poll), the API (explicit)",
+    ),
+    Option(
+        *("--repository-poll-secs", "models.poll_secs", integer(0), "SECONDS"),
+        "Time between two looks at the repositories in mode poll",
+    ),
+    Option(
+        *("--load-model", "models.load", filled, "NAME"),
+        "Model to load at start in mode explicit, * for all; repeatable",
+        tuple,
+    ),
+    Option(
+        *("--model-config-name", "models.config_name", str, "NAME"),
+        "Use configs/NAME.pbtxt of a model where it has one, else its config.pbtxt",
+    ),
+    Option(
+        *("--disable-auto-complete-config", "models.auto_complete", negated, ""),
+        "Do not fill in missing configuration from the models",
+        default="off",
+    ),
+    Option(
+        *("--strict-model-config", "models.auto_complete", negated, _BOOL),
+        "Old form of --disable-auto-complete-config",
+        default="false",
+    ),
+    Option("--model-load-thread-count", "models.load_thread_count", integer(1, 1024), "N", "Models loaded at a time"),
+    Option(
+        *("--model-load-retry-count", "models.load_retry_count", integer(0, 1000), "N"),
+        "Further attempts after a load has failed",
+    ),
+    Option(
+        *("--backend-config", "backends", assignment, "[BACKEND,]KEY=VALUE"),
+        "Setting of one backend, or of all; repeatable",
+        backend_settings,
+    ),
+    Option(
+        *("--cpu-cores", "cpu_cores", integer(0, CPU_CORES_MAX), "N"),
+        "Cores that models may use, 0 for all that this process may use",
+    ),
+)
+
+SERVER = (
+    Option("--id", "id", filled, "NAME", "Server name in the server metadata"),
+    Option("--exit-timeout-secs", "exit_timeout_secs", integer(0), "SECONDS", "Time that requests have at shutdown"),
+    Option("--exit-on-error", "exit_on_error", boolean, _BOOL, "End when a model fails to load at start"),
+    Option("--strict-readiness", "strict_readiness", boolean, _BOOL, "Be ready only when all models are"),
+)
+
+HTTP = (
+    Option("--allow-http", "http.enabled", boolean, _BOOL, "Serve HTTP"),
+    Option("--http-address", "http.address", filled, "ADDRESS", "Address to listen on"),
+    Option("--http-port", "http.port", _PORT, "PORT", "Port to listen on, 0 for any free one"),
+    Option("--reuse-http-port", "http.reuse_port", boolean, _BOOL, "Let several processes listen on the port"),
+    Option(
+        "--http-max-input-size",
+        "http.input_bytes_max",
+        integer(1, _HTTP_INPUT_BYTES_MAX),
+        "BYTES",
+        "Largest request body, decompressed",
+    ),
+    Option("--http-use-ssl", "http.tls.enabled", boolean, _BOOL, "Serve HTTPS instead"),
+    Option("--http-use-ssl-mutual", "http.tls.mutual", boolean, _BOOL, "Also demand certificates of clients"),
+    Option("--http-server-cert", "http.tls.certificate", filled, "PATH", "Certificate chain of the server, PEM"),
+    Option("--http-server-key", "http.tls.key", filled, "PATH", "Private key of the server, PEM"),
+    Option("--http-root-cert", "http.tls.root", filled, "PATH", "Certificates that vouch for clients, PEM"),
+)
+
+GRPC = (
+    Option("--allow-grpc", "grpc.enabled", boolean, _BOOL, "Serve gRPC"),
+    Option("--grpc-address", "grpc.address", filled, "ADDRESS", "Address to listen on"),
+    Option("--grpc-port", "grpc.port", _PORT, "PORT", "Port to listen on, 0 for any free one"),
+    Option("--reuse-grpc-port", "grpc.reuse_port", boolean, _BOOL, "Let several processes listen on the port"),
+    Option(
+        *("--grpc-max-input-size", "grpc.input_bytes_max", integer(1, GRPC_INPUT_BYTES_MAX), "BYTES"),
+        "Largest request message, decompressed",
+    ),
+    Option("--grpc-use-ssl", "grpc.tls.enabled", boolean, _BOOL, "Serve gRPC over TLS"),
+    Option("--grpc-use-ssl-mutual", "grpc.tls.mutual", boolean, _BOOL, "Also demand certificates of clients"),
+    Option("--grpc-server-cert", "grpc.tls.certificate", filled, "PATH", "Certificate chain of the server, PEM"),
+    Option("--grpc-server-key", "grpc.tls.key", filled, "PATH", "Private key of the server, PEM"),
+    Option("--grpc-root-cert", "grpc.tls.root", filled, "PATH", "Certificates that vouch for clients, PEM"),
+    Option(
+        *("--grpc-infer-response-compression-level", "grpc.response_compression", choice(CompressionLevel)),
+        "none|low|medium|high",
+        "Compression of inference responses",
+    ),
+    Option(
+        *("--grpc-keepalive-time", "grpc.keepalive_time_ms", _MS, "MS"),
+        "Silence on a connection after which the server sends a ping",
+    ),
+    Option(
+        *("--grpc-keepalive-timeout", "grpc.keepalive_timeout_ms", _MS, "MS"),
+        "Time to wait for the answer before the connection is closed",
+    ),
+    Option(
+        *("--grpc-keepalive-permit-without-calls", "grpc.keepalive_permit_without_calls", boolean, _BOOL),
+        "Send and accept pings while no call is open",
+    ),
+    Option(
+        *("--grpc-http2-max-pings-without-data", "grpc.http2_max_pings_without_data", integer(0), "N"),
+        "Pings sent while no data is sent, 0 for no limit",
+    ),
+    Option(
+        "--grpc-http2-min-recv-ping-interval-without-data",
+        *("grpc.http2_min_recv_ping_interval_without_data_ms", _MS, "MS"),
+        "Pings of a client that come faster, without data, are strikes",
+    ),
+    Option(
+        *("--grpc-http2-max-ping-strikes", "grpc.http2_max_ping_strikes", integer(0), "N"),
+        "Strikes after which the connection is closed, 0 for no limit",
+    ),
+    Option(
+        *("--grpc-max-connection-age", "grpc.max_connection_age_ms", _MS, "MS"),
+        "Age at which a connection is asked to close, 0 for none",
+    ),
+    Option(
+        *("--grpc-max-connection-age-grace", "grpc.max_connection_age_grace_ms", _MS, "MS"),
+        "Time that its calls then have, 0 for no limit",
+    ),
+)
+
+METRICS = (
+    Option("--allow-metrics", "metrics.enabled", boolean, _BOOL, "Serve metrics"),
+    Option("--allow-cpu-metrics", "metrics.cpu", boolean, _BOOL, "Include the CPU's figures"),
+    Option(
+        *("--metrics-address", "metrics.address", filled, "ADDRESS", "Address to listen on"),
+        default="that of HTTP",
+    ),
+    Option("--metrics-port", "metrics.port", _PORT, "PORT", "Port to listen on, 0 for any free one"),
+    Option(
+        *("--metrics-interval-ms", "metrics.interval_ms", integer(1), "MS"),
+        "Shortest time between two samples of the CPU's figures",
+    ),
+    Option(
+        *("--metrics-config", "", metrics_setting, "KEY=VALUE"),
+        "counter_latencies and histogram_latencies are always true, summary_latencies is false; repeatable",
+        default="",
+    ),
+)
+
+LOGS = (
+    Option("--log-verbose", "log.verbose", verbosity, "LEVEL", "Detail beyond information, 0 for none"),
+    Option("--log-info", "log.info", boolean, _BOOL, "Write information"),
+    Option("--log-warning", "log.warning", boolean, _BOOL, "Write warnings"),
+    Option("--log-error", "log.error", boolean, _BOOL, "Write errors"),
+    Option("--log-format", "log.format", choice(LogFormat), "default|ISO8601", "How a line begins"),
+    Option("--log-file", "log.file", str, "PATH", "File to append to", default="stderr"),
+    Option("--access-log", "log.access", choice(AccessLogFormat), "none|text|json", "One line for each request"),
+    Option("--access-log-file", "log.access_file", str, "PATH", "File to append to", default="stderr"),
+)
+
+GROUPS: dict[str, tuple[Option, ...]] = {
+    "Models": MODELS,
+    "Server": SERVER,
+    "HTTP": HTTP,
+    "gRPC": GRPC,
+    "Metrics": METRICS,
+    "Logs": LOGS,
+}
+"""Options by the heading they stand under."""

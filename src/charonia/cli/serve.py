@@ -1,0 +1,178 @@
+"""`charonia serve`: run a server until a signal ends it.
+
+Exit status: 0 after a graceful shutdown; 1 when the arguments are wrong, a model fails to load at start (unless
+`--exit-on-error=false`), an endpoint cannot be opened, or the exit timeout expires. A second signal ends it at once.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from charonia.cli import logs
+from charonia.cli.options import parse
+from charonia.cli.startup import models_table, started_line, summary
+from charonia.config.server import ServerOptions
+from charonia.core.errors import ServingError
+from charonia.core.metadata import ModelIndexEntry
+from charonia.repository.scan import scan
+
+_log = logging.getLogger(__name__)
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Endpoint(Protocol):
+    """A front end that listens."""
+
+    @property
+    def port(self) -> int:
+        """The port it listens on."""
+        ...
+
+
+class RunningServer(Protocol):
+    """What this command needs of `charonia.server.Server`."""
+
+    @property
+    def http(self) -> Endpoint | None:
+        """The HTTP front end, where it is on and started."""
+        ...
+
+    @property
+    def grpc(self) -> Endpoint | None:
+        """The gRPC front end, where it is on and started."""
+        ...
+
+    @property
+    def metrics(self) -> Endpoint | None:
+        """The metrics page, where it is on and started."""
+        ...
+
+    async def start(self) -> None:
+        """Load the models and open the endpoints. Raises ServingError."""
+        ...
+
+    async def shutdown(self) -> bool:
+        """Finish and close everything; whether all requests in flight were answered."""
+        ...
+
+    def models(self) -> list[ModelIndexEntry]:
+        """Return every model with the state of its versions."""
+        ...
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command and return its exit status."""
+    try:
+        parsed = parse(arguments, os.environ)
+        logs.configure(parsed.options.log)
+    except ServingError as error:
+        print(f"charonia serve: {error.message}".replace("\n", "\n  "), file=sys.stderr)
+        print("`charonia serve --help` lists the options.", file=sys.stderr)
+        return 1
+    for note in parsed.notes:
+        _log.warning("%s", note)
+    try:
+        for note in scan(parsed.options.models.repositories, fingerprints=False).notes:
+            _log.warning("%s", note)
+    except ServingError as error:
+        _log.error("%s", error)
+        return 1
+    # Imported late: a mistake in the arguments is answered before the backends and front ends are read.
+    from charonia.server import Server, new_event_loop
+
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        status, is_clean = runner.run(serve(parsed.options, Server))
+        if not is_clean:
+            # Threads that still compute would hold up the end of the process.
+            _end_now(status)
+    return status
+
+
+async def serve(options: ServerOptions, make_server: Callable[[ServerOptions], RunningServer]) -> tuple[int, bool]:
+    """Run a server until it fails to start or a signal comes.
+
+    Returns:
+        The exit status, and whether nothing is left running.
+    """
+    stopped = _stop_event()
+    server = make_server(options)
+    starting = asyncio.ensure_future(server.start())
+    waiting = asyncio.ensure_future(stopped.wait())
+    await asyncio.wait({starting, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    status, is_clean = 0, starting.done()
+    if not starting.done():
+        starting.cancel()
+        await asyncio.wait({starting})
+    if starting.cancelled():
+        _log.info("stopped while starting")
+    elif (error := starting.exception()) is not None:
+        status = 1
+        _report_failure(server, error)
+    else:
+        _announce(options, server)
+        await waiting
+    waiting.cancel()
+    finished = await server.shutdown()
+    _log.info("server stopped")
+    return status if finished else 1, finished and is_clean
+
+
+def _announce(options: ServerOptions, server: RunningServer) -> None:
+    """Write the table of models, then the lines that start scripts wait for, those of the metrics last."""
+    _log_models(server)
+    for service, address, endpoint in (
+        ("GRPCInferenceService", options.grpc.address, server.grpc),
+        ("HTTPService", options.http.address, server.http),
+        ("Metrics Service", options.metrics_address, server.metrics),
+    ):
+        if endpoint is not None:
+            _log.info("%s", started_line(service, address, endpoint.port))
+
+
+def _report_failure(server: RunningServer, error: BaseException) -> None:
+    _log_models(server)
+    if isinstance(error, ServingError):
+        _log.error(
+            "the server cannot start%s", f" ({error.hint})" if error.hint else "", extra={logs.BLOCK: error.message}
+        )
+    else:
+        _log.error("the server cannot start", exc_info=error)
+
+
+def _log_models(server: RunningServer) -> None:
+    entries = server.models()
+    if entries:
+        _log.info("%s", summary(entries), extra={logs.BLOCK: models_table(entries)})
+    else:
+        _log.warning("no models: a repository is a folder of model folders, such as <repository>/resnet/1/model.onnx")
+
+
+def _stop_event() -> asyncio.Event:
+    """Return an event that the first signal sets; the second ends the process at once."""
+    event = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def stop(number: int) -> None:
+        name = signal.Signals(number).name
+        if event.is_set():
+            _log.error("%s again: exiting immediately", name)
+            _end_now(1)
+        _log.info("%s: shutting down", name)
+        event.set()
+
+    for number in SIGNALS:
+        try:
+            loop.add_signal_handler(number, stop, number)
+        except NotImplementedError:  # an event loop on Windows
+            signal.signal(number, lambda caught, _: loop.call_soon_threadsafe(stop, caught))
+    return event
+
+
+def _end_now(status: int) -> None:
+    logging.shutdown()
+    os._exit(status)

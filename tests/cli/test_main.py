@@ -1,0 +1,83 @@
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from charonia import __version__
+from charonia.cli import main as command
+from charonia.cli.main import COMMANDS, main
+
+
+def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+
+    printed = capsys.readouterr().out
+    assert [name for name in COMMANDS if f"  {name} " not in printed] == []
+
+
+def test_without_arguments_the_help_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+
+    assert "usage: charonia COMMAND" in capsys.readouterr().err
+
+
+def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+
+    assert capsys.readouterr().out == f"charonia {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "reaction"),
+    [
+        ("sevre", "charonia: unknown command 'sevre'. Did you mean serve?\n"),
+        (
+            "--http-port",
+            "charonia: unknown option '--http-port'. Options go behind the command: charonia serve --http-",
+        ),
+        ("xyzzy", "charonia: unknown command 'xyzzy'. Commands: serve, config, "),
+    ],
+)
+def test_an_unknown_command_is_misuse(name: str, reaction: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([name]) == 2
+
+    assert capsys.readouterr().err.startswith(reaction)
+
+
+def test_a_command_gets_the_arguments_behind_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[str]] = []
+
+    def run(arguments: list[str]) -> int:
+        seen.append(arguments)
+        return 7
+
+    monkeypatch.setattr(command, "import_module", lambda name: SimpleNamespace(run=run))
+
+    assert main(["config", "models/bert", "--json"]) == 7
+    assert seen == [["models/bert", "--json"]]
+
+
+def test_an_interrupted_command_ends_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(arguments: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "import_module", lambda name: SimpleNamespace(run=interrupted))
+
+    assert main(["config"]) == 130
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["serve", "--help"]])
+def test_a_reader_that_leaves_early_causes_no_traceback(arguments: list[str]) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "charonia", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+
+    assert process.stderr is not None
+    errors = process.stderr.read()
+    process.stderr.close()
+
+    process.wait(timeout=60)
+    assert errors == ""

@@ -1,0 +1,355 @@
+import re
+from pathlib import Path
+
+import pytest
+
+from charonia.cli.foreign import FOREIGN
+from charonia.cli.option_table import GROUPS, Option
+from charonia.cli.options import all_options, default_text, parse, parser
+from charonia.config.server import (
+    AccessLogFormat,
+    CompressionLevel,
+    ControlMode,
+    LogFormat,
+    ServerOptions,
+)
+from charonia.core.errors import ServingError
+
+PAGE = Path(__file__).parents[2] / "docs" / "serve.md"
+KNOWN = {option.name for option in all_options()} | {foreign.name for foreign in FOREIGN}
+
+
+def options(*arguments: str) -> ServerOptions:
+    return parse(["models", *arguments], {}).options
+
+
+def problems(*arguments: str) -> list[str]:
+    with pytest.raises(ServingError) as caught:
+        parse(["models", *arguments], {})
+    return caught.value.message.splitlines()
+
+
+def notes(*arguments: str) -> tuple[str, ...]:
+    return parse(["models", *arguments], {}).notes
+
+
+def test_without_options_everything_is_as_by_default() -> None:
+    parsed = parse(["--model-repository=models"], {})
+
+    assert parsed.options.models.repositories == ("models",)
+    assert parsed.options.http == ServerOptions().http
+    assert parsed.options.grpc == ServerOptions().grpc
+    assert parsed.notes == ()
+
+
+def test_repositories_add_up_whatever_way_they_are_given() -> None:
+    arguments = ["--model-store=old", "c", "--model-repository", "a", "--model-repository=b", "d"]
+
+    assert parse(arguments, {}).options.models.repositories == ("a", "b", "c", "d", "old")
+
+
+def test_a_repository_must_be_given_and_be_a_folder() -> None:
+    with pytest.raises(ServingError, match="--model-repository must be specified"):
+        parse([], {})
+    assert problems("--model-repository=s3://bucket/models") == [
+        "--model-repository: expected a folder, got 's3://bucket/models': object stores are not offered, "
+        "mount or copy it first"
+    ]
+    assert problems("--model-repository=") == ["--model-repository: expected a value, got ''"]
+
+
+@pytest.mark.parametrize("word", ["true", "1", "on", "yes", "TRUE", "On"])
+def test_words_for_true(word: str) -> None:
+    assert options("--reuse-http-port", word).http.reuse_port is True
+
+
+@pytest.mark.parametrize("word", ["false", "0", "off", "no", "False"])
+def test_words_for_false(word: str) -> None:
+    assert options(f"--exit-on-error={word}").exit_on_error is False
+
+
+def test_other_words_are_neither() -> None:
+    assert problems("--exit-on-error=maybe") == ["--exit-on-error: expected true or false, got 'maybe'"]
+
+
+def test_an_option_takes_its_value_behind_a_space_or_an_equals_sign() -> None:
+    assert options("--http-port", "9000").http.port == options("--http-port=9000").http.port == 9000
+
+
+def test_the_last_of_two_values_counts() -> None:
+    assert options("--http-port=1", "--http-port=2").http.port == 2
+
+
+@pytest.mark.parametrize("text", ["-1", "65536", "eighty", "", "1.5"])
+def test_a_port_is_a_number_up_to_65535(text: str) -> None:
+    assert problems(f"--http-port={text}") == [f"--http-port: expected an integer from 0 to 65535, got '{text}'"]
+
+
+@pytest.mark.parametrize(("text", "level"), [("0", 0), ("1", 1), ("3", 3), ("true", 1), ("off", 0)])
+def test_verbosity_is_a_level_or_a_word(text: str, level: int) -> None:
+    assert options("--log-verbose", text).log.verbose == level
+
+
+def test_choices_are_read_in_any_case() -> None:
+    chosen = options(
+        "--model-control-mode=EXPLICIT",
+        "--load-model=*",
+        "--log-format=iso8601",
+        "--access-log=JSON",
+        "--grpc-infer-response-compression-level=High",
+    )
+
+    assert chosen.models.control_mode is ControlMode.EXPLICIT
+    assert chosen.log.format is LogFormat.ISO8601
+    assert chosen.log.access is AccessLogFormat.JSON
+    assert chosen.grpc.response_compression is CompressionLevel.HIGH
+    assert problems("--model-control-mode=pull") == [
+        "--model-control-mode: expected none or poll or explicit, got 'pull'"
+    ]
+
+
+def test_models_to_load_are_repeatable() -> None:
+    chosen = options("--model-control-mode=explicit", "--load-model=a", "--load-model", "b")
+
+    assert chosen.models.load == ("a", "b")
+
+
+def test_automatic_completion_is_on_unless_one_of_two_options_says_no() -> None:
+    assert options().models.auto_complete is True
+    assert options("--disable-auto-complete-config").models.auto_complete is False
+    assert options("--strict-model-config=true").models.auto_complete is False
+    assert options("--strict-model-config=false").models.auto_complete is True
+
+
+def test_backend_settings_are_kept_by_backend_and_the_global_ones_apart() -> None:
+    chosen = options(
+        "--backend-config=onnxruntime,intra_op_thread_count=2",
+        "--backend-config=default-max-batch-size=8",
+        "--backend-config=python,flags=a=b,c=d",
+        "--backend-config=onnxruntime,intra_op_thread_count=4",
+    )
+
+    assert chosen.backends == {
+        "onnxruntime": {"intra_op_thread_count": "4"},
+        "": {"default-max-batch-size": "8"},
+        "python": {"flags": "a=b,c=d"},
+    }
+
+
+@pytest.mark.parametrize("text", ["onnxruntime", "onnxruntime,x", "=3", ",x=3", "onnxruntime,=3"])
+def test_a_backend_setting_has_a_name_and_a_value(text: str) -> None:
+    assert problems(f"--backend-config={text}") == [
+        f"--backend-config: expected <name>,<key>=<value> or <key>=<value>, got '{text}'"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("summary_latencies=true", "summaries are not offered"),
+        ("counter_latencies=false", "counter_latencies cannot be switched off"),
+        ("histogram_latencies=0", "histogram_latencies cannot be switched off"),
+        ("gauge_latencies=true", "expected counter_latencies, "),
+        ("metrics,counter_latencies=true", "expected counter_latencies, "),
+    ],
+)
+def test_metrics_that_are_not_there_are_refused(text: str, problem: str) -> None:
+    assert problem in problems(f"--metrics-config={text}")[0]
+
+
+def test_metrics_that_are_there_anyway_are_accepted() -> None:
+    accepted = options(
+        "--metrics-config=counter_latencies=true",
+        "--metrics-config=histogram_latencies=true",
+        "--metrics-config=summary_latencies=false",
+        "--metrics-config=summary_quantiles=0.5:0.05,0.9:0.01",
+    )
+
+    assert accepted == options()
+
+
+@pytest.mark.parametrize(
+    ("text", "reaction"),
+    [
+        ("--htp-port=80", 'Bad option: "--htp-port". Did you mean --http-port?'),
+        ("--model-repositry=m", 'Bad option: "--model-repositry". Did you mean --model-repository?'),
+        ("--xyzzy", 'Bad option: "--xyzzy". `charonia serve --help` lists what there is.'),
+        ("-v", 'Bad option: "-v". `charonia serve --help` lists what there is.'),
+    ],
+)
+def test_an_unknown_option_is_refused_with_a_suggestion(text: str, reaction: str) -> None:
+    assert problems(text) == [reaction]
+
+
+def test_an_abbreviated_option_is_an_unknown_one() -> None:
+    assert 'Bad option: "--http-addr"' in problems("--http-addr=::1")[0]
+
+
+def test_an_option_without_its_value_is_refused() -> None:
+    assert problems("--http-port") == ["--http-port: expected one argument"]
+
+
+def test_all_problems_are_reported_at_once() -> None:
+    assert problems("--htp-port=80", "--grpc-port=x", "--rate-limit=execution_count", "--load-model=a") == [
+        'Bad option: "--htp-port". Did you mean --http-port?',
+        "--grpc-port: expected an integer from 0 to 65535, got 'x'",
+        "--rate-limit=execution_count: there is no rate limiter",
+        "Use of '--load-model' requires setting '--model-control-mode=explicit' as well.",
+    ]
+
+
+def test_a_server_without_any_api_is_refused() -> None:
+    assert problems("--allow-http=false", "--allow-grpc=false") == [
+        "at least one of --allow-http and --allow-grpc must be true"
+    ]
+
+
+@pytest.mark.parametrize(
+    "text", ["--http-thread-count=16", "--pinned-memory-pool-byte-size=1", "--backend-directory=/x"]
+)
+def test_an_option_that_only_tunes_triton_is_accepted_with_a_note(text: str) -> None:
+    (note,) = notes(text)
+
+    assert note.startswith(f"{text.partition('=')[0]} has no effect: ")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "--trace-config=triton,file=/tmp/trace",
+        "--cache-config=local,size=1",
+        "--rate-limit=execution_count",
+        "--model-namespacing=true",
+        "--http-restricted-api=health:key=value",
+        "--grpc-restricted-protocol=health:key=value",
+        "--http-header-forward-pattern=x-.*",
+        "--allow-client-shm=true",
+        "--allow-sagemaker=true",
+        "--allow-vertex-ai=1",
+        "--host-policy=gpu_0,cpu-cores=1-2",
+        "--model-load-gpu-limit=0:0.5",
+    ],
+)
+def test_an_option_that_asks_for_what_is_not_there_is_refused_with_the_reason(text: str) -> None:
+    (problem,) = problems(text)
+
+    assert problem.startswith(f"{text}: ")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "--rate-limit=off",
+        "--model-namespacing=false",
+        "--allow-client-shm=0",
+        "--allow-vertex-ai=false",
+        "--trace-level=OFF",
+        "--response-cache-byte-size=0",
+        "--allow-gpu-metrics=false",
+    ],
+)
+def test_an_option_that_asks_for_what_happens_anyway_is_accepted_in_silence(text: str) -> None:
+    assert notes(text) == ()
+    assert options(text) == options()
+
+
+def test_quoting_of_log_messages_can_be_switched_off_by_the_environment() -> None:
+    assert parse(["models"], {}).options.log.escape is True
+    assert parse(["models"], {"TRITON_SERVER_ESCAPE_LOG_MESSAGES": "0"}).options.log.escape is False
+    assert parse(["models"], {"TRITON_SERVER_ESCAPE_LOG_MESSAGES": "1"}).options.log.escape is True
+
+
+def other_text(option: Option) -> str:
+    """A value that is not the default."""
+    default = default_text(option)
+    if default in ("true", "false"):
+        return "false" if default == "true" else "true"
+    if default.isdecimal():
+        return str(int(default) - 1) if int(default) > 1 else "2"
+    if "|" in option.metavar:
+        return next(word for word in option.metavar.split("|") if word != default)
+    return {"[BACKEND,]KEY=VALUE": "a=b"}.get(option.metavar, "other")
+
+
+@pytest.mark.parametrize("option", [o for o in all_options() if o.field and o.metavar], ids=lambda option: option.name)
+def test_every_option_changes_its_field_and_no_other(option: Option) -> None:
+    needed = {
+        "http.tls.enabled": ("--http-server-cert=c", "--http-server-key=k"),
+        "http.tls.mutual": ("--http-server-cert=c", "--http-server-key=k", "--http-root-cert=r"),
+        "grpc.tls.enabled": ("--grpc-server-cert=c", "--grpc-server-key=k"),
+        "grpc.tls.mutual": ("--grpc-server-cert=c", "--grpc-server-key=k", "--grpc-root-cert=r"),
+        "models.load": ("--model-control-mode=explicit",),
+        "http.port": ("--grpc-port=9001",),
+        "grpc.port": ("--http-port=9000",),
+        "metrics.port": ("--grpc-port=9001",),
+    }.get(option.field, ())
+
+    before, after = options(*needed), options(*needed, f"{option.name}={other_text(option)}")
+
+    assert differing(before, after) == [option.field]
+
+
+def differing(one: object, other: object, prefix: str = "") -> list[str]:
+    found: list[str] = []
+    for name in one.__slots__:  # type: ignore[attr-defined]  # records have slots
+        old, new = getattr(one, name), getattr(other, name)
+        if hasattr(old, "__slots__"):
+            found += differing(old, new, f"{prefix}{name}.")
+        elif old != new:
+            found.append(prefix + name)
+    return found
+
+
+def test_every_field_has_an_option() -> None:
+    fields = {option.field for option in all_options() if option.field}
+
+    assert leaves(ServerOptions()) - fields == {"log.escape"}
+
+
+def leaves(record: object, prefix: str = "") -> set[str]:
+    found: set[str] = set()
+    for name in record.__slots__:  # type: ignore[attr-defined]  # records have slots
+        value = getattr(record, name)
+        found |= leaves(value, f"{prefix}{name}.") if hasattr(value, "__slots__") else {prefix + name}
+    return found
+
+
+def test_the_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse(["--help"], {})
+
+    printed = capsys.readouterr().out
+    assert caught.value.code == 0
+    assert [name for name in KNOWN if name not in printed] == []
+
+
+def test_the_help_fits_a_terminal() -> None:
+    assert max(len(line) for line in parser().format_help().splitlines()) <= 120
+
+
+def test_the_page_documents_every_option_with_its_default() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+
+    missing = [row(option) for option in all_options() if row(option) not in page]
+
+    assert missing == []
+    assert [title for title in GROUPS if f"\n## {title}\n" not in page] == []
+
+
+def test_the_page_documents_the_options_without_effect_and_the_refused_ones() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+
+    assert [f"| `{o.name}` | {o.reason} |" for o in FOREIGN if f"| `{o.name}` | {o.reason} |" not in page] == []
+
+
+def test_the_page_documents_nothing_that_does_not_exist() -> None:
+    named = set(re.findall(r"`(--[a-z0-9-]+)", PAGE.read_text(encoding="utf-8")))
+
+    assert named - KNOWN - {"--help"} == set()
+
+
+def row(option: Option) -> str:
+    """The line of an option in the page."""
+    metavar = option.metavar.replace("|", r"\|")
+    default = f"`{default_text(option)}`" if default_text(option) else ""
+    return f"| `{option.name}{' ' if metavar else ''}{metavar}` | {default} | {option.help} |"

@@ -1,0 +1,153 @@
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from charonia.cli import logs
+from charonia.cli import serve as command
+from charonia.cli.logs import BLOCK
+from charonia.config.server import HttpOptions, MetricsOptions, ServerOptions
+from charonia.core.errors import invalid
+from charonia.core.metadata import ModelIndexEntry, ModelState
+
+OPTIONS = ServerOptions(http=HttpOptions(address="127.0.0.1"), metrics=MetricsOptions(enabled=False))
+
+
+class FakeEndpoint:
+    def __init__(self, port: int) -> None:
+        self.port = port
+
+
+class FakeServer:
+    """A server whose start does what a test says."""
+
+    def __init__(
+        self, start: Callable[[], object] = lambda: None, *, finishes: bool = True, slow: bool = False
+    ) -> None:
+        self.http: FakeEndpoint | None = None
+        self.grpc: FakeEndpoint | None = None
+        self.metrics: FakeEndpoint | None = None
+        self.is_shut_down = False
+        self._start, self._finishes, self._slow = start, finishes, slow
+
+    def __call__(self, options: ServerOptions) -> "FakeServer":
+        return self
+
+    async def start(self) -> None:
+        self._start()
+        if self._slow:
+            await asyncio.Event().wait()
+        self.http, self.grpc = FakeEndpoint(4000), FakeEndpoint(4001)
+
+    async def shutdown(self) -> bool:
+        self.is_shut_down = True
+        return self._finishes
+
+    def models(self) -> list[ModelIndexEntry]:
+        return [ModelIndexEntry("bert", "1", ModelState.READY)]
+
+
+def send(number: int) -> Callable[[], object]:
+    """Makes a signal arrive soon after the start."""
+    return lambda: asyncio.get_running_loop().call_later(0.01, os.kill, os.getpid(), number)
+
+
+@pytest.fixture(autouse=True)
+def everything_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_server_gracefully(number: int, caplog: pytest.LogCaptureFixture) -> None:
+    server = FakeServer(send(number))
+
+    status, is_clean = asyncio.run(command.serve(OPTIONS, server))
+
+    assert (status, is_clean) == (0, True)
+    assert server.is_shut_down
+    assert caplog.messages == [
+        "1 of 1 model versions ready",
+        "Started GRPCInferenceService at 0.0.0.0:4001",
+        "Started HTTPService at 127.0.0.1:4000",
+        f"{signal.Signals(number).name}: shutting down",
+        "server stopped",
+    ]
+    assert "bert   1        READY" in getattr(caplog.records[0], BLOCK)
+
+
+def test_an_expired_exit_timeout_is_a_failure_that_leaves_something_running() -> None:
+    server = FakeServer(send(signal.SIGTERM), finishes=False)
+
+    assert asyncio.run(command.serve(OPTIONS, server)) == (1, False)
+
+
+def test_a_signal_during_the_start_ends_it() -> None:
+    server = FakeServer(send(signal.SIGTERM), slow=True)
+
+    assert asyncio.run(command.serve(OPTIONS, server)) == (0, False)
+    assert server.is_shut_down
+
+
+def test_a_failed_start_shows_the_models_and_why(caplog: pytest.LogCaptureFixture) -> None:
+    def fail() -> None:
+        raise invalid("failed to load all models:\nbert: no such file", hint="--exit-on-error=false serves the rest")
+
+    server = FakeServer(fail)
+
+    assert asyncio.run(command.serve(OPTIONS, server)) == (1, True)
+    assert server.is_shut_down
+    assert caplog.messages[:2] == [
+        "1 of 1 model versions ready",
+        "the server cannot start (--exit-on-error=false serves the rest)",
+    ]
+    assert getattr(caplog.records[1], BLOCK) == "failed to load all models:\nbert: no such file"
+
+
+def test_an_unexpected_failure_is_logged_whole(caplog: pytest.LogCaptureFixture) -> None:
+    def fail() -> None:
+        raise KeyError("surprise")
+
+    assert asyncio.run(command.serve(OPTIONS, FakeServer(fail))) == (1, True)
+    assert "KeyError: 'surprise'" in caplog.text
+
+
+def test_a_second_signal_ends_the_process_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr(command, "_end_now", ended.append)
+
+    class Hanging(FakeServer):
+        async def shutdown(self) -> bool:
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.sleep(0.02)
+            return await super().shutdown()
+
+    asyncio.run(command.serve(OPTIONS, Hanging(send(signal.SIGTERM))))
+
+    assert ended == [1]
+
+
+def test_mistakes_in_the_arguments_are_printed_and_nothing_is_started(capsys: pytest.CaptureFixture[str]) -> None:
+    status = command.run(["models", "--htp-port=80", "--grpc-port=x"])
+
+    assert status == 1
+    assert capsys.readouterr().err.splitlines() == [
+        'charonia serve: Bad option: "--htp-port". Did you mean --http-port?',
+        "  --grpc-port: expected an integer from 0 to 65535, got 'x'",
+        "`charonia serve --help` lists the options.",
+    ]
+
+
+def test_a_missing_repository_is_reported_before_anything_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(logs, "configure", lambda options: None)
+
+    status = command.run([str(tmp_path / "missing"), "--http-thread-count=8"])
+
+    assert status == 1
+    assert caplog.messages[0].startswith("--http-thread-count has no effect: ")
+    assert "no such file or directory (hint: --model-repository takes a folder" in caplog.messages[1]
