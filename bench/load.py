@@ -1,0 +1,117 @@
+"""The load: one run of perf_analyzer or wrk against a server, as a record."""
+
+import csv
+import json
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.models import INPUT_ELEMENTS, MODEL, is_batched
+from bench.servers import PEERS, Server
+
+RUN_TIMEOUT_S = 300.0
+
+_WRK_SCRIPT = """\
+local file = io.open("{body}", "rb")
+wrk.method = "POST"
+wrk.body = file:read("*a")
+wrk.headers["Content-Type"] = "application/octet-stream"
+wrk.headers["Inference-Header-Content-Length"] = "{header_length}"
+"""
+_UNIT_US = {"us": 1.0, "ms": 1e3, "s": 1e6}
+
+
+@dataclass(frozen=True)
+class Load:
+    """What to send.
+
+    Attributes:
+        client: "perf_analyzer" or "wrk" (HTTP only, and far less CPU on the client's side).
+        protocol: "http" or "grpc".
+        concurrency: Requests in flight.
+        seconds: Length of one measurement.
+    """
+
+    client: str
+    protocol: str
+    concurrency: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Point:
+    """What came of one run.
+
+    Attributes:
+        rate_per_s: Inferences a second.
+        p50_us: Median latency in us.
+        p99_us: 99th percentile of the latency in us.
+        cpu_us: The server's CPU time per inference in us, from its own count of inferences, warm-up included.
+    """
+
+    rate_per_s: float
+    p50_us: float
+    p99_us: float
+    cpu_us: float
+
+
+def run(server: Server, load: Load) -> Point:
+    """Run the load once."""
+    cpu_before, count_before = server.cpu_seconds(), server.inference_count()
+    rate, p50, p99 = _wrk(server, load) if load.client == "wrk" else _perf_analyzer(server, load)
+    count = server.inference_count() - count_before
+    return Point(rate, p50, p99, (server.cpu_seconds() - cpu_before) * 1e6 / max(count, 1))
+
+
+def _perf_analyzer(server: Server, load: Load) -> tuple[float, float, float]:
+    with tempfile.TemporaryDirectory() as folder:
+        table = Path(folder) / "table.csv"
+        command = [
+            str(PEERS / "bin" / "perf_analyzer"),
+            *("-m", MODEL, "-u", server.http if load.protocol == "http" else server.grpc, "-i", load.protocol),
+            *("--concurrency-range", str(load.concurrency), "-f", str(table)),
+            *("-p", str(round(load.seconds * 1000)), "-s", "50", "-r", "3"),
+        ]
+        _check(command)
+        with table.open(newline="") as file:
+            (row,) = csv.DictReader(file)
+    return float(row["Inferences/Second"]), float(row["p50 latency"]), float(row["p99 latency"])
+
+
+def _wrk(server: Server, load: Load) -> tuple[float, float, float]:
+    elements = INPUT_ELEMENTS[server.model]
+    shape = [1, elements] if is_batched(server.model) else [elements]
+    tensor = {
+        "name": "INPUT0",
+        "datatype": "FP32",
+        "shape": shape,
+        "parameters": {"binary_data_size": 4 * elements},
+    }
+    header = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+    with tempfile.TemporaryDirectory() as folder:
+        body, script = Path(folder) / "body", Path(folder) / "post.lua"
+        body.write_bytes(header + bytes(4 * elements))
+        script.write_text(_WRK_SCRIPT.format(body=body, header_length=len(header)))
+        url = f"http://{server.http}/v2/models/{MODEL}/infer"
+        duration = f"{max(1, round(load.seconds))}s"
+        report = _check(["wrk", "-t1", f"-c{load.concurrency}", f"-d{duration}", "--latency", "-s", str(script), url])
+    if "Non-2xx" in report or "Socket errors" in report:
+        raise SystemExit(f"{server.variant}: requests failed\n{report}")
+    rate = re.search(r"Requests/sec:\s+([\d.]+)", report)
+    assert rate, report
+    return float(rate[1]), _wrk_percentile(report, 50), _wrk_percentile(report, 99)
+
+
+def _wrk_percentile(report: str, percent: int) -> float:
+    match = re.search(rf"^\s+{percent}%\s+([\d.]+)(us|ms|s)$", report, re.MULTILINE)
+    assert match, report
+    return float(match[1]) * _UNIT_US[match[2]]
+
+
+def _check(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
+    return done.stdout

@@ -1,0 +1,28 @@
+"""The machine that figures come from: figures without one cannot be compared."""
+
+import os
+import platform
+from importlib.metadata import version
+from pathlib import Path
+
+import psutil
+
+
+def machine() -> dict[str, str | int | float]:
+    """Return what has an influence on the figures."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "load_1min": round(os.getloadavg()[0], 2),
+        **{package: version(package) for package in ("charonia", "onnxruntime", "numpy", "uvloop")},
+    }
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.machine()

@@ -1,0 +1,125 @@
+"""The models that are compared, as model repositories of one model each."""
+
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+MODEL = "model"
+
+_IDENTITY_TENSORS = """\
+input [ { name: "INPUT0" data_type: TYPE_FP32 dims: [ 16 ] } ]
+output [ { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 16 ] } ]
+"""
+
+_MLP_TENSORS = """\
+input [ { name: "INPUT0" data_type: TYPE_FP32 dims: [ 128 ] } ]
+output [ { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 10 ] } ]
+"""
+
+_PYTHON_IDENTITY = """\
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        arrays = [pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy() for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", array)]) for array in arrays]
+"""
+
+_PYTHON_MLP = """\
+import os
+
+import numpy as np
+import onnxruntime
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        path = os.path.join(os.path.dirname(__file__), "model.onnx")
+        self.session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+    def execute(self, requests):
+        arrays = [pb_utils.get_input_tensor_by_name(r, "INPUT0").as_numpy() for r in requests]
+        (scores,) = self.session.run(None, {"INPUT0": np.concatenate(arrays)})
+        parts = np.split(scores, np.cumsum([len(a) for a in arrays])[:-1])
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", part)]) for part in parts]
+"""
+
+
+def identity(folder: Path) -> None:
+    """Write the identity backend's model: FP32 [16] in and out, no batching."""
+    _write(folder, 'backend: "identity"\n' + _IDENTITY_TENSORS)
+
+
+def python_identity(folder: Path) -> None:
+    """Write the same as a Python model."""
+    _write(folder, 'backend: "python"\n' + _IDENTITY_TENSORS)
+    (folder / MODEL / "1" / "model.py").write_text(_PYTHON_IDENTITY)
+
+
+def mlp(folder: Path) -> None:
+    """Write an ONNX perceptron 128-256-256-10, no configuration: everything as it comes."""
+    _write(folder, None)
+    onnx.save(_mlp_graph(), folder / MODEL / "1" / "model.onnx")
+
+
+def python_mlp(folder: Path) -> None:
+    """Write the same perceptron called from a Python model, for servers without an ONNX backend."""
+    _write(folder, 'backend: "python"\nmax_batch_size: 16\ndynamic_batching { }\n' + _MLP_TENSORS)
+    (folder / MODEL / "1" / "model.py").write_text(_PYTHON_MLP)
+    onnx.save(_mlp_graph(), folder / MODEL / "1" / "model.onnx")
+
+
+MODELS: dict[str, Callable[[Path], None]] = {
+    "identity": identity,
+    "python_identity": python_identity,
+    "mlp": mlp,
+    "python_mlp": python_mlp,
+}
+
+INPUT_ELEMENTS = {"identity": 16, "python_identity": 16, "mlp": 128, "python_mlp": 128}
+
+
+def is_batched(model: str) -> bool:
+    """Whether requests to the model have a batch dimension in front."""
+    return model in ("mlp", "python_mlp")
+
+
+def _write(folder: Path, config: str | None) -> None:
+    (folder / MODEL / "1").mkdir(parents=True)
+    if config is not None:
+        (folder / MODEL / "config.pbtxt").write_text(config)
+
+
+def _mlp_graph() -> onnx.ModelProto:
+    generator = np.random.default_rng(0)
+    sizes = [128, 256, 256, 10]
+    nodes, weights, name = [], [], "INPUT0"
+    for layer, (rows, columns) in enumerate(pairwise(sizes)):
+        last = layer == len(sizes) - 2
+        matrix = generator.normal(0, rows**-0.5, (rows, columns)).astype(np.float32)
+        weights += [
+            numpy_helper.from_array(matrix, f"w{layer}"),
+            numpy_helper.from_array(np.zeros(columns, np.float32), f"b{layer}"),
+        ]
+        product = "OUTPUT0" if last else f"h{layer}"
+        nodes.append(helper.make_node("Gemm", [name, f"w{layer}", f"b{layer}"], [product]))
+        name = product
+        if not last:
+            nodes.append(helper.make_node("Relu", [product], [f"r{layer}"]))
+            name = f"r{layer}"
+    graph = helper.make_graph(
+        nodes,
+        "mlp",
+        [helper.make_tensor_value_info("INPUT0", TensorProto.FLOAT, ["batch", 128])],
+        [helper.make_tensor_value_info("OUTPUT0", TensorProto.FLOAT, ["batch", 10])],
+        weights,
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)

@@ -1,0 +1,120 @@
+"""The servers that are compared, as processes: start, CPU time, memory, stop."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import psutil
+
+from bench.models import MODEL, MODELS
+
+HOST = "127.0.0.1"
+START_TIMEOUT_S = 60.0
+PEERS = Path(os.environ.get("CHARONIA_PEERS", Path.home() / ".cache" / "charonia-peers"))
+
+COMMANDS = {
+    "charonia": [sys.executable, "-m", "charonia", "serve"],
+    "triton": [str(PEERS / "bin" / "tritonserver")],
+}
+
+
+class Server:
+    """One server with one model, on free ports.
+
+    Args:
+        variant: `server:model`, for example "charonia:identity".
+        flags: More flags for the server.
+    """
+
+    def __init__(self, variant: str, flags: Sequence[str] = ()) -> None:
+        self.variant = variant
+        self.server, self.model = variant.split(":")
+        if self.server not in COMMANDS or self.model not in MODELS:
+            raise SystemExit(f"unknown variant '{variant}': servers {sorted(COMMANDS)}, models {sorted(MODELS)}")
+        self._flags = list(flags)
+        self._folder = tempfile.TemporaryDirectory(prefix="charonia-bench-")
+
+    def __enter__(self) -> Self:
+        folder = Path(self._folder.name)
+        MODELS[self.model](folder / "models")
+        self.http, self.grpc = f"{HOST}:{_free_port()}", f"{HOST}:{_free_port()}"
+        command = [*COMMANDS[self.server], f"--model-repository={folder / 'models'}"]
+        for name, port in (("http", self.http), ("grpc", self.grpc), ("metrics", f"{HOST}:{_free_port()}")):
+            command.append(f"--{name}-port={port.split(':')[1]}")
+        self.log = folder / "log.txt"
+        begin = time.monotonic()
+        with self.log.open("wb") as log:
+            self._process = subprocess.Popen([*command, *self._flags], stdout=log, stderr=subprocess.STDOUT)
+        self._wait_until_ready()
+        self.start_seconds = time.monotonic() - begin
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._folder.cleanup()
+
+    def cpu_seconds(self) -> float:
+        """CPU time spent so far, processes of Python models included."""
+        total = 0.0
+        for process in self._processes():
+            times = process.cpu_times()
+            total += times.user + times.system
+        return total
+
+    def memory_bytes(self) -> int:
+        """Resident memory now, processes of Python models included."""
+        return sum(process.memory_info().rss for process in self._processes())
+
+    def inference_count(self) -> int:
+        """Inferences that the model has run so far, from the server's own statistics."""
+        with urllib.request.urlopen(f"http://{self.http}/v2/models/{MODEL}/stats", timeout=10) as answer:
+            statistics: dict[str, Any] = json.load(answer)
+        return int(statistics["model_stats"][0]["inference_count"])
+
+    def version(self) -> str:
+        """Name and version as the server says."""
+        with urllib.request.urlopen(f"http://{self.http}/v2", timeout=10) as answer:
+            metadata = json.load(answer)
+        return f"{metadata['name']} {metadata['version']}"
+
+    def _processes(self) -> list[psutil.Process]:
+        root = psutil.Process(self._process.pid)
+        return [root, *root.children(recursive=True)]
+
+    def _wait_until_ready(self) -> None:
+        give_up = time.monotonic() + START_TIMEOUT_S
+        while True:
+            try:
+                urllib.request.urlopen(f"http://{self.http}/v2/models/{MODEL}/ready", timeout=5).close()
+            except (urllib.error.URLError, OSError) as error:
+                if self._process.poll() is not None or time.monotonic() > give_up:
+                    self._process.kill()
+                    tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-60:])
+                    raise SystemExit(f"{self.variant} is not ready: {error}\n{tail}") from None
+                time.sleep(0.02)
+            else:
+                return
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
