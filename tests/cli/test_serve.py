@@ -2,8 +2,10 @@ import asyncio
 import logging
 import os
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -151,3 +153,42 @@ def test_a_missing_repository_is_reported_before_anything_is_loaded(
     assert status == 1
     assert caplog.messages[0].startswith("--http-thread-count has no effect: ")
     assert "no such file or directory (hint: --model-repository takes a folder" in caplog.messages[1]
+
+
+@pytest.mark.parametrize(("finishes", "ended"), [(True, []), (False, [1])])
+def test_a_process_with_threads_that_still_compute_is_ended_without_waiting_for_them(
+    finishes: bool, ended: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = FakeServer(send(signal.SIGTERM), finishes=finishes)
+    parts = SimpleNamespace(Server=server, new_event_loop=asyncio.new_event_loop)
+    calls: list[int] = []
+    monkeypatch.setitem(sys.modules, "charonia.server", parts)
+    monkeypatch.setattr(logs, "configure", lambda options: None)
+    monkeypatch.setattr(command, "_end_now", calls.append)
+
+    assert command.run([str(tmp_path)]) == (0 if finishes else 1)
+
+    assert calls == ended
+
+
+def test_a_repository_that_looks_like_a_model_is_remarked_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "config.pbtxt").write_text("")
+    parts = SimpleNamespace(Server=FakeServer(send(signal.SIGTERM)), new_event_loop=asyncio.new_event_loop)
+    monkeypatch.setitem(sys.modules, "charonia.server", parts)
+    monkeypatch.setattr(logs, "configure", lambda options: None)
+
+    command.run([str(tmp_path)])
+
+    assert "a repository is the folder around the model folders" in caplog.messages[0]
+
+
+def test_a_server_without_models_says_what_a_repository_is(caplog: pytest.LogCaptureFixture) -> None:
+    class Empty(FakeServer):
+        def models(self) -> list[ModelIndexEntry]:
+            return []
+
+    asyncio.run(command.serve(OPTIONS, Empty(send(signal.SIGTERM))))
+
+    assert caplog.messages[0].startswith("no models: a repository is a folder of model folders")
