@@ -20,8 +20,8 @@ class Bench:
         self.engine = FakeEngine()
         self.frontend = GrpcFrontend(self.engine, limits, access_log=AccessLog(log) if log is not None else None)
 
-    def client(self, settings: dict[int, int] | None = None) -> MemoryClient:
-        return MemoryClient(self.frontend.connect(), settings)
+    def client(self, settings: dict[int, int] | None = None, *, opens_window: bool = True) -> MemoryClient:
+        return MemoryClient(self.frontend.connect(), settings, opens_window=opens_window)
 
 
 Scenario = Callable[[Bench], Coroutine[Any, Any, None]]

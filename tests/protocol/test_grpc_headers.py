@@ -2,14 +2,19 @@ import pytest
 
 from charonia.protocol.grpc_headers import (
     RESPONSE_HEAD,
+    CallHead,
     Headers,
     NotGrpcError,
     error_head,
     error_trailers,
-    parse_head,
     parse_timeout,
 )
+from charonia.protocol.grpc_headers import parse_head as parse_head_within
 from charonia.protocol.grpc_status import RpcError, Status
+
+
+def parse_head(headers: Headers) -> CallHead:
+    return parse_head_within(headers, 16_384)
 
 
 def headers(**changes: bytes | None) -> Headers:
@@ -105,3 +110,12 @@ def test_an_error_before_the_response_is_headers_and_trailers_in_one() -> None:
 def test_compressed_responses_name_their_encoding() -> None:
     assert RESPONSE_HEAD[b"gzip"][-1] == (b"grpc-encoding", b"gzip")
     assert RESPONSE_HEAD[b"deflate"][-1] == (b"grpc-encoding", b"deflate")
+
+
+def test_headers_count_as_http2_counts_them() -> None:
+    size = sum(len(name) + len(value) + 32 for name, value in headers())
+
+    assert parse_head_within(headers(), size).path == b"/s/M"
+    with pytest.raises(RpcError, match=f"at most {size - 1} bytes are accepted, got {size}") as caught:
+        parse_head_within(headers(), size - 1)
+    assert caught.value.status is Status.RESOURCE_EXHAUSTED

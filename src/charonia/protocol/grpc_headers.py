@@ -9,6 +9,9 @@ from charonia.protocol.grpc_status import RpcError, Status, percent_encoded
 Header = tuple[bytes, bytes]
 Headers = tuple[Header, ...]
 
+HEADER_OVERHEAD_BYTES = 32
+"""What HTTP/2 adds to each header when it counts the size of a list."""
+
 ACCEPT_ENCODING: Header = (b"grpc-accept-encoding", b",".join(ENCODINGS))
 OK_TRAILERS: Headers = ((b"grpc-status", b"0"),)
 
@@ -68,13 +71,20 @@ class CallHead:
         self.wants_grpc_errors = False
 
 
-def parse_head(headers: Headers) -> CallHead:
+def parse_head(headers: Headers, size_max: int) -> CallHead:
     """Return what the headers of a request say.
+
+    Args:
+        headers: All of them, in order.
+        size_max: Largest size that is accepted, counted as HTTP/2 counts it.
 
     Raises:
         NotGrpcError: The request is no gRPC call.
         RpcError: It is one, but cannot be understood.
     """
+    size = sum(len(name) + len(value) + HEADER_OVERHEAD_BYTES for name, value in headers)
+    if size > size_max:
+        raise RpcError(Status.RESOURCE_EXHAUSTED, f"request headers: at most {size_max} bytes are accepted, got {size}")
     head = CallHead()
     method = content_type = timeout = b""
     for name, value in headers:

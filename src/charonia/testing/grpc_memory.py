@@ -130,11 +130,19 @@ class MemoryClient:
         pings: Number of pings of the server.
     """
 
-    def __init__(self, protocol: asyncio.Protocol, settings: dict[int, int] | None = None) -> None:
-        """Connect; to be called on the event loop."""
+    def __init__(
+        self, protocol: asyncio.Protocol, settings: dict[int, int] | None = None, *, opens_window: bool = True
+    ) -> None:
+        """Connect; to be called on the event loop.
+
+        Args:
+            protocol: The server's end, new.
+            settings: HTTP/2 settings of the client.
+            opens_window: Whether what was received makes room for more.
+        """
         self.protocol = protocol
         self.transport = MemoryTransport(protocol)
-        self.http2 = ngh2.Connection(ngh2.Role.CLIENT)
+        self.http2 = ngh2.Connection(ngh2.Role.CLIENT, ngh2.Configuration(auto_window_update=opens_window))
         self.responses: dict[int, MemoryResponse] = {}
         self.goaways: list[tuple[int, bytes]] = []
         self.pings = 0

@@ -12,29 +12,34 @@ IDLE_PING_INTERVAL_NS = 2 * 3600 * 10**9
 class Conduct:
     """What one client did lately."""
 
-    __slots__ = ("_last_ping_ns", "_limits", "_reset_ns", "_resets", "_strikes")
+    __slots__ = ("_last_ping_ns", "_limits", "_reset_ns", "_resets", "_sends", "_strikes")
 
     def __init__(self, limits: GrpcLimits) -> None:
         self._limits = limits
         self._strikes = 0
+        self._sends = 0
         self._last_ping_ns: int | None = None
         self._resets = float(limits.resets_burst)
         self._reset_ns = 0
 
-    def data_sent(self) -> None:
-        """Forgive earlier pings: the server has sent headers or data, so a ping is no waste."""
-        self._strikes = 0
-        self._last_ping_ns = None
+    def may_ping(self, now_ns: int, sends: int, *, has_calls: bool) -> bool:
+        """Note a ping; return whether the client may stay.
 
-    def may_ping(self, now_ns: int, has_calls: bool) -> bool:
-        """Note a ping; return whether the client may stay."""
+        Args:
+            now_ns: Monotonic time, in ns.
+            sends: How often something was sent to the client so far: a ping after that is no waste.
+            has_calls: Whether a call is open.
+        """
         limits = self._limits
         interval_ns = int(limits.ping_interval_min_s * 1e9)
         if not has_calls and not limits.keepalive_without_calls:
             interval_ns = IDLE_PING_INTERVAL_NS
-        last_ns, self._last_ping_ns = self._last_ping_ns, now_ns
-        if last_ns is not None and now_ns - last_ns < interval_ns:
+        if sends != self._sends:
+            self._sends = sends
+            self._strikes = 0
+        elif self._last_ping_ns is not None and now_ns - self._last_ping_ns < interval_ns:
             self._strikes += 1
+        self._last_ping_ns = now_ns
         return limits.ping_strikes_max == 0 or self._strikes <= limits.ping_strikes_max
 
     def may_reset(self, now_ns: int) -> bool:

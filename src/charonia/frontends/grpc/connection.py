@@ -37,7 +37,7 @@ from charonia.protocol.grpc_headers import (
     error_trailers,
     parse_head,
 )
-from charonia.protocol.grpc_status import RpcError, Status
+from charonia.protocol.grpc_status import RpcError
 
 RETIRE_NOTICE_S = 0.1
 """Time between asking the client to open no more streams and refusing those that it opens."""
@@ -46,9 +46,6 @@ HTTP1_ANSWER = (
     b"HTTP/1.1 505 HTTP Version Not Supported\r\ncontent-type: text/plain\r\ncontent-length: 34\r\n"
     b"connection: close\r\n\r\nthis port speaks gRPC over HTTP/2\n"
 )
-
-HEADER_OVERHEAD_BYTES = 32
-"""What HTTP/2 adds to each header when it counts the size of a list."""
 
 
 class Owner(Protocol):
@@ -64,12 +61,16 @@ class Owner(Protocol):
 
 
 class GrpcConnection(asyncio.Protocol):
-    """A client's connection. All methods run on the event loop's thread."""
+    """A client's connection. All methods run on the event loop's thread.
+
+    Attributes:
+        service: What all calls share.
+        sends: How often something was sent on a stream.
+    """
 
     __slots__ = (
         "_calls",
         "_conduct",
-        "_has_sent",
         "_http2",
         "_is_closing",
         "_is_flush_due",
@@ -86,6 +87,7 @@ class GrpcConnection(asyncio.Protocol):
         "_to_reset",
         "_transport",
         "_unsent",
+        "sends",
         "service",
     )
 
@@ -112,7 +114,7 @@ class GrpcConnection(asyncio.Protocol):
         self._is_reading = False
         self._is_refusing = False
         self._is_retiring = False
-        self._has_sent = False
+        self.sends = 0
         self._last_headers: Headers = ()
         self._last_head = CallHead()
         self._to_reset: list[int] = []
@@ -180,11 +182,13 @@ class GrpcConnection(asyncio.Protocol):
 
     def respond(self, call: Call, body: list[Buffer]) -> None:
         """Send a whole response and forget the call."""
+        self.sends += 1
         self._http2.respond(call.stream_id, RESPONSE_HEAD[call.encoding], body, OK_TRAILERS)
         self._forget(call)
 
     def reject(self, call: Call, error: RpcError) -> None:
         """End the response with an error and forget the call."""
+        self.sends += 1
         if call.is_begun:
             self._http2.send_trailers(call.stream_id, error_trailers(error))
         else:
@@ -195,6 +199,7 @@ class GrpcConnection(asyncio.Protocol):
 
     def send(self, call: Call, body: list[Buffer]) -> None:
         """Send a part of the response."""
+        self.sends += 1
         if not call.is_begun:
             call.is_begun = True
             self._http2.send_head(call.stream_id, RESPONSE_HEAD[call.encoding])
@@ -203,6 +208,7 @@ class GrpcConnection(asyncio.Protocol):
 
     def complete(self, call: Call) -> None:
         """End the response and forget the call."""
+        self.sends += 1
         if not call.is_begun:
             self._http2.send_head(call.stream_id, RESPONSE_HEAD[b"identity"])
         self._http2.send_trailers(call.stream_id, OK_TRAILERS)
@@ -270,7 +276,10 @@ class GrpcConnection(asyncio.Protocol):
         self._http2.last_stream_id = max(self._http2.last_stream_id, stream_id)
         try:
             # Most clients send the same headers with every call.
-            head = self._last_head if headers == self._last_headers else self._parse(headers)
+            if headers != self._last_headers:
+                self._last_head = parse_head(headers, self.service.limits.header_list_bytes_max)
+                self._last_headers = headers
+            head = self._last_head
             method = self._methods.get(head.path)
             if method is None:
                 raise unknown_method(head.path)
@@ -291,17 +300,6 @@ class GrpcConnection(asyncio.Protocol):
         if not end:
             self._to_reset.append(stream_id)
 
-    def _parse(self, headers: Headers) -> CallHead:
-        size = sum(len(name) + len(value) + HEADER_OVERHEAD_BYTES for name, value in headers)
-        limit = self.service.limits.header_list_bytes_max
-        if size > limit:
-            raise RpcError(
-                Status.RESOURCE_EXHAUSTED, f"request headers: at most {limit} bytes are accepted, got {size}"
-            )
-        self._last_head = parse_head(headers)
-        self._last_headers = headers
-        return self._last_head
-
     def _receive(self, call: Call, data: bytes, end: bool) -> None:
         call.is_received = end
         try:
@@ -320,10 +318,7 @@ class GrpcConnection(asyncio.Protocol):
         elif isinstance(event, StreamClosed):
             self._drop_call(event.stream_id)
         elif isinstance(event, PingReceived):
-            if self._has_sent:
-                self._has_sent = False
-                self._conduct.data_sent()
-            if not self._conduct.may_ping(time.monotonic_ns(), bool(self._calls)):
+            if not self._conduct.may_ping(time.monotonic_ns(), self.sends, has_calls=bool(self._calls)):
                 self._terminate(b"too_many_pings")
         elif isinstance(event, ConnectionClosed):
             self._close()
@@ -333,18 +328,12 @@ class GrpcConnection(asyncio.Protocol):
         call = self._calls.pop(stream_id, None)
         if call is not None:
             call.give_up()
-            self._after_call()
+            self._forget(call)
 
     def _forget(self, call: Call) -> None:
         self._calls.pop(call.stream_id, None)
-        self._has_sent = True
-        self._after_call()
-        self._schedule_flush()
-
-    def _after_call(self) -> None:
         self._timers.call_count_changed()
-        if self._is_retiring:
-            self._schedule_flush()
+        self._schedule_flush()
 
     def _schedule_flush(self) -> None:
         if not (self._is_reading or self._is_flush_due):

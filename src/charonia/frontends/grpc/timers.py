@@ -15,7 +15,13 @@ AGE_JITTER = 0.1
 
 
 class Timed(Protocol):
-    """The connection, as its timers see it."""
+    """The connection, as its timers see it.
+
+    Attributes:
+        sends: How often something was sent on a stream.
+    """
+
+    sends: int
 
     def has_calls(self) -> bool:
         """Whether a call is open."""
@@ -41,7 +47,7 @@ class Timers:
         active: To be set whenever something was received.
     """
 
-    __slots__ = ("_connection", "_handles", "_limits", "_loop", "_pings", "active")
+    __slots__ = ("_connection", "_handles", "_limits", "_loop", "_pings", "_sends", "active")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, limits: GrpcLimits, connection: Timed) -> None:
         self._loop = loop
@@ -49,6 +55,7 @@ class Timers:
         self._connection = connection
         self._handles: dict[str, asyncio.TimerHandle] = {}
         self._pings = 0
+        self._sends = 0
         self.active = False
 
     def await_greeting(self) -> None:
@@ -78,10 +85,6 @@ class Timers:
             if not self._connection.has_calls():
                 self._arm("idle", self._limits.connection_idle_max_s, self._idle)
 
-    def data_sent(self) -> None:
-        """Allow pings again: something else was sent."""
-        self._pings = 0
-
     def _arm(self, name: str, delay_s: float, callback: Callable[[], None]) -> None:
         self._handles[name] = self._loop.call_later(delay_s, callback)
 
@@ -94,6 +97,9 @@ class Timers:
         limits = self._limits
         is_due = not self.active and (limits.keepalive_without_calls or self._connection.has_calls())
         self.active = False
+        if self._connection.sends != self._sends:
+            self._sends = self._connection.sends
+            self._pings = 0
         if is_due and (limits.pings_without_data_max == 0 or self._pings < limits.pings_without_data_max):
             self._pings += 1
             self._connection.send_ping()
