@@ -2,7 +2,7 @@
 
 import charonia
 
-PUBLIC: list[str] = []
+PUBLIC = ["Code", "Server", "ServerOptions", "ServingError", "__version__"]
 
 
 def test_the_public_names_are_these() -> None:
@@ -10,6 +10,6 @@ def test_the_public_names_are_these() -> None:
 
 
 def test_every_public_name_exists_and_is_documented() -> None:
-    undocumented = [name for name in PUBLIC if not getattr(charonia, name).__doc__]
+    undocumented = [name for name in PUBLIC if name != "__version__" and not getattr(charonia, name).__doc__]
 
     assert undocumented == []

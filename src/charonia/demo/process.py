@@ -62,7 +62,8 @@ def running_server(repository: Path, ports: Ports) -> Iterator[subprocess.Popen[
     command = [sys.executable, "-m", "charonia", "serve", f"--model-repository={repository}"]
     for name, port in (("http", ports.http), ("grpc", ports.grpc), ("metrics", ports.metrics)):
         command += [f"--{name}-address={_HOST}", f"--{name}-port={port}"]
-    process = subprocess.Popen(command)
+    # A session of its own: Ctrl-C reaches us, and the server is told once, by us.
+    process = subprocess.Popen(command, start_new_session=True)
     try:
         _wait_until_ready(process, ports)
         yield process

@@ -1,0 +1,69 @@
+"""`charonia demo`: serve models that packages ship, send them real inputs, print the answers and what was measured.
+
+Exit status: 0 done, 1 something did not work, 2 misuse.
+"""
+
+import argparse
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from charonia.core.errors import ServingError
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command and return its exit status."""
+    given = parser().parse_args(arguments)
+    # As Ctrl-C does: leave through every `finally`, so that the server is stopped.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        _demo(given.repository, given.once)
+    except ServingError as error:
+        print(f"charonia demo: {error}", file=sys.stderr)
+        return 1
+    except ModuleNotFoundError as error:
+        print(f"charonia demo: {error} (hint: pip install 'charonia[demo]')", file=sys.stderr)
+        return 1
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the arguments."""
+    made = argparse.ArgumentParser(
+        prog="charonia demo",
+        description="Serve models that packages ship, send real inputs over HTTP and gRPC, print what came back.",
+        allow_abbrev=False,
+    )
+    made.add_argument(
+        "--repository",
+        type=Path,
+        default=Path("demo-repository"),
+        metavar="FOLDER",
+        help="where to write the models (default: ./demo-repository)",
+    )
+    made.add_argument(
+        "--once",
+        action="store_true",
+        help="stop the server afterwards, and use free ports instead of 8000, 8001 and 8002",
+    )
+    return made
+
+
+def _demo(repository: Path, once: bool) -> None:
+    # Imported late: they need packages of the extra `demo`, and `--help` does not.
+    from charonia.demo.models import build_repository
+    from charonia.demo.process import Ports, free_ports, running_server
+    from charonia.demo.show import next_steps, show
+
+    build_repository(repository)
+    print(f"Model repository: {repository.resolve()}", flush=True)
+    ports = free_ports() if once else Ports()
+    with running_server(repository, ports) as server:
+        show(repository, ports)
+        if not once:
+            print("\n" + next_steps(ports), flush=True)
+            try:
+                server.wait()
+            except KeyboardInterrupt:
+                print("\nStopping.", flush=True)
