@@ -1,8 +1,9 @@
 """The model configuration as frozen records.
 
-Field for field the `ModelConfig` message of `charonia/schema/model_config.proto`, with the same names, so that a path such
-as `dynamic_batching.max_queue_delay_microseconds` means the same in config.pbtxt, in JSON and here. A message field that is
-not set and has a meaning of its own when absent is None here; repeated fields are tuples, maps are dicts.
+Field for field the `ModelConfig` message of `charonia/schema/model_config.proto`, with the same names, so that a path
+such as `dynamic_batching.max_queue_delay_microseconds` means the same in config.pbtxt, in JSON and here. A message
+field that is not set and has a meaning of its own when absent is None here; repeated fields are tuples, maps are
+dicts.
 
 Source of meanings and defaults: Triton's model configuration documentation.
 """
@@ -29,6 +30,12 @@ class InstanceKind(Enum):
     KIND_GPU = 1
     KIND_CPU = 2
     KIND_MODEL = 3
+
+
+class SecondaryDeviceKind(Enum):
+    """What a helper device is."""
+
+    KIND_NVDLA = 0
 
 
 class TimeoutAction(Enum):
@@ -175,7 +182,7 @@ class RateLimiter:
 class SecondaryDevice:
     """A helper device of an instance."""
 
-    kind: int = 0
+    kind: SecondaryDeviceKind = SecondaryDeviceKind.KIND_NVDLA
     device_id: int = 0
 
 

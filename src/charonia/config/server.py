@@ -1,7 +1,7 @@
 """How a server runs, as frozen records with the defaults of `charonia serve`.
 
-The command line makes a `ServerOptions` and so may an embedding program. Rules between fields are checked here, all of
-them at once; the text forms of values (`<backend>,<key>=<value>`, boolean words) belong to the command line.
+The command line makes a `ServerOptions` and so may an embedding program. Rules between fields are checked here, all
+of them at once; the text forms of values (`<backend>,<key>=<value>`, boolean words) belong to the command line.
 """
 
 from collections.abc import Iterator, Mapping

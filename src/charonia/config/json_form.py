@@ -1,0 +1,122 @@
+"""The JSON of a configuration: what the configuration calls answer, and what loading a model may send.
+
+Field names are those of config.pbtxt, every scalar and list is printed even where it is the default, 64-bit integers
+are numbers, enumerations are names, and messages and the members of a "one of" stand only where they are set. Keys of
+maps are strings, as JSON has no others.
+
+Source: Triton's model configuration protocol extension.
+"""
+
+import json
+import math
+import re
+from enum import Enum
+from typing import Any
+
+from google.protobuf import json_format
+from google.protobuf.descriptor import Descriptor
+
+from charonia.config.convert import MESSAGE, FieldPlan, from_message, plan
+from charonia.config.model import ModelConfig
+from charonia.config.pbtxt import MAX_TEXT_CHARS
+from charonia.config.wording import field_hint, printable, short, value_hint
+from charonia.core.dtypes import DataType
+from charonia.core.errors import ServingError, invalid
+from charonia.schema.pool import message_class, pool
+
+_WRAPPER = re.compile(r"Failed to parse (\S+) field: ")
+_AT_PATH = re.compile(r'^(?P<problem>.*) at (?P<path>"?ModelConfig\S*)$', re.DOTALL)
+_NO_VALUE = re.compile(r"Invalid enum value (?P<name>.*) for enum type (?P<type>[\w.]+)", re.DOTALL)
+_NO_FIELD = re.compile(r'Message type "(?P<type>[\w.]+)" has no field named "(?P<name>[^"]*)" at "(?P<path>[^"]*)"')
+
+
+def to_json(config: ModelConfig) -> dict[str, object]:
+    """Return the configuration as plain objects, ready for any JSON writer."""
+    return _members(config, pool().FindMessageTypeByName(MESSAGE))
+
+
+def from_json(text: str) -> ModelConfig:
+    """Return the configuration that a JSON text says.
+
+    What `to_json` makes is accepted, and so are camelCase names, 64-bit integers in strings and null for "not set".
+
+    Raises:
+        ServingError: INVALID_ARG with the path of the member that is wrong.
+    """
+    if len(text) > MAX_TEXT_CHARS:
+        raise invalid(f"the model configuration has {len(text)} characters; at most {MAX_TEXT_CHARS} are read")
+    try:
+        members = json.loads(text, object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise invalid(f"the model configuration is not JSON: {printable(short(str(error)))}") from None
+    if not isinstance(members, dict):
+        raise invalid(f"the model configuration must be a JSON object, got {type(members).__name__}")
+    message = message_class(MESSAGE)()
+    try:
+        json_format.ParseDict(members, message, descriptor_pool=pool())
+    except (json_format.ParseError, ValueError, TypeError, AttributeError) as error:
+        # The parser lets some errors of Python through for members of a wrong type.
+        raise _explain(error) from None
+    return from_message(message)
+
+
+def _members(record: Any, descriptor: Descriptor) -> dict[str, object]:
+    members: dict[str, object] = {}
+    record_type: Any = type(record)
+    for field in plan(descriptor, record_type):
+        value = getattr(record, field.attribute)
+        if value is None and field.has_presence:
+            continue
+        if field.is_map:
+            members[field.name] = {str(key): _element(item, field) for key, item in value.items()}
+        elif field.is_repeated:
+            members[field.name] = [_element(item, field) for item in value]
+        else:
+            members[field.name] = _element(value, field)
+    return members
+
+
+def _element(value: Any, field: FieldPlan) -> object:
+    if field.is_parameter:
+        return {"string_value": value}
+    if field.message is not None:
+        return _members(value, field.message)
+    if field.leaf is DataType:
+        return "TYPE_INVALID" if value is None else value.config
+    if isinstance(value, Enum):
+        return value.name
+    if isinstance(value, float) and not math.isfinite(value):
+        # JSON has no such numbers; these are protobuf's names for them.
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"member '{twice}' is given twice in one object")
+    return members
+
+
+def _explain(error: Exception) -> ServingError:
+    problem = str(error)
+    if found := _NO_FIELD.search(problem):
+        owner = pool().FindMessageTypeByName(found["type"])
+        path = _below_root(found["path"])
+        sentence = f"{path}: {owner.name} has no field '{short(found['name'])}'"
+        return invalid(printable(sentence), hint=field_hint(found["name"], owner))
+    # The parser wraps an error once for every field on the way down, and most but not all carry the path as well.
+    path = ".".join(_WRAPPER.findall(problem))
+    problem = _WRAPPER.sub("", problem).rstrip(".")
+    if found := _AT_PATH.match(problem):
+        path, problem = _below_root(found["path"]), found["problem"]
+    hint = ""
+    if found := _NO_VALUE.search(problem):
+        hint = value_hint(found["name"], pool().FindEnumTypeByName(found["type"]))
+    return invalid(printable(f"{path or 'model configuration'}: {short(problem)}"), hint=hint)
+
+
+def _below_root(path: str) -> str:
+    return path.strip('"').removeprefix("ModelConfig").removeprefix(".") or "model configuration"

@@ -1,0 +1,79 @@
+"""The text of a config.pbtxt: read and written.
+
+Protobuf's own parser does the reading, so what it forgives is forgiven here: commas or semicolons between fields,
+lists as `dims: [1, 2]` or as repeated fields, `name { }` and `name: { }`, `#` comments, enumerations by name or
+number. Its errors are turned into one sentence with line, column and, for a misspelt name, the nearest right one.
+"""
+
+import re
+
+from google.protobuf import text_format
+
+from charonia.config.convert import MESSAGE, from_message, to_message
+from charonia.config.model import ModelConfig
+from charonia.config.wording import field_hint, printable, short, value_hint
+from charonia.core.errors import ServingError, invalid
+from charonia.schema.pool import message_class, pool
+
+MAX_TEXT_CHARS = 4 * 1024 * 1024
+"""Longest text that is read. A configuration of ten thousand tensors has a quarter of it."""
+
+_NO_FIELD = re.compile(r'Message type "(?P<type>[\w.]+)" has no field named "(?P<name>[^"]*)"')
+_NO_VALUE = re.compile(r'Enum type "(?P<type>[\w.]+)" has no value named (?P<name>\S+?)\.?$')
+_TWICE = re.compile(r'should not have multiple "(?P<name>\w+)" fields')
+_ONE_OF = re.compile(r'Field "(?P<name>\w+)" is specified along with field "(?P<other>\w+)", another member of oneof')
+_POSITION = re.compile(r"^\d+:\d+ : ")
+
+
+def parse(text: str) -> ModelConfig:
+    """Return the configuration that a config.pbtxt says.
+
+    Raises:
+        ServingError: INVALID_ARG with line and column, or with the path of a field whose number its enumeration lacks.
+    """
+    if len(text) > MAX_TEXT_CHARS:
+        raise invalid(f"config.pbtxt has {len(text)} characters; at most {MAX_TEXT_CHARS} are read")
+    message = message_class(MESSAGE)()
+    # Editors of some systems begin a UTF-8 file with a byte order mark.
+    text = text.removeprefix("\ufeff")
+    try:
+        text_format.Parse(text, message)
+    except text_format.ParseError as error:
+        raise _explain(error, text) from None
+    return from_message(message)
+
+
+def render(config: ModelConfig) -> str:
+    """Return the text of a config.pbtxt that `parse` reads back as `config`, fields in the order of the schema.
+
+    Raises:
+        ServingError: INVALID_ARG for a value that the message cannot hold.
+    """
+    return text_format.MessageToString(
+        to_message(config), as_utf8=True, use_short_repeated_primitives=True, use_index_order=True
+    )
+
+
+def _explain(error: text_format.ParseError, text: str) -> ServingError:
+    line, column = error.GetLine() or 1, error.GetColumn() or 1
+    # The parser counts lines by "\n" only.
+    lines = text.split("\n")
+    source = lines[line - 1] if line <= len(lines) else ""
+    problem = _POSITION.sub("", str(error), count=1).removeprefix(f"'{source}': ").removeprefix("'': ")
+    sentence, hint = _reword(problem)
+    return invalid(printable(f"config.pbtxt line {line}, column {column}: {sentence}"), hint=printable(hint))
+
+
+def _reword(problem: str) -> tuple[str, str]:
+    """Return the parser's problem in our words, and a hint."""
+    if found := _NO_FIELD.search(problem):
+        owner = pool().FindMessageTypeByName(found["type"])
+        return f"{owner.name} has no field '{short(found['name'])}'", field_hint(found["name"], owner)
+    if found := _NO_VALUE.search(problem):
+        enum = pool().FindEnumTypeByName(found["type"])
+        return f"{enum.name} has no value {short(found['name'])}", value_hint(found["name"], enum)
+    if found := _TWICE.search(problem):
+        return f"field '{found['name']}' is given twice", "only repeated fields may be given more than once"
+    if found := _ONE_OF.search(problem):
+        return f"'{found['name']}' and '{found['other']}' are both given", "at most one of them may be"
+    return short(problem[:1].lower() + problem[1:]), ""
