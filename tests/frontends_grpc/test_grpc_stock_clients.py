@@ -34,9 +34,11 @@ WAIT_S = 20.0
 class Running:
     """A front end on a loop in a thread of its own."""
 
-    def __init__(self, limits: GrpcLimits | None = None, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, limits: GrpcLimits | None = None, tls: ssl.SSLContext | None = None
+    ) -> None:
         self.engine = FakeEngine()
-        self.loop = asyncio.new_event_loop()
+        self.loop = loop
         self.frontend: GrpcFrontend
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -76,12 +78,13 @@ class Running:
         self.loop.close()
 
 
-@pytest.fixture
-def serve() -> Iterator[Callable[..., Running]]:
+@pytest.fixture(params=["asyncio", "uvloop"])
+def serve(request: pytest.FixtureRequest) -> Iterator[Callable[..., Running]]:
     started: list[Running] = []
 
     def start(limits: GrpcLimits | None = None, tls: ssl.SSLContext | None = None) -> Running:
-        started.append(Running(limits, tls))
+        loop = pytest.importorskip(request.param).new_event_loop()
+        started.append(Running(loop, limits, tls))
         return started[-1]
 
     yield start

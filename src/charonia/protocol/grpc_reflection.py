@@ -48,7 +48,7 @@ def _fill(request: Any, response: Any) -> None:
             file = pool().FindFileByName(request.file_by_filename)
             response.file_descriptor_response.file_descriptor_proto.extend(_with_dependencies(file))
         case "file_containing_symbol":
-            file = pool().FindFileContainingSymbol(request.file_containing_symbol)
+            file = _file_of(request.file_containing_symbol)
             response.file_descriptor_response.file_descriptor_proto.extend(_with_dependencies(file))
         case "all_extension_numbers_of_type":
             pool().FindMessageTypeByName(request.all_extension_numbers_of_type)
@@ -58,6 +58,17 @@ def _fill(request: Any, response: Any) -> None:
         case _:
             response.error_response.error_code = Status.INVALID_ARGUMENT
             response.error_response.error_message = "the request asks nothing"
+
+
+def _file_of(symbol: str) -> FileDescriptor:
+    """Return the file that declares a symbol; KeyError where there is none."""
+    try:
+        return pool().FindFileContainingSymbol(symbol)
+    except KeyError:
+        # The pool knows no methods by their full name.
+        service_name, _, method = symbol.rpartition(".")
+        service = pool().FindServiceByName(service_name)
+        return service.methods_by_name[method].containing_service.file
 
 
 @cache

@@ -146,7 +146,9 @@ class Call:
             self._timer.cancel()
 
     def _expire(self) -> None:
-        self.fail(RpcError(Status.DEADLINE_EXCEEDED, f"{self.name}: the deadline of the call has passed"))
+        self.fail(
+            RpcError(Status.DEADLINE_EXCEEDED, f"Deadline Exceeded: {self.name} took longer than the caller waits")
+        )
 
 
 class UnaryCall(Call):
