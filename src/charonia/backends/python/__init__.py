@@ -1,0 +1,1 @@
+"""Python models, each instance in a supervised worker process."""

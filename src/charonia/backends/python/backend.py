@@ -1,0 +1,155 @@
+"""The `python` backend."""
+
+import asyncio
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import orjson
+
+from charonia.backends.api import BackendSettings, Completion, ModelFiles, Placement
+from charonia.backends.python.instance import PythonInstance
+from charonia.backends.python.process import WorkerProcess
+from charonia.backends.python.worker.charonia_channel import Incoming
+from charonia.config.json_form import from_json, to_json
+from charonia.config.model import InstanceKind, ModelConfig
+from charonia.core.errors import invalid, unsupported
+from charonia.stats.model import MemoryUsage
+
+DEFAULT_FILE = "model.py"
+
+START_SECONDS = "INITIALIZE_TIMEOUT_SECONDS"
+"""Model parameter: time that `initialize` has."""
+
+START_S_DEFAULT = 600.0
+
+EXECUTE_SECONDS = "EXECUTE_TIMEOUT_SECONDS"
+"""Model parameter: time that a batch has before its worker is taken for hung and replaced. Without it: no limit."""
+
+COMPLETE_S_MAX = 120.0
+"""Time that `auto_complete_config` has."""
+
+_KIND = {InstanceKind.KIND_GPU: "GPU", InstanceKind.KIND_MODEL: "MODEL"}
+
+
+class PythonBackend:
+    """Runs `TritonPythonModel` classes, each instance in a worker process."""
+
+    name = "python"
+
+    async def complete(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Completion:
+        """Ask the model's `auto_complete_config`, where it has one, in a worker that ends afterwards."""
+        path = _model_path(files, config)
+        answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+        def message(received: Incoming) -> None:
+            kind, text = received.header[:2]
+            if not answer.done():
+                if kind == "completed":
+                    answer.set_result(text)
+                else:
+                    answer.set_exception(invalid(f"auto_complete_config of model '{config.name}' failed: {text}"))
+
+        def end(reason: str) -> None:
+            if not answer.done():
+                answer.set_exception(invalid(f"model '{config.name}' cannot be imported: {reason}"))
+
+        process = WorkerProcess(f"{config.name} (auto-complete)", on_message=message, on_end=end)
+        try:
+            text = orjson.dumps(to_json(config)).decode()
+            process.send(("complete", str(path), str(files.version_dir), str(files.model_dir), text))
+            completed = await asyncio.wait_for(answer, COMPLETE_S_MAX)
+        except TimeoutError:
+            raise invalid(
+                f"auto_complete_config of model '{config.name}' did not finish within {COMPLETE_S_MAX:g} s"
+            ) from None
+        finally:
+            await process.stop(COMPLETE_S_MAX)
+        if not completed:
+            return Completion(config)
+        result = from_json(completed)
+        notes = () if result == config else (f"completed by auto_complete_config in {path.name}",)
+        return Completion(result, notes)
+
+    async def load(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> "PythonModel":
+        """Check the settings; the model itself is imported by each instance."""
+        if "EXECUTION_ENV_PATH" in config.parameters:
+            raise unsupported(
+                f"model '{config.name}': parameter EXECUTION_ENV_PATH is not available in this version of the server"
+            )
+        if config.is_decoupled:
+            raise unsupported(f"model '{config.name}': decoupled Python models are not available in this version")
+        return PythonModel(files, config, _model_path(files, config))
+
+    async def aclose(self) -> None:
+        """Nothing is shared between models."""
+
+
+class PythonModel:
+    """A version of a Python model."""
+
+    def __init__(self, files: ModelFiles, config: ModelConfig, path: Path) -> None:
+        self._files = files
+        self._config = config
+        self._path = path
+        self._start_s_max = _seconds(config, START_SECONDS, START_S_DEFAULT)
+        self._execute_s_max = _seconds(config, EXECUTE_SECONDS, 0.0)
+        self._instances: list[PythonInstance] = []
+
+    async def create_instance(self, placement: Placement) -> PythonInstance:
+        """Start a worker and initialize the model in it."""
+        arguments = {
+            "model_config": orjson.dumps(to_json(self._config)).decode(),
+            "model_instance_kind": _KIND.get(placement.kind, "CPU"),
+            "model_instance_name": placement.name,
+            "model_instance_device_id": str(placement.device_id),
+            "model_repository": str(self._files.model_dir),
+            "model_version": str(self._files.version),
+            "model_name": self._config.name,
+        }
+        files = (str(self._path), str(self._files.version_dir), str(self._files.model_dir))
+
+        def make_process(message: Callable[[Incoming], None], end: Callable[[str], None]) -> WorkerProcess:
+            return WorkerProcess(
+                placement.name, python=sys.executable, threads=placement.threads, on_message=message, on_end=end
+            )
+
+        instance = PythonInstance(
+            placement.name,
+            make_process,
+            ("initialize", *files, arguments, placement.name),
+            output_names=tuple(o.name for o in self._config.output),
+            start_s_max=self._start_s_max,
+            execute_s_max=self._execute_s_max,
+        )
+        await instance.open()
+        self._instances.append(instance)
+        return instance
+
+    def memory(self) -> list[MemoryUsage]:
+        """Return the resident memory of all workers."""
+        return [MemoryUsage("CPU", 0, sum(i.resident_bytes() for i in self._instances))]
+
+    async def aclose(self) -> None:
+        """The instances hold everything."""
+        self._instances.clear()
+
+
+def _model_path(files: ModelFiles, config: ModelConfig) -> Path:
+    path = files.version_dir / (config.default_model_filename or DEFAULT_FILE)
+    if not path.is_file():
+        raise invalid(f"model '{config.name}': there is no file '{path.name}' in version {files.version}")
+    return path
+
+
+def _seconds(config: ModelConfig, key: str, default: float) -> float:
+    text = config.parameters.get(key)
+    if text is None:
+        return default
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise invalid(f"model '{config.name}': parameter {key}: expected a number of seconds, got '{text}'")
+    return seconds

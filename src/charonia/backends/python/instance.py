@@ -1,0 +1,235 @@
+"""One instance of a Python model: a worker process that is started again when it ends."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from enum import Enum
+
+from charonia.backends.api import BatchSink
+from charonia.backends.python.codec import decode_results, encode_requests
+from charonia.backends.python.process import WorkerProcess
+from charonia.backends.python.worker.charonia_channel import ChannelError, Incoming, Outgoing
+from charonia.core.errors import ServingError, internal, unavailable
+from charonia.core.request import InferRequest
+
+_log = logging.getLogger(__name__)
+
+RESTART_DELAY_S = 0.05
+"""Pause before the first restart; it doubles with every one in a row that does not lead to an answer."""
+
+RESTART_DELAY_S_MAX = 30.0
+
+RESTART_WAIT_S_MAX = 20.0
+"""Longest time that a batch waits for a worker that is being started again."""
+
+FINALIZE_S_MAX = 10.0
+"""Time that a worker has for `finalize`."""
+
+
+class _State(Enum):
+    STARTING = "starting"
+    READY = "ready"
+    PAUSED = "paused"
+    CLOSED = "closed"
+
+
+class PythonInstance:
+    """An `AsyncInstance` in a worker process.
+
+    Args:
+        name: Instance name.
+        make_process: Starts a worker process with these callbacks for messages and its end.
+        start_message: The message that makes it load the model.
+        output_names: All outputs of the model.
+        start_s_max: Time that the model has to initialize.
+        execute_s_max: Time that a batch has, 0 for no limit.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        make_process: Callable[[Callable[[Incoming], None], Callable[[str], None]], WorkerProcess],
+        start_message: tuple[object, ...],
+        *,
+        output_names: tuple[str, ...],
+        start_s_max: float,
+        execute_s_max: float,
+    ) -> None:
+        self.name = name
+        self._make_process = make_process
+        self._start_message = start_message
+        self._output_names = output_names
+        self._start_s_max = start_s_max
+        self._execute_s_max = execute_s_max
+        self._loop = asyncio.get_running_loop()
+        self._state = _State.STARTING
+        self._process: WorkerProcess | None = None
+        self._first_start: asyncio.Future[None] = self._loop.create_future()
+        self._requests: Sequence[InferRequest] = ()
+        self._sink: BatchSink | None = None
+        self._is_sent = False
+        self._batch = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._restart: asyncio.TimerHandle | None = None
+        self._failures = 0
+        self._reason = ""
+        self._released: list[int] = []  # regions of the worker that nobody here looks at any more
+        self._dropped: list[int] = []  # regions of ours that were given up
+
+    @property
+    def pid(self) -> int:
+        """Process id of the worker, 0 while there is none."""
+        return self._process.pid if self._process is not None else 0
+
+    async def open(self) -> None:
+        """Start the worker and wait until the model is initialized.
+
+        Raises:
+            ServingError: It could not be; the message says why.
+        """
+        self._start_process()
+        try:
+            await self._first_start
+        except BaseException:
+            await self.aclose()
+            raise
+
+    def start(self, requests: Sequence[InferRequest], sink: BatchSink) -> None:
+        """Begin to run the requests as one batch."""
+        self._requests, self._sink, self._is_sent = requests, sink, False
+        if self._state is _State.READY:
+            self._send_batch()
+        elif self._state is _State.CLOSED:
+            self._fail_batch(unavailable(f"instance '{self.name}' is closed"))
+        else:
+            self._limit(RESTART_WAIT_S_MAX, self._waited_too_long)
+
+    def cancel(self, index: int) -> None:
+        """Do nothing: the model runs on, and its answer to this request is dropped."""
+
+    def resident_bytes(self) -> int:
+        """Return the resident memory of the worker process."""
+        return self._process.resident_bytes() if self._process is not None else 0
+
+    async def aclose(self) -> None:
+        """Let the model finalize and end the worker."""
+        self._state = _State.CLOSED
+        self._limit(0, None)
+        if self._restart is not None:
+            self._restart.cancel()
+        process, self._process = self._process, None
+        if process is not None:
+            await process.stop(FINALIZE_S_MAX)
+
+    def _start_process(self) -> None:
+        self._restart = None
+        self._state = _State.STARTING
+        self._released, self._dropped = [], []
+        try:
+            process = self._process = self._make_process(self._message, self._ended)
+        except OSError as error:
+            self._ended(f"the worker process cannot be started: {error}")
+            return
+        process.send(self._start_message)
+        if self._sink is None:
+            self._limit(self._start_s_max, self._started_too_slowly)
+
+    def _message(self, message: Incoming) -> None:
+        kind = message.header[0]
+        if kind == "done":
+            self._done(message)
+        elif kind == "ready":
+            self._state = _State.READY
+            if self._failures:
+                _log.info("the worker process of '%s' is back", self.name)
+            if not self._first_start.done():
+                self._first_start.set_result(None)
+            self._limit(0, None)
+            if self._sink is not None:
+                self._send_batch()
+        elif kind == "failed":
+            self._reason = str(message.header[1])
+
+    def _send_batch(self) -> None:
+        process = self._process
+        if process is None:
+            return
+        outgoing = Outgoing(process.pool)
+        try:
+            encoded = encode_requests(self._requests, self._output_names, outgoing)
+            self._batch += 1
+            released, self._released = self._released, []
+            dropped, self._dropped = self._dropped, []
+            process.send(("execute", self._batch, encoded, released, dropped), outgoing)
+        except (ChannelError, OSError, ValueError) as error:
+            process.pool.release(outgoing.regions)
+            self._fail_batch(internal(f"the batch cannot be handed to instance '{self.name}': {error}"))
+            return
+        self._is_sent = True
+        self._limit(self._execute_s_max, self._executed_too_long)
+
+    def _done(self, message: Incoming) -> None:
+        _, batch, results, regions, dropped, input_end, output_start = message.header
+        process, sink = self._process, self._sink
+        if process is None or sink is None or batch != self._batch:
+            return
+        self._limit(0, None)
+        self._failures = 0
+        self._dropped += process.pool.release(regions)
+        try:
+            decoded = decode_results(results, message, self._released.append)
+        except (ChannelError, KeyError, TypeError, ValueError) as error:
+            process.kill(f"it sent a response that cannot be read: {error}")
+            return
+        process.drop(dropped)
+        self._sink = None
+        for index, result in enumerate(decoded):
+            sink.respond(index, result, True)
+        sink.finish(input_end, output_start)
+
+    def _ended(self, reason: str) -> None:
+        """The worker process is gone."""
+        self._process = None
+        if self._state is _State.CLOSED:
+            return
+        why = self._reason or reason
+        self._reason = ""
+        if not self._first_start.done():
+            self._state = _State.CLOSED
+            self._limit(0, None)
+            self._first_start.set_exception(internal(f"instance '{self.name}' failed to start: {why}"))
+            return
+        _log.error("the worker process of '%s' ended: %s", self.name, why)
+        failed_to_start = self._state is _State.STARTING
+        self._state = _State.PAUSED
+        delay = min(RESTART_DELAY_S * 2**self._failures, RESTART_DELAY_S_MAX)
+        self._failures = min(self._failures + 1, 32)
+        self._restart = self._loop.call_later(delay, self._start_process)
+        if self._sink is not None and (self._is_sent or failed_to_start):
+            self._fail_batch(internal(f"the model instance '{self.name}' is not healthy: {why}"))
+
+    def _started_too_slowly(self) -> None:
+        if self._process is not None:
+            self._process.kill(f"it did not initialize within {self._start_s_max:g} s")
+
+    def _executed_too_long(self) -> None:
+        if self._process is not None:
+            self._process.kill(f"a batch did not finish within {self._execute_s_max:g} s and was ended")
+
+    def _waited_too_long(self) -> None:
+        self._fail_batch(unavailable(f"instance '{self.name}' has not come back within {RESTART_WAIT_S_MAX:g} s"))
+
+    def _fail_batch(self, error: ServingError) -> None:
+        self._limit(0, None)
+        sink, self._sink = self._sink, None
+        if sink is not None:
+            now = time.monotonic_ns()
+            sink.finish(now, now, error)
+
+    def _limit(self, seconds: float, callback: Callable[[], None] | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if callback is not None and seconds > 0:
+            self._timer = self._loop.call_later(seconds, callback)

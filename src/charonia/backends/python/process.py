@@ -1,0 +1,258 @@
+"""A worker process: started, talked to, watched."""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+import psutil
+
+from charonia.backends.python.worker.charonia_channel import (
+    ChannelError,
+    Incoming,
+    Mappings,
+    Outgoing,
+    Receiver,
+    RegionPool,
+    receive,
+    remaining,
+    send_some,
+)
+
+_log = logging.getLogger(__name__)
+
+OUTPUT_LINES_MAX = 50
+"""Last lines of a worker's output that are kept for error messages."""
+
+OUTPUT_LINE_BYTES_MAX = 8192
+"""A longer line of output is cut."""
+
+SOCKET_BYTES = 1024 * 1024
+"""Buffer of the socket in each direction: a batch of small tensors fits."""
+
+KILL_WAIT_S = 5.0
+"""Time a killed process has to vanish."""
+
+_SCRIPT = Path(__file__).parent / "worker" / "charonia_worker.py"
+_LEVELS = (logging.INFO, logging.WARNING, logging.ERROR, logging.DEBUG)
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+
+class WorkerProcess:
+    """One worker process. Everything happens on the event loop's thread.
+
+    Args:
+        name: Instance name, for logs.
+        python: Interpreter to run.
+        threads: Threads that numeric libraries in it may use, unless the environment says otherwise.
+        on_message: Called with each message but log lines.
+        on_end: Called once with the reason when the process has ended or was given up.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        python: str = sys.executable,
+        threads: int = 1,
+        on_message: Callable[[Incoming], None],
+        on_end: Callable[[str], None],
+    ) -> None:
+        self.name = name
+        self.pool = RegionPool()
+        self._on_message = on_message
+        self._on_end = on_end
+        self._loop = asyncio.get_running_loop()
+        self._mappings = Mappings()
+        self._receiver = Receiver(self._mappings)
+        self._unsent: list[bytes | memoryview] = []
+        self._unsent_fds: list[int] = []
+        self._lines: deque[str] = deque(maxlen=OUTPUT_LINES_MAX)
+        self._partial = b""
+        self._is_ended = False
+        self._kill_reason = ""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        for end in (ours, theirs):
+            for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+                end.setsockopt(socket.SOL_SOCKET, option, SOCKET_BYTES)
+        ours.setblocking(False)
+        self._socket = ours
+        environment = {**os.environ, **{v: os.environ.get(v, str(threads)) for v in _THREAD_VARIABLES}}
+        environment["PYTHONUNBUFFERED"] = "1"
+        with theirs:
+            # Forked by this thread, not by a pool's: the worker is killed when the thread that forked it ends.
+            self._process = subprocess.Popen(
+                [python, str(_SCRIPT), str(theirs.fileno()), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=(theirs.fileno(),),
+                env=environment,
+                start_new_session=True,
+            )
+        output = self._process.stdout
+        if output is None:
+            raise RuntimeError("the worker process has no output pipe")
+        self._output: IO[bytes] = output
+        os.set_blocking(self._output.fileno(), False)
+        self._loop.add_reader(self._socket.fileno(), self._readable)
+        self._loop.add_reader(self._output.fileno(), self._output_readable)
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    def resident_bytes(self) -> int:
+        """Return the resident memory of the process."""
+        try:
+            return int(psutil.Process(self._process.pid).memory_info().rss)
+        except psutil.Error:
+            return 0
+
+    def send(self, header: tuple[object, ...], outgoing: Outgoing | None = None) -> None:
+        """Send a message; what the socket does not take at once follows when it can."""
+        outgoing = outgoing or Outgoing(self.pool)
+        self._unsent += outgoing.frame(header)
+        # A descriptor may arrive before its message, never after it.
+        self._unsent_fds += outgoing.fds
+        self._write()
+
+    def drop(self, regions: list[int]) -> None:
+        """Unmap regions that the worker has given up."""
+        self._mappings.drop(regions)
+
+    def kill(self, reason: str) -> None:
+        """End the process at once; `on_end` gets this reason."""
+        self._kill_reason = reason
+        self._signal(signal.SIGKILL)
+
+    async def stop(self, timeout_s: float) -> None:
+        """Ask the worker to finalize and end; kill it when that takes too long."""
+        if self._is_ended:
+            return
+        self._on_end = lambda _: None
+        self.send(("finalize",))
+        try:
+            await asyncio.to_thread(self._process.wait, timeout_s)
+        except subprocess.TimeoutExpired:
+            _log.warning("%s did not finalize within %g s and is killed", self.name, timeout_s)
+            self._signal(signal.SIGKILL)
+            await asyncio.to_thread(self._process.wait, KILL_WAIT_S)
+        self._end()
+
+    def _signal(self, number: int) -> None:
+        if self._process.poll() is None:
+            self._process.send_signal(number)
+
+    def _write(self) -> None:
+        if self._is_ended:
+            return
+        try:
+            while self._unsent:
+                sent = send_some(self._socket, self._unsent, self._unsent_fds)
+                self._unsent_fds = []
+                self._unsent = remaining(self._unsent, sent)
+        except BlockingIOError:
+            self._loop.add_writer(self._socket.fileno(), self._writable)
+        except OSError:  # the worker has gone; reading finds out why
+            self._unsent.clear()
+
+    def _writable(self) -> None:
+        self._loop.remove_writer(self._socket.fileno())
+        self._write()
+
+    def _readable(self) -> None:
+        try:
+            data, fds = receive(self._socket)
+        except BlockingIOError:
+            return
+        except OSError:
+            data, fds = b"", []
+        if not data:
+            self._lost()
+            return
+        try:
+            messages = self._receiver.feed(data, fds)
+        except ChannelError as error:
+            self.kill(f"it sent something that cannot be read: {error}")
+            return
+        for message in messages:
+            if message.header[0] == "log":
+                _, level, text, file, line = message.header
+                _log.log(_LEVELS[level], "%s (%s:%d)", text, file, line, extra={"instance": self.name})
+            else:
+                self._on_message(message)
+
+    def _lost(self) -> None:
+        """The worker closed its end: it has ended, or is about to."""
+        self._loop.remove_reader(self._socket.fileno())
+        self._signal_later()
+        self._loop.create_task(self._reap())
+
+    def _signal_later(self) -> None:
+        # A process that lives on without its channel is of no use to anybody.
+        self._loop.call_later(1.0, self._signal, signal.SIGKILL)
+
+    async def _reap(self) -> None:
+        try:
+            status = await asyncio.to_thread(self._process.wait, KILL_WAIT_S)
+        except subprocess.TimeoutExpired:
+            status = None
+        if self._is_ended:
+            return
+        self._output_readable()
+        reason = self._kill_reason or describe_exit(status)
+        tail = "\n".join([*self._lines, *([self._partial.decode(errors="replace")] if self._partial else [])])
+        self._end()
+        self._on_end(f"{reason}; its last output:\n{tail}" if tail else reason)
+
+    def _end(self) -> None:
+        if self._is_ended:
+            return
+        self._is_ended = True
+        for fd in (self._socket.fileno(), self._output.fileno()):
+            self._loop.remove_reader(fd)
+        self._loop.remove_writer(self._socket.fileno())
+        self._socket.close()
+        self._output.close()
+        self._receiver.close()
+        self._mappings.close()
+        self.pool.close()
+
+    def _output_readable(self) -> None:
+        try:
+            data = self._output.read(64 * 1024)
+        except (BlockingIOError, ValueError):
+            return
+        if data is None:
+            return
+        if not data:
+            self._loop.remove_reader(self._output.fileno())
+            return
+        *lines, self._partial = (self._partial + data).split(b"\n")
+        if len(self._partial) > OUTPUT_LINE_BYTES_MAX:
+            lines.append(self._partial)
+            self._partial = b""
+        for line in lines:
+            text = line[:OUTPUT_LINE_BYTES_MAX].decode(errors="replace")
+            self._lines.append(text)
+            _log.info("[%s] %s", self.name, text)
+
+
+def describe_exit(status: int | None) -> str:
+    """Return in words how a process ended, from its `Popen` return code."""
+    if status is None:
+        return "the worker process closed its connection but did not end"
+    if status < 0:
+        name = signal.Signals(-status).name if -status in set(signal.Signals) else str(-status)
+        hint = ": often the system's answer to a lack of memory" if -status == signal.SIGKILL else ""
+        return f"the worker process was ended by {name}{hint}"
+    return f"the worker process exited with status {status}"

@@ -1,0 +1,513 @@
+"""The module that Python models import, usually as `pb_utils`.
+
+Names and meanings are those of Triton's Python backend, so that models run unchanged. What belongs to features that the
+server does not have yet raises a `TritonModelException` that says so.
+"""
+
+import inspect
+import json
+import struct
+
+import numpy as np
+
+TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
+TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = 2
+TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
+TRITONSERVER_REQUEST_RELEASE_ALL = 1
+TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = 2
+TRITONSERVER_MEMORY_CPU = 0
+TRITONSERVER_MEMORY_GPU = 2
+
+_NUMPY_BY_TYPE = {
+    "TYPE_BOOL": np.bool_,
+    "TYPE_UINT8": np.uint8,
+    "TYPE_UINT16": np.uint16,
+    "TYPE_UINT32": np.uint32,
+    "TYPE_UINT64": np.uint64,
+    "TYPE_INT8": np.int8,
+    "TYPE_INT16": np.int16,
+    "TYPE_INT32": np.int32,
+    "TYPE_INT64": np.int64,
+    "TYPE_FP16": np.float16,
+    "TYPE_FP32": np.float32,
+    "TYPE_FP64": np.float64,
+    "TYPE_STRING": np.object_,
+}
+_NUMBERS = {
+    name: number
+    for number, name in enumerate(
+        [
+            "BOOL",
+            "UINT8",
+            "UINT16",
+            "UINT32",
+            "UINT64",
+            "INT8",
+            "INT16",
+            "INT32",
+            "INT64",
+            "FP16",
+            "FP32",
+            "FP64",
+            "STRING",
+            "BF16",
+        ],
+        start=1,
+    )
+}
+_WIRE = {np.dtype(t): name[5:] for name, t in _NUMPY_BY_TYPE.items() if name != "TYPE_STRING"}
+_LENGTH = struct.Struct("<I")
+
+
+class TritonModelException(Exception):
+    """Raised for wrong use of this module; a model may raise it too."""
+
+
+class TritonError:
+    """An error to answer a request with."""
+
+    UNKNOWN = 0
+    INTERNAL = 1
+    NOT_FOUND = 2
+    INVALID_ARG = 3
+    UNAVAILABLE = 4
+    UNSUPPORTED = 5
+    ALREADY_EXISTS = 6
+    CANCELLED = 7
+
+    def __init__(self, message, code=INTERNAL):
+        if not isinstance(code, int) or not 0 <= code <= 7:
+            raise TritonModelException(f"TritonError: expected one of its codes 0 to 7, got {code!r}")
+        self._message = str(message)
+        self._code = code
+
+    def code(self):
+        """Return the code."""
+        return self._code
+
+    def message(self):
+        """Return the message."""
+        return self._message
+
+    def __str__(self):
+        return self._message
+
+
+class Tensor:
+    """A named tensor."""
+
+    def __init__(self, name, array):
+        if not isinstance(array, np.ndarray):
+            raise TritonModelException(f"Tensor '{name}': expected a numpy array, got {type(array).__name__}")
+        if array.dtype.kind in "SU":
+            array = array.astype(np.object_)
+        elif array.dtype != np.object_ and array.dtype not in _WIRE:
+            raise TritonModelException(f"Tensor '{name}': numpy dtype {array.dtype} is none of the tensor datatypes")
+        self._name = name
+        self._array = array
+        self._datatype = "BYTES" if array.dtype == np.object_ else _WIRE[array.dtype]
+        self._raw = None
+
+    @classmethod
+    def _received(cls, name, datatype, shape, data):
+        tensor = cls.__new__(cls)
+        tensor._name = name
+        tensor._datatype = datatype
+        tensor._raw = data
+        if datatype == "BYTES":
+            tensor._array = deserialize_bytes_tensor(data).reshape(shape)
+        elif datatype == "BF16":
+            tensor._array = np.ndarray(shape, np.uint16, data)
+        else:
+            tensor._array = np.ndarray(shape, _NUMPY_BY_TYPE["TYPE_" + datatype], data)
+        return tensor
+
+    def name(self):
+        """Return the name."""
+        return self._name
+
+    def as_numpy(self):
+        """Return the elements; object arrays of bytes for strings."""
+        if self._datatype == "BF16":
+            raise TritonModelException(
+                f"Tensor '{self._name}' is BF16, which numpy does not have; its bytes can only be passed on"
+            )
+        return self._array
+
+    def triton_dtype(self):
+        """Return the number of the datatype in model configurations."""
+        return _NUMBERS["STRING" if self._datatype == "BYTES" else self._datatype]
+
+    def shape(self):
+        """Return the shape."""
+        return list(self._array.shape)
+
+    def is_cpu(self):
+        """Return whether the elements are in the memory of the CPU."""
+        return True
+
+    def to_dlpack(self):
+        """Return a dlpack capsule."""
+        raise _not_here("exchanging tensors by dlpack")
+
+    @staticmethod
+    def from_dlpack(name, tensor):
+        """Return a tensor made from a dlpack capsule or from an object that offers one."""
+        raise _not_here("exchanging tensors by dlpack")
+
+
+class InferenceRequest:
+    """A request, as `execute` gets it."""
+
+    def __init__(self, *args, **kwargs):
+        raise _not_here("calling other models from a model (business logic scripting)")
+
+    @classmethod
+    def _received(cls, inputs, fields):
+        request = cls.__new__(cls)
+        request._inputs = inputs
+        (
+            request._id,
+            request._correlation_id,
+            request._flags,
+            request._timeout,
+            request._priority,
+            request._parameters,
+            request._requested,
+        ) = fields
+        return request
+
+    def inputs(self):
+        """Return the input tensors."""
+        return self._inputs
+
+    def request_id(self):
+        """Return the caller's request id, "" for none."""
+        return self._id
+
+    def correlation_id(self):
+        """Return the sequence id, 0 for none."""
+        return self._correlation_id
+
+    def flags(self):
+        """Return the sequence flags."""
+        return self._flags
+
+    def set_flags(self, flags):
+        """Set the sequence flags."""
+        self._flags = flags
+
+    def timeout(self):
+        """Return the queue timeout that was asked for, in us."""
+        return self._timeout
+
+    def priority(self):
+        """Return the priority that was asked for."""
+        return self._priority
+
+    def parameters(self):
+        """Return the request parameters as JSON text."""
+        return self._parameters
+
+    def requested_output_names(self):
+        """Return the names of the outputs that were asked for."""
+        return list(self._requested)
+
+    def is_cancelled(self):
+        """Return whether the caller has gone."""
+        return False
+
+    def trace(self):
+        """Return the trace; requests are not traced."""
+        return None
+
+    def get_response_sender(self):
+        """Return where to send responses to."""
+        raise _not_here("sending responses through a response sender (decoupled models)")
+
+    def set_release_flags(self, flags):
+        """Set what happens to the request after `execute`."""
+        if flags != TRITONSERVER_REQUEST_RELEASE_ALL:
+            raise _not_here("rescheduling a request (iterative sequences)")
+
+
+class InferenceResponse:
+    """The answer to one request."""
+
+    def __init__(self, output_tensors=(), error=None, parameters=None):
+        self._outputs = list(output_tensors)
+        for tensor in self._outputs:
+            if not isinstance(tensor, Tensor):
+                raise TritonModelException(
+                    f"InferenceResponse: expected Tensor objects as outputs, got {type(tensor).__name__}"
+                )
+        if error is not None and not isinstance(error, TritonError):
+            raise TritonModelException(
+                f"InferenceResponse: expected a TritonError as error, got {type(error).__name__}"
+            )
+        for key, value in (parameters or {}).items():
+            if not isinstance(key, str) or not isinstance(value, (bool, int, str)):
+                raise TritonModelException(
+                    f"InferenceResponse: parameter {key!r} must be a string, an integer or a boolean"
+                )
+        self._error = error
+        self._parameters = dict(parameters or {})
+
+    def output_tensors(self):
+        """Return the output tensors."""
+        return self._outputs
+
+    def has_error(self):
+        """Return whether the response is an error."""
+        return self._error is not None
+
+    def error(self):
+        """Return the error, or None."""
+        return self._error
+
+    def parameters(self):
+        """Return the response parameters as JSON text."""
+        return json.dumps(self._parameters)
+
+
+class Logger:
+    """Writes to the server's log."""
+
+    INFO = 0
+    WARNING = 1
+    ERROR = 2
+    VERBOSE = 3
+
+    _write = None  # set by the worker: level, message, file, line
+
+    @classmethod
+    def log(cls, message, level=INFO):
+        """Write a message of a level."""
+        cls._log(message, level)
+
+    @classmethod
+    def log_info(cls, message):
+        """Write an informational message."""
+        cls._log(message, cls.INFO)
+
+    @classmethod
+    def log_warn(cls, message):
+        """Write a warning."""
+        cls._log(message, cls.WARNING)
+
+    @classmethod
+    def log_error(cls, message):
+        """Write an error."""
+        cls._log(message, cls.ERROR)
+
+    @classmethod
+    def log_verbose(cls, message):
+        """Write a message that appears with verbose logging only."""
+        cls._log(message, cls.VERBOSE)
+
+    @classmethod
+    def _log(cls, message, level):
+        caller = inspect.currentframe().f_back.f_back
+        if cls._write is not None:
+            cls._write(level, str(message), caller.f_code.co_filename, caller.f_lineno)
+
+
+class MetricFamily:
+    """A family of custom metrics."""
+
+    COUNTER = 0
+    GAUGE = 1
+    HISTOGRAM = 2
+
+    def __init__(self, *args, **kwargs):
+        raise _not_here("custom metrics")
+
+
+class PreferredMemory:
+    """Where the outputs of a called model should be."""
+
+    def __init__(self, preferred_memory_type, preferred_device_id=0):
+        self.preferred_memory_type = preferred_memory_type
+        self.preferred_device_id = preferred_device_id
+
+
+class ModelConfig:
+    """The configuration that `auto_complete_config` completes."""
+
+    def __init__(self, config):
+        self._config = config
+
+    def as_dict(self):
+        """Return the configuration as a dictionary."""
+        return self._config
+
+    def set_max_batch_size(self, size):
+        """Set the largest batch size, unless the configuration has a larger one."""
+        given = self._config.get("max_batch_size", 0)
+        if given > size:
+            raise TritonModelException(
+                "configuration specified max_batch_size {}, but in auto-complete-config function for model '{}' "
+                "specified max_batch_size {}".format(given, self._config.get("name", ""), size)
+            )
+        self._config["max_batch_size"] = size
+
+    def set_dynamic_batching(self):
+        """Turn on dynamic batching, unless the configuration has another scheduler."""
+        for other in ("sequence_batching", "ensemble_scheduling"):
+            if self._config.get(other):
+                raise TritonModelException(
+                    "Configuration specified scheduling_choice as '{}', but auto-complete-config function for model "
+                    "'{}' tries to set scheduling_choice as 'dynamic_batching'".format(
+                        other, self._config.get("name", "")
+                    )
+                )
+        self._config.setdefault("dynamic_batching", {})
+
+    def set_model_transaction_policy(self, policy):
+        """Set whether the model is decoupled."""
+        if list(policy) != ["decoupled"] or not isinstance(policy["decoupled"], bool):
+            raise TritonModelException(f"model transaction policy: expected {{'decoupled': bool}}, got {policy!r}")
+        given = self._config.get("model_transaction_policy")
+        if given and given.get("decoupled") != policy["decoupled"]:
+            raise TritonModelException(
+                "trying to change decoupled property in auto-complete-config for model '{}', which is already set to "
+                "'{}'".format(self._config.get("name", ""), given.get("decoupled"))
+            )
+        self._config["model_transaction_policy"] = dict(policy)
+
+    def add_input(self, properties):
+        """Add an input, or check that the configuration's agrees."""
+        self._add("input", properties, ("name", "data_type", "dims", "optional"))
+
+    def add_output(self, properties):
+        """Add an output, or check that the configuration's agrees."""
+        self._add("output", properties, ("name", "data_type", "dims"))
+
+    def _add(self, kind, properties, known):
+        model = self._config.get("name", "")
+        for key in properties:
+            if key not in known:
+                raise TritonModelException(
+                    "{} '{}' in auto-complete-config function for model '{}' contains property other than {}.".format(
+                        kind, properties.get("name", ""), model, ", ".join(f"'{k}'" for k in known)
+                    )
+                )
+        for key in ("name", "data_type", "dims"):
+            if key not in properties:
+                raise TritonModelException(
+                    "{} '{}' in auto-complete-config function for model '{}' is missing '{}' property.".format(
+                        kind, properties.get("name", ""), model, key
+                    )
+                )
+        for given in self._config.setdefault(kind, []):
+            if given["name"] != properties["name"]:
+                continue
+            for key in ("data_type", "dims"):
+                if given.get(key) and list(np.atleast_1d(given[key])) != list(np.atleast_1d(properties[key])):
+                    raise TritonModelException(
+                        "unable to load model '{}', configuration expects {} {} for {} '{}', model provides {}".format(
+                            model, key, given[key], kind, given["name"], properties[key]
+                        )
+                    )
+            given.update(properties)
+            return
+        self._config[kind].append(dict(properties))
+
+
+def get_input_tensor_by_name(request, name):
+    """Return an input of a request, or None."""
+    return next((t for t in request.inputs() if t.name() == name), None)
+
+
+def get_output_tensor_by_name(response, name):
+    """Return an output of a response, or None."""
+    return next((t for t in response.output_tensors() if t.name() == name), None)
+
+
+def get_input_config_by_name(model_config, name):
+    """Return an input's configuration, or None."""
+    return next((i for i in model_config.get("input", ()) if i["name"] == name), None)
+
+
+def get_output_config_by_name(model_config, name):
+    """Return an output's configuration, or None."""
+    return next((o for o in model_config.get("output", ()) if o["name"] == name), None)
+
+
+def using_decoupled_model_transaction_policy(model_config):
+    """Return whether the model is decoupled."""
+    return bool((model_config.get("model_transaction_policy") or {}).get("decoupled", False))
+
+
+def triton_string_to_numpy(triton_type):
+    """Return the numpy type of a datatype of model configurations, e.g. "TYPE_FP32"."""
+    return _NUMPY_BY_TYPE.get(triton_type)
+
+
+def triton_to_numpy_type(number):
+    """Return the numpy type of a datatype's number."""
+    return next((_NUMPY_BY_TYPE.get("TYPE_" + name) for name, n in _NUMBERS.items() if n == number), None)
+
+
+def numpy_to_triton_type(numpy_type):
+    """Return the number of the datatype of a numpy type."""
+    dtype = np.dtype(numpy_type)
+    return _NUMBERS["STRING" if dtype.kind in "OSU" else _WIRE[dtype]]
+
+
+def serialize_byte_tensor(array):
+    """Return the elements of a string tensor in wire form, as an array of one bytes object."""
+    return np.asarray(_serialize(array), dtype=np.object_)
+
+
+def _serialize(array):
+    parts = []
+    for element in array.ravel().tolist():
+        if isinstance(element, str):
+            element = element.encode("utf-8")
+        elif not isinstance(element, bytes):
+            element = bytes(element) if isinstance(element, (bytearray, memoryview)) else str(element).encode("utf-8")
+        parts.append(_LENGTH.pack(len(element)))
+        parts.append(element)
+    return b"".join(parts)
+
+
+def deserialize_bytes_tensor(encoded):
+    """Return the elements of a string tensor from wire form."""
+    data = bytes(encoded)
+    elements = []
+    position = 0
+    while position < len(data):
+        start = position + 4
+        position = start + _LENGTH.unpack_from(data, position)[0]
+        elements.append(data[start:position])
+    array = np.empty(len(elements), np.object_)
+    array[:] = elements
+    return array
+
+
+def get_model_dir():
+    """Return the folder of the model version."""
+    return _MODEL_DIR
+
+
+_MODEL_DIR = ""
+
+
+def load_model(*args, **kwargs):
+    """Load a model."""
+    raise _not_here("loading models from a model")
+
+
+def unload_model(*args, **kwargs):
+    """Unload a model."""
+    raise _not_here("unloading models from a model")
+
+
+def is_model_ready(*args, **kwargs):
+    """Return whether a model is ready."""
+    raise _not_here("asking for the readiness of other models")
+
+
+def _not_here(feature):
+    return TritonModelException(f"{feature} is not available in this version of the server")
