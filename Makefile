@@ -10,7 +10,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 
 BIN := .venv/bin
 READY := .venv/ready
-PURE_TESTS := $(wildcard tests/core tests/config tests/protocol tests/sched tests/schema tests/stats)
+PURE_TESTS := $(wildcard tests/core tests/config tests/protocol tests/sched tests/schema tests/sim tests/stats)
 # Percent of lines and branches of the pure core that its own tests reach.
 COVERAGE_MIN := 95
 PYTEST_ARGS ?=
