@@ -5,11 +5,17 @@ from pathlib import Path
 
 import pytest
 
+from charonia.frontends.http.handlers import Handlers
+from charonia.frontends.http.limits import HttpLimits
+from charonia.testing.fake_engine import FakeEngine
+
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.glob("*.md"), *(ROOT / "bench").glob("*.md"), *ROOT.glob("examples/*/*.md")])
 
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+PLACEHOLDER = re.compile(r"\{\w+\}")
+RPC = re.compile(r"^\s*rpc\s+(\w+)", re.MULTILINE)
 METRIC = re.compile(r"\b(?:nv|charonia)_[a-z0-9_]+")
 
 
@@ -37,3 +43,24 @@ def test_every_metric_is_documented() -> None:
     }
 
     assert sorted(name for name in emitted if name not in page) == []
+
+
+def test_every_http_route_is_documented() -> None:
+    # The version in a path is written as `[/versions/{version}]`; what a placeholder is called does not matter.
+    page = (DOCS / "http.md").read_text(encoding="utf-8").replace("[/versions/{version}]", "")
+    documented = PLACEHOLDER.sub("{}", page)
+    paths = {route.path.replace("/versions/{version}", "") for route in Handlers(FakeEngine(), HttpLimits()).routes()}
+
+    assert sorted(path for path in paths if PLACEHOLDER.sub("{}", path) not in documented) == []
+
+
+def test_every_grpc_method_is_documented() -> None:
+    page = (DOCS / "grpc.md").read_text(encoding="utf-8")
+    methods = {
+        name
+        for path in (ROOT / "src" / "charonia" / "schema").glob("*.proto")
+        for name in RPC.findall(path.read_text(encoding="utf-8"))
+    }
+
+    assert methods
+    assert sorted(name for name in methods if name not in page) == []
