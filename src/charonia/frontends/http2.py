@@ -8,6 +8,7 @@ event that says so is on its way.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import ngh2
@@ -156,36 +157,28 @@ class ServerConnection:
 
     def send_head(self, stream_id: int, head: Headers, *, end: bool = False) -> None:
         """Begin a response; `end` makes it the whole response."""
-        try:
+        with suppress(*_GONE):
             self._connection.send_response(stream_id, head, end_stream=end)
-        except _GONE:
-            return
 
     def send_data(self, stream_id: int, body: Sequence[bytes | memoryview]) -> None:
         """Send a part of a response's body."""
-        try:
+        with suppress(*_GONE):
             for part in body:
                 self._connection.send_data(stream_id, part)
-        except _GONE:
-            return
 
     def send_trailers(self, stream_id: int, trailers: Headers) -> None:
         """End a response."""
-        try:
+        with suppress(*_GONE):
             self._connection.send_trailers(stream_id, trailers)
-        except _GONE:
-            return
 
     def reset(self, stream_id: int, code: int) -> None:
         """Close a stream in both directions at once."""
-        try:
+        with suppress(*_GONE):
             self._connection.reset_stream(stream_id, code)
-        except _GONE:
-            return
 
     def consume(self, stream_id: int, amount: int) -> None:
         """Let the client send `amount` bytes more."""
-        try:
+        try:  # `suppress` would cost more than the call
             self._connection.acknowledge_received_data(amount, stream_id)
         except _GONE:
             return
@@ -196,31 +189,23 @@ class ServerConnection:
 
     def ping(self) -> None:
         """Ask for a sign of life."""
-        try:
+        with suppress(*_GONE):
             self._connection.ping()
-        except _GONE:
-            return
 
     def announce_shutdown(self) -> None:
         """Tell the client to open no more streams; those on their way are still served."""
-        try:
+        with suppress(*_GONE):
             self._connection.send_shutdown_notice()
-        except _GONE:
-            return
 
     def refuse_streams(self) -> None:
         """Take no stream after `last_stream_id`; those that are open go on."""
-        try:
+        with suppress(*_GONE):
             self._connection.send_goaway(ErrorCode.NO_ERROR, last_stream_id=self.last_stream_id)
-        except _GONE:
-            return
 
     def terminate(self, code: int, reason: bytes = b"") -> None:
         """End the connection, with the reason in the last frame."""
-        try:
+        with suppress(*_GONE):
             if reason:
                 self._connection.send_goaway(code, last_stream_id=self.last_stream_id, debug_data=reason)
             else:
                 self._connection.terminate_connection(code, last_stream_id=self.last_stream_id)
-        except _GONE:
-            return
