@@ -208,6 +208,15 @@ def test_when_the_idle_slot_goes_the_batch_waits_for_another_slot() -> None:
     assert batcher.handle(SlotIdle(1), 6 * MS) == [Run(1, (1, 2), DELAY)]
 
 
+def test_what_comes_after_the_idle_slot_has_gone_is_taken_in_order_all_the_same() -> None:
+    batcher = idle_batcher(PATIENT)
+    batcher.handle(Submit(1, 1, "a"), 0)
+    batcher.handle(SlotGone(0), 1)
+    submit_all(batcher, [Submit(2, 1, "b"), Submit(3, 1, "a")], 2)
+
+    assert batcher.handle(SlotIdle(1), 3) == [Run(1, (1,), SHAPE)]
+
+
 # --- preferred sizes
 
 

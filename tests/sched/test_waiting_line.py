@@ -1,5 +1,9 @@
 """The waiting line: what it holds on to."""
 
+import random
+
+import pytest
+
 from charonia.sched.api import QueueLimits, Submit
 from charonia.sched.queue import STALE_DEADLINES_MAX, WaitingLine
 
@@ -63,19 +67,19 @@ def test_adding_tells_whether_the_request_is_the_very_last() -> None:
     assert not line.add(Submit(4), 2, 5)[1]
 
 
-def test_a_sweep_leaves_the_deadlines_in_order() -> None:
+@pytest.mark.parametrize("seed", range(3))
+def test_a_sweep_leaves_the_deadlines_in_order(seed: int) -> None:
     line = WaitingLine(QueueLimits(timeout_override=True))
-    # A heap is an array in a loose order, which taking items out of the middle can spoil.
-    asked_us = [1, *(1000 - n for n in range(200))]
+    asked_us = random.Random(seed).sample(range(1, 10_000), 400)
     for request_id, timeout_us in enumerate(asked_us):
         line.add(Submit(request_id, timeout_us=timeout_us), 0, 0)
-    for request_id in range(200):
-        if request_id % 3:
-            line.remove(request_id)
-    kept_us = sorted(us for request_id, us in enumerate(asked_us) if request_id % 3 == 0 or request_id == 200)
+    # A heap is an array in a loose order, which taking items out of the middle can spoil.
+    kept = sorted(range(400), key=asked_us.__getitem__)[200::2]
+    for request_id in set(range(400)) - set(kept):
+        line.remove(request_id)
     assert len(asked_us) > 2 * len(line) + STALE_DEADLINES_MAX
 
-    line.add(Submit(999, timeout_us=5000), 0, 0)
+    line.add(Submit(999, timeout_us=20_000), 0, 0)
 
-    expired = [line.expire(us * 1000) for us in [*kept_us, 5000]]
-    assert [len(ids or ()) for ids in expired] == [1] * (len(kept_us) + 1)
+    assert [line.expire(asked_us[request_id] * 1000) for request_id in kept] == [(request_id,) for request_id in kept]
+    assert line.next_deadline_ns() == 20_000_000

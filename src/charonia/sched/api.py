@@ -46,7 +46,10 @@ class SlotIdle(NamedTuple):
 
 
 class SlotGone(NamedTuple):
-    """An instance that was idle cannot take batches any more (its process died, the model is going)."""
+    """An instance cannot take batches any more (its process died, the model is going).
+
+    What it ran at that moment, if anything, has already left the scheduler and is the caller's to answer.
+    """
 
     slot: int
 
