@@ -1,3 +1,4 @@
+import importlib
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -14,6 +15,11 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 
     printed = capsys.readouterr().out
     assert [name for name in COMMANDS if f"  {name} " not in printed] == []
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_is_a_module_with_run(name: str) -> None:
+    assert callable(importlib.import_module(f"charonia.cli.{name}").run)
 
 
 def test_without_arguments_the_help_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
