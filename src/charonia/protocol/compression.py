@@ -5,36 +5,41 @@ import zlib
 
 from charonia.core.errors import invalid, unsupported
 
-GZIP_WBITS = 16 + zlib.MAX_WBITS
 ACCEPTED = "gzip, deflate"
-_RESPONSE_LEVEL = 1
+"""Codings of request bodies, as a header field's value."""
+
+COMPRESS_FROM_BYTES = 1024
+"""Smaller responses are sent as they are, which clients must expect: most ask for compression without meaning it."""
+
+_LEVEL = 1
 """Fast rather than small: tensors compress badly, and a server's time is the scarcer good."""
 
-_WBITS = {"gzip": GZIP_WBITS, "deflate": zlib.MAX_WBITS}
-_ELEMENT = re.compile(r"\s*([\w*-]+)\s*(?:;\s*q\s*=\s*([0-9.]+)\s*)?(?:;[^,]*)?")
+_WBITS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+_ELEMENT = re.compile(rb"\s*([\w-]+)\s*(?:;\s*q\s*=\s*([01](?:\.\d{0,3})?)\s*)?")
 
 
-def decompress(body: bytes | memoryview, coding: str, size_max: int) -> bytes:
+def decompress(body: bytes | memoryview, coding: str, bytes_max: int) -> bytes | memoryview:
     """Return the body without its content coding.
 
     Raises:
         ServingError: UNSUPPORTED for another coding than gzip, deflate and identity; INVALID_ARG for a body that is not
-            in this coding, or that would be larger than `size_max` bytes.
+            in this coding, or that would be larger than `bytes_max` bytes.
     """
     coding = coding.strip().lower()
     if coding in ("", "identity"):
-        return bytes(body)
+        return body
     wbits = _WBITS.get(coding)
     if wbits is None:
-        raise unsupported(f"Unsupported compression type '{coding}'", hint=f"accepted: {ACCEPTED}")
+        raise unsupported(f"Unsupported compression type '{coding:.40}'", hint=f"accepted: {ACCEPTED}")
     decoder = zlib.decompressobj(wbits)
     try:
-        plain = decoder.decompress(body, size_max + 1)
+        plain = decoder.decompress(body, bytes_max + 1)
     except zlib.error as error:
         raise invalid(f"the request body is not valid {coding} data: {error}") from error
-    if len(plain) > size_max:
+    if len(plain) > bytes_max:
         raise invalid(
-            f"the decompressed request body is larger than the maximum of {size_max} bytes (--http-max-input-size)"
+            f"the decompressed request body is larger than the maximum of {bytes_max} bytes",
+            hint="the limit is set by --http-max-input-size",
         )
     if not decoder.eof:
         raise invalid(f"the {coding} data of the request body ends too early")
@@ -45,24 +50,21 @@ def decompress(body: bytes | memoryview, coding: str, size_max: int) -> bytes:
 
 def compress(parts: list[bytes | memoryview], coding: str) -> bytes:
     """Return the joined parts in a content coding, "gzip" or "deflate"."""
-    encoder = zlib.compressobj(_RESPONSE_LEVEL, zlib.DEFLATED, _WBITS[coding])
+    encoder = zlib.compressobj(_LEVEL, zlib.DEFLATED, _WBITS[coding])
     return b"".join([*(encoder.compress(part) for part in parts), encoder.flush()])
 
 
-def choose_coding(accept_encoding: str) -> str:
+def choose_coding(accept_encoding: bytes) -> str:
     """Return the coding for a response: the one of gzip, deflate and identity with the largest q-value.
 
     The first listed wins among equals; "" stands for identity, also where nothing fits.
     """
-    best, best_q = "", 0.0
-    for element in accept_encoding.lower().split(","):
+    best, best_q = b"", 0.0
+    for element in accept_encoding.lower().split(b","):
         match = _ELEMENT.fullmatch(element)
-        if match is None or match[1] not in ("gzip", "deflate", "identity"):
+        if match is None or match[1] not in (b"gzip", b"deflate", b"identity"):
             continue
-        try:
-            q = float(match[2]) if match[2] else 1.0
-        except ValueError:
-            continue
+        q = float(match[2]) if match[2] else 1.0
         if q > best_q:
             best, best_q = match[1], q
-    return "" if best == "identity" else best
+    return "" if best == b"identity" else best.decode()

@@ -1,8 +1,10 @@
 """One HTTP/1.1 connection: bytes to exchanges and back, in order, within limits.
 
-llhttp (by way of httptools) finds the parts of a request. Small bodies come through it; the body of a request that
-announces a larger one is received straight into its own buffer, so that a tensor is copied once, by the kernel.
-Responses are written in the order of the requests, whatever order they are ready in (pipelining).
+llhttp (by way of httptools) finds the parts of a request, and refuses what is ambiguous. Small bodies come through it;
+the body of a request that announces a larger one is received straight into its own buffer, so that a tensor is copied
+once, by the kernel. Responses are written in the order of the requests, whatever order they are ready in (pipelining).
+
+Nothing here makes a task, a future or a timer for a request: the endpoint's sweep finds slow clients (`check_time`).
 """
 
 import asyncio
@@ -11,11 +13,9 @@ from typing import Protocol, cast
 import httptools
 import numpy as np
 
-from charonia.core.errors import Code, ServingError, invalid, unavailable
-from charonia.frontends.http.exchange import JSON_TYPE, Exchange
+from charonia.core.errors import ServingError, invalid, unavailable, unsupported
+from charonia.frontends.http.exchange import Exchange
 from charonia.frontends.http.limits import HttpLimits
-from charonia.protocol.http_status import REASONS
-from charonia.protocol.v2_json import encode_error
 
 READ_BYTES = 256 * 1024
 """Size of the buffer that all connections of an endpoint read into."""
@@ -23,11 +23,17 @@ READ_BYTES = 256 * 1024
 DIRECT_BODY_BYTES = 64 * 1024
 """A body with at least so many bytes still to come is received straight into its own buffer."""
 
-JOIN_BELOW_BYTES = 16 * 1024
-"""Responses up to this size are written in one piece."""
+ALIGNMENT_BYTES = 64
+"""Alignment of the first tensor in such a buffer."""
 
 LINGER_S = 2.0
 """Time that a client, which was refused while it was still sending, has to read the answer."""
+
+JSON_SIZE = b"inference-header-content-length"
+"""Header field with the length of the JSON part of a body."""
+
+DIGITS_MAX = 18
+"""Longest number in a header field."""
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -56,11 +62,11 @@ class Host(Protocol):
         ...
 
     def handle(self, exchange: Exchange) -> None:
-        """Answer a request, now or later."""
+        """Answer a request, now or later. Never raises."""
         ...
 
     def finished(self, exchange: Exchange) -> None:
-        """A response is about to be written."""
+        """A response is about to be written, or its client has gone."""
         ...
 
 
@@ -69,16 +75,19 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def __init__(self, host: Host) -> None:
         self._host = host
+        self._limits = host.limits
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpRequestParser(self)
         self._exchanges: list[Exchange] = []
-        self._since_s = host.now_s
-        self._is_receiving = False
+        self._since_s = host.now_s  # start of what is waited for: a header, a body, the next request, the client
+        self._is_receiving = False  # from the first byte of a request to its last
         self._in_body = False
         self._is_paused = False
         self._write_is_paused = False
+        self._unsent = 0
         self._lingers = False  # the last response is out, the client may still be sending
         self._ends = False  # no more requests are taken; closes when the last response is out
+        self._head_bytes_fed = 0
         self._reset()
 
     def _reset(self) -> None:
@@ -91,8 +100,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._parts: list[bytes] = []
         self._received = 0
         self._body: memoryview | None = None  # receives a large body directly
-        self._refusal: ServingError | None = None
-        self._discards = False
+        self._refusal: ServingError | None = None  # the answer to a request whose body is dropped
 
     # The transport's calls.
 
@@ -107,15 +115,14 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._transport = None
         self._ends = True
         self._host.closed(self)
-        for exchange in self._exchanges:
-            if exchange.ticket is not None and exchange.response is None:
-                exchange.ticket.cancel()
-        self._exchanges.clear()
+        exchanges, self._exchanges = self._exchanges, []
+        for exchange in exchanges:
+            exchange.abandon()
+            self._host.finished(exchange)
 
     def eof_received(self) -> bool:
-        """The client sends no more; it may still read."""
-        self._ends = True
-        return bool(self._exchanges)
+        """The client has gone; one that only ends its sending side looks the same, and gets no more answers."""
+        return False
 
     def pause_writing(self) -> None:
         """The client reads more slowly than it is answered: take no more requests from it."""
@@ -136,159 +143,166 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """So many bytes have arrived."""
-        if self._body is not None:
-            self._received += nbytes
-            self._since_s = self._host.now_s
-            if self._received == self._length:
-                self._end_direct_body(self._body)
+        if self._body is None:
+            self._feed(self._host.read_buffer[:nbytes])
             return
-        self._feed(self._host.read_buffer[:nbytes])
+        self._received += nbytes
+        if self._received == self._length:
+            exchange = self._exchange()
+            exchange.body = self._body
+            self._parser = httptools.HttpRequestParser(self)  # the old one still waits for the body
+            self._begin(exchange)
 
     def _feed(self, data: memoryview) -> None:
         if self._ends:
             return
-        if not self._is_receiving:
-            self._is_receiving = True
-            self._since_s = self._host.now_s
-        elif self._in_body:
-            self._since_s = self._host.now_s
+        if not self._in_body:
+            self._head_bytes_fed += len(data)
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._refuse(400, invalid("this endpoint speaks HTTP/1.1 only; it cannot upgrade the connection"))
+        except httptools.HttpParserUpgrade as offer:
+            # An answer in HTTP/1.1, which the complete request has got or will get, declines the offer.
+            self._parser = httptools.HttpRequestParser(self)
+            self._feed(data[offer.args[0] :])
         except httptools.HttpParserCallbackError as error:
             cause = error.__context__
-            if isinstance(cause, _RefusedError):
-                self._refuse(cause.status, cause.error)
-            else:
+            if not isinstance(cause, _RefusedError):
                 raise
+            self._refuse(cause.status, cause.error)
         except httptools.HttpParserError as error:
-            self._refuse(400, invalid(f"the request is not valid HTTP/1.1: {error}"))
+            if not self._ends:  # else it was sent after the last request that is answered here
+                self._refuse(400, invalid(f"the request is not valid HTTP/1.1: {error}"))
         else:
-            if self._in_body and self._length - self._received >= DIRECT_BODY_BYTES and not self._discards:
-                self._start_direct_body()
+            if self._in_body:
+                if self._length - self._received >= DIRECT_BODY_BYTES and self._refusal is None:
+                    self._body = self._direct_body()
+            elif self._head_bytes_fed > self._limits.header_bytes_max + self._limits.url_bytes_max:
+                self._refuse(431, self._header_too_large())
 
-    def _start_direct_body(self) -> None:
+    def _direct_body(self) -> memoryview:
+        """Return the buffer of the body in progress, filled as far as it was received."""
+        json_size = self._headers.get(JSON_SIZE, b"")
         # Not a bytearray, which would be filled with zeros first.
-        body = np.empty(self._length, np.uint8).data
-        received = 0
-        for part in self._parts:
-            body[received : received + len(part)] = part
-            received += len(part)
+        memory = np.empty(self._length + ALIGNMENT_BYTES, np.uint8)
+        first_tensor = memory.ctypes.data + (
+            int(json_size) if json_size.isdigit() and len(json_size) < DIGITS_MAX else 0
+        )
+        start = -first_tensor % ALIGNMENT_BYTES
+        body = memory.data[start : start + self._length]
+        body[: self._received] = b"".join(self._parts)
         self._parts.clear()
-        self._body = body
-
-    def _end_direct_body(self, body: memoryview) -> None:
-        # The old parser still waits for the body.
-        exchange = self._exchange(self._parser.get_method())
-        exchange.body = body
-        self._parser = httptools.HttpRequestParser(self)
-        self._reset()
-        self._begin(exchange, None)
+        return body
 
     # The parser's calls.
+
+    def on_message_begin(self) -> None:
+        """The first byte of a request."""
+        self._is_receiving = True
+        self._since_s = self._host.now_s
 
     def on_url(self, url: bytes) -> None:
         """A part of the request target."""
         self._url += url
-        if len(self._url) > self._host.limits.url_bytes_max:
-            raise _RefusedError(414, invalid(f"the URL is longer than {self._host.limits.url_bytes_max} bytes"))
+        if len(self._url) > self._limits.url_bytes_max:
+            raise _RefusedError(414, invalid(f"the URL is longer than {self._limits.url_bytes_max} bytes"))
 
     def on_header(self, name: bytes, value: bytes | None) -> None:
-        """A header field."""
+        """A header field, or a field of the trailer."""
         value = value or b""
         self._header_count += 1
         self._header_bytes += len(name) + len(value)
-        limits = self._host.limits
-        if self._header_count > limits.header_count_max or self._header_bytes > limits.header_bytes_max:
-            raise _RefusedError(
-                431,
-                invalid(
-                    f"the request header is larger than {limits.header_count_max} fields or "
-                    f"{limits.header_bytes_max} bytes"
-                ),
-            )
-        self._headers[name.lower()] = value
+        if self._header_count > self._limits.header_count_max or self._header_bytes > self._limits.header_bytes_max:
+            raise _RefusedError(431, self._header_too_large())
+        if not self._in_body:  # what comes after the body must not change what the request says
+            self._headers[name.lower()] = value
 
     def on_headers_complete(self) -> None:
         """The header is complete."""
         self._in_body = True
+        self._head_bytes_fed = 0
         self._since_s = self._host.now_s
         headers = self._headers
-        length = headers.get(b"content-length")
-        if length is not None:
-            self._length = int(length)
-            self._check_size(self._length)
-        expect = headers.get(b"expect")
-        if expect is not None and self._refusal is None and self._transport is not None:
-            if expect.lower() != b"100-continue":
-                raise _RefusedError(417, invalid(f"expectation {expect!r} cannot be met"))
+        if not headers and self._parser.get_http_version() == "0.9":
+            raise _RefusedError(505, invalid("the request is not HTTP/1.1 or HTTP/1.0"))
+        if b"transfer-encoding" in headers and headers[b"transfer-encoding"].lower() != b"chunked":
+            raise _RefusedError(501, unsupported("the only transfer encoding is 'chunked'"))
+        if b"content-length" in headers:
+            self._length = int(headers[b"content-length"])
+            if self._length > self._limits.body_bytes_max:
+                self._refuse_body(self._length)
+        if b"expect" in headers and self._transport is not None:
+            if headers[b"expect"].lower() != b"100-continue":
+                raise _RefusedError(417, invalid("the only expectation that can be met is '100-continue'"))
             if not self._exchanges:
                 self._transport.write(_CONTINUE)
 
     def on_chunk_header(self) -> None:
         """A chunk of a chunked body begins."""
         self._chunk_count += 1
-        if self._chunk_count > self._host.limits.chunk_count_max:
-            raise _RefusedError(
-                400, invalid(f"the request body has more than {self._host.limits.chunk_count_max} chunks")
-            )
+        if self._chunk_count > self._limits.chunk_count_max:
+            raise _RefusedError(400, invalid(f"the request body has more than {self._limits.chunk_count_max} chunks"))
 
     def on_body(self, body: bytes) -> None:
         """A part of the body."""
         self._received += len(body)
-        if self._discards:
-            return
-        if self._received > self._host.limits.body_bytes_max:
-            self._check_size(self._received)
-            return
-        self._parts.append(body)
+        if self._refusal is not None or self._received > self._limits.body_bytes_max:
+            self._refuse_body(self._received)
+        else:
+            self._parts.append(body)
 
     def on_message_complete(self) -> None:
         """The request is complete."""
-        exchange = self._exchange(self._parser.get_method())
+        exchange = self._exchange()
         parts = self._parts
         if parts:
             exchange.body = parts[0] if len(parts) == 1 else b"".join(parts)
-        refusal = self._refusal
-        self._reset()
-        self._begin(exchange, refusal)
+        self._begin(exchange)
+
+    def _refuse_body(self, size: int) -> None:
+        """Drop the body, so that the client, which is still sending it, can read the answer afterwards.
+
+        Raises:
+            _RefusedError: There is too much to drop, or the client waits for leave to send it.
+        """
+        if self._refusal is None:
+            self._refusal = invalid(
+                f"request body of {size} bytes is larger than the maximum of {self._limits.body_bytes_max} bytes",
+                hint="the limit is set by --http-max-input-size",
+            )
+            self._parts.clear()
+        if size > self._limits.discard_bytes_max or b"expect" in self._headers:
+            raise _RefusedError(400, self._refusal)
+
+    def _header_too_large(self) -> ServingError:
+        limits = self._limits
+        return invalid(
+            f"the request header is larger than {limits.header_count_max} fields or {limits.header_bytes_max} bytes"
+        )
 
     # From a request to its response.
 
-    def _exchange(self, method: bytes) -> Exchange:
-        keep_alive = self._parser.should_keep_alive() and not self._host.is_closing
-        return Exchange(self, method, self._url, self._headers, keep_alive)
+    def _exchange(self) -> Exchange:
+        parser, headers = self._parser, self._headers
+        exchange = Exchange(self, parser.get_method(), self._url, headers)
+        if self._host.is_closing or not parser.should_keep_alive():
+            exchange.end_connection()
+        elif b"connection" in headers and parser.get_http_version() == "1.0":
+            exchange.connection = b"Connection: keep-alive\r\n"
+        return exchange
 
-    def _check_size(self, size: int) -> None:
-        limits = self._host.limits
-        if size <= limits.body_bytes_max:
-            return
-        error = invalid(
-            f"request body of {size} bytes is larger than the maximum of {limits.body_bytes_max} bytes",
-            hint="the limit is set by --http-max-input-size",
-        )
-        # The rest of it is dropped so that the client, which is still sending, can read the answer.
-        if self._length > limits.discard_bytes_max or b"expect" in self._headers:
-            raise _RefusedError(400, error)
-        if self._received > limits.discard_bytes_max:
-            raise _RefusedError(400, error)
-        self._refusal = error
-        self._discards = True
-        self._parts.clear()
-
-    def _begin(self, exchange: Exchange, refusal: ServingError | None) -> None:
+    def _begin(self, exchange: Exchange) -> None:
+        refusal = self._refusal
+        self._reset()
         self._is_receiving = False
         self._in_body = False
-        self._since_s = self._host.now_s
         if not exchange.keep_alive:
             self._ends = True
         self._exchanges.append(exchange)
-        if refusal is not None:
-            exchange.fail(refusal)
-        else:
+        if refusal is None:
             self._host.handle(exchange)
-        if len(self._exchanges) >= self._host.limits.pipeline_max:
+        else:
+            exchange.fail(refusal)
+        if len(self._exchanges) >= self._limits.pipeline_max:
             self._pace()
 
     def answered(self, exchange: Exchange) -> None:
@@ -296,68 +310,64 @@ class HttpConnection(asyncio.BufferedProtocol):
         exchanges = self._exchanges
         if not exchanges or exchanges[0] is not exchange:
             return
+        transport = self._transport
         while exchanges and exchanges[0].response is not None:
-            self._write(exchanges.pop(0))
+            first = exchanges.pop(0)
+            self._host.finished(first)
+            if transport is not None and not transport.is_closing():
+                _write(transport, first.response or [])
         if self._is_paused:
             self._pace()
-        if self._ends and not exchanges:
-            self._end()
+        if not exchanges:
+            if self._ends:
+                self._end()
+            elif not self._is_receiving:
+                self._since_s = self._host.now_s
 
     def _end(self) -> None:
         """Close; where the client is still sending, only after it has had time to read why."""
         transport = self._transport
-        if transport is None:
+        if transport is None or self._lingers:
             return
         if self._is_receiving and transport.can_write_eof():
             self._lingers = True
             self._since_s = self._host.now_s
             transport.write_eof()
+            self._pace()  # what it still sends is dropped
         else:
             transport.close()
-
-    def _write(self, exchange: Exchange) -> None:
-        self._host.finished(exchange)
-        transport, parts = self._transport, exchange.response
-        if transport is None or parts is None or transport.is_closing():
-            return
-        if len(parts) == 1:
-            transport.write(parts[0])
-        elif sum([len(part) for part in parts]) <= JOIN_BELOW_BYTES:
-            transport.write(b"".join(parts))
-        else:
-            transport.writelines(parts)
 
     def _pace(self) -> None:
         """Read from the client only while it keeps within its limits."""
         transport = self._transport
         if transport is None or transport.is_closing():
             return
-        wanted = self._write_is_paused or len(self._exchanges) >= self._host.limits.pipeline_max
-        if wanted and not self._is_paused:
+        is_full = self._write_is_paused or len(self._exchanges) >= self._limits.pipeline_max
+        if is_full and not self._is_paused:
             self._is_paused = True
             transport.pause_reading()
-        elif not wanted and self._is_paused:
+        elif not is_full and self._is_paused:
             self._is_paused = False
+            self._since_s = self._host.now_s
             transport.resume_reading()
 
     def _refuse(self, status: int, error: ServingError) -> None:
-        """Answer something that cannot be an exchange, and end the connection: what follows cannot be understood."""
-        self._body = None
-        exchange = Exchange(self, b"", self._url[:100], {}, keep_alive=False)
+        """Answer what cannot be an exchange, and end the connection: what follows cannot be understood."""
+        exchange = Exchange(self, b"", self._url, {})
+        exchange.end_connection()
+        self._reset()
         self._ends = True
         self._exchanges.append(exchange)
-        exchange.respond(status, [encode_error(error)], JSON_TYPE)
+        exchange.fail(error, status)
 
     # The endpoint's calls.
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether no request is being received or answered."""
-        return not self._exchanges and not self._is_receiving
-
-    def close_when_idle(self) -> None:
+    def finish(self) -> None:
         """Take no more requests; close as soon as the last response is out."""
-        if self._transport is not None and self.is_idle:
+        if self._exchanges:
+            self._exchanges[-1].end_connection()
+            self._ends = True
+        elif self._transport is not None and not self._is_receiving:
             self._transport.close()
 
     def abort(self) -> None:
@@ -367,22 +377,30 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def check_time(self, now_s: float) -> None:
         """End the connection if its client takes too long."""
-        limits = self._host.limits
-        waited = now_s - self._since_s
-        if self._transport is None:
+        transport, limits = self._transport, self._limits
+        if transport is None:
             return
+        waited_s = now_s - self._since_s
         if self._write_is_paused:
-            if waited > limits.body_timeout_s:
-                self._transport.abort()
+            unsent = transport.get_write_buffer_size()
+            if unsent != self._unsent:
+                self._unsent = unsent
+                self._since_s = now_s
+            elif waited_s > limits.write_timeout_s:
+                transport.abort()
         elif self._lingers:
-            if waited > LINGER_S:
-                self._transport.abort()
-        elif self._is_receiving and not self._is_paused:
-            limit = limits.body_timeout_s if self._in_body else limits.header_timeout_s
-            if waited > limit:
-                self._refuse(408, ServingError(Code.UNAVAILABLE, f"the request did not arrive within {limit:g} s"))
-        elif not self._exchanges and waited > limits.idle_timeout_s:
-            self._transport.close()
+            if waited_s > LINGER_S:
+                transport.abort()
+        elif self._is_receiving and not self._ends:
+            if self._is_paused:
+                return
+            limit_s = limits.header_timeout_s
+            if self._in_body:
+                limit_s = limits.body_timeout_s + self._received / limits.body_bytes_per_s_min
+            if waited_s > limit_s:
+                self._refuse(408, unavailable(f"the request did not arrive within {limit_s:.0f} s"))
+        elif not self._exchanges and waited_s > limits.idle_timeout_s:
+            transport.close()
 
 
 class _RefusedError(Exception):
@@ -390,7 +408,12 @@ class _RefusedError(Exception):
 
     def __init__(self, status: int, error: ServingError) -> None:
         super().__init__(str(error))
-        if status not in REASONS:
-            raise ValueError(f"status {status} has no reason phrase")
         self.status = status
         self.error = error
+
+
+def _write(transport: asyncio.Transport, parts: list[bytes | memoryview]) -> None:
+    if len(parts) == 1:
+        transport.write(parts[0])
+    else:
+        transport.writelines(parts)

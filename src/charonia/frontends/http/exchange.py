@@ -2,14 +2,22 @@
 
 from typing import Protocol
 
-from charonia.core.errors import Code, ServingError
-from charonia.engine.api import Ticket
+from charonia.core.errors import ServingError
+from charonia.engine.api import Outcome, Ticket
+from charonia.protocol.compression import ACCEPTED
 from charonia.protocol.http_status import REASONS, STATUS
-from charonia.protocol.v2_json import encode_error
+from charonia.protocol.json_text import encode_error
 
 JSON_TYPE = b"application/json"
 
-_REASON_BYTES = {status: reason.encode() for status, reason in REASONS.items()}
+JOIN_BELOW_BYTES = 16 * 1024
+"""Responses with a body smaller than this are written in one piece."""
+
+CLIENT_GONE = 499
+"""Status in the access log of a request whose client did not wait for the response. Never sent."""
+
+_STATUS_LINES = {status: b"HTTP/1.1 %d %b\r\n" % (status, reason.encode()) for status, reason in REASONS.items()}
+_ERROR_HEADERS = {501: b"Accept-Encoding: %b\r\n" % ACCEPTED.encode()}
 
 
 class Outlet(Protocol):
@@ -28,12 +36,15 @@ class Exchange:
         url: Request target as sent.
         headers: Header fields by lower-case name; the last one of a name counts.
         body: Request body.
+        connection: The response's header line on what becomes of the connection, b"" where it lives on as usual.
         keep_alive: Whether the connection lives on afterwards.
         response: Parts of the complete response, None until it is there.
         status: Status of the response, 0 until it is there.
+        bytes_out: Size of the response's body.
         ticket: The inference in flight, where there is one.
         model: Model name, for the access log.
         version: Model version, for the access log.
+        request_id: The caller's id, for the access log.
         outcome: What the engine answered, for the access log.
         received_ns: When the request was complete; 0 where nobody asks.
     """
@@ -41,12 +52,15 @@ class Exchange:
     __slots__ = (
         "_outlet",
         "body",
+        "bytes_out",
+        "connection",
         "headers",
         "keep_alive",
         "method",
         "model",
         "outcome",
         "received_ns",
+        "request_id",
         "response",
         "status",
         "ticket",
@@ -54,26 +68,28 @@ class Exchange:
         "version",
     )
 
-    def __init__(
-        self, outlet: Outlet, method: bytes, url: bytes, headers: dict[bytes, bytes], keep_alive: bool
-    ) -> None:
+    def __init__(self, outlet: Outlet, method: bytes, url: bytes, headers: dict[bytes, bytes]) -> None:
         self._outlet = outlet
         self.method = method
         self.url = url
         self.headers = headers
         self.body: bytes | memoryview = b""
-        self.keep_alive = keep_alive
+        self.connection = b""
+        self.keep_alive = True
         self.response: list[bytes | memoryview] | None = None
         self.status = 0
+        self.bytes_out = 0
         self.ticket: Ticket | None = None
         self.model = ""
         self.version = ""
-        self.outcome: object = None
+        self.request_id = ""
+        self.outcome: Outcome = None
         self.received_ns = 0
 
-    def header(self, name: bytes) -> str:
-        """Return a header field by its lower-case name, "" where there is none."""
-        return self.headers.get(name, b"").decode("latin-1")
+    def end_connection(self) -> None:
+        """Let the connection end with this exchange, and say so in its response where that is still possible."""
+        self.keep_alive = False
+        self.connection = b"Connection: close\r\n"
 
     def respond(
         self,
@@ -82,7 +98,7 @@ class Exchange:
         content_type: bytes = JSON_TYPE,
         extra: bytes = b"",
     ) -> None:
-        """Answer, once.
+        """Answer. Only the first answer counts.
 
         Args:
             status: HTTP status.
@@ -92,19 +108,39 @@ class Exchange:
         """
         if self.response is not None:
             return
-        length = sum([len(part) for part in body])
-        head = b"HTTP/1.1 %d %b\r\n" % (status, _REASON_BYTES.get(status, b""))
+        length = 0
+        for part in body:
+            length += len(part)
         if length:
-            head += b"Content-Type: %b\r\n" % content_type
-        if not self.keep_alive:
-            head += b"Connection: close\r\n"
-        head += b"%bContent-Length: %d\r\n\r\n" % (extra, length)
+            extra += b"Content-Type: %b\r\n" % content_type
+        head = b"%b%b%bContent-Length: %d\r\n\r\n" % (_STATUS_LINES[status], extra, self.connection, length)
         self.status = status
-        self.response = [head, *body] if self.method != b"HEAD" else [head]
+        self.bytes_out = length
+        if self.method == b"HEAD":
+            self.response = [head]
+        elif length < JOIN_BELOW_BYTES:
+            self.response = [b"".join((head, *body))]
+        else:
+            self.response = [head, *body]
+        self.ticket = None
         self._outlet.answered(self)
 
-    def fail(self, error: ServingError) -> None:
-        """Answer with an error."""
-        extra = b"Accept-Encoding: gzip, deflate\r\n" if error.code is Code.UNSUPPORTED else b""
+    def fail(self, error: ServingError, status: int = 0) -> None:
+        """Answer with an error; without a `status` with that of its code."""
         self.outcome = error
-        self.respond(STATUS[error.code], [encode_error(error)], extra=extra)
+        status = status or STATUS[error.code]
+        self.respond(status, [encode_error(error)], extra=_ERROR_HEADERS.get(status, b""))
+
+    def abandon(self) -> None:
+        """The client has gone: cancel what is in flight and drop what comes of it."""
+        if self.response is None:
+            self.response = []
+            self.status = CLIENT_GONE
+            if self.ticket is not None:
+                self.ticket.cancel()
+                self.ticket = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether somebody still waits for a response."""
+        return self.response is None

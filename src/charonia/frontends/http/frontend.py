@@ -6,8 +6,6 @@ import ssl
 import time
 from collections.abc import Callable, Sequence
 
-import orjson
-
 from charonia.core.errors import ServingError, internal, unavailable
 from charonia.core.response import InferResponse
 from charonia.engine.api import Engine
@@ -17,6 +15,7 @@ from charonia.frontends.http.exchange import Exchange
 from charonia.frontends.http.handlers import Handlers
 from charonia.frontends.http.limits import HttpLimits
 from charonia.frontends.http.routes import MethodNotAllowedError, Route, Router, Target
+from charonia.protocol.json_text import encode_error
 
 __all__ = ["HttpFrontend", "HttpLimits", "MetricsFrontend"]
 
@@ -25,6 +24,9 @@ _log = logging.getLogger(__name__)
 SWEEP_S = 1.0
 """How often slow and idle connections are looked for; time limits are as exact as this."""
 
+DRAIN_LOOK_S = 0.01
+"""How often draining looks whether it is done."""
+
 BACKLOG = 1024
 """Connections that the system holds while the server is busy."""
 
@@ -32,9 +34,32 @@ METRICS_TYPE = b"text/plain; charset=utf-8"
 
 
 class Endpoint:
-    """A listening socket, its connections and a route table."""
+    """A listening socket, its connections and a route table.
 
-    def __init__(self, routes: Sequence[Route], limits: HttpLimits, access_log: AccessLog | None = None) -> None:
+    Attributes:
+        limits: Limits of requests and connections.
+        read_buffer: Buffer that all connections read into.
+        now_s: Monotonic time of the last sweep, in seconds.
+        is_closing: Whether connections close after their next response.
+        port: Port that is listened on, once started.
+    """
+
+    def __init__(
+        self,
+        routes: Sequence[Route],
+        limits: HttpLimits,
+        *,
+        access_log: AccessLog | None = None,
+        is_exiting: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Make an endpoint.
+
+        Args:
+            routes: What it answers.
+            limits: What clients may ask of it.
+            access_log: Where requests are noted.
+            is_exiting: Whether requests are refused because the server is shutting down.
+        """
         self.limits = limits
         self.read_buffer = memoryview(bytearray(READ_BYTES))
         self.now_s = time.monotonic()
@@ -42,6 +67,7 @@ class Endpoint:
         self.port = 0
         self._router = Router(routes)
         self._access_log = access_log
+        self._is_exiting = is_exiting
         self._connections: set[HttpConnection] = set()
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.TimerHandle | None = None
@@ -68,15 +94,14 @@ class Endpoint:
         if self._server is not None:
             self._server.close()
         for connection in list(self._connections):
-            connection.close_when_idle()
+            connection.finish()
 
     async def drain(self, timeout_s: float) -> None:
-        """Wait until every request has its answer, at most so long."""
+        """Wait until every request has its answer, at most so long; connections close as they have."""
+        self.stop_accepting()
         deadline = time.monotonic() + timeout_s
         while self._connections and time.monotonic() < deadline:
-            for connection in list(self._connections):
-                connection.close_when_idle()
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(DRAIN_LOOK_S)
 
     async def close(self) -> None:
         """Close everything at once."""
@@ -104,24 +129,24 @@ class Endpoint:
         if self._access_log is not None:
             exchange.received_ns = time.monotonic_ns()
         try:
+            if self._is_exiting():
+                raise unavailable("the server is shutting down")
             handler, target = self._router.find(exchange.method, exchange.url)
             handler(exchange, target)
         except ServingError as error:
             exchange.fail(error)
         except MethodNotAllowedError as refusal:
-            body = orjson.dumps({"error": str(refusal.error)})
-            exchange.respond(405, [body], extra=b"Allow: %b\r\n" % refusal.allowed)
+            exchange.respond(405, [encode_error(refusal.error)], extra=b"Allow: %b\r\n" % refusal.allowed)
         except Exception as error:  # our own fault: this request fails, the server lives on
             _log.exception("%s failed", exchange.url.decode("latin-1"))
-            exchange.fail(internal(f"the request failed: {type(error).__name__}: {error}"))
+            exchange.fail(internal(f"the request failed: {type(error).__name__}"))
 
     def finished(self, exchange: Exchange) -> None:
-        """Write the access log's line of a response that is about to be written."""
+        """Write the access log's line."""
         if self._access_log is None:
             return
         outcome = exchange.outcome
         response = outcome if isinstance(outcome, InferResponse) else None
-        parts = exchange.response or []
         self._access_log.write(
             AccessEntry(
                 "http",
@@ -129,9 +154,9 @@ class Endpoint:
                 exchange.status,
                 model=exchange.model,
                 version=response.model_version if response is not None else exchange.version,
-                request_id=response.id if response is not None else "",
+                request_id=exchange.request_id,
                 bytes_in=len(exchange.body),
-                bytes_out=sum(len(part) for part in parts[1:]),
+                bytes_out=exchange.bytes_out,
                 duration_ns=time.monotonic_ns() - exchange.received_ns if exchange.received_ns else 0,
                 execution=response.execution if response is not None else None,
             )
@@ -148,17 +173,27 @@ class HttpFrontend(Endpoint):
     """The KServe v2 protocol over HTTP/1.1."""
 
     def __init__(self, engine: Engine, limits: HttpLimits, *, access_log: AccessLog | None = None) -> None:
-        super().__init__(Handlers(engine, limits).routes(), limits, access_log)
+        """Make a front end.
+
+        Args:
+            engine: What answers requests.
+            limits: What clients may ask.
+            access_log: Where requests are noted.
+        """
+        routes = Handlers(engine, limits).routes()
+        super().__init__(routes, limits, access_log=access_log, is_exiting=engine.is_exiting)
 
 
 class MetricsFrontend(Endpoint):
-    """The metrics page.
-
-    Args:
-        render: Returns the page.
-    """
+    """The metrics page."""
 
     def __init__(self, render: Callable[[], bytes]) -> None:
+        """Make a front end.
+
+        Args:
+            render: Returns the page.
+        """
+
         def page(exchange: Exchange, target: Target) -> None:
             exchange.respond(200, [render()], METRICS_TYPE)
 

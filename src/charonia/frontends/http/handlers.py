@@ -1,36 +1,29 @@
 """What each route does: decode, call the engine, encode."""
 
 import asyncio
-import base64
-import binascii
 import logging
-from collections.abc import Awaitable, Callable
-
-import orjson
+from collections.abc import Coroutine
+from functools import partial
 
 from charonia.config.json_form import to_json
 from charonia.core.errors import ServingError, internal, invalid, unsupported
 from charonia.core.response import InferResponse
 from charonia.engine.api import Engine, Outcome
+from charonia.frontends.http.connection import DIGITS_MAX, JSON_SIZE
 from charonia.frontends.http.exchange import JSON_TYPE, Exchange
 from charonia.frontends.http.limits import HttpLimits
 from charonia.frontends.http.routes import Handler, Route, Target
 from charonia.protocol import describe
-from charonia.protocol.compression import choose_coding, compress, decompress
-from charonia.protocol.v2_json import (
-    InferCall,
-    decode_request,
-    encode_response,
-    parse_object,
-    raw_request,
-    raw_tensor,
-)
+from charonia.protocol.compression import COMPRESS_FROM_BYTES, choose_coding, compress, decompress
+from charonia.protocol.json_text import dump
+from charonia.protocol.v2_repository import decode_index, decode_load, decode_unload
+from charonia.protocol.v2_request import InferCall, InferDecoder, raw_call, raw_tensor
+from charonia.protocol.v2_response import encode_response
 
 _log = logging.getLogger(__name__)
 
 BINARY_TYPE = b"application/octet-stream"
-
-_LENGTH_HEADER = b"inference-header-content-length"
+CONTENT_ENCODING = b"content-encoding"
 
 
 class Handlers:
@@ -38,6 +31,7 @@ class Handlers:
 
     def __init__(self, engine: Engine, limits: HttpLimits) -> None:
         self._engine = engine
+        self._decoder = InferDecoder(limits.body_bytes_max)
         self._limits = limits
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -53,6 +47,9 @@ class Handlers:
             Route("/v2/repository/index", {b"POST": self._index}),
             Route("/v2/repository/models/{model}/load", {b"POST": self._load}),
             Route("/v2/repository/models/{model}/unload", {b"POST": self._unload}),
+            Route("/v2/repository/{repository}/index", {b"POST": _named_repository}),
+            Route("/v2/repository/{repository}/models/{model}/load", {b"POST": _named_repository}),
+            Route("/v2/repository/{repository}/models/{model}/unload", {b"POST": _named_repository}),
         ]
         for base in (model, version):
             table += [
@@ -71,9 +68,9 @@ class Handlers:
             base = f"/v2/{kind}sharedmemory"
             table += [
                 Route(base + "/status", {b"GET": _no_regions}),
-                Route(base + "/region/{model}/status", {b"GET": _absent("client shared memory")}),
-                Route(base + "/region/{model}/register", {b"POST": _absent("client shared memory")}),
-                Route(base + "/region/{model}/unregister", {b"POST": _absent("client shared memory")}),
+                Route(base + "/region/{region}/status", {b"GET": _absent("client shared memory")}),
+                Route(base + "/region/{region}/register", {b"POST": _absent("client shared memory")}),
+                Route(base + "/region/{region}/unregister", {b"POST": _absent("client shared memory")}),
                 Route(base + "/unregister", {b"POST": _absent("client shared memory")}),
             ]
         return table
@@ -82,68 +79,76 @@ class Handlers:
 
     def _infer(self, exchange: Exchange, target: Target) -> None:
         exchange.model, exchange.version = target
-        call = self._decode(exchange, target)
+        if CONTENT_ENCODING in exchange.headers:
+            self._later(exchange, self._infer_encoded(exchange, target))
+        else:
+            self._submit(exchange, target, exchange.body)
 
-        def reply(outcome: Outcome, final: bool) -> None:
-            if exchange.response is not None:
-                return
-            exchange.outcome = outcome
-            if isinstance(outcome, InferResponse) and final:
-                try:
-                    self._respond(exchange, outcome, call)
-                except ServingError as error:
-                    exchange.fail(error)
-            elif isinstance(outcome, ServingError):
-                exchange.fail(outcome)
-            else:
-                exchange.fail(internal(f"model '{target.model}' did not answer exactly once"))
+    async def _infer_encoded(self, exchange: Exchange, target: Target) -> None:
+        body = await self._plain_body(exchange)
+        if exchange.is_open:
+            self._submit(exchange, target, body)
 
-        exchange.ticket = self._engine.infer(call.request, reply)
-
-    def _decode(self, exchange: Exchange, target: Target) -> InferCall:
-        headers = exchange.headers
-        body = self._plain_body(exchange)
-        length_text = headers.get(_LENGTH_HEADER)
-        length: int | None = None
-        if length_text is not None:
-            if not length_text.isdigit() or len(length_text) > 18:
-                raise invalid(
-                    "Inference-Header-Content-Length: expected a number of bytes, "
-                    f"got {length_text.decode('latin-1')!r}"
-                )
-            length = int(length_text)
-            if length == 0:
-                return self._raw(target, body)
-        return decode_request(target.model, target.version, body, length, self._limits.body_bytes_max)
+    def _submit(self, exchange: Exchange, target: Target, body: bytes | memoryview) -> None:
+        json_size = exchange.headers.get(JSON_SIZE)
+        if json_size is None:
+            call = self._decoder.decode(target.model, target.version, body)
+        else:
+            size = _json_size(json_size)
+            call = self._decoder.decode(target.model, target.version, body, size) if size else self._raw(target, body)
+        exchange.request_id = call.request.id
+        ticket = self._engine.infer(call.request, partial(self._reply, exchange, call))
+        if exchange.is_open:
+            exchange.ticket = ticket
 
     def _raw(self, target: Target, body: bytes | memoryview) -> InferCall:
         model, version = target
-        inputs = self._engine.model_config(model, version).input
-        if len(inputs) != 1 or inputs[0].data_type is None:
+        config = self._engine.model_config(model, version)
+        if len(config.input) != 1 or config.input[0].data_type is None:
             raise invalid(
-                f"raw binary request: model '{model}' has {len(inputs)} inputs, and such a request can carry just one"
+                f"raw binary request: model '{model}' has {len(config.input)} inputs, such a request carries just one",
+                hint="send the inputs as JSON, or in binary form after a JSON header",
             )
-        batches = self._engine.model_config(model, version).max_batch_size > 0
-        tensor = raw_tensor(model, inputs[0].name, inputs[0].data_type, inputs[0].dims, batches, body)
-        return raw_request(model, version, tensor)
+        only = config.input[0]
+        tensor = raw_tensor(only.name, config.input[0].data_type, only.dims, config.max_batch_size > 0, body)
+        return raw_call(model, version, tensor)
 
-    def _respond(self, exchange: Exchange, response: InferResponse, call: InferCall) -> None:
-        document, blobs = encode_response(response, call)
+    def _reply(self, exchange: Exchange, call: InferCall, outcome: Outcome, final: bool) -> None:
+        if not exchange.is_open:
+            return
+        try:
+            if isinstance(outcome, InferResponse):
+                self._respond(exchange, call, outcome)
+            elif outcome is not None:
+                exchange.fail(outcome)
+            elif final:
+                exchange.fail(internal(f"model '{exchange.model}' gave no response"))
+        except ServingError as error:
+            exchange.fail(error)
+        except Exception as error:  # the model's output is not what it says: this request fails, nothing else
+            _log.exception("the response of model '%s' cannot be written", exchange.model)
+            exchange.fail(internal(f"the response of model '{exchange.model}' is broken: {type(error).__name__}"))
+
+    def _respond(self, exchange: Exchange, call: InferCall, response: InferResponse) -> None:
+        exchange.outcome = response
+        document, blobs = encode_response(response, call.binary, call.forms)
+        content_type, extra = JSON_TYPE, b""
+        if blobs:
+            content_type, extra = BINARY_TYPE, b"Inference-Header-Content-Length: %d\r\n" % len(document)
+        accepted = exchange.headers.get(b"accept-encoding")
+        coding = choose_coding(accepted) if accepted is not None else ""
         body = [document, *blobs]
-        extra = b"Inference-Header-Content-Length: %d\r\n" % len(document) if blobs else b""
-        accept = exchange.headers.get(b"accept-encoding")
-        if accept is not None:
-            coding = choose_coding(accept.decode("latin-1"))
-            if coding:
-                body = [compress(body, coding)]
-                extra += b"Content-Encoding: %b\r\n" % coding.encode()
-        exchange.respond(200, body, BINARY_TYPE if blobs else JSON_TYPE, extra)
+        if not coding or sum(map(len, body)) < COMPRESS_FROM_BYTES:
+            exchange.respond(200, body, content_type, extra)
+        else:
+            extra += b"Content-Encoding: %b\r\n" % coding.encode()
+            self._later(exchange, _respond_compressed(exchange, body, coding, content_type, extra))
 
-    def _plain_body(self, exchange: Exchange) -> bytes | memoryview:
-        coding = exchange.headers.get(b"content-encoding")
+    async def _plain_body(self, exchange: Exchange) -> bytes | memoryview:
+        coding = exchange.headers.get(CONTENT_ENCODING)
         if coding is None:
             return exchange.body
-        return decompress(exchange.body, coding.decode("latin-1"), self._limits.body_bytes_max)
+        return await asyncio.to_thread(decompress, exchange.body, coding.decode("latin-1"), self._limits.body_bytes_max)
 
     # Health and metadata.
 
@@ -151,9 +156,7 @@ class Handlers:
         exchange.respond(200 if self._engine.is_live() else 400, [])
 
     def _ready(self, exchange: Exchange, target: Target) -> None:
-        # 400 is the protocol's answer of a server that is not ready yet, 503 that of one that is on its way out.
-        status = 200 if self._engine.is_ready() else 503 if self._engine.is_exiting() else 400
-        exchange.respond(status, [])
+        exchange.respond(200 if self._engine.is_ready() else 400, [])
 
     def _model_ready(self, exchange: Exchange, target: Target) -> None:
         if self._engine.model_ready(*target):
@@ -173,63 +176,65 @@ class Handlers:
     def _statistics(self, exchange: Exchange, target: Target) -> None:
         _json(exchange, describe.statistics(self._engine.model_statistics(*target)))
 
-    # The repository.
+    # The repository. What waits, or has a body that may be compressed, runs as a task.
 
     def _index(self, exchange: Exchange, target: Target) -> None:
-        ready = parse_object(self._plain_body(exchange)).get("ready", False)
-        if not isinstance(ready, bool):
-            raise invalid(f"Invalid value for 'ready': expected a boolean, got {ready!r}")
-        _json(exchange, describe.index(self._engine.repository_index(ready)))
+        async def answer() -> None:
+            ready_only = decode_index(await self._plain_body(exchange))
+            _json(exchange, describe.index(self._engine.repository_index(ready_only)))
+
+        self._later(exchange, answer())
 
     def _load(self, exchange: Exchange, target: Target) -> None:
-        config: str | None = None
-        files: dict[str, bytes] = {}
-        for key, value in _parameters(self._plain_body(exchange)).items():
-            if not isinstance(value, str):
-                raise invalid(f"load parameter '{key}': expected a string")
-            if key == "config":
-                config = value
-            elif key.startswith("file:"):
-                try:
-                    files[key.removeprefix("file:")] = base64.b64decode(value, validate=True)
-                except binascii.Error as error:
-                    raise invalid(f"load parameter '{key}': the value is not base64: {error}") from error
-            else:
-                raise invalid(f"unrecognized load parameter '{key}'.", hint="known are 'config' and 'file:<path>'")
-        self._later(exchange, lambda: self._engine.load_model(target.model, config, files or None))
+        async def answer() -> None:
+            config, files = decode_load(await self._plain_body(exchange))
+            await self._engine.load_model(target.model, config, files or None)
+            exchange.respond(200, [])
+
+        exchange.model = target.model
+        self._later(exchange, answer())
 
     def _unload(self, exchange: Exchange, target: Target) -> None:
-        dependents = _parameters(self._plain_body(exchange)).get("unload_dependents", False)
-        if not isinstance(dependents, bool):
-            raise invalid(f"unload parameter 'unload_dependents': expected a boolean, got {dependents!r}")
-        self._later(exchange, lambda: self._engine.unload_model(target.model, dependents))
+        async def answer() -> None:
+            dependents = decode_unload(await self._plain_body(exchange))
+            await self._engine.unload_model(target.model, dependents)
+            exchange.respond(200, [])
 
-    def _later(self, exchange: Exchange, work: Callable[[], Awaitable[None]]) -> None:
-        async def run() -> None:
-            try:
-                await work()
-            except ServingError as error:
-                exchange.fail(error)
-            except Exception as error:
-                _log.exception("%s failed", exchange.url.decode("latin-1"))
-                exchange.fail(internal(f"the request failed: {type(error).__name__}: {error}"))
-            else:
-                exchange.respond(200, [])
+        exchange.model = target.model
+        self._later(exchange, answer())
 
-        task = asyncio.get_running_loop().create_task(run())
-        self._tasks.add(task)
+    def _later(self, exchange: Exchange, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.get_running_loop().create_task(_guarded(exchange, work))
+        self._tasks.add(task)  # the loop itself holds tasks weakly
         task.add_done_callback(self._tasks.discard)
 
 
-def _parameters(body: bytes | memoryview) -> dict[str, object]:
-    parameters = parse_object(body).get("parameters", {})
-    if not isinstance(parameters, dict):
-        raise invalid("'parameters' must be an object")
-    return parameters
+async def _guarded(exchange: Exchange, work: Coroutine[object, object, None]) -> None:
+    try:
+        await work
+    except ServingError as error:
+        exchange.fail(error)
+    except Exception as error:  # our own fault: this request fails, the server lives on
+        _log.exception("%s failed", exchange.url.decode("latin-1"))
+        exchange.fail(internal(f"the request failed: {type(error).__name__}"))
+
+
+async def _respond_compressed(
+    exchange: Exchange, body: list[bytes | memoryview], coding: str, content_type: bytes, extra: bytes
+) -> None:
+    exchange.respond(200, [await asyncio.to_thread(compress, body, coding)], content_type, extra)
+
+
+def _json_size(text: bytes) -> int:
+    if not text.isdigit() or len(text) >= DIGITS_MAX:
+        raise invalid(
+            f"Inference-Header-Content-Length: expected a number of bytes, got '{text[:DIGITS_MAX].decode('latin-1')}'"
+        )
+    return int(text)
 
 
 def _json(exchange: Exchange, document: object) -> None:
-    exchange.respond(200, [orjson.dumps(document)])
+    exchange.respond(200, [dump(document)])
 
 
 def _absent(feature: str) -> Handler:
@@ -237,6 +242,10 @@ def _absent(feature: str) -> Handler:
         raise unsupported(f"{feature} is not available in this version of the server")
 
     return handler
+
+
+def _named_repository(exchange: Exchange, target: Target) -> None:
+    raise unsupported("'repository_name' specification is not supported", hint="leave it out of the path")
 
 
 def _no_regions(exchange: Exchange, target: Target) -> None:

@@ -1,14 +1,17 @@
 """Which handler answers which method and path."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 
 from charonia.core.errors import ServingError, invalid, not_found
 from charonia.frontends.http.exchange import Exchange
 
-MATCH_CACHE_MAX = 4096
-"""Most URLs whose match is remembered; clients choose URLs, so this has a limit."""
+REMEMBERED_MAX = 1024
+"""Most URLs whose match is remembered; at more the router starts again."""
+
+REMEMBERED_BYTES_MAX = 512
+"""Longest URL whose match is remembered."""
 
 
 class Target(NamedTuple):
@@ -22,7 +25,10 @@ Handler = Callable[[Exchange, Target], None]
 
 
 class Route(NamedTuple):
-    """A path, with `{model}` and `{version}` for segments that name these, and the handler of each method."""
+    """A path, with `{name}` for any segment, and the handler of each method.
+
+    `{model}` and `{version}` name the target.
+    """
 
     path: str
     handlers: dict[bytes, Handler]
@@ -43,12 +49,12 @@ class MethodNotAllowedError(Exception):
         error: What to tell the client.
     """
 
-    def __init__(self, method: bytes, path: str, allowed: Sequence[bytes]) -> None:
-        super().__init__(path)
+    def __init__(self, method: bytes, allowed: Iterable[bytes]) -> None:
         self.allowed = b", ".join(allowed)
         self.error: ServingError = invalid(
-            f"method {method.decode('latin-1')} is not allowed for {path}", hint=f"allowed: {self.allowed.decode()}"
+            f"method {method.decode()} is not allowed here", hint=f"allowed: {self.allowed.decode()}"
         )
+        super().__init__(str(self.error))
 
 
 class Router:
@@ -56,7 +62,7 @@ class Router:
 
     def __init__(self, routes: Sequence[Route]) -> None:
         self._routes = [(route.path.strip("/").split("/"), route.handlers) for route in routes]
-        self._cache: dict[bytes, Match] = {}
+        self._matches: dict[bytes, Match] = {}
 
     def find(self, method: bytes, url: bytes) -> tuple[Handler, Target]:
         """Return the handler of a request and what its path names.
@@ -65,28 +71,33 @@ class Router:
             ServingError: NOT_FOUND for an unknown path, INVALID_ARG for one that is not text.
             MethodNotAllowedError: The path has no such method.
         """
-        match = self._cache.get(url)
+        match = self._matches.get(url)
         if match is None:
             match = self._match(url)
-            if len(self._cache) >= MATCH_CACHE_MAX:
-                self._cache.clear()
-            self._cache[url] = match
+            if len(url) <= REMEMBERED_BYTES_MAX:
+                if len(self._matches) >= REMEMBERED_MAX:
+                    self._matches.clear()
+                self._matches[url] = match
         handler = match.handlers.get(method)
         if handler is None:
-            raise MethodNotAllowedError(method, url.decode("latin-1"), list(match.handlers))
+            raise MethodNotAllowedError(method, match.handlers)
         return handler, match.target
 
     def _match(self, url: bytes) -> Match:
         path = url.partition(b"?")[0]
+        if not path.startswith(b"/"):  # the form for proxies, http://host/path
+            path = b"/" + path.partition(b"://")[2].partition(b"/")[2]
         try:
             segments = [unquote_to_bytes(segment).decode() for segment in path.removeprefix(b"/").split(b"/")]
         except UnicodeDecodeError as error:
-            raise invalid(f"the URL {url!r} is not UTF-8 text") from error
+            raise invalid("the URL is not UTF-8 text") from error
         for pattern, handlers in self._routes:
             target = _target(pattern, segments)
             if target is not None:
                 return Match(handlers, target)
-        raise not_found(f"there is nothing at {path.decode('latin-1')}", hint="GET /v2 describes the server")
+        raise not_found(
+            f"there is nothing at {path[:REMEMBERED_BYTES_MAX].decode('latin-1')}", hint="GET /v2 describes the server"
+        )
 
 
 def _target(pattern: Sequence[str], segments: Sequence[str]) -> Target | None:
@@ -94,10 +105,13 @@ def _target(pattern: Sequence[str], segments: Sequence[str]) -> Target | None:
         return None
     model = version = ""
     for expected, segment in zip(pattern, segments, strict=True):
-        if expected == "{model}" and segment:
-            model = segment
-        elif expected == "{version}" and segment:
-            version = segment
-        elif expected != segment:
+        if not expected.startswith("{"):
+            if expected != segment:
+                return None
+        elif not segment:
             return None
+        elif expected == "{model}":
+            model = segment
+        elif expected == "{version}":
+            version = segment
     return Target(model, version)

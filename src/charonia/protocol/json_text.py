@@ -1,0 +1,141 @@
+"""JSON text in and out, with the liberty that clients of this protocol take.
+
+The literals NaN, Infinity and -Infinity are read and written, though JSON proper has none. Everything else is strict:
+UTF-8, nothing after the document, nesting up to a limit. Parsing is orjson's; only what it refuses and what holds one
+of the literals goes to the slower parser of the standard library.
+"""
+
+import json
+from collections.abc import Mapping
+
+import orjson
+
+from charonia.core.errors import ServingError, invalid
+
+NESTING_MAX = 100
+"""Deepest nesting of arrays and objects in a document."""
+
+UINT64_MAX = 2**64 - 1
+INT64_MIN = -(2**63)
+
+Object = dict[str, object]
+"""A JSON object."""
+
+_KINDS = {
+    type(None): "nothing",
+    bool: "a boolean",
+    int: "a number",
+    float: "a number",
+    str: "a string",
+    list: "an array",
+    dict: "an object",
+}
+
+
+def parse_object(text: bytes | memoryview) -> Object:
+    """Return the JSON object that `text` holds.
+
+    Raises:
+        ServingError: INVALID_ARG when it holds none, or one that is nested too deeply.
+    """
+    text = bytes(text)
+    try:
+        document = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        document = _parse_leniently(text, error)
+    if type(document) is not dict:
+        raise invalid(f"failed to parse the request JSON buffer: expected an object, got {kind_of(document)}")
+    _check_nesting(text, document)
+    return document
+
+
+def dump(document: object, *, literals: bool = False) -> bytes:
+    """Return the text of a document that may hold numpy arrays, which must be contiguous.
+
+    Args:
+        document: What to write.
+        literals: Whether it may hold numbers that are not finite; costs time. Without it these become null.
+    """
+    if not literals:
+        try:
+            return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
+        except orjson.JSONEncodeError:  # text with a lone surrogate, or a number of more than 64 bits
+            pass
+    return json.dumps(document, separators=(",", ":"), default=lambda array: array.tolist()).encode()
+
+
+def encode_error(error: ServingError) -> bytes:
+    """Return the body of an error response."""
+    return dump({"error": str(error)})
+
+
+def kind_of(value: object) -> str:
+    """Return what a JSON value is, for messages."""
+    return _KINDS.get(type(value), type(value).__name__)
+
+
+def string_at(document: Mapping[str, object], key: str, *, required: bool = False) -> str:
+    """Return a member that must be a string; an optional one that is absent is "".
+
+    Raises:
+        ServingError: INVALID_ARG when it is something else.
+    """
+    value = document.get(key)
+    if value is None and not required:
+        return ""
+    if type(value) is not str:
+        raise invalid(f"Unable to parse '{key}': expected a string, got {kind_of(value)}")
+    return value
+
+
+def boolean(key: str, value: object) -> bool:
+    """Return a parameter's value that must be a boolean.
+
+    Raises:
+        ServingError: INVALID_ARG when it is something else.
+    """
+    if type(value) is not bool:
+        raise invalid(f"parameter '{key}': expected a boolean, got {kind_of(value)}")
+    return value
+
+
+def unsigned(key: str, value: object) -> int:
+    """Return a parameter's value that must be a non-negative integer of 64 bits.
+
+    Raises:
+        ServingError: INVALID_ARG when it is something else.
+    """
+    if type(value) is not int or not 0 <= value <= UINT64_MAX:
+        shown = value if type(value) in (int, float) else kind_of(value)
+        raise invalid(f"parameter '{key}': expected a non-negative integer, got {shown}")
+    return value
+
+
+def _parse_leniently(text: bytes, error: Exception) -> object:
+    if b"NaN" in text or b"Infinity" in text:
+        try:
+            document = json.loads(text.decode())
+            if b"\\u" in text:
+                json.dumps(document, ensure_ascii=False).encode()  # a lone surrogate is no text
+        except (ValueError, RecursionError) as second:
+            error = second
+        else:
+            return document
+    raise invalid(f"failed to parse the request JSON buffer: {error}")
+
+
+def _check_nesting(text: bytes, document: Object) -> None:
+    # Nothing is nested more deeply than there are opening brackets, so most documents need no look.
+    if text.count(b"[") + text.count(b"{") <= NESTING_MAX:
+        return
+    level: list[object] = [document]
+    for _ in range(NESTING_MAX):
+        level = [
+            child
+            for container in level
+            for child in (container.values() if type(container) is dict else container)  # type: ignore[attr-defined]
+            if type(child) is list or type(child) is dict
+        ]
+        if not level:
+            return
+    raise invalid(f"failed to parse the request JSON buffer: it is nested more than {NESTING_MAX} levels deep")

@@ -1,0 +1,64 @@
+"""The body of an inference response: JSON, and after it the bytes of the outputs that were asked for in binary form.
+
+Source: KServe v2 protocol and Triton's binary tensor data extension.
+"""
+
+from collections.abc import Mapping
+from math import isfinite
+
+import numpy as np
+
+from charonia.core.request import ParameterValue
+from charonia.core.response import InferResponse
+from charonia.core.tensor import Tensor
+from charonia.protocol.json_text import dump
+from charonia.protocol.tensors import encode_tensor
+from charonia.protocol.v2_data import encode_data
+
+
+def encode_response(
+    response: InferResponse, binary: bool, forms: Mapping[str, bool]
+) -> tuple[bytes, list[bytes | memoryview]]:
+    """Return the JSON part of a response and the binary outputs that follow it, none when all outputs are in the JSON.
+
+    Args:
+        response: The response.
+        binary: Whether outputs are binary unless `forms` says otherwise.
+        forms: Whether an output is binary, by name, for those that say so.
+
+    Raises:
+        ServingError: JSON cannot carry an output.
+    """
+    blobs: list[bytes | memoryview] = []
+    outputs: list[dict[str, object]] = []
+    literals = False
+    for tensor in response.outputs:
+        entry: dict[str, object] = {
+            "name": tensor.name,
+            "datatype": tensor.datatype.wire,
+            "shape": tensor.array.shape,
+        }
+        if forms.get(tensor.name, binary):
+            blob = encode_tensor(tensor)
+            entry["parameters"] = {"binary_data_size": len(blob)}
+            blobs.append(blob)
+        else:
+            entry["data"] = encode_data(tensor)
+            literals = literals or _has_literals(tensor)
+        outputs.append(entry)
+    document: dict[str, object] = {"id": response.id} if response.id else {}
+    document["model_name"] = response.model_name
+    document["model_version"] = response.model_version
+    if response.parameters:
+        document["parameters"] = response.parameters
+        literals = literals or any(_is_literal(value) for value in response.parameters.values())
+    document["outputs"] = outputs
+    return dump(document, literals=literals), blobs
+
+
+def _has_literals(tensor: Tensor) -> bool:
+    return tensor.array.dtype.kind == "f" and not np.isfinite(tensor.array).all()
+
+
+def _is_literal(value: ParameterValue) -> bool:
+    return isinstance(value, float) and not isfinite(value)
