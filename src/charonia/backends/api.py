@@ -9,8 +9,9 @@ instance is one execution lane and comes in one of two forms:
   happens in another process. A sink may get any number of responses for a request, so decoupled models need no third
   form.
 
-The engine never calls an instance with a batch before the last one has finished, never with a request that breaks the
-configuration, and calls `close` only on an idle one. The conformance suite `charonia.testing.backend_suite` is the
+The engine never calls a blocking instance with a batch before the last one has finished; an asynchronous one may be
+handed batches ahead of time and runs them one after the other. It never passes a request that breaks the configuration,
+and calls `close` only on an idle instance. The conformance suite `charonia.testing.backend_suite` is the
 specification in code.
 """
 

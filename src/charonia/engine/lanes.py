@@ -26,6 +26,12 @@ IN_PLACE_PROBES = 8
 IN_PLACE_RETRY_MAX = 4096
 """Most executions in the thread after the loop was held up, before running in place is tried again."""
 
+PIPELINE_NS_MAX = 300_000
+"""An instance in another process whose executions take at most this long on average is kept supplied ahead of time."""
+
+PIPELINE_DEPTH = 4
+"""Batches that such an instance has at once, the one that runs included."""
+
 _HELD_UP_NS = 10 * IN_PLACE_NS_MAX
 
 
@@ -44,6 +50,15 @@ class Lane(Protocol):
 
     placement: Placement
 
+    @property
+    def depth(self) -> int:
+        """Batches that the lane may have at once; they run one after the other."""
+        ...
+
+    def took(self, duration_ns: int) -> None:
+        """Take in how long a batch computed."""
+        ...
+
     def run(self, batch: LaneBatch) -> None:
         """Run the batch; returns at once, or when it is done where it runs in place."""
         ...
@@ -55,6 +70,28 @@ class Lane(Protocol):
     async def aclose(self) -> None:
         """Close the instance; the lane is idle."""
         ...
+
+
+class PipelineRule:
+    """Decides from measured times whether an instance may be handed further batches before it has finished. Pure.
+
+    A batch that waits in the instance's own line cannot be taken by another instance that becomes free earlier, so this
+    is for executions that are over sooner than a free instance could be told of the batch.
+    """
+
+    __slots__ = ("_mean_ns", "is_open")
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self._mean_ns = PIPELINE_NS_MAX * 4
+
+    def took(self, duration_ns: int) -> None:
+        """Take in the duration of an execution."""
+        self._mean_ns += (duration_ns - self._mean_ns) // 8
+        if self._mean_ns <= PIPELINE_NS_MAX:
+            self.is_open = True
+        elif self._mean_ns > 2 * PIPELINE_NS_MAX:
+            self.is_open = False
 
 
 class InPlaceRule:
@@ -107,6 +144,14 @@ class BlockingLane:
         self._thread = threading.Thread(target=self._work, name=placement.name, daemon=True)
         self._thread.start()
 
+    @property
+    def depth(self) -> int:
+        """One batch at a time: the thread is told of the next one at once."""
+        return 1
+
+    def took(self, duration_ns: int) -> None:
+        """Do nothing: what counts here is measured around the call."""
+
     def run(self, batch: LaneBatch) -> None:
         """Run the batch in place or hand it to the thread."""
         if self._rule.in_place:
@@ -154,6 +199,16 @@ class AsyncLane:
     def __init__(self, instance: AsyncInstance, placement: Placement) -> None:
         self.placement = placement
         self._instance = instance
+        self._rule = PipelineRule()
+
+    @property
+    def depth(self) -> int:
+        """Several while executions are short: the way to another process and back would leave it idle."""
+        return PIPELINE_DEPTH if self._rule.is_open else 1
+
+    def took(self, duration_ns: int) -> None:
+        """Take in how long a batch computed."""
+        self._rule.took(duration_ns)
 
     def run(self, batch: LaneBatch) -> None:
         """Start the batch; it is its own sink."""

@@ -22,9 +22,22 @@ from charonia.core.tensor import Tensor
 from charonia.engine.admission import Admission, with_request_id
 from charonia.engine.api import Outcome, Reply
 from charonia.engine.clock import WakeTimer, now_ns
-from charonia.engine.lanes import AsyncLane, BlockingLane
+from charonia.engine.lanes import PIPELINE_DEPTH, AsyncLane, BlockingLane
 from charonia.protocol.classification import classify
-from charonia.sched.api import Cancel, CloseReason, Command, DropReason, Run, Scheduler, SlotIdle, Stop, Submit, Tick
+from charonia.sched.api import (
+    Cancel,
+    CloseReason,
+    Command,
+    DropReason,
+    Event,
+    Run,
+    Scheduler,
+    SlotGone,
+    SlotIdle,
+    Stop,
+    Submit,
+    Tick,
+)
 from charonia.sched.order import InOrderRelease
 from charonia.stats.meter import FailureReason, Meter
 
@@ -125,7 +138,7 @@ class RunningBatch:
             marks_ns=(self._start_ns, input_end_ns, output_start_ns, end_ns),
             wall_ms=int(time.time() * 1000),
         )
-        self._runner.slot_done(self.slot)
+        self._runner.slot_done(self.slot, output_start_ns - input_end_ns)
 
 
 class ModelRunner:
@@ -160,7 +173,10 @@ class ModelRunner:
         # A slot whose model batches is offered again only after the loop has read what arrived meanwhile: requests that
         # come together then run together, without waiting for anything.
         self._gathers = dynamic is not None and config.max_batch_size > 1
-        self._running = 0
+        self._running: set[int] = set()  # slots
+        # Lane i has the slots i, i + n, i + 2n and so on. Those beyond the first are offered while the lane takes
+        # several batches at once.
+        self._parked = set(range(len(lanes), len(lanes) * PIPELINE_DEPTH))
         now = now_ns()
         for slot in range(len(lanes)):
             scheduler.handle(SlotIdle(slot), now)
@@ -177,7 +193,7 @@ class ModelRunner:
 
     def slot_name(self, slot: int) -> str:
         """Return the name of an instance."""
-        return self._lanes[slot].placement.name
+        return self._lane(slot).placement.name
 
     def submit(self, request: InferRequest, reply: Reply) -> Entry:
         """Take in a request; every outcome goes to `reply`."""
@@ -203,7 +219,7 @@ class ModelRunner:
             # Before the reply, which may submit anew: the scheduler must not start a request that was answered.
             self._handle(Cancel(entry.id), now_ns())
         elif batch is not None:
-            self._lanes[batch.slot].cancel(entry.index)
+            self._lane(batch.slot).cancel(entry.index)
         if entry.state != _DONE:
             self.fail(entry, ServingError(Code.CANCELLED, "the request was cancelled"), FailureReason.CANCELED)
 
@@ -226,14 +242,38 @@ class ModelRunner:
         self._answer(entry, response)
         return True
 
-    def slot_done(self, slot: int) -> None:
-        """A lane has finished its batch."""
-        self._running -= 1
+    def slot_done(self, slot: int, compute_ns: int) -> None:
+        """A lane has finished a batch, which computed for `compute_ns`."""
+        self._running.discard(slot)
+        lane = self._lane(slot)
+        lane.took(compute_ns)
+        if slot < len(self._lanes) * lane.depth:
+            self._offer_soon(slot)
+        else:
+            self._parked.add(slot)
+            self._note_idle()
+        self._follow_depth(slot % len(self._lanes), lane.depth)
+
+    def _follow_depth(self, lane: int, depth: int) -> None:
+        """Offer, or take back, the slots with which a lane is kept supplied ahead of time."""
+        for slot in range(lane + len(self._lanes), len(self._lanes) * PIPELINE_DEPTH, len(self._lanes)):
+            is_wanted = slot < len(self._lanes) * depth
+            if is_wanted and slot in self._parked:
+                self._parked.discard(slot)
+                self._offer_soon(slot)
+            elif not is_wanted and slot not in self._parked and slot not in self._running:
+                self._parked.add(slot)
+                self._handle(SlotGone(slot), now_ns())
+
+    def _offer_soon(self, slot: int) -> None:
         if self._gathers or self._scheduler.queued:
             # Also keeps a long queue on an in-place lane from shutting everybody else out of the loop.
             self._loop.call_soon(self._offer, slot)
         else:
             self._offer(slot)
+
+    def _lane(self, slot: int) -> BlockingLane | AsyncLane:
+        return self._lanes[slot % len(self._lanes)]
 
     async def drain(self) -> None:
         """Stop taking requests; return when every request in flight has been answered and every lane is idle."""
@@ -254,7 +294,11 @@ class ModelRunner:
             self.fail(entry, error, FailureReason.OTHER)
 
     def _offer(self, slot: int) -> None:
-        self._handle(SlotIdle(slot), now_ns())
+        if slot not in self._parked:
+            self._handle(SlotIdle(slot), now_ns())
+        self._note_idle()
+
+    def _note_idle(self) -> None:
         if self._idle is not None and not self._running and not self._entries:
             self._idle.set()
 
@@ -264,7 +308,7 @@ class ModelRunner:
         self._armed = None
         self._handle(Tick(), now)
 
-    def _handle(self, event: Submit | Cancel | SlotIdle | Tick | Stop, now: int) -> None:
+    def _handle(self, event: Event, now: int) -> None:
         commands = self._scheduler.handle(event, now)
         if commands:
             self._carry_out(commands)
@@ -287,8 +331,8 @@ class ModelRunner:
             entry.state = _RUNNING
             entry.batch = batch
             entry.index = index
-        self._running += 1
-        self._lanes[run.slot].run(batch)
+        self._running.add(run.slot)
+        self._lane(run.slot).run(batch)
 
     def _answer(self, entry: Entry, outcome: Outcome) -> None:
         entry.state = _DONE
@@ -307,8 +351,7 @@ class ModelRunner:
             entry.reply(outcome, True)
         except Exception:  # a front end's own fault must not reach the rest of the batch
             _log.exception("the reply to request %r of model %s failed", entry.request.id, self.config.name)
-        if self._idle is not None and not self._running and not self._entries:
-            self._idle.set()
+        self._note_idle()
 
     def _select(self, request: InferRequest, tensors: list[Tensor]) -> list[Tensor]:
         chosen = []

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from enum import Enum
 
@@ -25,6 +26,17 @@ RESTART_WAIT_S_MAX = 20.0
 
 FINALIZE_S_MAX = 10.0
 """Time that a worker has for `finalize`."""
+
+
+class _Batch:
+    """A batch that was handed over and is not finished."""
+
+    __slots__ = ("number", "requests", "sink")
+
+    def __init__(self, requests: Sequence[InferRequest], sink: BatchSink) -> None:
+        self.requests = requests
+        self.sink = sink
+        self.number = 0  # 0 until it was sent to the worker that runs now
 
 
 class _State(Enum):
@@ -66,10 +78,8 @@ class PythonInstance:
         self._state = _State.STARTING
         self._process: WorkerProcess | None = None
         self._first_start: asyncio.Future[None] = self._loop.create_future()
-        self._requests: Sequence[InferRequest] = ()
-        self._sink: BatchSink | None = None
-        self._is_sent = False
-        self._batch = 0
+        self._batches: deque[_Batch] = deque()  # the first one runs, where it was sent
+        self._sent = 0
         self._timer: asyncio.TimerHandle | None = None
         self._restart: asyncio.TimerHandle | None = None
         self._failures = 0
@@ -97,12 +107,12 @@ class PythonInstance:
 
     def start(self, requests: Sequence[InferRequest], sink: BatchSink) -> None:
         """Begin to run the requests as one batch."""
-        self._requests, self._sink, self._is_sent = requests, sink, False
+        self._batches.append(_Batch(requests, sink))
         if self._state is _State.READY:
-            self._send_batch()
+            self._send(self._batches[-1])
         elif self._state is _State.CLOSED:
-            self._fail_batch(unavailable(f"instance '{self.name}' is closed"))
-        else:
+            self._fail_first(unavailable(f"instance '{self.name}' is closed"))
+        elif len(self._batches) == 1:
             self._limit(RESTART_WAIT_S_MAX, self._waited_too_long)
 
     def cancel(self, index: int) -> None:
@@ -132,7 +142,7 @@ class PythonInstance:
             self._ended(f"the worker process cannot be started: {error}")
             return
         process.send(self._start_message)
-        if self._sink is None:
+        if not self._batches:
             self._limit(self._start_s_max, self._started_too_slowly)
 
     def _message(self, message: Incoming) -> None:
@@ -146,35 +156,35 @@ class PythonInstance:
             if not self._first_start.done():
                 self._first_start.set_result(None)
             self._limit(0, None)
-            if self._sink is not None:
-                self._send_batch()
+            for batch in list(self._batches):
+                self._send(batch)
         elif kind == "failed":
             self._reason = str(message.header[1])
 
-    def _send_batch(self) -> None:
+    def _send(self, batch: _Batch) -> None:
         process = self._process
         if process is None:
             return
         outgoing = Outgoing(process.pool)
         try:
-            encoded = encode_requests(self._requests, self._output_names, outgoing)
-            self._batch += 1
+            encoded = encode_requests(batch.requests, self._output_names, outgoing)
+            self._sent = batch.number = self._sent + 1
             released, self._released = self._released, []
             dropped, self._dropped = self._dropped, []
-            process.send(("execute", self._batch, encoded, released, dropped), outgoing)
+            process.send(("execute", batch.number, encoded, released, dropped), outgoing)
         except (ChannelError, OSError, ValueError) as error:
             process.pool.release(outgoing.regions)
-            self._fail_batch(internal(f"the batch cannot be handed to instance '{self.name}': {error}"))
+            self._batches.remove(batch)
+            _fail(batch, internal(f"the batch cannot be handed to instance '{self.name}': {error}"))
             return
-        self._is_sent = True
-        self._limit(self._execute_s_max, self._executed_too_long)
+        if batch is self._batches[0]:
+            self._limit(self._execute_s_max, self._executed_too_long)
 
     def _done(self, message: Incoming) -> None:
-        _, batch, results, regions, dropped, input_end, output_start = message.header
-        process, sink = self._process, self._sink
-        if process is None or sink is None or batch != self._batch:
+        _, number, results, regions, dropped, input_end, output_start = message.header
+        process = self._process
+        if process is None or not self._batches or number != self._batches[0].number:
             return
-        self._limit(0, None)
         self._failures = 0
         self._dropped += process.pool.release(regions)
         try:
@@ -183,7 +193,8 @@ class PythonInstance:
             process.kill(f"it sent a response that cannot be read: {error}")
             return
         process.drop(dropped)
-        self._sink = None
+        sink = self._batches.popleft().sink
+        self._limit(self._execute_s_max if self._batches else 0, self._executed_too_long)
         for index, result in enumerate(decoded):
             sink.respond(index, result, True)
         sink.finish(input_end, output_start)
@@ -206,8 +217,13 @@ class PythonInstance:
         delay = min(RESTART_DELAY_S * 2**self._failures, RESTART_DELAY_S_MAX)
         self._failures = min(self._failures + 1, 32)
         self._restart = self._loop.call_later(delay, self._start_process)
-        if self._sink is not None and (self._is_sent or failed_to_start):
-            self._fail_batch(internal(f"the model instance '{self.name}' is not healthy: {why}"))
+        if self._batches and (self._batches[0].number or failed_to_start):
+            self._fail_first(internal(f"the model instance '{self.name}' is not healthy: {why}"))
+        # Those behind it had not begun: they run on the next worker.
+        for batch in self._batches:
+            batch.number = 0
+        if self._batches:
+            self._limit(RESTART_WAIT_S_MAX, self._waited_too_long)
 
     def _started_too_slowly(self) -> None:
         if self._process is not None:
@@ -218,14 +234,12 @@ class PythonInstance:
             self._process.kill(f"a batch did not finish within {self._execute_s_max:g} s and was ended")
 
     def _waited_too_long(self) -> None:
-        self._fail_batch(unavailable(f"instance '{self.name}' has not come back within {RESTART_WAIT_S_MAX:g} s"))
+        while self._batches:
+            self._fail_first(unavailable(f"instance '{self.name}' has not come back within {RESTART_WAIT_S_MAX:g} s"))
 
-    def _fail_batch(self, error: ServingError) -> None:
+    def _fail_first(self, error: ServingError) -> None:
         self._limit(0, None)
-        sink, self._sink = self._sink, None
-        if sink is not None:
-            now = time.monotonic_ns()
-            sink.finish(now, now, error)
+        _fail(self._batches.popleft(), error)
 
     def _limit(self, seconds: float, callback: Callable[[], None] | None) -> None:
         if self._timer is not None:
@@ -233,3 +247,8 @@ class PythonInstance:
             self._timer = None
         if callback is not None and seconds > 0:
             self._timer = self._loop.call_later(seconds, callback)
+
+
+def _fail(batch: _Batch, error: ServingError) -> None:
+    now = time.monotonic_ns()
+    batch.sink.finish(now, now, error)

@@ -118,12 +118,13 @@ class WorkerProcess:
             return 0
 
     def send(self, header: tuple[object, ...], outgoing: Outgoing | None = None) -> None:
-        """Send a message; what the socket does not take at once follows when it can."""
+        """Send a message, together with those that follow in the same round of the event loop."""
         outgoing = outgoing or Outgoing(self.pool)
+        if not self._unsent:
+            self._loop.call_soon(self._write)
         self._unsent += outgoing.frame(header)
         # A descriptor may arrive before its message, never after it.
         self._unsent_fds += outgoing.fds
-        self._write()
 
     def drop(self, regions: list[int]) -> None:
         """Unmap regions that the worker has given up."""
