@@ -101,10 +101,11 @@ def _wrk(server: Server, load: Load) -> tuple[float, float, float]:
         raise SystemExit(f"{server.variant}: requests failed\n{report}")
     rate = re.search(r"Requests/sec:\s+([\d.]+)", report)
     assert rate, report
-    return float(rate[1]), _wrk_percentile(report, 50), _wrk_percentile(report, 99)
+    return float(rate[1]), wrk_percentile(report, 50), wrk_percentile(report, 99)
 
 
-def _wrk_percentile(report: str, percent: int) -> float:
+def wrk_percentile(report: str, percent: int) -> float:
+    """Return a percentile of the latency in us from wrk's report."""
     match = re.search(rf"^\s+{percent}%\s+([\d.]+)(us|ms|s)$", report, re.MULTILINE)
     assert match, report
     return float(match[1]) * _UNIT_US[match[2]]
