@@ -125,7 +125,8 @@ def test_with_grpc_errors_the_first_error_ends_the_stream(play: Any) -> None:
         await stream.client.settle()
 
         assert stream.ids == ["a"]
-        assert (stream.response.status, stream.response.reset_code) == (Status.NOT_FOUND, 0)
+        assert stream.response.status == Status.NOT_FOUND
+        assert stream.response.reset_code == 0
         assert [ticket.cancelled for ticket in bench.engine.tickets] == [False, False, True]
 
     play(scenario)
@@ -219,6 +220,21 @@ def test_a_response_that_cannot_be_written_is_an_error_of_its_request(play: Any)
         assert "response parameter 'p'" in stream.answers[0].error_message
 
     play(scenario)
+
+
+def test_a_response_that_breaks_the_codec_ends_the_stream(play: Any, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(bench: Any) -> None:
+        bench.engine.hold = True
+        stream = Stream(bench.client())
+        stream.send(infer_message(id="a"), infer_message(id="b"))
+        bench.engine.tickets[0].answer(InferResponse("identity", "1", "a", [None]), True)  # type: ignore[list-item]  # the fault
+        await stream.client.settle()
+
+        assert stream.response.status == Status.INTERNAL
+        assert bench.engine.tickets[1].cancelled
+
+    play(scenario)
+    assert "ModelStreamInfer" in caplog.text
 
 
 def test_bytes_that_are_no_message_end_the_stream(play: Any) -> None:

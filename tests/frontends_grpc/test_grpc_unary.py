@@ -136,6 +136,20 @@ def test_a_response_that_cannot_be_written_is_a_fault_of_the_model(play: Any) ->
     play(scenario)
 
 
+def test_a_response_that_breaks_the_codec_does_not_reach_the_engine(
+    play: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(bench: Any) -> None:
+        answer = InferResponse("identity", "1", "", [None])  # type: ignore[list-item]  # the fault
+        bench.engine.outcomes = [[(answer, True)]]
+        response = await bench.client().call("ModelInfer", infer_message())
+
+        assert response.status == Status.INTERNAL
+
+    play(scenario)
+    assert "ModelInfer" in caplog.text
+
+
 def test_a_fault_of_the_server_hurts_one_call_and_is_logged(play: Any, caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(bench: Any) -> None:
         client = bench.client()

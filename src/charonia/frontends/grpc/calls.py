@@ -252,6 +252,8 @@ class UnaryCall(Call):
                 parts = encode_response(outcome)
             except ServingError as error:
                 self.refuse(error)
+            except Exception:  # the caller has other requests of the batch to answer
+                self.fail(internal_error(self.name))
             else:
                 self._finish(parts, outcome)
 

@@ -15,6 +15,7 @@ from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse
 from charonia.engine.api import Outcome, Ticket
 from charonia.frontends.access_log import AccessEntry
+from charonia.frontends.grpc.calls import internal_error
 from charonia.frontends.grpc.stream import StreamCall
 from charonia.protocol.grpc_framing import Buffer
 from charonia.protocol.grpc_infer import (
@@ -153,6 +154,9 @@ class InferStream:
                 parts = encode_stream_response(outcome, final)
             except ServingError as error:
                 parts = encode_stream_error(error, turn.request, final)
+            except Exception:  # the caller has other requests of the batch to answer
+                call.fail(internal_error(call.name))
+                return
         elif turn.wants_empty_final:
             request = turn.request
             parts = encode_stream_response(InferResponse(request.model_name, turn.version, request.id, []), True)
