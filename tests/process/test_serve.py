@@ -74,7 +74,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     write_identity(folder)
     write_python_model(folder)
-    models.write_add_sub(folder / "add_sub")
+    models.write_model(folder, "add_sub", models.add_sub())
     (folder / "broken" / "1").mkdir(parents=True)
     (folder / "broken" / "1" / "model.onnx").write_bytes(b"this is no model")
     return folder
@@ -238,14 +238,14 @@ def test_models_are_loaded_and_unloaded_over_both_protocols(server: ServeProcess
         assert not client.is_model_ready("late")
         config = {
             "backend": "identity",
-            "input": [{"name": "X", "data_type": "TYPE_FP32", "dims": [16]}],
-            "output": [{"name": "Y", "data_type": "TYPE_FP32", "dims": [16]}],
+            "input": [{"name": "INPUT1", "data_type": "TYPE_FP32", "dims": [16]}],
+            "output": [{"name": "OUTPUT1", "data_type": "TYPE_FP32", "dims": [16]}],
         }
         grpc.load_model("late", config=json.dumps(config))
-        assert client.get_model_metadata("late")["inputs"][0] == {"name": "X", "datatype": "FP32", "shape": [16]}
+        assert client.get_model_metadata("late")["inputs"][0] == {"name": "INPUT1", "datatype": "FP32", "shape": [16]}
         client.load_model("made_up", config=json.dumps(config), files={"file:1/note.txt": b"files"})
-        result = client.infer("made_up", [http_input("X", sent[0], "FP32")])
-        np.testing.assert_array_equal(result.as_numpy("Y"), sent[0])
+        result = client.infer("made_up", [http_input("INPUT1", sent[0], "FP32")])
+        np.testing.assert_array_equal(result.as_numpy("OUTPUT1"), sent[0])
         with pytest.raises(InferenceServerException, match="load failed for model 'late'"):
             client.load_model("late", config='{"backend": "no such backend"}')
         assert client.is_model_ready("late")

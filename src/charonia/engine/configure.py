@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from charonia.backends.api import Completion, ModelFiles
 from charonia.config.complete import derive_backend, normalise
 from charonia.config.model import Latest, ModelConfig, VersionPolicy
+from charonia.config.problems import Problem, raise_problems
 from charonia.config.support import unsupported
-from charonia.config.validate import Problem, raise_problems, validate
+from charonia.config.validate import validate
 from charonia.engine.backends import Backends
-from charonia.repository.read import read_config, version_files
+from charonia.repository.read import check_name, read_config, version_files
 from charonia.repository.scan import ModelFolder
 from charonia.repository.versions import select, versions
 
@@ -64,6 +65,7 @@ async def configure(
     if config is None:
         config, _ = await asyncio.to_thread(read_config, folder, config_name=options.config_name)
     config = config or ModelConfig()
+    check_name(folder, config)
     notes: list[str] = []
     if not config.name:
         config = replace(config, name=folder.name)
@@ -86,15 +88,6 @@ async def configure(
         notes += completion.notes
     config = normalise(config, name=folder.name, gpu_count=options.gpu_count, default_instance_count=DEFAULT_INSTANCES)
     problems: Sequence[Problem] = [*validate(config, gpu_count=options.gpu_count), *unsupported(config)]
-    if config.name != folder.name:
-        problems = [
-            Problem(
-                "name",
-                f"unexpected directory name '{folder.name}' for model '{config.name}', directory name must "
-                "equal model name",
-            ),
-            *problems,
-        ]
     if problems:
         raise_problems(folder.name, problems)
     return Configured(Completion(config, tuple(notes)), selected)
