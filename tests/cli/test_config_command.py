@@ -1,0 +1,96 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from charonia.cli import config as command
+from charonia.cli.config import notes_text, problem_text, run
+from charonia.config.model import ModelConfig
+from charonia.config.pbtxt import parse
+from charonia.core.errors import invalid
+
+IDENTITY = """
+backend: "identity"
+max_batch_size: 8
+input { name: "INPUT0" data_type: TYPE_FP32 dims: 16 }
+output { name: "OUTPUT0" data_type: TYPE_FP32 dims: 16 }
+"""
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "models" / "echo"
+    (folder / "1").mkdir(parents=True)
+    (folder / "config.pbtxt").write_text(IDENTITY)
+    return folder
+
+
+def test_the_complete_configuration_goes_to_stdout_and_remarks_to_stderr(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([str(model)]) == 0
+
+    printed = capsys.readouterr()
+    completed = parse(printed.out)
+    assert isinstance(completed, ModelConfig)
+    assert (completed.name, completed.backend, completed.max_batch_size) == ("echo", "identity", 8)
+    assert len(completed.instance_group) == 1
+    assert printed.err.startswith(("Inferred:\n", "Nothing had to be inferred."))
+
+
+def test_json_is_that_of_the_protocol(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([str(model), "--json"]) == 0
+
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["name"], printed["max_batch_size"]) == ("echo", 8)
+
+
+def test_a_variant_of_the_configuration_can_be_asked_for(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (model / "configs").mkdir()
+    (model / "configs" / "small.pbtxt").write_text(IDENTITY.replace("8", "2", 1))
+
+    assert run([str(model), "--model-config-name=small"]) == 0
+
+    assert parse(capsys.readouterr().out).max_batch_size == 2
+
+
+def test_all_problems_are_listed_and_nothing_goes_to_stdout(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (model / "config.pbtxt").write_text('backend: "identity" max_batch_size: -1 input { data_type: TYPE_FP32 dims: 1 }')
+
+    assert run([str(model)]) == 1
+
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith(f"charonia config: {model}:\n  ")
+    assert "max_batch_size" in printed.err
+    assert "input" in printed.err
+
+
+def test_a_folder_that_is_not_there_is_a_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([str(tmp_path / "missing")]) == 1
+
+    assert "no such folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [[], ["m", "--jsn"], ["m", "--backend-config=x"], ["a", "b"]])
+def test_wrong_arguments_are_misuse(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        run(arguments)
+
+    assert caught.value.code == 2
+    assert "usage: charonia config" in capsys.readouterr().err
+
+
+def test_settings_of_backends_are_read_as_by_the_server() -> None:
+    given = command.parser().parse_args(["m", "--backend-config=onnxruntime,a=b", "--backend-config=c=d"])
+
+    assert given.backend_config == [("onnxruntime", "a", "b"), ("", "c", "d")]
+
+
+def test_remarks_and_problems_have_a_line_each() -> None:
+    assert notes_text(()) == "Nothing had to be inferred."
+    assert notes_text(("backend 'python', from model.py", "dims")) == (
+        "Inferred:\n  backend 'python', from model.py\n  dims"
+    )
+    assert problem_text("m", invalid("one\ntwo", hint="three")) == "charonia config: m:\n  one\n  two\n  hint: three"
+    assert problem_text("m", invalid("one")) == "charonia config: m:\n  one"
