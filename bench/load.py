@@ -72,7 +72,8 @@ def _perf_analyzer(server: Server, load: Load) -> tuple[float, float, float]:
             str(PEERS / "bin" / "perf_analyzer"),
             *("-m", MODEL, "-u", server.http if load.protocol == "http" else server.grpc, "-i", load.protocol),
             *("--concurrency-range", str(load.concurrency), "-f", str(table)),
-            *("-p", str(round(load.seconds * 1000)), "-s", "50", "-r", "3"),
+            # Three windows, whatever their spread: the pairs show it.
+            *("-p", str(round(load.seconds * 1000)), "-s", "999", "-r", "3"),
         ]
         _check(command)
         with table.open(newline="") as file:
