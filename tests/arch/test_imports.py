@@ -55,6 +55,7 @@ CALCULATION = {
     "math",
     "numbers",
     "operator",
+    "pathlib.PurePosixPath",
     "re",
     "string",
     "struct",
