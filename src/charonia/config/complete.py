@@ -1,12 +1,14 @@
-"""Completes a model configuration: from its own parts, from the names of files, from what a backend reads in the model.
+"""Completes a configuration: from its own parts and the names of files, from the model itself, and with the defaults.
 
-Three steps, each pure: `derive_backend` (platform, backend and file name from one another), `merge_signature` (inputs,
-outputs and batching from the model's own signature), `normalise` (defaults that every configuration gets). Each of the
-first two also says in sentences what it inferred. Source: Triton's "Auto-Generated Model Configuration".
+Three steps, in this order: `derive_backend` finds out which backend is meant, `merge_signature` is what a backend
+completes with if its models carry a signature, `normalise` writes out the defaults. `check_signature` compares the
+result with the model. Source: Triton's documentation of auto-generated model configuration, and its ONNX Runtime
+backend.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
 
 from charonia.config.model import (
     DynamicBatching,
@@ -21,24 +23,24 @@ from charonia.config.model import (
     Reshape,
     VersionPolicy,
 )
-from charonia.config.platforms import ENSEMBLE, FORMATS, ModelFormat
+from charonia.config.platforms import BACKEND_OF_PLATFORM, ENSEMBLE, FORMATS, ModelFormat
 from charonia.config.problems import Problem
 from charonia.core.dtypes import DataType
 from charonia.core.errors import invalid
 
 SEQUENCE_IDLE_US = 1_000_000
-"""Idle time of a sequence where the configuration gives none, in us."""
+"""How long a sequence may be idle where its configuration does not say."""
 
 
 @dataclass(frozen=True, slots=True)
 class SignatureTensor:
-    """An input or output as the model itself declares it.
+    """An input or output as the model has it.
 
     Attributes:
         name: Tensor name.
         datatype: Its datatype.
-        shape: Its full shape, -1 for a variable dimension, with the batch dimension where there is one.
-        optional: Whether an input may be left out.
+        shape: Its full shape, with the batch dimension if there is one; -1 for a variable dimension.
+        optional: Whether an input has a value of its own and may be left out.
     """
 
     name: str
@@ -49,242 +51,311 @@ class SignatureTensor:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """The inputs and outputs that the model itself declares."""
+    """The inputs and outputs that a model has."""
 
     inputs: tuple[SignatureTensor, ...]
     outputs: tuple[SignatureTensor, ...]
 
     @property
-    def batches(self) -> bool:
-        """Whether the first dimension of every tensor is variable, and so may be the batch."""
-        tensors = (*self.inputs, *self.outputs)
-        return bool(tensors) and all(t.shape and t.shape[0] == -1 for t in tensors)
+    def fixed(self) -> tuple[SignatureTensor, ...]:
+        """Tensors without a variable first dimension, which keep the model from batching. Optional ones do not."""
+        tensors = (*(tensor for tensor in self.inputs if not tensor.optional), *self.outputs)
+        return tuple(tensor for tensor in tensors if tensor.shape[:1] != (-1,))
 
 
 def derive_backend(config: ModelConfig, model_name: str, file_names: Collection[str]) -> tuple[ModelConfig, list[str]]:
-    """Fill in platform, backend and file name from one another, or from the files of a version.
+    """Fill in platform, backend and file name from one another, and from a version's files where none is given.
 
     Args:
         config: The configuration as it was read.
         model_name: Name of the model's folder.
-        file_names: Names in the folder of a version.
+        file_names: Names of the files and folders in the folder of a version.
+
+    Returns:
+        The configuration and a sentence for each thing that the files decided.
 
     Raises:
-        ServingError: INVALID_ARG when nothing tells which backend is meant.
+        ServingError: INVALID_ARG when nothing tells the backend, or the platform is unknown and no backend is given.
     """
-    if config.platform == ENSEMBLE or config.ensemble_scheduling is not None:
+    if config.platform == ENSEMBLE:
         return config, []
-    notes: list[str] = []
-    known = _known_by_config(config)
-    if not config.backend and not config.platform and known is None:
-        known = next((entry for entry in FORMATS if entry.filename in file_names), None)
-        if known is not None:
-            notes.append(f"backend: {known.backend}, from the file {known.filename}")
-        else:
-            return _from_extension(config, model_name, file_names)
-    if known is None:
-        return config, notes
-    if not config.backend:
-        config = replace(config, backend=known.backend)
-    if not config.platform:
-        config = replace(config, platform=known.platform)
-    if not config.default_model_filename:
-        config = replace(config, default_model_filename=known.filename)
-    return config, notes
+    if config.ensemble_scheduling is not None and not config.backend and not config.platform:
+        return replace(config, platform=ENSEMBLE), ["platform: ensemble, from ensemble_scheduling"]
+    if config.platform and not config.backend and config.platform not in BACKEND_OF_PLATFORM:
+        known = ", ".join([*BACKEND_OF_PLATFORM, ENSEMBLE])
+        raise invalid(
+            f"unexpected platform type '{config.platform}' for {model_name}",
+            hint=f"known are {known}; or give 'backend'",
+        )
+    entry = _format(config, file_names)
+    if entry is None:
+        return (config, []) if config.backend else _from_folder_name(config, model_name, file_names)
+    notes = []
+    if not config.backend and not config.platform:
+        source = config.default_model_filename or _file(entry, file_names)
+        notes.append(f"backend: {entry.backend}, from the file '{source}'")
+    filename = config.default_model_filename
+    if not filename:
+        filename = _file(entry, file_names)
+        if filename != entry.filename:
+            notes.append(f"default_model_filename: '{filename}', the only {entry.suffix} file of the version")
+    completed = replace(
+        config,
+        backend=config.backend or entry.backend,
+        platform=config.platform or entry.platform,
+        default_model_filename=filename,
+    )
+    return completed, notes
 
 
-def _known_by_config(config: ModelConfig) -> ModelFormat | None:
-    for given, attribute in (
-        (config.platform, "platform"),
-        (config.backend, "backend"),
-        (config.default_model_filename, "filename"),
-    ):
-        if given:
-            return next((entry for entry in FORMATS if getattr(entry, attribute) == given), None)
-    return None
+def _format(config: ModelConfig, file_names: Collection[str]) -> ModelFormat | None:
+    """Return the format that the given parts and the files agree on, or None where they tell of none."""
+    filename = config.default_model_filename
+    fitting = [
+        entry
+        for entry in FORMATS
+        if config.platform in ("", entry.platform)
+        and config.backend in ("", entry.backend)
+        and filename in ("", entry.filename, _stem(filename) + entry.suffix)
+    ]
+    if not fitting and config.backend:
+        # An unusual file name does not stop a backend from having a platform.
+        fitting = [
+            entry for entry in FORMATS if config.backend == entry.backend and config.platform in ("", entry.platform)
+        ]
+    present = [entry for entry in fitting if _file(entry, file_names) in file_names]
+    if present:
+        return next((entry for entry in present if entry.filename in file_names), present[0])
+    return fitting[0] if fitting and (config.backend or config.platform or filename) else None
 
 
-def _from_extension(config: ModelConfig, model_name: str, file_names: Collection[str]) -> tuple[ModelConfig, list[str]]:
-    """`name.backend` as the folder and `model.backend` as the file name any backend."""
-    extension = model_name.rpartition(".")[2] if "." in model_name else ""
-    file_name = f"model.{extension}"
-    if not extension or file_name not in file_names:
+def _stem(filename: str) -> str:
+    return filename.removesuffix(PurePosixPath(filename).suffix)
+
+
+def _file(entry: ModelFormat, file_names: Collection[str]) -> str:
+    """Return the format's file: the default name, unless another file is the only one with the format's suffix."""
+    if entry.filename in file_names or entry.backend == "python":
+        return entry.filename
+    # Beside model.py lie modules of any name; other formats leave no doubt which file is the model.
+    same = [name for name in file_names if PurePosixPath(name).suffix == entry.suffix]
+    return same[0] if len(same) == 1 else entry.filename
+
+
+def _from_folder_name(
+    config: ModelConfig, model_name: str, file_names: Collection[str]
+) -> tuple[ModelConfig, list[str]]:
+    """Take the backend from a folder `<name>.<backend>` with a file `model.<backend>`, for backends of any name."""
+    backend = PurePosixPath(model_name).suffix.removeprefix(".")
+    filename = config.default_model_filename or f"model.{backend}"
+    if not backend or filename not in file_names:
+        known = ", ".join(entry.filename for entry in FORMATS)
         raise invalid(
             f"Invalid model name: Could not determine backend for model '{model_name}' with no backend in model "
             "configuration. Expected model name of the form 'model.<backend_name>'.",
-            hint="set 'backend' in config.pbtxt, or put one of these into the version folder: "
-            f"{', '.join(entry.filename for entry in FORMATS)}",
+            hint=f"give 'backend' in config.pbtxt, or put one of {known} into the version's folder",
         )
-    completed = replace(config, backend=extension, default_model_filename=config.default_model_filename or file_name)
-    return completed, [f"backend: {extension}, from the name of the model's folder"]
+    completed = replace(config, backend=backend, default_model_filename=filename)
+    return completed, [f"backend: {backend}, from the name of the model's folder"]
 
 
 def merge_signature(
     config: ModelConfig, signature: Signature, *, default_max_batch_size: int, model_name: str
 ) -> tuple[ModelConfig, list[str]]:
-    """Fill in inputs, outputs and batching from the model's own signature; what the configuration says stays.
+    """Fill in inputs, outputs and batching from the model; what the configuration says stays.
 
-    Where both inputs and outputs are given, nothing is inferred. Otherwise a model is taken to batch when the first
-    dimension of every tensor is variable; `max_batch_size` then becomes `default_max_batch_size` unless it is given,
-    and a dynamic batcher is added where no scheduler is chosen and batches may be larger than 1.
+    Where inputs and outputs are both given, nothing is inferred. Otherwise a model can batch if the first dimension of
+    every tensor is variable, and then `max_batch_size` is filled in, unless the inputs or outputs that are given
+    already have as many dimensions as the model's own. Batches of more than 1 turn dynamic batching on where no other
+    scheduler is given.
+
+    Args:
+        config: The configuration so far.
+        signature: What the model has.
+        default_max_batch_size: Batch size to fill in; 0 fills none in.
+        model_name: For the error.
+
+    Returns:
+        The configuration, and a sentence for each thing that was filled in.
 
     Raises:
-        ServingError: INVALID_ARG when the configuration asks for batching that the model cannot do.
+        ServingError: INVALID_ARG when the configuration asks for batches and the model cannot batch.
     """
     if config.input and config.output:
         return config, []
     notes: list[str] = []
-    if config.max_batch_size > 0 and not signature.batches:
-        raise invalid(
-            f"autofill failed for model '{model_name}': model does not support batching while non-zero max_batch_size "
-            "is specified",
-            hint="set max_batch_size to 0, or export the model with a variable first dimension of every tensor",
-        )
-    if config.max_batch_size == 0 and signature.batches and not config.input and not config.output:
+    if config.max_batch_size > 0:
+        _require_batching(signature, model_name)
+    elif default_max_batch_size > 0 and _may_batch(config, signature):
         config = replace(config, max_batch_size=default_max_batch_size)
-        notes.append(
-            f"max_batch_size: {default_max_batch_size}, since the first dimension of every tensor is variable "
-            "(the default; raise it for more throughput)"
-        )
+        notes.append(f"max_batch_size: {default_max_batch_size}, as the first dimension of every tensor is variable")
+    if config.max_batch_size > 1 and config.dynamic_batching is None and config.sequence_batching is None:
+        config = replace(config, dynamic_batching=DynamicBatching())
+        notes.append("dynamic_batching: on, as the model batches and no other scheduler is given")
     batches = config.max_batch_size > 0
     if not config.input:
-        config = replace(config, input=tuple(_input(t, batches) for t in signature.inputs))
-        notes += [_note("input", i.name, i.data_type, i.dims) for i in config.input]
+        required = [tensor for tensor in signature.inputs if not tensor.optional]
+        config = replace(config, input=tuple(_input(tensor, batches) for tensor in required))
+        notes += [_note("input", tensor.name, tensor.datatype, _dims(tensor, batches)) for tensor in required]
     if not config.output:
-        config = replace(config, output=tuple(_output(t, batches) for t in signature.outputs))
-        notes += [_note("output", o.name, o.data_type, o.dims) for o in config.output]
-    has_scheduler = config.dynamic_batching or config.sequence_batching or config.ensemble_scheduling
-    if config.max_batch_size > 1 and not has_scheduler:
-        config = replace(config, dynamic_batching=DynamicBatching())
-        notes.append("dynamic_batching: on, since the model batches")
+        config = replace(config, output=tuple(_output(tensor, batches) for tensor in signature.outputs))
+        notes += [_note("output", tensor.name, tensor.datatype, _dims(tensor, batches)) for tensor in signature.outputs]
     return config, notes
 
 
-def _note(kind: str, name: str, datatype: DataType | None, dims: tuple[int, ...]) -> str:
-    return f"{kind} '{name}': {datatype.wire if datatype is not None else '?'} {list(dims)}, from the model"
+def _require_batching(signature: Signature, model_name: str) -> None:
+    if not signature.fixed:
+        return
+    shapes = ", ".join(f"'{tensor.name}' {list(tensor.shape)}" for tensor in signature.fixed)
+    raise invalid(
+        f"autofill failed for model '{model_name}': model does not support batching while non-zero max_batch_size is "
+        f"specified; the first dimension is not variable in {shapes}",
+        hint="set max_batch_size to 0, or export the model with a variable first dimension",
+    )
 
 
-def _dims(tensor: SignatureTensor, batches: bool) -> tuple[tuple[int, ...], Reshape | None]:
-    """Return the dimensions of a tensor without the batch; one without any becomes [1] with an empty reshape."""
-    shape = tensor.shape[1:] if batches else tensor.shape
-    return (shape, None) if shape else ((1,), Reshape())
+def _may_batch(config: ModelConfig, signature: Signature) -> bool:
+    if signature.fixed or not (signature.inputs or signature.outputs):
+        return False
+    ranks = {tensor.name: len(tensor.shape) for tensor in (*signature.inputs, *signature.outputs)}
+    given: Sequence[ModelInput | ModelOutput] = config.input or config.output
+    return all(len(_shape(tensor)) != ranks.get(tensor.name) for tensor in given)
+
+
+def _dims(tensor: SignatureTensor, batches: bool) -> tuple[int, ...]:
+    return tensor.shape[1:] if batches else tensor.shape
 
 
 def _input(tensor: SignatureTensor, batches: bool) -> ModelInput:
-    dims, reshape = _dims(tensor, batches)
-    return ModelInput(tensor.name, tensor.datatype, dims=dims, reshape=reshape, optional=tensor.optional)
+    dims = _dims(tensor, batches)
+    # A configuration has no empty dims: a scalar is one element that is reshaped.
+    return ModelInput(tensor.name, tensor.datatype, dims=dims or (1,), reshape=None if dims else Reshape())
 
 
 def _output(tensor: SignatureTensor, batches: bool) -> ModelOutput:
-    dims, reshape = _dims(tensor, batches)
-    return ModelOutput(tensor.name, tensor.datatype, dims, reshape)
+    dims = _dims(tensor, batches)
+    return ModelOutput(tensor.name, tensor.datatype, dims=dims or (1,), reshape=None if dims else Reshape())
+
+
+def _note(kind: str, name: str, datatype: DataType, dims: tuple[int, ...]) -> str:
+    return f"{kind} '{name}': {datatype.wire} {list(dims)}, from the model"
 
 
 def check_signature(config: ModelConfig, signature: Signature) -> list[Problem]:
-    """Compare a complete configuration with the model's own signature; return every difference that matters."""
+    """Return everything in which a complete configuration contradicts the model.
+
+    Every input that the model needs must be configured; outputs may be left out.
+    """
     problems: list[Problem] = []
-    batches = config.max_batch_size > 0
-    required = [t for t in signature.inputs if not t.optional]
-    if not len(required) <= len(config.input) <= len(signature.inputs):
-        problems.append(
-            Problem(
-                "input",
-                f"unable to load model '{config.name}', configuration expects {len(config.input)} inputs, model "
-                f"provides {len(signature.inputs)}",
-            )
+    configured = {tensor.name for tensor in config.input}
+    missing = [tensor.name for tensor in signature.inputs if not tensor.optional and tensor.name not in configured]
+    if missing:
+        message = (
+            f"unable to load model '{config.name}', configuration expects {len(config.input)} inputs, model provides "
+            f"{len(signature.inputs)}; not configured: {', '.join(missing)}"
         )
-    for kind, configured, declared in (
-        ("input", config.input, signature.inputs),
-        ("output", config.output, signature.outputs),
-    ):
-        by_name = {t.name: t for t in declared}
-        tensors: tuple[ModelInput | ModelOutput, ...] = configured
+        problems.append(Problem("input", message))
+    sides: dict[str, tuple[Sequence[ModelInput | ModelOutput], tuple[SignatureTensor, ...]]] = {
+        "input": (config.input, signature.inputs),
+        "output": (config.output, signature.outputs),
+    }
+    for kind, (tensors, own) in sides.items():
+        by_name = {tensor.name: tensor for tensor in own}
         for index, tensor in enumerate(tensors):
+            found = by_name.get(tensor.name)
             path = f"{kind}[{index}]"
-            own = by_name.get(tensor.name)
-            if own is None:
-                allowed = ", ".join(by_name)
-                problems.append(
-                    Problem(
-                        f"{path}.name",
-                        f"unexpected inference {kind} '{tensor.name}', allowed {kind}s are: {allowed}",
-                    )
-                )
-                continue
-            if tensor.data_type is not own.datatype:
-                given = tensor.data_type.config if tensor.data_type is not None else "none"
-                problems.append(
-                    Problem(
-                        f"{path}.data_type",
-                        f"configuration expects datatype {given} for {kind} '{tensor.name}', model provides "
-                        f"{own.datatype.config}",
-                    )
-                )
-            dims = tensor.reshape.shape if tensor.reshape is not None else tensor.dims
-            full = (-1, *dims) if batches else dims
-            if not _fits(full, own.shape):
-                problems.append(
-                    Problem(
-                        f"{path}.dims",
-                        f"model '{config.name}', tensor '{tensor.name}': the model expects {len(own.shape)} dimensions "
-                        f"(shape {list(own.shape)}) but the model configuration specifies {len(full)} dimensions "
-                        f"({'with the batch dimension, ' if batches else ''}shape {list(full)})",
-                    )
-                )
+            if found is None:
+                message = f"unexpected inference {kind} '{tensor.name}', allowed {kind}s are: {', '.join(by_name)}"
+                problems.append(Problem(f"{path}.name", message))
+            else:
+                problems += _tensor_problems(config, tensor, found, kind, path)
     return problems
 
 
-def _fits(configured: tuple[int, ...], declared: tuple[int, ...]) -> bool:
-    return len(configured) == len(declared) and all(
-        -1 in (a, b) or a == b for a, b in zip(configured, declared, strict=True)
-    )
+def _tensor_problems(
+    config: ModelConfig, tensor: ModelInput | ModelOutput, own: SignatureTensor, kind: str, path: str
+) -> list[Problem]:
+    problems = []
+    batches = config.max_batch_size > 0
+    if tensor.data_type is not own.datatype:
+        given = tensor.data_type.config if tensor.data_type else "none"
+        message = (
+            f"configuration expects datatype {given} for {kind} '{tensor.name}', model provides {own.datatype.config}"
+        )
+        problems.append(Problem(f"{path}.data_type", message))
+    shape = ((-1,) if batches else ()) + _shape(tensor)
+    # The model's variable dimensions take any size; its fixed ones must be configured as they are.
+    fits = len(shape) == len(own.shape) and all(has in (-1, dim) for has, dim in zip(own.shape, shape, strict=True))
+    if not fits:
+        specified = f"{len(shape)} dimensions ({'with the batch, ' if batches else ''}shape {list(shape)})"
+        message = (
+            f"model '{config.name}', tensor '{tensor.name}': the model expects {len(own.shape)} dimensions (shape "
+            f"{list(own.shape)}) but the model configuration specifies {specified}"
+        )
+        problems.append(Problem(f"{path}.dims", message))
+    if isinstance(tensor, ModelInput) and tensor.optional and not own.optional:
+        message = (
+            f"input '{tensor.name}' is optional in the configuration, but the model has no value of its own for it"
+        )
+        problems.append(Problem(f"{path}.optional", message))
+    if isinstance(tensor, ModelInput) and own.optional and batches:
+        message = (
+            f"input '{tensor.name}' has a value of its own, which it may only be given one for if max_batch_size is 0"
+        )
+        problems.append(Problem(f"{path}.name", message))
+    return problems
+
+
+def _shape(tensor: ModelInput | ModelOutput) -> tuple[int, ...]:
+    """Return the shape of one element of the batch as the framework has it."""
+    return tensor.dims if tensor.reshape is None else tensor.reshape.shape
 
 
 def normalise(config: ModelConfig, *, name: str, gpu_count: int, default_instance_count: int) -> ModelConfig:
     """Return the configuration with every default written out.
 
     Args:
-        config: A configuration with its backend.
-        name: Model name where it has none.
+        config: A configuration whose backend is known.
+        name: Name for a configuration that has none.
         gpu_count: GPUs of this machine: KIND_AUTO means all of them, or the CPU where there is none.
-        default_instance_count: Instances of a group that gives no count.
+        default_instance_count: Instances of a CPU group that gives no count; elsewhere it is 1.
     """
-    config = replace(
-        config,
-        name=config.name or name,
-        version_policy=config.version_policy or VersionPolicy(latest=Latest(1)),
-    )
+    policy = config.version_policy
+    if policy is None or policy == VersionPolicy():
+        policy = VersionPolicy(latest=Latest(1))
+    config = replace(config, name=config.name or name, version_policy=policy)
     if config.platform == ENSEMBLE:
         return config
-    dynamic = config.dynamic_batching
+    dynamic, sequence = config.dynamic_batching, config.sequence_batching
     if dynamic is not None and not dynamic.preferred_batch_size and config.max_batch_size > 0:
-        config = replace(config, dynamic_batching=replace(dynamic, preferred_batch_size=(config.max_batch_size,)))
-    sequence = config.sequence_batching
+        dynamic = replace(dynamic, preferred_batch_size=(config.max_batch_size,))
     if sequence is not None and sequence.max_sequence_idle_microseconds == 0:
-        config = replace(config, sequence_batching=replace(sequence, max_sequence_idle_microseconds=SEQUENCE_IDLE_US))
+        sequence = replace(sequence, max_sequence_idle_microseconds=SEQUENCE_IDLE_US)
     optimization = config.optimization or Optimization()
-    groups = config.instance_group or (InstanceGroup(name=config.name),)
+    groups = [
+        _group(group, f"{config.name}_{index}", gpu_count, default_instance_count)
+        for index, group in enumerate(config.instance_group)
+    ]
     return replace(
         config,
+        dynamic_batching=dynamic,
+        sequence_batching=sequence,
         optimization=replace(
             optimization,
             input_pinned_memory=optimization.input_pinned_memory or PinnedMemoryBuffer(True),
             output_pinned_memory=optimization.output_pinned_memory or PinnedMemoryBuffer(True),
         ),
-        instance_group=tuple(
-            _group(group, f"{config.name}_{index}", gpu_count, default_instance_count)
-            for index, group in enumerate(groups)
-        ),
+        instance_group=tuple(groups) or (_group(InstanceGroup(), config.name, gpu_count, default_instance_count),),
     )
 
 
 def _group(group: InstanceGroup, name: str, gpu_count: int, default_count: int) -> InstanceGroup:
     kind = group.kind
     if kind is InstanceKind.KIND_AUTO:
-        kind = InstanceKind.KIND_GPU if gpu_count and (group.gpus or not group.profile) else InstanceKind.KIND_CPU
-        if kind is InstanceKind.KIND_CPU and group.gpus:
-            kind = InstanceKind.KIND_GPU
+        # Whoever lists GPUs means them: without any, that is a problem to report rather than to run on the CPU.
+        kind = InstanceKind.KIND_GPU if gpu_count > 0 or group.gpus else InstanceKind.KIND_CPU
     gpus = group.gpus
     if kind is InstanceKind.KIND_GPU and not gpus:
         gpus = tuple(range(gpu_count))
-    return replace(group, name=group.name or name, kind=kind, gpus=gpus, count=group.count or default_count)
+    count = group.count or (default_count if kind is InstanceKind.KIND_CPU else 1)
+    return replace(group, name=group.name or name, kind=kind, gpus=gpus, count=count)

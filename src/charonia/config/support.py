@@ -1,66 +1,71 @@
-"""What a configuration may ask for and this version of the server does not have: refused at load, never ignored."""
+"""What a configuration may ask for that this version of the server does not have: refused at load, never ignored."""
 
 from collections.abc import Iterator
 
-from charonia.config.model import ModelConfig
+from charonia.config.model import InstanceGroup, ModelConfig, ModelInput, ModelOutput
+from charonia.config.platforms import ENSEMBLE
 from charonia.config.problems import Problem
 
-_HINT = "is not available in this version of the server"
+CUSTOM_BATCHING = "TRITON_BATCH_STRATEGY_PATH"
+"""Model parameter that names a library with a batching strategy of its own."""
 
 
 def unsupported(config: ModelConfig) -> list[Problem]:
-    """Return everything that the model needs and that is not there, each with its path."""
-    return list(_problems(config))
-
-
-def _problems(config: ModelConfig) -> Iterator[Problem]:
-    if config.platform == "ensemble" or config.ensemble_scheduling is not None:
-        yield Problem("ensemble_scheduling", f"an ensemble {_HINT}")
-    if config.sequence_batching is not None:
-        yield Problem("sequence_batching", f"sequence batching {_HINT}")
-    if config.is_decoupled:
-        yield Problem("model_transaction_policy.decoupled", f"a decoupled model {_HINT}")
-    if config.response_cache is not None and config.response_cache.enable:
-        yield Problem("response_cache.enable", f"the response cache {_HINT}")
-    if config.model_warmup:
-        yield Problem("model_warmup", f"warm-up {_HINT}")
-    if config.batch_input:
-        yield Problem("batch_input", f"a batch input {_HINT}")
-    if config.batch_output:
-        yield Problem("batch_output", f"a batch output {_HINT}")
-    if config.model_repository_agents is not None and config.model_repository_agents.agents:
-        yield Problem("model_repository_agents", f"a repository agent {_HINT}")
-    if config.model_metrics is not None and config.model_metrics.metric_control:
-        yield Problem("model_metrics", f"changing the buckets of a metric {_HINT}")
-    yield from _tensor_problems(config)
-    yield from _group_problems(config)
-
-
-def _tensor_problems(config: ModelConfig) -> Iterator[Problem]:
-    for index, tensor in enumerate(config.input):
-        path = f"input[{index}]"
-        if tensor.allow_ragged_batch:
-            yield Problem(f"{path}.allow_ragged_batch", f"ragged batching {_HINT}")
-        if tensor.is_shape_tensor:
-            yield Problem(f"{path}.is_shape_tensor", f"a shape tensor {_HINT}")
-        if tensor.is_non_linear_format_io:
-            yield Problem(f"{path}.is_non_linear_format_io", f"a non-linear tensor format {_HINT}")
+    """Return everything that the model asks for and that is not there, each with its path."""
+    found = [*_of_model(config)]
+    for index, given in enumerate(config.input):
+        found += _of_tensor(given, f"input[{index}]")
+        if given.allow_ragged_batch:
+            found.append((f"input[{index}].allow_ragged_batch", f"ragged batching of input '{given.name}'"))
     for index, output in enumerate(config.output):
-        path = f"output[{index}]"
-        if output.is_shape_tensor:
-            yield Problem(f"{path}.is_shape_tensor", f"a shape tensor {_HINT}")
-        if output.is_non_linear_format_io:
-            yield Problem(f"{path}.is_non_linear_format_io", f"a non-linear tensor format {_HINT}")
-
-
-def _group_problems(config: ModelConfig) -> Iterator[Problem]:
+        found += _of_tensor(output, f"output[{index}]")
     for index, group in enumerate(config.instance_group):
-        path = f"instance_group[{index}]"
-        if group.passive:
-            yield Problem(f"{path}.passive", f"a passive instance {_HINT}")
-        if group.host_policy:
-            yield Problem(f"{path}.host_policy", f"a host policy {_HINT}")
-        if group.secondary_devices:
-            yield Problem(f"{path}.secondary_devices", f"a secondary device {_HINT}")
-        if group.profile:
-            yield Problem(f"{path}.profile", f"an optimization profile {_HINT}")
+        found += _of_group(group, f"instance_group[{index}]")
+    return [Problem(path, f"{feature} is not available in this version of the server") for path, feature in found]
+
+
+def _of_model(config: ModelConfig) -> Iterator[tuple[str, str]]:
+    """Yield path and feature."""
+    if config.platform == ENSEMBLE or config.ensemble_scheduling is not None:
+        yield "ensemble_scheduling", "ensemble scheduling"
+    if config.sequence_batching is not None:
+        yield "sequence_batching", "sequence batching"
+    if config.is_decoupled:
+        yield "model_transaction_policy.decoupled", "the decoupled transaction policy"
+    if config.runtime not in ("", f"libtriton_{config.backend}.so"):
+        yield "runtime", f"runtime '{config.runtime}'"
+    if config.response_cache is not None and config.response_cache.enable:
+        yield "response_cache.enable", "the response cache"
+    # A sample of batch size 0 is skipped by definition.
+    if any(sample.batch_size for sample in config.model_warmup):
+        yield "model_warmup", "model warm-up"
+    if config.batch_input:
+        yield "batch_input", "computed batch input"
+    if config.batch_output:
+        yield "batch_output", "scattered batch output"
+    if config.cc_model_filenames:
+        yield "cc_model_filenames", "choosing the file by compute capability"
+    if config.model_repository_agents is not None and config.model_repository_agents.agents:
+        yield "model_repository_agents", "a repository agent"
+    if config.model_metrics is not None and config.model_metrics.metric_control:
+        yield "model_metrics", "an override of metrics"
+    if CUSTOM_BATCHING in config.parameters:
+        yield f"parameters[{CUSTOM_BATCHING}]", "a batching strategy from a library"
+
+
+def _of_tensor(tensor: ModelInput | ModelOutput, path: str) -> Iterator[tuple[str, str]]:
+    if tensor.is_shape_tensor:
+        yield f"{path}.is_shape_tensor", f"shape tensor '{tensor.name}'"
+    if tensor.is_non_linear_format_io:
+        yield f"{path}.is_non_linear_format_io", f"the non-linear format of '{tensor.name}'"
+
+
+def _of_group(group: InstanceGroup, path: str) -> Iterator[tuple[str, str]]:
+    if group.passive:
+        yield f"{path}.passive", "a passive instance"
+    if group.host_policy:
+        yield f"{path}.host_policy", f"host policy '{group.host_policy}'"
+    if group.secondary_devices:
+        yield f"{path}.secondary_devices", "a secondary device"
+    if group.profile:
+        yield f"{path}.profile", "an optimization profile"
