@@ -45,6 +45,9 @@ EXTENSIONS = (
 SWITCH_INTERVAL_S = 0.0005
 """How long a thread may keep the interpreter while another waits: a finished instance gets its answer out promptly."""
 
+SETTLE_S = 1.0
+"""Pause before a change that polling has seen is looked at again, to see whether it is still going on."""
+
 FRONT_END_GRACE_S = 2.0
 """Time that front ends have to write the last answers once the models are done."""
 
@@ -185,16 +188,18 @@ class Server:
         stream = sys.stderr
         if log.access_file:
             try:
-                stream = self._files.enter_context(Path(log.access_file).open("a", buffering=1, encoding="utf-8"))
+                file = Path(log.access_file).open("a", buffering=1, encoding="utf-8")  # noqa: SIM115 - by the stack
+                stream = self._files.enter_context(file)
             except OSError as error:
                 raise invalid(f"--access-log-file: cannot write '{log.access_file}': {error.strerror}") from error
         return AccessLog(stream, as_json=log.access is AccessLogFormat.JSON)
 
     async def _poll(self, interval_s: float) -> None:
+        is_pending = False
         while True:
-            await asyncio.sleep(interval_s)
+            await asyncio.sleep(min(interval_s, SETTLE_S) if is_pending else interval_s)
             try:
-                await self._lifecycle.poll()
+                is_pending = await self._lifecycle.poll()
             except ServingError as error:  # the disk may be back at the next look
                 _log.error("looking for changed models failed: %s", error)
 

@@ -101,7 +101,9 @@ class FakeBackend:
 class Harness:
     """A life cycle over one repository folder."""
 
-    def __init__(self, repository: Path, mode: ControlMode = ControlMode.EXPLICIT, *more: Path, retries: int = 0) -> None:
+    def __init__(
+        self, repository: Path, mode: ControlMode = ControlMode.EXPLICIT, *more: Path, retries: int = 0
+    ) -> None:
         self.repository = repository
         self.backend = FakeBackend()
         options = LifecycleOptions((repository, *more), mode, cores=2, load_retries=retries)
@@ -113,7 +115,7 @@ class Harness:
 
         def reply(outcome: object, final: bool) -> None:
             if isinstance(outcome, InferResponse):
-                future.set_result(float(outcome.outputs[0].array[0]))  # type: ignore[arg-type] # a FP32 scalar
+                future.set_result(float(outcome.outputs[0].array[0]))
             else:
                 future.set_exception(outcome if isinstance(outcome, ServingError) else AssertionError(outcome))
 

@@ -266,17 +266,17 @@ def test_sigterm_finishes_what_is_in_flight(tmp_path: Path) -> None:
     values: list[int] = []
 
     def call() -> None:
-        with httpclient.InferenceServerClient(server.http, network_timeout=60) as client:
+        with httpclient.InferenceServerClient(started.http, network_timeout=60) as client:
             result = client.infer("double", [http_input("IN", np.array([-3], np.int32), "INT32")])
             values.append(int(result.as_numpy("OUT")[0]))
 
-    with ServeProcess(tmp_path) as server:
+    with ServeProcess(tmp_path) as started:
         threads = [threading.Thread(target=call) for _ in range(3)]
         for thread in threads:
             thread.start()
         time.sleep(0.3)
-        children = psutil.Process(server.process.pid).children(recursive=True)
-        assert server.stop() == 0
+        children = psutil.Process(started.process.pid).children(recursive=True)
+        assert started.stop() == 0
         for thread in threads:
             thread.join()
     assert values == [-6, -6, -6]
@@ -306,17 +306,17 @@ def test_an_exit_timeout_answers_what_is_still_in_flight_and_exits_with_status_o
     errors: list[str] = []
 
     def call() -> None:
-        with httpclient.InferenceServerClient(server.http, network_timeout=60) as client:
+        with httpclient.InferenceServerClient(started.http, network_timeout=60) as client:
             try:
                 client.infer("slow", [http_input("INPUT0", np.zeros((1, 16), np.float32), "FP32")])
             except InferenceServerException as error:
                 errors.append(str(error))
 
-    with ServeProcess(tmp_path, "--exit-timeout-secs=1") as server:
+    with ServeProcess(tmp_path, "--exit-timeout-secs=1") as started:
         thread = threading.Thread(target=call)
         thread.start()
         time.sleep(0.3)
-        assert server.stop() == 1
+        assert started.stop() == 1
         thread.join()
     assert len(errors) == 1
     assert "exit timeout" in errors[0]

@@ -139,7 +139,7 @@ class Lifecycle:
             folder = ModelFolder(name=name, repository=folder_path, path=folder_path, fingerprint="")
             await self._load(name, folder, override, override_path=folder_path)
             return
-        found = await self._scan()
+        found = await asyncio.to_thread(scan, self._options.repositories, fingerprints=False)
         if name not in found.models and name not in found.ambiguous:
             raise internal(
                 f"failed to load '{name}', failed to poll from model repository: there is no such model folder",
@@ -156,8 +156,12 @@ class Lifecycle:
                 self._unload(model, set(model.versions))
                 model.failure = ""
 
-    async def poll(self) -> None:
-        """Look for models that were added, changed or removed since the last look, and follow."""
+    async def poll(self) -> bool:
+        """Look for models that were added, changed or removed since the last look, and follow.
+
+        Returns:
+            Whether a change was seen that has to be there at the next look too: look again soon.
+        """
         found = await self._scan()
         changes = self._watch.look(found)
         for name in changes.removed:
@@ -172,10 +176,11 @@ class Lifecycle:
         for result in results:
             if isinstance(result, BaseException):
                 _log.error("%s", _reason(result))
+        return self._watch.is_pending
 
     def index(self) -> list[ModelIndexEntry]:
         """Return every model of the repositories and of the past, with the state of its versions."""
-        found = scan(self._options.repositories)
+        found = scan(self._options.repositories, fingerprints=False)
         names = set(self.models) | set(found.models) | set(found.ambiguous)
         entries: list[ModelIndexEntry] = []
         for name in sorted(names):

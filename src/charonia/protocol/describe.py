@@ -24,13 +24,12 @@ def model_metadata(metadata: ModelMetadata) -> Json:
 
 def index(entries: list[ModelIndexEntry]) -> list[Json]:
     """Return the answer to `POST /v2/repository/index`."""
-    return [
-        {"name": e.name}
-        | ({"version": e.version} if e.version else {})
-        | ({"state": e.state.value} if e.state is not None else {})
-        | ({"reason": e.reason} if e.reason else {})
-        for e in entries
-    ]
+    return [_index_entry(entry) for entry in entries]
+
+
+def _index_entry(entry: ModelIndexEntry) -> Json:
+    known = {"version": entry.version, "state": entry.state.value if entry.state else "", "reason": entry.reason}
+    return {"name": entry.name, **{key: value for key, value in known.items() if value}}
 
 
 def statistics(models: list[ModelStatistics]) -> Json:

@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import orjson
@@ -79,7 +80,7 @@ def decode_results(
             for name, datatype, shape, place in result[1]:  # type: ignore[attr-defined] # a list of tuples
                 tensor = decode_tensor(name, BY_WIRE[datatype], shape, message.find(place))
                 if place[0]:
-                    tensor.array = _leased(tensor.array, lambda region=place[0]: release(region))
+                    tensor.array = _leased(tensor.array, partial(release, place[0]))
                 tensors.append(tensor)
         except ServingError as error:
             decoded.append(internal(f"the model's response cannot be read: {error}"))
@@ -94,7 +95,7 @@ def _leased(array: Array, release: Callable[[], None]) -> Array:
         release()
         return array
     # An array over a memoryview of its own: views of the array keep the array, and numpy does not look through it.
-    holder = np.asarray(memoryview(array.view(np.uint8).reshape(-1)))
+    holder = np.asarray(array.view(np.uint8).reshape(-1).data)
     weakref.finalize(holder, release).atexit = False
     return holder.view(array.dtype).reshape(array.shape)
 
