@@ -13,7 +13,8 @@ from charonia.backends.api import BackendSettings, Outputs, Placement, Result
 from charonia.backends.python import instance as instance_module
 from charonia.backends.python.backend import PythonBackend
 from charonia.backends.python.worker.charonia_channel import INLINE_BYTES_MAX
-from charonia.config.model import InstanceKind, ModelConfig
+from charonia.config.kinds import InstanceKind
+from charonia.config.model import ModelConfig
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError
 from charonia.testing.python_model import config, load, request, write

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from charonia.backends.api import BatchSink, Execution, Outputs, Placement, Result
-from charonia.config.model import DynamicBatching, InstanceKind, ModelConfig, ModelInput, ModelOutput, QueuePolicy
+from charonia.config.kinds import InstanceKind
+from charonia.config.model import DynamicBatching, ModelConfig, ModelInput, ModelOutput, QueuePolicy
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError, internal
 from charonia.core.request import InferRequest, RequestedOutput

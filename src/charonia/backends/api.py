@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from charonia.config.model import InstanceKind, ModelConfig
+from charonia.config.kinds import InstanceKind
+from charonia.config.model import ModelConfig
 from charonia.core.errors import ServingError
 from charonia.core.request import InferRequest, ParameterValue
 from charonia.core.tensor import Tensor

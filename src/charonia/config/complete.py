@@ -10,10 +10,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
+from charonia.config.kinds import InstanceKind
 from charonia.config.model import (
     DynamicBatching,
     InstanceGroup,
-    InstanceKind,
     Latest,
     ModelConfig,
     ModelInput,

@@ -3,15 +3,8 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from charonia.config.model import (
-    ControlInput,
-    ControlKind,
-    DynamicBatching,
-    ModelConfig,
-    SequenceBatching,
-    SequenceControl,
-    TimeoutAction,
-)
+from charonia.config.kinds import ControlKind, TimeoutAction
+from charonia.config.model import ControlInput, DynamicBatching, ModelConfig, SequenceBatching, SequenceControl
 from charonia.config.problems import Problem
 from charonia.core.dtypes import DataType
 

@@ -3,7 +3,8 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from charonia.config.model import BatchInput, BatchOutput, Format, ModelConfig, ModelInput, ModelOutput
+from charonia.config.kinds import Format
+from charonia.config.model import BatchInput, BatchOutput, ModelConfig, ModelInput, ModelOutput
 from charonia.config.problems import Problem
 from charonia.core.dtypes import DataType
 

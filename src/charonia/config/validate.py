@@ -12,7 +12,8 @@ from itertools import pairwise
 from pathlib import PurePosixPath
 
 from charonia.config.ensemble import ensemble_problems
-from charonia.config.model import InstanceGroup, InstanceKind, ModelConfig, ModelWarmup
+from charonia.config.kinds import InstanceKind
+from charonia.config.model import InstanceGroup, ModelConfig, ModelWarmup
 from charonia.config.platforms import BACKEND_OF_PLATFORM, ENSEMBLE
 from charonia.config.problems import Problem
 from charonia.config.scheduling import scheduling_problems

@@ -4,7 +4,8 @@ import asyncio
 from dataclasses import dataclass
 
 from charonia.backends.api import LoadedModel, Placement
-from charonia.config.model import InstanceKind, ModelConfig
+from charonia.config.kinds import InstanceKind
+from charonia.config.model import ModelConfig
 from charonia.engine.backends import Backends
 from charonia.engine.clock import now_ns
 from charonia.engine.configure import model_files

@@ -1,6 +1,7 @@
 """Makes the scheduler that a model configuration asks for."""
 
-from charonia.config.model import DynamicBatching, ModelConfig, QueuePolicy, TimeoutAction
+from charonia.config.kinds import TimeoutAction
+from charonia.config.model import DynamicBatching, ModelConfig, QueuePolicy
 from charonia.sched.api import BatchPolicy, QueueLimits, Scheduler
 from charonia.sched.default import DefaultScheduler
 from charonia.sched.dynamic import DynamicBatcher

@@ -9,7 +9,8 @@ import numpy as np
 from charonia.backends.api import BackendSettings, ModelFiles, Placement, Result
 from charonia.backends.python.backend import PythonBackend, PythonModel
 from charonia.backends.python.instance import PythonInstance
-from charonia.config.model import InstanceKind, ModelConfig, ModelInput, ModelOutput
+from charonia.config.kinds import InstanceKind
+from charonia.config.model import ModelConfig, ModelInput, ModelOutput
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError
 from charonia.core.request import InferRequest, RequestedOutput

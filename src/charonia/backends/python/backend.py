@@ -12,7 +12,8 @@ from charonia.backends.python.instance import PythonInstance
 from charonia.backends.python.process import WorkerProcess
 from charonia.backends.python.worker.charonia_channel import Incoming
 from charonia.config.json_form import from_json, to_json
-from charonia.config.model import InstanceKind, ModelConfig
+from charonia.config.kinds import InstanceKind
+from charonia.config.model import ModelConfig
 from charonia.core.errors import invalid, unsupported
 from charonia.stats.model import MemoryUsage
 
