@@ -161,9 +161,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as offer:
-            # An answer in HTTP/1.1, which the complete request has got or will get, declines the offer.
-            self._parser = httptools.HttpRequestParser(self)
-            self._feed(data[offer.args[0] :])
+            self._decline(data[offer.args[0] :])
         except httptools.HttpParserCallbackError as error:
             cause = error.__context__
             if not isinstance(cause, _RefusedError):
@@ -178,6 +176,20 @@ class HttpConnection(asyncio.BufferedProtocol):
                     self._body = self._direct_body()
             elif self._head_bytes_fed > self._limits.header_bytes_max + self._limits.url_bytes_max:
                 self._refuse(431, self._header_too_large())
+
+    def _decline(self, rest: memoryview) -> None:
+        """Go on after a request that offers to change the protocol: the answer in HTTP/1.1 declines it."""
+        head = b""
+        if self._is_receiving:  # the parser has left out its body, so it gets the request again without the offer
+            fields = b"".join([b"%b: %b\r\n" % field for field in self._headers.items() if field[0] != b"upgrade"])
+            version = self._parser.get_http_version().encode()
+            head = b"%b %b HTTP/%b\r\n%b\r\n" % (self._parser.get_method(), self._url, version, fields)
+        self._parser = httptools.HttpRequestParser(self)
+        self._reset()
+        self._in_body = False
+        for data in (memoryview(head), rest):
+            if data:
+                self._feed(data)
 
     def _direct_body(self) -> memoryview:
         """Return the buffer of the body in progress, filled as far as it was received."""
@@ -251,7 +263,9 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._parts.append(body)
 
     def on_message_complete(self) -> None:
-        """The request is complete."""
+        """The request is complete, unless it offers to change the protocol (`_decline`)."""
+        if b"upgrade" in self._headers and self._parser.should_upgrade():
+            return
         exchange = self._exchange()
         parts = self._parts
         if parts:

@@ -81,12 +81,16 @@ class Endpoint:
         loop = asyncio.get_running_loop()
         try:
             self._server = await loop.create_server(
-                lambda: HttpConnection(self), host, port, ssl=ssl, reuse_port=reuse_port or None, backlog=BACKLOG
+                self.connect, host, port, ssl=ssl, reuse_port=reuse_port or None, backlog=BACKLOG
             )
         except OSError as error:
             raise unavailable(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
         self.port = self._server.sockets[0].getsockname()[1]
         self._sweep()
+
+    def connect(self) -> HttpConnection:
+        """Return the server's side of a new connection."""
+        return HttpConnection(self)
 
     def stop_accepting(self) -> None:
         """Take no more connections, and no more than the current requests from those there are."""
