@@ -1,0 +1,34 @@
+"""The demo as a user runs it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from charonia.core.errors import ServingError
+from charonia.demo.process import free_ports, running_server
+
+TIMEOUT_S = 120
+
+
+def test_the_demo_reads_a_scanned_page_over_both_protocols_and_stops(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "charonia", "demo", "--once", f"--repository={tmp_path / 'models'}"]
+
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("Region-based segmentation") == 2
+    assert done.stdout.count("page.png       png") == 2
+    assert done.stdout.count("= [11. 22. 33. 44.]") == 2
+
+
+def test_a_server_that_ends_before_it_is_ready_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "broken" / "1").mkdir(parents=True)
+    (tmp_path / "broken" / "config.pbtxt").write_text("this is no configuration")
+
+    with (
+        pytest.raises(ServingError, match="ended with status 1 before it was ready"),
+        running_server(tmp_path, free_ports()),
+    ):
+        pass
