@@ -2,13 +2,14 @@
 
 import csv
 import json
+import math
 import re
 import subprocess
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.models import INPUT_ELEMENTS, MODEL, is_batched
+from bench.models import INPUT_SHAPES, MODEL, is_batched
 from bench.servers import PEERS, Server
 
 RUN_TIMEOUT_S = 300.0
@@ -82,8 +83,10 @@ def _perf_analyzer(server: Server, load: Load) -> tuple[float, float, float]:
 
 
 def _wrk(server: Server, load: Load) -> tuple[float, float, float]:
-    elements = INPUT_ELEMENTS[server.model]
-    shape = [1, elements] if is_batched(server.model) else [elements]
+    shape = INPUT_SHAPES[server.model]
+    elements = math.prod(shape)
+    if is_batched(server.model):
+        shape = [1, *shape]
     tensor = {
         "name": "INPUT0",
         "datatype": "FP32",

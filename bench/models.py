@@ -15,6 +15,11 @@ input [ { name: "INPUT0" data_type: TYPE_FP32 dims: [ 16 ] } ]
 output [ { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 16 ] } ]
 """
 
+_IMAGE_TENSORS = """\
+input [ { name: "INPUT0" data_type: TYPE_FP32 dims: [ 3, 224, 224 ] } ]
+output [ { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 3, 224, 224 ] } ]
+"""
+
 _MLP_TENSORS = """\
 input [ { name: "INPUT0" data_type: TYPE_FP32 dims: [ 128 ] } ]
 output [ { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 10 ] } ]
@@ -64,6 +69,17 @@ def python_identity(folder: Path) -> None:
     (folder / MODEL / "1" / "model.py").write_text(_PYTHON_IDENTITY)
 
 
+def image(folder: Path) -> None:
+    """Write the identity backend's model for an image: FP32 [3, 224, 224], 602,112 bytes in and out."""
+    _write(folder, 'backend: "identity"\n' + _IMAGE_TENSORS)
+
+
+def python_image(folder: Path) -> None:
+    """Write the same as a Python model."""
+    _write(folder, 'backend: "python"\n' + _IMAGE_TENSORS)
+    (folder / MODEL / "1" / "model.py").write_text(_PYTHON_IDENTITY)
+
+
 def mlp(folder: Path) -> None:
     """Write an ONNX perceptron 128-256-256-10, no configuration: everything as it comes."""
     _write(folder, None)
@@ -80,11 +96,20 @@ def python_mlp(folder: Path) -> None:
 MODELS: dict[str, Callable[[Path], None]] = {
     "identity": identity,
     "python_identity": python_identity,
+    "image": image,
+    "python_image": python_image,
     "mlp": mlp,
     "python_mlp": python_mlp,
 }
 
-INPUT_ELEMENTS = {"identity": 16, "python_identity": 16, "mlp": 128, "python_mlp": 128}
+INPUT_SHAPES = {
+    "identity": [16],
+    "python_identity": [16],
+    "image": [3, 224, 224],
+    "python_image": [3, 224, 224],
+    "mlp": [128],
+    "python_mlp": [128],
+}
 
 
 def is_batched(model: str) -> bool:

@@ -51,7 +51,7 @@ class Server:
         self.http, self.grpc = f"{HOST}:{_free_port()}", f"{HOST}:{_free_port()}"
         command = [*COMMANDS[self.server], f"--model-repository={folder / 'models'}"]
         for name, port in (("http", self.http), ("grpc", self.grpc), ("metrics", f"{HOST}:{_free_port()}")):
-            command.append(f"--{name}-port={port.split(':')[1]}")
+            command += [f"--{name}-port={port.split(':')[1]}", f"--{name}-address={HOST}"]
         self.log = folder / "log.txt"
         begin = time.monotonic()
         with self.log.open("wb") as log:

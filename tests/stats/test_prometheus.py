@@ -3,7 +3,7 @@
 import re
 
 from charonia.sched.api import CloseReason
-from charonia.stats.meter import FailureReason, Meter
+from charonia.stats.meter import NOTES_MAX, FailureReason, Meter
 from charonia.stats.prometheus import Machine, ModelSample, metric_names, render
 
 US = 1000
@@ -83,3 +83,21 @@ def test_values_carry_the_labels_of_the_model() -> None:
 def test_a_utilization_that_is_not_known_yet_and_an_unwatched_machine_are_left_out() -> None:
     assert "nv_cpu_utilization" not in page(Machine(None, 1, 1, 1, 1))
     assert "nv_cpu" not in page(None)
+
+
+def test_looking_often_or_once_gives_the_same_counts() -> None:
+    looked_at, left_alone = Meter("m", "1"), Meter("m", "1")
+    for number in range(3 * NOTES_MAX):
+        for each in (looked_at, left_alone):
+            each.batch_done(
+                arrivals_ns=[number, number + 1],
+                inferences=2,
+                batch_size=1 + number % 3,
+                reason=CloseReason.FULL,
+                marks_ns=(number + 10, number + 20, number + 40, number + 70),
+                wall_ms=number,
+            )
+        assert looked_at.statistics.execution_count == number + 1
+    assert looked_at.statistics == left_alone.statistics
+    assert looked_at.request_ns.counts == left_alone.request_ns.counts
+    assert looked_at.closes == left_alone.closes

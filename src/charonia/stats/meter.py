@@ -1,14 +1,13 @@
-"""Counts what happens to the requests of one model version: the statistics and the metrics, in one place.
-
-Called once a batch rather than once a request where that says the same, since this is on every request's path.
-"""
+"""Counts what happens to the requests of one model version: the statistics and the metrics, in one place."""
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
 
+import numpy as np
+
 from charonia.sched.api import CloseReason
 from charonia.stats.histogram import Histogram
-from charonia.stats.model import BatchStatistics, ModelStatistics
+from charonia.stats.model import BatchStatistics, Duration, ModelStatistics
 
 _US = 1_000
 _MS = 1_000_000
@@ -25,6 +24,10 @@ BATCH_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 """Upper bounds of the histogram of executed batch sizes."""
 
 
+NOTES_MAX = 1024
+"""Batches that are noted before they are added up: enough to make it cheap, few enough not to be felt."""
+
+
 class FailureReason(Enum):
     """Why a request failed, as label values of the failure counter."""
 
@@ -37,31 +40,65 @@ class FailureReason(Enum):
 class Meter:
     """All counters of one model version. Only the event loop's thread calls it.
 
+    This is on the path of every request, so `batch_done` only notes what happened; the notes are added up together when
+    there are `NOTES_MAX` of them or somebody looks.
+
     Attributes:
-        statistics: What the statistics extension reports.
         failures: Failed requests by reason.
-        closes: Batches by the reason they were sent.
-        request_ns: Histogram of the time from arrival to answer of successful requests.
-        queue_ns: Histogram of the time from arrival to execution.
-        compute_ns: Histogram of the time of an execution, counted for each request in it.
-        batch_size: Histogram of the batch elements of an execution.
         load_seconds: Time it took to load the version.
     """
 
     def __init__(self, name: str, version: str) -> None:
-        self.statistics = ModelStatistics(name, version)
         self.failures = dict.fromkeys(FailureReason, 0)
-        self.closes = dict.fromkeys(CloseReason, 0)
-        self.request_ns = Histogram(DURATION_BOUNDS_NS)
-        self.queue_ns = Histogram(DURATION_BOUNDS_NS)
-        self.compute_ns = Histogram(DURATION_BOUNDS_NS)
-        self.batch_size = Histogram(BATCH_BOUNDS)
         self.load_seconds = 0.0
+        self._statistics = ModelStatistics(name, version)
+        self._closes = dict.fromkeys(CloseReason, 0)
+        self._request_ns = Histogram(DURATION_BOUNDS_NS)
+        self._queue_ns = Histogram(DURATION_BOUNDS_NS)
+        self._compute_ns = Histogram(DURATION_BOUNDS_NS)
+        self._batch_size = Histogram(BATCH_BOUNDS)
+        self._notes: list[tuple[Sequence[int], int, int, CloseReason, tuple[int, int, int, int]]] = []
+
+    @property
+    def statistics(self) -> ModelStatistics:
+        """What the statistics extension reports."""
+        self._add_up()
+        return self._statistics
+
+    @property
+    def closes(self) -> Mapping[CloseReason, int]:
+        """Batches by the reason they were sent."""
+        self._add_up()
+        return self._closes
+
+    @property
+    def request_ns(self) -> Histogram:
+        """Histogram of the time from arrival to answer of successful requests."""
+        self._add_up()
+        return self._request_ns
+
+    @property
+    def queue_ns(self) -> Histogram:
+        """Histogram of the time from arrival to execution of successful requests."""
+        self._add_up()
+        return self._queue_ns
+
+    @property
+    def compute_ns(self) -> Histogram:
+        """Histogram of the time of an execution, counted for each request in it."""
+        self._add_up()
+        return self._compute_ns
+
+    @property
+    def batch_size(self) -> Histogram:
+        """Histogram of the batch elements of an execution."""
+        self._add_up()
+        return self._batch_size
 
     def failed(self, reason: FailureReason, duration_ns: int) -> None:
         """Count a request that failed `duration_ns` after it arrived."""
         self.failures[reason] += 1
-        self.statistics.fail.add(duration_ns)
+        self._statistics.fail.add(duration_ns)
 
     def batch_done(
         self,
@@ -83,38 +120,46 @@ class Meter:
             marks_ns: Start, inputs in place, computed, end.
             wall_ms: Wall-clock time in ms since the epoch.
         """
-        start, input_end, output_start, end = marks_ns
-        statistics = self.statistics
-        statistics.execution_count += 1
-        statistics.last_inference_ms = wall_ms
-        self.closes[reason] += 1
-        self.batch_size.observe(batch_size)
-        batch = statistics.batches.get(batch_size)
-        if batch is None:
-            batch = statistics.batches[batch_size] = BatchStatistics()
-        batch.compute_input.add(input_end - start)
-        batch.compute_infer.add(output_start - input_end)
-        batch.compute_output.add(end - output_start)
-        count = len(arrivals_ns)
-        if not count:
+        self._statistics.last_inference_ms = wall_ms
+        self._notes.append((arrivals_ns, inferences, batch_size, reason, marks_ns))
+        if len(self._notes) >= NOTES_MAX:
+            self._add_up()
+
+    def _add_up(self) -> None:
+        """Add what was noted to the counters."""
+        notes = self._notes
+        if not notes:
             return
-        statistics.inference_count += inferences
-        waited = took = 0
-        for arrival in arrivals_ns:
-            queue = start - arrival
-            request = end - arrival
-            waited += queue
-            took += request
-            self.queue_ns.observe(queue)
-            self.request_ns.observe(request)
-        self.compute_ns.observe(end - start, count)
-        statistics.success.add(took, count)
-        statistics.queue.add(waited, count)
-        statistics.compute_input.add((input_end - start) * count, count)
-        statistics.compute_infer.add((output_start - input_end) * count, count)
-        statistics.compute_output.add((end - output_start) * count, count)
+        statistics = self._statistics
+        requests = np.array([len(note[0]) for note in notes], np.int64)
+        arrivals = np.array([arrival for note in notes for arrival in note[0]], np.int64)
+        sizes = np.array([note[2] for note in notes], np.int64)
+        marks = np.array([note[4] for note in notes], np.int64)
+        phases = np.diff(marks)  # a row a batch: input, infer, output
+        count = len(arrivals)
+        statistics.execution_count += len(notes)
+        statistics.inference_count += sum([note[1] for note in notes])
+        statistics.success.add(self._request_ns.observe(np.repeat(marks[:, 3], requests) - arrivals), count)
+        statistics.queue.add(self._queue_ns.observe(np.repeat(marks[:, 0], requests) - arrivals), count)
+        self._compute_ns.observe(np.repeat(marks[:, 3] - marks[:, 0], requests))
+        self._batch_size.observe(sizes)
+        shares = (phases * requests[:, None]).sum(axis=0).tolist()
+        for duration, ns in zip(_phases(statistics), shares, strict=True):
+            duration.add(ns, count)
+        for size in set(sizes.tolist()):
+            batch = statistics.batches.setdefault(size, BatchStatistics())
+            rows = phases[sizes == size]
+            for duration, ns in zip(_phases(batch), rows.sum(axis=0).tolist(), strict=True):
+                duration.add(ns, len(rows))
+        for note in notes:
+            self._closes[note[3]] += 1
+        notes.clear()
 
     def labels(self, tags: Mapping[str, str]) -> dict[str, str]:
         """Return the labels of this version's metrics: model, version and the configuration's tags, prefixed "_"."""
-        statistics = self.statistics
+        statistics = self._statistics
         return {"model": statistics.name, "version": statistics.version} | {f"_{k}": v for k, v in tags.items()}
+
+
+def _phases(counted: ModelStatistics | BatchStatistics) -> tuple[Duration, Duration, Duration]:
+    return counted.compute_input, counted.compute_infer, counted.compute_output
