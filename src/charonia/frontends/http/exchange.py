@@ -108,6 +108,8 @@ class Exchange:
         """
         if self.response is not None:
             return
+        if self.method == b"HEAD":
+            body = []  # the client would take it for the next response
         length = 0
         for part in body:
             length += len(part)
@@ -116,9 +118,7 @@ class Exchange:
         head = b"%b%b%bContent-Length: %d\r\n\r\n" % (_STATUS_LINES[status], extra, self.connection, length)
         self.status = status
         self.bytes_out = length
-        if self.method == b"HEAD":
-            self.response = [head]
-        elif length < JOIN_BELOW_BYTES:
+        if length < JOIN_BELOW_BYTES:
             self.response = [b"".join((head, *body))]
         else:
             self.response = [head, *body]
