@@ -24,8 +24,8 @@ test: $(READY)
 	$(BIN)/pytest $(PYTEST_ARGS)
 
 check: $(READY)
-	$(BIN)/ruff format --check src tests bench examples
-	$(BIN)/ruff check src tests bench examples
+	$(BIN)/ruff format --check src tests bench examples tools
+	$(BIN)/ruff check src tests bench examples tools
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/pytest tests/arch
