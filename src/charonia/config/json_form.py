@@ -29,6 +29,13 @@ _AT_PATH = re.compile(r'^(?P<problem>.*) at (?P<path>"?ModelConfig\S*)$', re.DOT
 _NO_VALUE = re.compile(r"Invalid enum value (?P<name>.*) for enum type (?P<type>[\w.]+)", re.DOTALL)
 _NO_FIELD = re.compile(r'Message type "(?P<type>[\w.]+)" has no field named "(?P<name>[^"]*)" at "(?P<path>[^"]*)"')
 
+_REWORDED = (
+    (re.compile(r"'(\w+)' object is not iterable"), r"expected a JSON object, got \1"),
+    (re.compile(r"expected string or bytes-like object, got '(\w+)'"), r"expected a string, got \1"),
+    (re.compile(r"invalid literal for int\(\) with base 10: "), "expected an integer, got "),
+)
+"""What the parser says in Python's words, in JSON's."""
+
 
 def to_json(config: ModelConfig) -> dict[str, object]:
     """Return the configuration as plain objects, ready for any JSON writer."""
@@ -112,6 +119,8 @@ def _explain(error: Exception) -> ServingError:
     problem = _WRAPPER.sub("", problem).rstrip(".")
     if found := _AT_PATH.match(problem):
         path, problem = _below_root(found["path"]), found["problem"]
+    for pattern, sentence in _REWORDED:
+        problem = pattern.sub(sentence, problem)
     hint = ""
     if found := _NO_VALUE.search(problem):
         hint = value_hint(found["name"], pool().FindEnumTypeByName(found["type"]))

@@ -1,0 +1,84 @@
+"""What loading a model may send as its configuration, and how wrong ones are refused."""
+
+import json
+
+import pytest
+
+from charonia.config.json_form import from_json
+from charonia.config.model import DynamicBatching, ModelConfig, ModelInput, QueuePolicy, VersionPolicy
+from charonia.config.pbtxt import MAX_TEXT_CHARS
+from charonia.core.dtypes import DataType
+from charonia.core.errors import Code, ServingError
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("{}", ModelConfig()),
+        ('{"max_batch_size": 4}', ModelConfig(max_batch_size=4)),
+        ('{"maxBatchSize": "4"}', ModelConfig(max_batch_size=4)),
+        ('{"name": null, "version_policy": null}', ModelConfig()),
+        ('{"version_policy": {}}', ModelConfig(version_policy=VersionPolicy())),
+        (
+            '{"input": [{"name": "x", "data_type": "TYPE_FP32", "dims": ["-1", 3]}]}',
+            ModelConfig(input=(ModelInput("x", DataType.FP32, dims=(-1, 3)),)),
+        ),
+        ('{"input": [{"dataType": 11}]}', ModelConfig(input=(ModelInput(data_type=DataType.FP32),))),
+        (
+            '{"dynamic_batching": {"priority_queue_policy": {"2": {"max_queue_size": 3}}}}',
+            ModelConfig(dynamic_batching=DynamicBatching(priority_queue_policy={2: QueuePolicy(max_queue_size=3)})),
+        ),
+        ('{"parameters": {"a": {"string_value": "b"}}}', ModelConfig(parameters={"a": "b"})),
+    ],
+)
+def test_json_becomes_records(text: str, expected: ModelConfig) -> None:
+    assert from_json(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ("{", "the model configuration is not JSON: Expecting property name enclosed in double quotes", ""),
+        ("[" * 200_000, "the model configuration is not JSON: maximum recursion depth exceeded", ""),
+        ("[]", "the model configuration must be a JSON object, got list", ""),
+        ('{"name": "a", "name": "b"}', "the model configuration is not JSON: member 'name' is given twice", ""),
+        (
+            '{"max_bach_size": 1}',
+            "model configuration: ModelConfig has no field 'max_bach_size'",
+            "did you mean 'max_batch_size'?",
+        ),
+        ('{"input": [{}, {"dimz": [1]}]}', "input[1]: ModelInput has no field 'dimz'", "did you mean 'dims'?"),
+        (
+            '{"input": [{"data_type": "FP32"}]}',
+            "input[0].data_type: Invalid enum value FP32 for enum type",
+            "did you mean TYPE_FP32?",
+        ),
+        ('{"input": [{"data_type": 99}]}', "input[0].data_type: 99 is not a number of DataType", ""),
+        ('{"input": [{"dims": ["x"]}]}', "input.dims: expected an integer, got 'x'", ""),
+        ('{"input": [5]}', "input: expected a JSON object, got int", ""),
+        ('{"input": [null]}', "input[0]: null is not allowed", ""),
+        ('{"max_batch_size": 1.5}', "max_batch_size: Couldn't parse integer: 1.5", ""),
+        ('{"max_batch_size": 99999999999}', "max_batch_size: Value out of range", ""),
+        ('{"name": 5}', "name: expected a string, got int", ""),
+        ('{"name": "\\ud800"}', "name: Unpaired surrogate", ""),
+        ('{"parameters": {"a": "b"}}', "parameters[a]: ModelParameter has no field 'b'", "known are string_value"),
+        ('{"dynamic_batching": {}, "sequence_batching": {}}', "model configuration: Message type", ""),
+        ('{"[a.b]": 1}', "model configuration: Message type inference.ModelConfig does not have extensions", ""),
+        ('{"version_policy": {"all": true}}', "version_policy.all: expected a JSON object, got bool", ""),
+    ],
+)
+def test_an_error_says_where_what_and_what_was_meant(text: str, message: str, hint: str) -> None:
+    with pytest.raises(ServingError) as caught:
+        from_json(text)
+
+    assert caught.value.code is Code.INVALID_ARG
+    assert caught.value.message.startswith(message)
+    assert caught.value.hint == hint
+    assert str(caught.value).isprintable()
+
+
+def test_a_text_over_the_limit_is_refused_unread() -> None:
+    text = json.dumps({"name": "x" * MAX_TEXT_CHARS})
+
+    with pytest.raises(ServingError, match=f"at most {MAX_TEXT_CHARS} are read"):
+        from_json(text)
