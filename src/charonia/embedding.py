@@ -2,15 +2,18 @@
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
 from charonia.config.server import ControlMode, ServerOptions
+from charonia.core.errors import unavailable
 from charonia.core.request import ParameterValue
+from charonia.core.response import InferResponse
 from charonia.core.tensor import Array
 from charonia.frontends.inproc import InProcessFrontend, make_request
 from charonia.server import Server as ServerParts
@@ -19,9 +22,6 @@ from charonia.server import new_event_loop
 _T = TypeVar("_T")
 
 LOOPBACK = "127.0.0.1"
-
-START_SECONDS_MAX = 600.0
-"""Longest time that entering the context waits for the models to load."""
 
 
 class Server:
@@ -65,21 +65,29 @@ class Server:
             grpc=replace(base.grpc, enabled=grpc, address=LOOPBACK, port=0),
             metrics=replace(base.metrics, enabled=False),
         )
-        self._loop = new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="charonia", daemon=True)
+        self._lock = threading.Lock()  # around `_parts`, and handing work to the loop while they are there
         self._parts: ServerParts | None = None
+        self._loop: asyncio.AbstractEventLoop
+        self._serving: asyncio.Task[None]
+        self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
         """Load the models and start to answer.
 
         Raises:
-            ServingError: A model failed to load (unless `exit_on_error` is off).
+            ServingError: There is no such repository, or a model failed to load (unless `exit_on_error` is off).
         """
+        if self._thread is not None:
+            raise RuntimeError("this server is running already: make another charonia.Server")
+        started: Future[ServerParts] = Future()
+        self._loop = new_event_loop()
+        self._serving = self._loop.create_task(self._serve(started))
+        self._thread = threading.Thread(target=_run, args=(self._loop, self._serving), name="charonia", daemon=True)
         self._thread.start()
         try:
-            self._parts = self._call(self._start())
+            self._parts = started.result()
         except BaseException:
-            self._stop_loop()
+            self._stop(self._thread)
             raise
         return self
 
@@ -87,8 +95,8 @@ class Server:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Finish what is in flight and unload everything."""
-        self._call(self._running().shutdown())
-        self._stop_loop()
+        if self._thread is not None:
+            self._stop(self._thread)
 
     @property
     def http_port(self) -> int:
@@ -126,19 +134,24 @@ class Server:
             ServingError: The request failed.
             TimeoutError: It took longer than `timeout_s`; it is cancelled.
         """
-        frontend = InProcessFrontend(self._running().engine)
         request = make_request(model, inputs, version=version, outputs=outputs, parameters=parameters)
-        response = self._call(frontend.infer(request), timeout_s)
+
+        async def run(parts: ServerParts) -> InferResponse:
+            return await InProcessFrontend(parts.engine).infer(request)
+
+        try:
+            response = self._call(run, timeout_s)
+        except TimeoutError:
+            raise TimeoutError(f"model '{model}' did not answer within {timeout_s} s") from None
         return {tensor.name: tensor.array for tensor in response.outputs}
 
     def is_ready(self, model: str = "") -> bool:
         """Whether the server, or one model, is ready."""
-        engine = self._running().engine
 
-        async def ask() -> bool:
-            return engine.model_ready(model) if model else engine.is_ready()
+        async def ask(parts: ServerParts) -> bool:
+            return parts.engine.model_ready(model) if model else parts.engine.is_ready()
 
-        return self._call(ask())
+        return self._call(ask)
 
     def load(self, model: str, config: str | None = None) -> None:
         """Load or reload a model, with `config` (JSON) in place of its own configuration where given.
@@ -146,7 +159,7 @@ class Server:
         Raises:
             ServingError: The control mode is not explicit, or the model fails to load.
         """
-        self._call(self._running().engine.load_model(model, config))
+        self._call(lambda parts: parts.engine.load_model(model, config))
 
     def unload(self, model: str) -> None:
         """Begin to unload a model.
@@ -154,32 +167,53 @@ class Server:
         Raises:
             ServingError: The control mode is not explicit.
         """
-        self._call(self._running().engine.unload_model(model))
+        self._call(lambda parts: parts.engine.unload_model(model))
 
-    async def _start(self) -> ServerParts:
-        parts = ServerParts(self._options)
-        try:
-            await parts.start()
-        except BaseException:
-            await parts.shutdown()
-            raise
-        return parts
+    async def _serve(self, started: "Future[ServerParts]") -> None:
+        """Serve until this task is cancelled."""
+        async with AsyncExitStack() as cleanup:
+            try:
+                parts = ServerParts(self._options)
+                cleanup.push_async_callback(parts.shutdown)
+                await parts.start()
+            except Exception as error:
+                started.set_exception(error)
+            else:
+                started.set_result(parts)
+            await self._loop.create_future()
 
     def _running(self) -> ServerParts:
         if self._parts is None:
-            raise RuntimeError("the server is not running: use it as a context manager")
+            raise unavailable(
+                "the server is not running", hint="use it as a context manager: with charonia.Server(...) as server:"
+            )
         return self._parts
 
-    def _call(self, work: Coroutine[object, object, _T], timeout_s: float | None = START_SECONDS_MAX) -> _T:
-        future: Future[_T] = asyncio.run_coroutine_threadsafe(work, self._loop)
+    def _call(self, work: Callable[[ServerParts], Coroutine[object, object, _T]], timeout_s: float | None = None) -> _T:
+        with self._lock:
+            future = asyncio.run_coroutine_threadsafe(work(self._running()), self._loop)
         try:
             return future.result(timeout_s)
-        except TimeoutError:
+        except CancelledError:
+            raise unavailable("the server was stopped before this was done") from None
+        except BaseException:
             future.cancel()
             raise
 
-    def _stop_loop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-        self._parts = None
+    def _stop(self, thread: threading.Thread) -> None:
+        with self._lock:
+            self._parts = None
+        self._loop.call_soon_threadsafe(self._serving.cancel)
+        thread.join()
+        self._thread = None
+
+
+def _run(loop: asyncio.AbstractEventLoop, task: "asyncio.Task[None]") -> None:
+    """Run a loop until the task has been cancelled and has cleaned up, in the server's thread; nothing that was started in it is left then."""
+
+    async def until_cancelled() -> None:
+        with suppress(asyncio.CancelledError):
+            await task
+
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        runner.run(until_cancelled())

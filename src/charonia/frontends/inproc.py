@@ -11,6 +11,7 @@ from charonia.core.request import InferRequest, ParameterValue, RequestedOutput
 from charonia.core.response import InferResponse
 from charonia.core.tensor import Array, Tensor
 from charonia.engine.api import Engine, Outcome
+from charonia.protocol.v2_request import apply_parameters
 
 
 class InProcessFrontend:
@@ -56,19 +57,22 @@ def make_request(
 ) -> InferRequest:
     """Return a request with these arrays as inputs.
 
-    Strings and bytes become BYTES; every other dtype its own datatype.
+    Strings and bytes become BYTES; every other dtype its own datatype. Parameters mean what they do over HTTP:
+    "priority" and "timeout" (microseconds in the queue) steer the scheduler, others are handed to the model.
 
     Raises:
-        ServingError: INVALID_ARG for a dtype that the protocol does not have.
+        ServingError: INVALID_ARG for a dtype that the protocol does not have, or a parameter that it does not take.
     """
-    return InferRequest(
+    request = InferRequest(
         model,
         {name: make_tensor(name, np.asarray(array)) for name, array in inputs.items()},
         model_version=version,
         id=request_id,
         outputs=tuple(RequestedOutput(name) for name in outputs),
-        parameters=dict(parameters or {}),
     )
+    if parameters:
+        apply_parameters(request, dict(parameters))
+    return request
 
 
 def make_tensor(name: str, array: Array) -> Tensor:
@@ -84,4 +88,4 @@ def make_tensor(name: str, array: Array) -> Tensor:
     datatype = BY_NUMPY.get(array.dtype.newbyteorder("<"))
     if datatype is None:
         raise invalid(f"input '{name}': no datatype of the protocol fits numpy dtype {array.dtype}")
-    return Tensor(name, datatype, array.astype(datatype.numpy, copy=False))
+    return Tensor(name, datatype, array.astype(datatype.numpy, order="C", copy=False))

@@ -77,6 +77,12 @@ class _Head:
         """Whether another request is likely to say the same."""
         return not self.id and all(type(entry) is tuple for entry in self.inputs)
 
+    def apply_parameters(self, request: InferRequest) -> None:
+        if self.parameters:
+            request.parameters = dict(self.parameters)
+        for field, value in self.fields.items():
+            setattr(request, field, value)
+
 
 class InferDecoder:
     """Decodes the bodies of inference requests."""
@@ -130,10 +136,7 @@ class InferDecoder:
                 f"unexpected additional input data for model '{model}': {size - position} bytes are left over"
             )
         request = InferRequest(model, tensors, model_version=version, id=head.id, outputs=head.outputs)
-        if head.parameters:
-            request.parameters = dict(head.parameters)
-        for field, value in head.fields.items():
-            setattr(request, field, value)
+        head.apply_parameters(request)
         return InferCall(request, head.binary, head.forms)
 
     def _head(self, model: str, text: bytes) -> _Head:
@@ -182,6 +185,17 @@ def raw_tensor(name: str, datatype: DataType, dims: tuple[int, ...], batched: bo
     fixed_bytes = prod(d for d in dims if d != -1) * datatype.byte_size
     variable = len(body) // fixed_bytes if fixed_bytes else 0
     return decode_tensor(name, datatype, lead + tuple(variable if d == -1 else d for d in dims), body)
+
+
+def apply_parameters(request: InferRequest, parameters: Object) -> None:
+    """Set what the parameters of a request say: the fields that some of them stand for, and the custom ones.
+
+    Raises:
+        ServingError: INVALID_ARG for a reserved key or a value that its key does not take.
+    """
+    head = _Head()
+    _read_parameters(head, parameters)
+    head.apply_parameters(request)
 
 
 def custom_parameter(key: str, value: object) -> ParameterValue:

@@ -1,0 +1,319 @@
+"""`charonia.Server`: a server inside the test's own process."""
+
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import tritonclient.grpc as grpcclient
+import tritonclient.http as httpclient
+
+import charonia
+from charonia import Code, ServerOptions, ServingError
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "embedding.py"
+
+IDENTITY = """
+backend: "identity"
+max_batch_size: 8
+input {{ name: "INPUT0" data_type: {datatype} dims: [ -1 ] }}
+output {{ name: "OUTPUT0" data_type: {datatype} dims: [ -1 ] }}
+dynamic_batching {{ {batching} }}
+parameters {{ key: "execute_delay_ms" value {{ string_value: "{delay_ms}" }} }}
+"""
+
+PYTHON = """
+backend: "python"
+input { name: "IN" data_type: TYPE_FP32 dims: [ -1 ] }
+output { name: "OUT" data_type: TYPE_FP32 dims: [ -1 ] }
+"""
+
+MODEL_PY = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            values = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
+            if values.size == 0:
+                raise ValueError("nothing to double")
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", values * 2)]))
+        return responses
+"""
+
+
+def write_identity(
+    repository: Path, name: str, datatype: str = "TYPE_FP32", *, delay_ms: int = 0, batching: str = ""
+) -> None:
+    (repository / name / "1").mkdir(parents=True)
+    config = IDENTITY.format(datatype=datatype, delay_ms=delay_ms, batching=batching)
+    (repository / name / "config.pbtxt").write_text(config)
+
+
+def write_python(repository: Path, name: str = "double", code: str = MODEL_PY) -> None:
+    (repository / name / "1").mkdir(parents=True)
+    (repository / name / "config.pbtxt").write_text(PYTHON)
+    (repository / name / "1" / "model.py").write_text(code)
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    write_identity(folder, "echo")
+    write_identity(folder, "words", "TYPE_STRING")
+    write_identity(folder, "slow", delay_ms=300, batching="default_queue_policy { allow_timeout_override: true }")
+    write_python(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(repository: Path) -> Iterator[charonia.Server]:
+    with charonia.Server(repository, http=True, grpc=True) as started:
+        yield started
+
+
+def failed_requests(server: charonia.Server, model: str) -> int:
+    with httpclient.InferenceServerClient(f"127.0.0.1:{server.http_port}") as client:
+        (statistics,) = client.get_inference_statistics(model)["model_stats"]
+    return int(statistics["inference_stats"]["fail"]["count"])
+
+
+def test_arrays_go_in_and_come_out(server: charonia.Server) -> None:
+    sent = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+    outputs = server.infer("echo", {"INPUT0": sent}, version="1", outputs=["OUTPUT0"])
+
+    assert list(outputs) == ["OUTPUT0"]
+    np.testing.assert_array_equal(outputs["OUTPUT0"], sent)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        np.arange(12, dtype=np.float32).reshape(3, 4).T,
+        np.arange(12, dtype=np.float32)[::3],
+        np.arange(4, dtype=">f4"),
+        np.arange(200_000, dtype=np.float32)[::2],
+    ],
+    ids=["transposed", "with gaps", "big endian", "large, with gaps"],
+)
+def test_arrays_may_lie_in_memory_in_any_way(server: charonia.Server, sent: "np.ndarray") -> None:
+    rows = np.atleast_2d(sent)
+
+    np.testing.assert_array_equal(server.infer("echo", {"INPUT0": rows})["OUTPUT0"], rows)
+    np.testing.assert_array_equal(server.infer("double", {"IN": rows[0]})["OUT"], rows[0] * 2)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [np.array([["a", "ä€"]]), np.array([[b"a", "ä€".encode()]]), np.array([["a", "ä€".encode()]], object)],
+    ids=["str", "bytes", "objects"],
+)
+def test_text_becomes_bytes(server: charonia.Server, sent: "np.ndarray") -> None:
+    outputs = server.infer("words", {"INPUT0": sent})
+
+    assert outputs["OUTPUT0"].tolist() == [[b"a", "ä€".encode()]]
+
+
+def test_many_threads_get_their_own_answers(server: charonia.Server) -> None:
+    def call(number: int) -> bool:
+        model, name, factor = ("echo", "0", 1) if number % 2 else ("double", "", 2)
+        inputs = {"INPUT0" if name else "IN": np.full((1, 4) if name else 4, number, np.float32)}
+        (answer,) = server.infer(model, inputs).values()
+        return bool((answer == number * factor).all())
+
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(call, range(400)))
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "code", "text"),
+    [
+        ("nobody", {"X": np.zeros(1, np.float32)}, Code.NOT_FOUND, "unknown model: 'nobody'"),
+        ("echo", {"INPUT0": np.zeros((1, 4), np.float64)}, Code.INVALID_ARG, "data-type is 'FP64'"),
+        ("echo", {"INPUT0": np.zeros((9, 4), np.float32)}, Code.INVALID_ARG, "batch-size must be <= 8"),
+        ("echo", {"OTHER": np.zeros((1, 4), np.float32)}, Code.INVALID_ARG, "unexpected inference input 'OTHER'"),
+        ("echo", {"INPUT0": np.zeros((1, 4), np.complex64)}, Code.INVALID_ARG, "numpy dtype complex64"),
+        ("double", {"IN": np.zeros(0, np.float32)}, Code.INTERNAL, "nothing to double"),
+    ],
+)
+def test_errors_have_a_code_and_say_what_is_wrong(
+    server: charonia.Server, model: str, inputs: "dict[str, np.ndarray]", code: Code, text: str
+) -> None:
+    with pytest.raises(ServingError) as caught:
+        server.infer(model, inputs)
+
+    assert caught.value.code is code
+    assert text in caught.value.message
+
+
+def test_parameters_with_a_meaning_steer_the_scheduler(server: charonia.Server) -> None:
+    sent = {"INPUT0": np.zeros((8, 1), np.float32)}
+    first = threading.Thread(target=server.infer, args=("slow", sent))
+    first.start()
+    time.sleep(0.1)
+
+    begin = time.monotonic()
+    with pytest.raises(ServingError, match="Request timeout expired") as caught:
+        server.infer("slow", sent, parameters={"timeout": 20_000})
+
+    assert caught.value.code is Code.UNAVAILABLE
+    assert time.monotonic() - begin < 0.15
+    first.join()
+    with pytest.raises(ServingError, match="'triton_x'"):
+        server.infer("echo", sent, parameters={"triton_x": 1})
+
+
+def test_a_timeout_takes_the_request_out_of_the_queue(server: charonia.Server) -> None:
+    sent = {"INPUT0": np.zeros((8, 1), np.float32)}
+    first = threading.Thread(target=server.infer, args=("slow", sent))
+    first.start()
+    time.sleep(0.1)
+    failed = failed_requests(server, "slow")
+
+    begin = time.monotonic()
+    with pytest.raises(TimeoutError, match=r"'slow' did not answer within 0\.02 s"):
+        server.infer("slow", sent, timeout_s=0.02)
+
+    assert time.monotonic() - begin < 0.15
+    assert failed_requests(server, "slow") == failed + 1
+    first.join()
+    begin = time.monotonic()
+    server.infer("slow", sent)
+    assert time.monotonic() - begin < 0.55  # one execution, not two
+
+
+def test_stock_clients_reach_it_on_its_free_ports(server: charonia.Server) -> None:
+    sent = np.arange(4, dtype=np.float32).reshape(1, 4)
+    for module, port in ((httpclient, server.http_port), (grpcclient, server.grpc_port)):
+        with module.InferenceServerClient(f"127.0.0.1:{port}") as client:
+            tensor = module.InferInput("INPUT0", [1, 4], "FP32")
+            tensor.set_data_from_numpy(sent)
+            np.testing.assert_array_equal(client.infer("echo", [tensor]).as_numpy("OUTPUT0"), sent)
+
+
+def test_a_port_is_zero_where_the_endpoint_is_off(repository: Path) -> None:
+    with charonia.Server(repository, control_mode="explicit", grpc=True) as server:
+        assert server.http_port == 0
+        assert server.grpc_port > 0
+
+
+def test_models_are_loaded_and_unloaded_when_asked(repository: Path) -> None:
+    sent = {"INPUT0": np.zeros((1, 1), np.float32)}
+    with charonia.Server(repository, control_mode="explicit", load_models=["words"]) as server:
+        assert server.is_ready()
+        assert server.is_ready("words")
+        with pytest.raises(ServingError, match="unknown model: 'echo'"):
+            server.infer("echo", sent)
+        server.load("echo")
+        server.infer("echo", sent)
+        server.unload("echo")
+        assert not server.is_ready("echo")
+        with pytest.raises(ServingError, match="no such model folder"):
+            server.load("nobody")
+
+
+def test_loading_is_refused_where_the_control_mode_does_not_allow_it(server: charonia.Server) -> None:
+    with pytest.raises(ServingError, match="explicit") as caught:
+        server.load("echo")
+
+    assert caught.value.code is Code.UNAVAILABLE
+
+
+def test_a_model_that_fails_to_load_raises_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    write_python(tmp_path, "fine")
+    write_python(tmp_path, "broken", "raise RuntimeError('no weights here')")
+    threads, children = set(threading.enumerate()), psutil.Process().children(recursive=True)
+
+    with pytest.raises(ServingError, match="no weights here"), charonia.Server(tmp_path, http=True):
+        pytest.fail("it was entered")
+
+    assert set(threading.enumerate()) == threads
+    assert psutil.Process().children(recursive=True) == children
+
+
+def test_a_repository_that_does_not_exist_raises(tmp_path: Path) -> None:
+    with pytest.raises(ServingError, match="nowhere"), charonia.Server(tmp_path / "nowhere"):
+        pytest.fail("it was entered")
+
+
+def test_the_rest_is_served_where_failures_at_start_are_allowed(tmp_path: Path) -> None:
+    write_identity(tmp_path, "fine")
+    write_python(tmp_path, "broken", "raise RuntimeError('no weights here')")
+
+    with charonia.Server(tmp_path, options=ServerOptions(exit_on_error=False)) as server:
+        assert server.is_ready("fine")
+        assert not server.is_ready("broken")
+        assert not server.is_ready()
+
+
+def test_servers_live_side_by_side_and_one_after_the_other(repository: Path) -> None:
+    sent = {"IN": np.arange(3, dtype=np.float32)}
+    threads, children = set(threading.enumerate()), psutil.Process().children(recursive=True)
+
+    with charonia.Server(repository) as first:
+        with charonia.Server(repository) as second:
+            both = [server.infer("double", sent)["OUT"].tolist() for server in (first, second)]
+        again = first.infer("double", sent)["OUT"].tolist()
+    with second:
+        reentered = second.infer("double", sent)["OUT"].tolist()
+
+    assert [*both, again, reentered] == [[0, 2, 4]] * 4
+    assert set(threading.enumerate()) == threads
+    assert psutil.Process().children(recursive=True) == children
+
+
+def test_an_answer_outlives_its_server(repository: Path) -> None:
+    with charonia.Server(repository) as server:
+        answer = server.infer("double", {"IN": np.ones(1_000_000, np.float32)})["OUT"]
+
+    assert (answer == 2).all()
+
+
+def test_leaving_finishes_what_is_in_flight_and_refuses_what_comes_later(repository: Path) -> None:
+    answers: list[float] = []
+    server = charonia.Server(repository)
+
+    def call() -> None:
+        answers.append(float(server.infer("slow", {"INPUT0": np.ones((1, 1), np.float32)})["OUTPUT0"][0, 0]))
+
+    callers = [threading.Thread(target=call) for _ in range(4)]
+    with server:
+        for caller in callers:
+            caller.start()
+        time.sleep(0.1)
+    for caller in callers:
+        caller.join()
+
+    assert answers == [1.0] * 4
+    with pytest.raises(ServingError, match="not running") as caught:
+        server.infer("slow", {})
+    assert caught.value.code is Code.UNAVAILABLE
+
+
+def test_a_server_that_is_never_entered_holds_nothing(repository: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        server = charonia.Server(repository)
+        with pytest.raises(ServingError, match="use it as a context manager"):
+            server.is_ready()
+
+
+def test_a_server_cannot_be_entered_twice_at_once(server: charonia.Server) -> None:
+    with pytest.raises(RuntimeError, match="running already"):
+        server.__enter__()
+
+
+def test_the_example_runs() -> None:
+    done = subprocess.run([sys.executable, EXAMPLE], capture_output=True, text=True, check=True, timeout=60)
+
+    assert done.stdout.splitlines()[:2] == ["Hello, Ada!", "Hello, Grace!"]
+    assert done.stdout.splitlines()[2].startswith("INVALID_ARG: ")
