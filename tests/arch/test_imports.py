@@ -18,7 +18,7 @@ INTERNAL = {
     "protocol": {"core", "stats", "config", "schema"},
     "repository": {"core", "config"},
     "backends": {"core", "config", "stats", "protocol.tensors"},
-    "engine": {"core", "config", "sched", "stats", "repository", "backends.api", "protocol.classification"},
+    "engine": {"core", "config", "sched", "stats", "repository", "backends.api"},
     "frontends": {"core", "config", "protocol", "stats", "engine.api"},
     "server": {"__version__", "core", "config", "stats", "repository", "backends", "engine", "frontends"},
     "embedding": {"core", "config.server", "frontends.inproc", "server"},

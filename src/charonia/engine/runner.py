@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from charonia.backends.api import Execution, Outputs, Result
 from charonia.config.model import ModelConfig
+from charonia.core.classification import classify
 from charonia.core.errors import Code, ServingError, internal, unavailable
 from charonia.core.request import InferRequest
 from charonia.core.response import ExecutionRecord, InferResponse
@@ -23,7 +24,6 @@ from charonia.engine.admission import Admission, with_request_id
 from charonia.engine.api import Outcome, Reply
 from charonia.engine.clock import WakeTimer, now_ns
 from charonia.engine.lanes import PIPELINE_DEPTH, AsyncLane, BlockingLane
-from charonia.protocol.classification import classify
 from charonia.sched.api import (
     Cancel,
     CloseReason,

@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 
+from charonia.core.classification import ELEMENTS_MAX, classify
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError
 from charonia.core.tensor import Tensor
-from charonia.protocol.classification import ELEMENTS_MAX, classify
 
 
 def test_the_largest_values_come_first_with_index_and_label() -> None:
