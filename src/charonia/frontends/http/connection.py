@@ -279,8 +279,9 @@ class HttpConnection(asyncio.BufferedProtocol):
             _RefusedError: There is too much to drop, or the client waits for leave to send it.
         """
         if self._refusal is None:
+            announced = f" of {self._length} bytes" if self._length else ""
             self._refusal = invalid(
-                f"request body of {size} bytes is larger than the maximum of {self._limits.body_bytes_max} bytes",
+                f"request body{announced} is larger than the maximum of {self._limits.body_bytes_max} bytes",
                 hint="the limit is set by --http-max-input-size",
             )
             self._parts.clear()
