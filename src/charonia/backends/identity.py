@@ -57,7 +57,10 @@ class IdentityInstance:
             time.sleep(self._delay_s)
         names, parameters = self._names, self._parameters
         results = [
-            Outputs([Tensor(names[t.name], t.datatype, t.array) for t in request.inputs.values()], dict(parameters))
+            Outputs(
+                [Tensor(names[t.name], t.datatype, t.array) for t in request.inputs.values()],
+                dict(parameters) if parameters else None,
+            )
             for request in requests
         ]
         return Execution(results, start, time.monotonic_ns())

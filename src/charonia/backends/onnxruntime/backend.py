@@ -1,0 +1,227 @@
+"""Completes configurations from ONNX models, and loads them."""
+
+import asyncio
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+
+from charonia.backends.api import BackendSettings, Completion, ModelFiles, Placement
+from charonia.backends.onnxruntime.instance import OnnxRuntimeInstance
+from charonia.backends.onnxruntime.options import SessionPlan, read_plan, unknown_parameters
+from charonia.backends.onnxruntime.providers import choose_providers
+from charonia.backends.onnxruntime.session import (
+    Session,
+    installed_providers,
+    is_small,
+    open_session,
+    open_to_inspect,
+    release_freed_memory,
+    signature_of,
+    start_global_pool,
+)
+from charonia.config.complete import Signature, SignatureTensor, check_signature, merge_signature
+from charonia.config.kinds import InstanceKind
+from charonia.config.model import ModelConfig
+from charonia.config.problems import Problem, raise_problems
+from charonia.core.errors import invalid, unsupported
+from charonia.stats.model import MemoryUsage
+
+DEFAULT_FILE = "model.onnx"
+
+_log = logging.getLogger(__name__)
+
+
+class OnnxRuntimeModel:
+    """A loaded version: the sessions that its instances run in.
+
+    Args:
+        path: The model's file.
+        config: The complete configuration.
+        plan: Options of its sessions.
+        verbose: Whether ONNX Runtime may write to stderr.
+    """
+
+    def __init__(self, path: Path, config: ModelConfig, plan: SessionPlan, *, verbose: bool) -> None:
+        self._path = path
+        self._config = config
+        self._plan = plan
+        self._verbose = verbose
+        self._shared: asyncio.Task[Session] | None = None
+        self._memory: list[MemoryUsage] = []
+
+    async def create_instance(self, placement: Placement) -> OnnxRuntimeInstance:
+        """Make one more instance. Those on the CPU share a session; each one on a GPU has its own.
+
+        Raises:
+            ServingError: The model cannot be loaded, or is not what the configuration says.
+        """
+        if placement.kind is InstanceKind.KIND_GPU:
+            session = await asyncio.to_thread(self._open, placement)
+        else:
+            if self._shared is None:
+                self._shared = asyncio.create_task(asyncio.to_thread(self._open, placement))
+            session = await asyncio.shield(self._shared)
+        return OnnxRuntimeInstance(session, self._config, self._plan.run_entries)
+
+    def memory(self) -> list[MemoryUsage]:
+        """Return the size of the weights, once for each session: their files' size."""
+        return list(self._memory)
+
+    async def aclose(self) -> None:
+        """Let go of the sessions, and give their memory back to the system."""
+        self._shared = None
+        await asyncio.to_thread(release_freed_memory)
+
+    def _open(self, placement: Placement) -> Session:
+        config, plan = self._config, self._plan
+        providers = choose_providers(config, plan, placement, installed_providers())
+        if plan.has_pattern is None:
+            plan = replace(plan, has_pattern=all(-1 not in tensor.dims for tensor in config.input))
+        threads = self._threads(placement)
+        session = open_session(self._path, plan, threads=threads, providers=providers, verbose=self._verbose)
+        signature, _ = signature_of(session, config.name)
+        problems = list(signature_problems(config, signature))
+        if problems:
+            raise_problems(config.name, problems)
+        on_cpu = placement.kind is not InstanceKind.KIND_GPU
+        if on_cpu and threads > 1 and not plan.intra_op_threads and is_small(session, signature, config.max_batch_size):
+            session = open_session(self._path, plan, threads=1, providers=providers, verbose=self._verbose)
+        release_freed_memory()
+        kind, device = ("CPU", 0) if on_cpu else ("GPU", placement.device_id)
+        self._memory.append(MemoryUsage(kind, device, _weights_bytes(self._path)))
+        return session
+
+    def _threads(self, placement: Placement) -> int:
+        """Return the threads of the instance's session: of all instances that share it, with one pool between them."""
+        each = self._plan.intra_op_threads or placement.threads
+        if placement.kind is InstanceKind.KIND_GPU:
+            return each
+        groups = self._config.instance_group
+        sharing = sum(group.count for group in groups if group.kind is not InstanceKind.KIND_GPU)
+        # Each instance brings the thread that calls; the others are the pool's.
+        return max(1, sharing) * (each - 1) + 1
+
+
+class OnnxRuntimeBackend:
+    """The backend."""
+
+    name = "onnxruntime"
+
+    def __init__(self) -> None:
+        self._has_global_pool = False
+
+    async def complete(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Completion:
+        """Fill in inputs, outputs and batching from the model, unless inputs and outputs are given.
+
+        Raises:
+            ServingError: The model cannot be read, or contradicts the configuration.
+        """
+        if config.input and config.output:
+            return Completion(config)
+        plan = self._plan(files, config, settings)
+        path = model_path(files, config)
+
+        def inspect() -> tuple[Signature, list[str]]:
+            try:
+                return signature_of(open_to_inspect(path, plan), config.name)
+            finally:
+                release_freed_memory()
+
+        signature, left_out = await asyncio.to_thread(inspect)
+        # What has a default is not asked of clients unless the configuration names it.
+        required = replace(signature, inputs=tuple(t for t in signature.inputs if not t.optional))
+        merged, notes = merge_signature(
+            config, required, default_max_batch_size=settings.default_max_batch_size, model_name=config.name
+        )
+        return Completion(merged, (*notes, *left_out))
+
+    async def load(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> OnnxRuntimeModel:
+        """Load a version; its session is made with the first instance.
+
+        Raises:
+            ServingError: A setting is wrong or not supported, or there is no such file.
+        """
+        plan = self._plan(files, config, settings)
+        path = model_path(files, config)
+        if config.cc_model_filenames and any(g.kind is InstanceKind.KIND_GPU for g in config.instance_group):
+            raise unsupported(
+                f"model '{config.name}': cc_model_filenames is not supported by the onnxruntime backend",
+                hint="set default_model_filename",
+            )
+        for sentence in unknown_parameters(config):
+            _log.warning(sentence)
+        return OnnxRuntimeModel(path, config, plan, verbose=settings.verbose)
+
+    async def aclose(self) -> None:
+        """Give back nothing: models share nothing."""
+
+    def _plan(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> SessionPlan:
+        plan, problems = read_plan(config, settings.values)
+        if problems:
+            raise_problems(config.name, problems)
+        if plan.uses_global_pool and not self._has_global_pool:
+            start_global_pool(plan.intra_op_threads, plan.inter_op_threads)
+            self._has_global_pool = True
+        return replace(plan, op_libraries=tuple(_op_library(files, name) for name in plan.op_libraries))
+
+
+def model_path(files: ModelFiles, config: ModelConfig) -> Path:
+    """Return the model's file; a folder of that name holds it with its external data, under that name or the default.
+
+    Raises:
+        ServingError: INVALID_ARG when there is none.
+    """
+    name = config.default_model_filename or DEFAULT_FILE
+    if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+        raise invalid(f"default_model_filename: must stay within the version's folder, got '{name}'")
+    path = files.version_dir / name
+    candidates = [path / path.name, path / DEFAULT_FILE] if path.is_dir() else [path]
+    for candidate in candidates:
+        if candidate.is_file():
+            return candidate
+    found = sorted(p.name for p in files.version_dir.glob("*")) if files.version_dir.is_dir() else []
+    raise invalid(
+        f"model '{config.name}' version {files.version} has no file {candidates[0].relative_to(files.model_dir)}",
+        hint=f"the folder holds {', '.join(found[:10]) or 'nothing'}; `default_model_filename` names another file",
+    )
+
+
+def signature_problems(config: ModelConfig, signature: Signature) -> Iterator[Problem]:
+    """Yield every difference between a configuration and a model that matters."""
+    # ONNX Runtime reports an unknown rank as no dimensions, the same as a scalar's: take the configuration's word then.
+    inputs = {i.name: i.reshape.shape if i.reshape is not None else i.dims for i in config.input}
+    outputs = {o.name: o.reshape.shape if o.reshape is not None else o.dims for o in config.output}
+    lead = (-1,) if config.max_batch_size > 0 else ()
+
+    def known(tensor: SignatureTensor, dims: dict[str, tuple[int, ...]]) -> SignatureTensor:
+        return tensor if tensor.shape or tensor.name not in dims else replace(tensor, shape=(*lead, *dims[tensor.name]))
+
+    yield from check_signature(
+        config,
+        Signature(
+            tuple(known(tensor, inputs) for tensor in signature.inputs),
+            tuple(known(tensor, outputs) for tensor in signature.outputs),
+        ),
+    )
+    required = {tensor.name for tensor in signature.inputs if not tensor.optional}
+    for index, tensor in enumerate(config.input):
+        if tensor.optional and tensor.name in required:
+            message = f"input '{tensor.name}' has no default in the model, so it cannot be optional"
+            yield Problem(f"input[{index}].optional", message)
+    for name in sorted(required - inputs.keys()):
+        yield Problem("input", f"input '{name}' of the model is missing")
+
+
+def _op_library(files: ModelFiles, name: str) -> str:
+    """Return where a library of operators lies: in the model's folder, or where the system looks for libraries."""
+    for folder in (files.version_dir, files.model_dir):
+        if (folder / name).is_file():
+            return os.fspath((folder / name).resolve())
+    return name
+
+
+def _weights_bytes(path: Path) -> int:
+    """Return the bytes of the model's file and of those beside it, which hold external data."""
+    return sum(file.stat().st_size for file in path.parent.iterdir() if file.is_file())

@@ -1,0 +1,222 @@
+"""Runs batches in a session."""
+
+import ctypes
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import onnxruntime
+
+from charonia.backends.api import Execution, Outputs, Result
+from charonia.backends.batch import batch_sizes, gather, scatter
+from charonia.backends.onnxruntime.session import Session, plain_error
+from charonia.config.model import ModelConfig
+from charonia.core.dtypes import DataType
+from charonia.core.errors import ServingError, internal, invalid
+from charonia.core.request import InferRequest
+from charonia.core.tensor import Array, Tensor
+
+Convert = Callable[[Array], Array]
+
+_BFLOAT16 = 16
+"""ONNX's number of the type."""
+
+
+class TensorPlan:
+    """An input or output of the configuration and what is done to its arrays on the way in or out.
+
+    Attributes:
+        name: Tensor name.
+        datatype: Its datatype.
+        source: Dimensions that arrays come with, without the batch; -1 for variable ones.
+        target: Dimensions that they leave with; None for the same.
+    """
+
+    __slots__ = ("datatype", "name", "source", "target")
+
+    def __init__(
+        self, name: str, datatype: DataType | None, source: tuple[int, ...], target: tuple[int, ...] | None
+    ) -> None:
+        if datatype is None:
+            raise ValueError(f"tensor {name!r} has no data type: the configuration was not validated")
+        self.name = name
+        self.datatype: DataType = datatype
+        self.source = source
+        self.target = target
+
+    def reshape(self, array: Array, is_batched: bool) -> Array:
+        """Return the array with the target dimensions; variable dimensions keep their order."""
+        if self.target is None:
+            return array
+        lead = 1 if is_batched else 0
+        variable = iter(size for dim, size in zip(self.source, array.shape[lead:], strict=True) if dim == -1)
+        target = (next(variable) if dim == -1 else dim for dim in self.target)
+        return array.reshape((*array.shape[:lead], *target))
+
+
+def input_plans(config: ModelConfig) -> list[TensorPlan]:
+    """Return what is done to each input: from `dims` to the model's own shape."""
+    return [TensorPlan(i.name, i.data_type, i.dims, i.reshape.shape if i.reshape else None) for i in config.input]
+
+
+def output_plans(config: ModelConfig) -> list[TensorPlan]:
+    """Return what is done to each output: from the model's own shape to `dims`."""
+    return [
+        TensorPlan(o.name, o.data_type, o.reshape.shape if o.reshape else o.dims, o.dims if o.reshape else None)
+        for o in config.output
+    ]
+
+
+class OnnxRuntimeInstance:
+    """One lane. Instances may share a session: it takes calls from many threads.
+
+    Args:
+        session: Where to run.
+        config: The complete configuration.
+        run_entries: Run configuration entries.
+    """
+
+    def __init__(self, session: Session, config: ModelConfig, run_entries: Sequence[tuple[str, str]]) -> None:
+        self._session: Session | None = session
+        self._is_batched = config.max_batch_size > 0
+        self._inputs = input_plans(config)
+        self._outputs = output_plans(config)
+        self._names = tuple(plan.name for plan in self._outputs)
+        self._by_name = {plan.name: plan for plan in self._outputs}
+        self._run = _run_with_bfloat16 if DataType.BF16 in self._datatypes() else _run
+        self._options: object = None
+        if run_entries:
+            options = onnxruntime.RunOptions()
+            for key, value in run_entries:
+                options.add_run_config_entry(key, value)
+            self._options = options
+
+    def execute(self, requests: Sequence[InferRequest]) -> Execution:
+        """Run the requests as one batch; where that fails, each alone, so that one cannot spoil the others' answers."""
+        if len(requests) == 1 or self._is_batched:
+            try:
+                return self._execute(requests)
+            except ServingError:
+                if len(requests) == 1:
+                    raise
+        start = time.monotonic_ns()
+        results = [self._execute_alone(request) for request in requests]
+        return Execution(results, start, time.monotonic_ns())
+
+    def close(self) -> None:
+        """Let go of the session."""
+        self._session = None
+
+    def _execute_alone(self, request: InferRequest) -> Result:
+        try:
+            return self._execute([request]).results[0]
+        except ServingError as error:
+            return error
+
+    def _execute(self, requests: Sequence[InferRequest]) -> Execution:
+        session = self._session
+        if session is None:
+            raise internal("the instance is closed")
+        feed = self._feed(requests)
+        names = self._wanted(requests)
+        input_end_ns = time.monotonic_ns()
+        try:
+            arrays = self._run(session, names, feed, self._options)
+        except Exception as error:  # ONNX Runtime's errors have no common base class of their own
+            raise plain_error("ONNX Runtime failed", error) from error
+        output_start_ns = time.monotonic_ns()
+        return Execution(self._answers(requests, names, arrays), input_end_ns, output_start_ns)
+
+    def _feed(self, requests: Sequence[InferRequest]) -> dict[str, Array]:
+        feed = {}
+        for plan in self._inputs:
+            array = gather(requests, plan.name)
+            if array is not None:
+                array = plan.reshape(array, self._is_batched)
+                feed[plan.name] = _to_text(plan.name, array) if plan.datatype is DataType.BYTES else array
+        return feed
+
+    def _wanted(self, requests: Sequence[InferRequest]) -> tuple[str, ...]:
+        """Return the outputs that some request asked for; the model is not made to compute others."""
+        asked: set[str] = set()
+        for request in requests:
+            if not request.outputs:
+                return self._names
+            asked.update(output.name for output in request.outputs)
+        return tuple(name for name in self._names if name in asked)
+
+    def _answers(
+        self, requests: Sequence[InferRequest], names: Sequence[str], arrays: Sequence[Array]
+    ) -> list[Outputs]:
+        answers = [Outputs([]) for _ in requests]
+        sizes = batch_sizes(requests) if self._is_batched else None
+        for name, array in zip(names, arrays, strict=True):
+            plan = self._by_name[name]
+            if plan.datatype is DataType.BYTES:
+                array = _to_bytes(array)
+            array = self._reshaped(plan, array)
+            parts = scatter(name, array, sizes) if sizes is not None else [array]
+            for answer, part in zip(answers, parts, strict=True):
+                answer.tensors.append(Tensor(name, plan.datatype, part))
+        return answers
+
+    def _reshaped(self, plan: TensorPlan, array: Array) -> Array:
+        try:
+            return plan.reshape(array, self._is_batched)
+        except ValueError:
+            batch = ["batch"] if self._is_batched else []
+            raise internal(
+                f"output '{plan.name}': the model answered shape {list(array.shape)}, the configuration expects "
+                f"{[*batch, *plan.source]}"
+            ) from None
+
+    def _datatypes(self) -> set[DataType]:
+        return {plan.datatype for plan in (*self._inputs, *self._outputs)}
+
+
+def _run(session: Session, names: Sequence[str], feed: dict[str, Array], options: object) -> list[Array]:
+    return session.run(names, feed, options)
+
+
+def _run_with_bfloat16(session: Session, names: Sequence[str], feed: dict[str, Array], options: object) -> list[Array]:
+    """Run a model that numpy has no type for: bit patterns of BF16 cross in ONNX Runtime's own values."""
+    kinds = {argument.name: argument.type for argument in session.get_inputs()}
+    make = onnxruntime.OrtValue
+    values = {
+        name: make.ortvalue_from_numpy_with_onnx_type(np.ascontiguousarray(array), _BFLOAT16)
+        if kinds.get(name) == "tensor(bfloat16)"
+        else make.ortvalue_from_numpy(array)
+        for name, array in feed.items()
+    }
+    return [_to_numpy(value) for value in session.run_with_ort_values(names, values, options)]
+
+
+def _to_numpy(value: onnxruntime.OrtValue) -> Array:
+    if value.data_type() != "tensor(bfloat16)":
+        array: Array = value.numpy()
+        return array
+    size = value.tensor_size_in_bytes()
+    content = ctypes.string_at(value.data_ptr(), size) if size else b""
+    return np.frombuffer(content, np.uint16).reshape(value.shape())
+
+
+def _to_text(name: str, array: Array) -> Array:
+    """Return strings for bytes: ONNX Runtime's Python takes nothing else."""
+    texts = np.empty(array.shape, object)
+    flat = texts.reshape(-1)
+    for index, element in enumerate(array.reshape(-1).tolist()):
+        try:
+            flat[index] = element.decode()
+        except UnicodeDecodeError as error:
+            raise invalid(
+                f"input '{name}': element {index} is not UTF-8 (byte {error.start} is 0x{element[error.start]:02x}), "
+                "which is what ONNX Runtime takes as a string",
+                hint="send binary data as UINT8",
+            ) from None
+    return texts
+
+
+def _to_bytes(array: Array) -> Array:
+    encoded = np.empty(array.shape, object)
+    encoded.reshape(-1)[:] = [str(element).encode() for element in array.reshape(-1).tolist()]
+    return encoded

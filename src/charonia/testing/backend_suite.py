@@ -1,0 +1,363 @@
+"""What every backend has to do, as tests: the specification of `charonia.backends.api` in code.
+
+A backend's own tests derive a class and say what to run it on:
+
+    class TestMyBackend(BackendSuite):
+        @pytest.fixture
+        def backend_case(self, tmp_path: Path) -> BackendCase:
+            return BackendCase(make=MyBackend, files=..., config=..., request=..., needs_files=True)
+"""
+# ruff: noqa: D102 the names of the tests are sentences
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from charonia.backends.api import (
+    AsyncInstance,
+    Backend,
+    BackendSettings,
+    BlockingInstance,
+    LoadedModel,
+    ModelFiles,
+    Outputs,
+    Placement,
+    Result,
+)
+from charonia.config.kinds import InstanceKind
+from charonia.config.model import ModelConfig
+from charonia.core.dtypes import DataType
+from charonia.core.errors import ServingError
+from charonia.core.request import InferRequest
+from charonia.core.tensor import Array
+
+Instance = BlockingInstance | AsyncInstance
+
+PLACEMENT = Placement("lane_0", InstanceKind.KIND_CPU)
+"""Where the suite's instances run."""
+
+TOLERANCE = 1e-5
+"""Relative and absolute: sums of another order differ in the last digits."""
+
+TIMEOUT_S = 60.0
+"""Longest that one batch may take."""
+
+
+@dataclass(frozen=True, slots=True)
+class BackendCase:
+    """A backend and a model to try it on.
+
+    Attributes:
+        make: Makes the backend.
+        files: Where the model lies.
+        config: Its complete configuration, with `max_batch_size` of at least 7.
+        request: Makes a request from a seed and a batch size.
+        bad_request: Makes a request that the configuration allows and the model fails on; None where there is none.
+        needs_files: Whether the backend reads the model's folder.
+        settings: Settings of the backend.
+    """
+
+    make: Callable[[], Backend]
+    files: ModelFiles
+    config: ModelConfig
+    request: Callable[[int, int], InferRequest]
+    bad_request: Callable[[], InferRequest] | None = None
+    needs_files: bool = True
+    settings: BackendSettings = field(default_factory=BackendSettings)
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A batch that ran: one result a request, and the monotonic times of the four steps in ns."""
+
+    results: list[Result]
+    times_ns: tuple[int, int, int, int]
+
+
+class _Collector:
+    """A `BatchSink` for a model that answers each request once."""
+
+    def __init__(self, count: int, loop: asyncio.AbstractEventLoop) -> None:
+        self.results: list[Result | None] = [None] * count
+        self.finished: asyncio.Future[tuple[int, int]] = loop.create_future()
+        self._loop = loop
+
+    def respond(self, index: int, result: Result | None, final: bool) -> None:
+        assert asyncio.get_running_loop() is self._loop, "respond: not on the event loop's thread"
+        assert final or result is not None, "respond: a response that is not final needs a result"
+        if result is not None:
+            assert self.results[index] is None, f"request {index} was answered twice"
+            self.results[index] = result
+
+    def finish(self, input_end_ns: int, output_start_ns: int, error: ServingError | None = None) -> None:
+        self.results = [error if result is None else result for result in self.results]
+        self.finished.set_result((input_end_ns, output_start_ns))
+
+    def is_cancelled(self, index: int) -> bool:
+        return False
+
+
+async def run_batch(instance: Instance, requests: Sequence[InferRequest]) -> Ran:
+    """Run requests as one batch, as the engine does: in a thread, or with a sink.
+
+    An error of the whole batch becomes every request's result.
+    """
+    start = time.monotonic_ns()
+    if isinstance(instance, BlockingInstance):
+        try:
+            execution = await asyncio.wait_for(asyncio.to_thread(instance.execute, requests), TIMEOUT_S)
+        except ServingError as error:
+            return Ran([error] * len(requests), (start, start, start, start))
+        marks = (execution.input_end_ns, execution.output_start_ns)
+        results = list(execution.results)
+    else:
+        sink = _Collector(len(requests), asyncio.get_running_loop())
+        instance.start(requests, sink)
+        marks = await asyncio.wait_for(sink.finished, TIMEOUT_S)
+        results = [result for result in sink.results if result is not None]
+    return Ran(results, (start, *marks, time.monotonic_ns()))
+
+
+@asynccontextmanager
+async def loaded(case: BackendCase, instances: int = 1) -> AsyncIterator[tuple[LoadedModel, list[Instance]]]:
+    """Load the case's model with some instances, and close everything in the order that the engine does."""
+    backend = case.make()
+    model = await backend.load(case.files, case.config, case.settings)
+    placements = [replace(PLACEMENT, name=f"lane_{index}") for index in range(instances)]
+    made = list(await asyncio.gather(*(model.create_instance(placement) for placement in placements)))
+    try:
+        yield model, made
+    finally:
+        for instance in made:
+            await close(instance)
+        await model.aclose()
+        await backend.aclose()
+
+
+async def close(instance: Instance) -> None:
+    """Close an instance of either form."""
+    if isinstance(instance, BlockingInstance):
+        await asyncio.to_thread(instance.close)
+    else:
+        await instance.aclose()
+
+
+def arrays(result: Result) -> dict[str, Array]:
+    """Return the arrays that a request was answered with, by output."""
+    assert isinstance(result, Outputs), result
+    return {tensor.name: tensor.array for tensor in result.tensors}
+
+
+def assert_same(one: Result, other: Result) -> None:
+    """Check that two results hold the same outputs, but for rounding."""
+    first, second = arrays(one), arrays(other)
+    assert first.keys() == second.keys()
+    for name, array in first.items():
+        assert array.shape == second[name].shape, name
+        if array.dtype.kind == "f":
+            expected = second[name].astype(np.float64)
+            np.testing.assert_allclose(array.astype(np.float64), expected, TOLERANCE, TOLERANCE, err_msg=name)
+        else:
+            np.testing.assert_array_equal(array, second[name], err_msg=name)
+
+
+def _run(test: Coroutine[object, object, None]) -> None:
+    asyncio.run(test)
+
+
+class BackendSuite:
+    """The tests. A derived class has a fixture `backend_case`."""
+
+    def test_every_output_has_the_name_the_datatype_and_the_shape_that_the_configuration_says(
+        self, backend_case: BackendCase
+    ) -> None:
+        async def test() -> None:
+            async with loaded(backend_case) as (_, [instance]):
+                [result] = (await run_batch(instance, [backend_case.request(1, 3)])).results
+            assert isinstance(result, Outputs), result
+            configured = {output.name: output for output in backend_case.config.output}
+            assert {tensor.name for tensor in result.tensors} == configured.keys()
+            for tensor in result.tensors:
+                output = configured[tensor.name]
+                assert tensor.datatype is output.data_type
+                assert tensor.array.dtype == tensor.datatype.numpy
+                assert tensor.shape[0] == 3
+                assert len(tensor.shape) == 1 + len(output.dims)
+                assert all(dim in (-1, size) for dim, size in zip(output.dims, tensor.shape[1:], strict=True))
+                if tensor.datatype is DataType.BYTES:
+                    assert all(isinstance(element, bytes) for element in tensor.array.reshape(-1).tolist())
+
+        _run(test())
+
+    @pytest.mark.parametrize("sizes", [[1], [1, 1], [3, 1, 2], [1, 1, 1, 1, 1, 1, 1]])
+    def test_requests_get_the_same_answers_together_as_alone(
+        self, backend_case: BackendCase, sizes: Sequence[int]
+    ) -> None:
+        requests = [backend_case.request(seed, size) for seed, size in enumerate(sizes)]
+
+        async def test() -> None:
+            async with loaded(backend_case) as (_, [instance]):
+                alone = [(await run_batch(instance, [request])).results[0] for request in requests]
+                together = (await run_batch(instance, requests)).results
+            assert len(together) == len(requests)
+            for one, other in zip(alone, together, strict=True):
+                assert_same(one, other)
+
+        _run(test())
+
+    def test_answers_stay_what_they_are_when_the_instance_goes_on_and_closes(self, backend_case: BackendCase) -> None:
+        async def test() -> None:
+            async with loaded(backend_case) as (_, [instance]):
+                [first] = (await run_batch(instance, [backend_case.request(1, 2)])).results
+                copies = {name: array.copy() for name, array in arrays(first).items()}
+                for seed in range(2, 6):
+                    await run_batch(instance, [backend_case.request(seed, 2)])
+            for name, array in arrays(first).items():
+                np.testing.assert_array_equal(array, copies[name])
+
+        _run(test())
+
+    def test_inputs_may_be_read_only_and_are_not_changed(self, backend_case: BackendCase) -> None:
+        requests = [backend_case.request(1, 1), backend_case.request(2, 2)]
+        before = [tensor.array.copy() for request in requests for tensor in request.inputs.values()]
+        for request in requests:
+            for tensor in request.inputs.values():
+                tensor.array.flags.writeable = False
+
+        async def test() -> None:
+            async with loaded(backend_case) as (_, [instance]):
+                for result in (await run_batch(instance, requests)).results:
+                    assert isinstance(result, Outputs), result
+
+        _run(test())
+        after = [tensor.array for request in requests for tensor in request.inputs.values()]
+        for old, new in zip(before, after, strict=True):
+            np.testing.assert_array_equal(old, new)
+
+    def test_inputs_may_lie_anywhere_in_memory(self, backend_case: BackendCase) -> None:
+        request = backend_case.request(4, 2)
+        moved = backend_case.request(4, 2)
+        for tensor in moved.inputs.values():
+            if tensor.datatype is not DataType.BYTES:
+                body = b"x" + tensor.array.tobytes()
+                array = np.frombuffer(body, np.uint8)[1:].view(tensor.array.dtype)
+                tensor.array = array.reshape(tensor.array.shape)
+
+        async def test() -> None:
+            async with loaded(backend_case) as (_, [instance]):
+                [one] = (await run_batch(instance, [request])).results
+                [other] = (await run_batch(instance, [moved])).results
+            assert_same(one, other)
+
+        _run(test())
+
+    def test_the_times_of_an_execution_are_in_order(self, backend_case: BackendCase) -> None:
+        async def test() -> None:
+            async with loaded(backend_case) as (_, [instance]):
+                ran = await run_batch(instance, [backend_case.request(1, 1)])
+            assert list(ran.times_ns) == sorted(ran.times_ns)
+
+        _run(test())
+
+    def test_instances_run_at_the_same_time_without_touching_one_another(self, backend_case: BackendCase) -> None:
+        requests = [backend_case.request(seed, 1 + seed % 3) for seed in range(8)]
+
+        async def test() -> None:
+            async with loaded(backend_case, instances=3) as (_, instances):
+                expected = [(await run_batch(instances[0], [request])).results[0] for request in requests]
+
+                async def work(instance: Instance) -> list[Result]:
+                    return [(await run_batch(instance, [request])).results[0] for request in requests * 4]
+
+                for got in await asyncio.gather(*(work(instance) for instance in instances)):
+                    for one, other in zip(expected * 4, got, strict=True):
+                        assert_same(one, other)
+
+        _run(test())
+
+    def test_an_asynchronous_instance_takes_batches_ahead_of_time(self, backend_case: BackendCase) -> None:
+        requests = [backend_case.request(seed, 2) for seed in range(4)]
+
+        async def test() -> None:
+            async with loaded(backend_case) as (_, [instance]):
+                if isinstance(instance, BlockingInstance):
+                    pytest.skip("a blocking instance takes one batch at a time")
+                expected = [(await run_batch(instance, [request])).results[0] for request in requests]
+                ahead = await asyncio.gather(*(run_batch(instance, [request]) for request in requests))
+            for one, other in zip(expected, ahead, strict=True):
+                assert_same(one, other.results[0])
+
+        _run(test())
+
+    def test_a_request_that_fails_leaves_its_batch_mates_their_answers(self, backend_case: BackendCase) -> None:
+        if backend_case.bad_request is None:
+            pytest.skip("the model fails on nothing that its configuration allows")
+        requests = [backend_case.request(1, 1), backend_case.bad_request(), backend_case.request(2, 1)]
+
+        async def test() -> None:
+            async with loaded(backend_case) as (_, [instance]):
+                alone = [(await run_batch(instance, [request])).results[0] for request in requests]
+                together = (await run_batch(instance, requests)).results
+                again = (await run_batch(instance, [requests[0]])).results[0]
+            assert isinstance(alone[1], ServingError)
+            assert isinstance(together[1], ServingError)
+            assert_same(alone[0], together[0])
+            assert_same(alone[2], together[2])
+            assert_same(alone[0], again)
+
+        _run(test())
+
+    def test_a_complete_configuration_stays_as_it_is(self, backend_case: BackendCase) -> None:
+        async def test() -> None:
+            backend = backend_case.make()
+            completion = await backend.complete(backend_case.files, backend_case.config, backend_case.settings)
+            await backend.aclose()
+            assert completion.config == backend_case.config
+
+        _run(test())
+
+    def test_a_model_can_be_loaded_again_and_beside_itself(self, backend_case: BackendCase) -> None:
+        request = backend_case.request(1, 2)
+
+        async def test() -> None:
+            async with loaded(backend_case) as (_, [old]):
+                [before] = (await run_batch(old, [request])).results
+                async with loaded(backend_case) as (_, [new]):
+                    [during] = (await run_batch(new, [request])).results
+                [after] = (await run_batch(old, [request])).results
+            async with loaded(backend_case) as (_, [instance]):
+                [again] = (await run_batch(instance, [request])).results
+            for result in (during, after, again):
+                assert_same(before, result)
+
+        _run(test())
+
+    def test_memory_is_reported_in_bytes_of_a_device(self, backend_case: BackendCase) -> None:
+        async def test() -> None:
+            async with loaded(backend_case) as (model, _):
+                for usage in model.memory():
+                    assert usage.type in ("CPU", "GPU")
+                    assert usage.byte_size >= 0
+
+        _run(test())
+
+    def test_a_model_without_files_is_refused_with_a_reason(self, backend_case: BackendCase, tmp_path: Path) -> None:
+        if not backend_case.needs_files:
+            pytest.skip("this backend reads no files")
+        empty = tmp_path / "empty" / "1"
+        empty.mkdir(parents=True)
+        case = replace(backend_case, files=ModelFiles(empty.parent, 1, empty))
+
+        async def test() -> None:
+            with pytest.raises(ServingError) as caught:
+                async with loaded(case):
+                    pass
+            assert caught.value.message
+
+        _run(test())
