@@ -209,7 +209,7 @@ class Server:
 
 
 def _run(loop: asyncio.AbstractEventLoop, task: "asyncio.Task[None]") -> None:
-    """Run a loop until the task has been cancelled and has cleaned up, in the server's thread; nothing that was started in it is left then."""
+    """Run a loop until the task was cancelled and has cleaned up; nothing that was started in it is left then."""
 
     async def until_cancelled() -> None:
         with suppress(asyncio.CancelledError):
