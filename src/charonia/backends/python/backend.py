@@ -61,6 +61,7 @@ class PythonBackend:
             process.send(("complete", str(path), str(files.version_dir), str(files.model_dir), text))
             completed = await asyncio.wait_for(answer, COMPLETE_S_MAX)
         except TimeoutError:
+            process.kill("auto_complete_config took too long")
             raise invalid(
                 f"auto_complete_config of model '{config.name}' did not finish within {COMPLETE_S_MAX:g} s"
             ) from None

@@ -3,6 +3,7 @@
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import orjson
@@ -10,7 +11,7 @@ import orjson
 from charonia.backends.api import Outputs, Result
 from charonia.backends.python.worker.charonia_channel import Incoming, Outgoing
 from charonia.core.dtypes import BY_WIRE, DataType
-from charonia.core.errors import Code, ServingError, internal
+from charonia.core.errors import Code, ServingError
 from charonia.core.request import InferRequest
 from charonia.core.tensor import Array, Tensor
 from charonia.protocol.tensors import decode_tensor, encode_elements
@@ -60,7 +61,7 @@ def encode_requests(
 
 
 def decode_results(
-    results: Sequence[tuple[object, ...]], message: Incoming, release: Callable[[int], None]
+    results: Sequence[tuple[Any, ...]], message: Incoming, release: Callable[[int], None]
 ) -> list[Result]:
     """Return the results of a batch.
 
@@ -68,24 +69,24 @@ def decode_results(
         results: They as the worker sent them.
         message: The message that holds their tensors.
         release: Called with the id of a region when the last array in it is gone.
+
+    Raises:
+        ChannelError: The message does not hold what its header says.
+        ServingError: A tensor is not what its header says.
     """
     decoded: list[Result] = []
     for result in results:
-        code = int(result[0])  # type: ignore[call-overload] # the worker's protocol: a number
+        code = int(result[0])
         if code >= 0:
             decoded.append(ServingError(_CODES[code], str(result[1])))
             continue
         tensors = []
-        try:
-            for name, datatype, shape, place in result[1]:  # type: ignore[attr-defined] # a list of tuples
-                tensor = decode_tensor(name, BY_WIRE[datatype], shape, message.find(place))
-                if place[0]:
-                    tensor.array = _leased(tensor.array, partial(release, place[0]))
-                tensors.append(tensor)
-        except ServingError as error:
-            decoded.append(internal(f"the model's response cannot be read: {error}"))
-            continue
-        decoded.append(Outputs(tensors, result[2] or None))  # type: ignore[arg-type] # a dict of plain values
+        for name, datatype, shape, place in result[1]:
+            tensor = decode_tensor(name, BY_WIRE[datatype], shape, message.find(place))
+            if place[0]:
+                tensor.array = _leased(tensor.array, partial(release, place[0]))
+            tensors.append(tensor)
+        decoded.append(Outputs(tensors, result[2] or None))
     return decoded
 
 

@@ -80,8 +80,8 @@ class PythonInstance:
         self._first_start: asyncio.Future[None] = self._loop.create_future()
         self._batches: deque[_Batch] = deque()  # the first one runs, where it was sent
         self._sent = 0
-        self._timer: asyncio.TimerHandle | None = None
-        self._restart: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None  # the first batch's
+        self._process_timer: asyncio.TimerHandle | None = None  # while starting its limit, while paused its end
         self._failures = 0
         self._reason = ""
         self._released: list[int] = []  # regions of the worker that nobody here looks at any more
@@ -109,7 +109,7 @@ class PythonInstance:
         """Begin to run the requests as one batch."""
         self._batches.append(_Batch(requests, sink))
         if self._state is _State.READY:
-            self._send(self._batches[-1])
+            self._send_waiting()
         elif self._state is _State.CLOSED:
             self._fail_first(unavailable(f"instance '{self.name}' is closed"))
         elif len(self._batches) == 1:
@@ -126,15 +126,15 @@ class PythonInstance:
         """Let the model finalize and end the worker."""
         self._state = _State.CLOSED
         self._limit(0, None)
-        if self._restart is not None:
-            self._restart.cancel()
+        self._stop_process_timer()
         process, self._process = self._process, None
         if process is not None:
             await process.stop(FINALIZE_S_MAX)
 
     def _start_process(self) -> None:
-        self._restart = None
         self._state = _State.STARTING
+        if self._start_s_max:
+            self._process_timer = self._loop.call_later(self._start_s_max, self._started_too_slowly)
         self._released, self._dropped = [], []
         try:
             process = self._process = self._make_process(self._message, self._ended)
@@ -142,8 +142,6 @@ class PythonInstance:
             self._ended(f"the worker process cannot be started: {error}")
             return
         process.send(self._start_message)
-        if not self._batches:
-            self._limit(self._start_s_max, self._started_too_slowly)
 
     def _message(self, message: Incoming) -> None:
         kind = message.header[0]
@@ -151,32 +149,39 @@ class PythonInstance:
             self._done(message)
         elif kind == "ready":
             self._state = _State.READY
+            self._stop_process_timer()
             if self._failures:
                 _log.info("the worker process of '%s' is back", self.name)
             if not self._first_start.done():
                 self._first_start.set_result(None)
             self._limit(0, None)
-            for batch in list(self._batches):
-                self._send(batch)
+            self._send_waiting()
         elif kind == "failed":
             self._reason = str(message.header[1])
+
+    def _send_waiting(self) -> None:
+        for batch in list(self._batches):
+            if not batch.number:  # a batch that fails may have brought in, and sent, others
+                self._send(batch)
 
     def _send(self, batch: _Batch) -> None:
         process = self._process
         if process is None:
             return
         outgoing = Outgoing(process.pool)
+        self._sent = batch.number = self._sent + 1
+        released, dropped = self._released.copy(), self._dropped
         try:
             encoded = encode_requests(batch.requests, self._output_names, outgoing)
-            self._sent = batch.number = self._sent + 1
-            released, self._released = self._released, []
-            dropped, self._dropped = self._dropped, []
             process.send(("execute", batch.number, encoded, released, dropped), outgoing)
-        except (ChannelError, OSError, ValueError) as error:
-            process.pool.release(outgoing.regions)
+        except (ChannelError, OSError, TypeError, ValueError) as error:
+            outgoing.withdraw()
             self._batches.remove(batch)
             _fail(batch, internal(f"the batch cannot be handed to instance '{self.name}': {error}"))
             return
+        # In place: responses that somebody still looks at append to this list, perhaps in other threads.
+        del self._released[: len(released)]
+        self._dropped = []
         if batch is self._batches[0]:
             self._limit(self._execute_s_max, self._executed_too_long)
 
@@ -189,7 +194,7 @@ class PythonInstance:
         self._dropped += process.pool.release(regions)
         try:
             decoded = decode_results(results, message, self._released.append)
-        except (ChannelError, KeyError, TypeError, ValueError) as error:
+        except (ChannelError, ServingError, LookupError, TypeError, ValueError) as error:
             process.kill(f"it sent a response that cannot be read: {error}")
             return
         process.drop(dropped)
@@ -202,6 +207,7 @@ class PythonInstance:
     def _ended(self, reason: str) -> None:
         """The worker process is gone."""
         self._process = None
+        self._stop_process_timer()
         if self._state is _State.CLOSED:
             return
         why = self._reason or reason
@@ -216,7 +222,7 @@ class PythonInstance:
         self._state = _State.PAUSED
         delay = min(RESTART_DELAY_S * 2**self._failures, RESTART_DELAY_S_MAX)
         self._failures = min(self._failures + 1, 32)
-        self._restart = self._loop.call_later(delay, self._start_process)
+        self._process_timer = self._loop.call_later(delay, self._start_process)
         if self._batches and (self._batches[0].number or failed_to_start):
             self._fail_first(internal(f"the model instance '{self.name}' is not healthy: {why}"))
         # Those behind it had not begun: they run on the next worker.
@@ -240,6 +246,11 @@ class PythonInstance:
     def _fail_first(self, error: ServingError) -> None:
         self._limit(0, None)
         _fail(self._batches.popleft(), error)
+
+    def _stop_process_timer(self) -> None:
+        if self._process_timer is not None:
+            self._process_timer.cancel()
+            self._process_timer = None
 
     def _limit(self, seconds: float, callback: Callable[[], None] | None) -> None:
         if self._timer is not None:

@@ -15,6 +15,7 @@ from typing import IO
 import psutil
 
 from charonia.backends.python.worker.charonia_channel import (
+    FDS_MAX,
     ChannelError,
     Incoming,
     Mappings,
@@ -72,7 +73,7 @@ class WorkerProcess:
         self._loop = asyncio.get_running_loop()
         self._mappings = Mappings()
         self._receiver = Receiver(self._mappings)
-        self._unsent: list[bytes | memoryview] = []
+        self._unsent: list[bytes | bytearray | memoryview] = []
         self._unsent_fds: list[int] = []
         self._lines: deque[str] = deque(maxlen=OUTPUT_LINES_MAX)
         self._partial = b""
@@ -118,11 +119,16 @@ class WorkerProcess:
             return 0
 
     def send(self, header: tuple[object, ...], outgoing: Outgoing | None = None) -> None:
-        """Send a message, together with those that follow in the same round of the event loop."""
+        """Send a message, together with those that follow in the same round of the event loop.
+
+        Raises:
+            ChannelError: It is too large.
+        """
         outgoing = outgoing or Outgoing(self.pool)
+        buffers = outgoing.frame(header)
         if not self._unsent:
             self._loop.call_soon(self._write)
-        self._unsent += outgoing.frame(header)
+        self._unsent += buffers
         # A descriptor may arrive before its message, never after it.
         self._unsent_fds += outgoing.fds
 
@@ -147,6 +153,7 @@ class WorkerProcess:
             _log.warning("%s did not finalize within %g s and is killed", self.name, timeout_s)
             self._signal(signal.SIGKILL)
             await asyncio.to_thread(self._process.wait, KILL_WAIT_S)
+        self._output_readable()
         self._end()
 
     def _signal(self, number: int) -> None:
@@ -159,12 +166,15 @@ class WorkerProcess:
         try:
             while self._unsent:
                 sent = send_some(self._socket, self._unsent, self._unsent_fds)
-                self._unsent_fds = []
+                self._unsent_fds = self._unsent_fds[FDS_MAX:]
                 self._unsent = remaining(self._unsent, sent)
         except BlockingIOError:
             self._loop.add_writer(self._socket.fileno(), self._writable)
-        except OSError:  # the worker has gone; reading finds out why
+        except (BrokenPipeError, ConnectionResetError):  # the worker has gone; reading finds out why
             self._unsent.clear()
+        except OSError as error:
+            self._unsent.clear()
+            self.kill(f"a batch cannot be sent to it: {error}")
 
     def _writable(self) -> None:
         self._loop.remove_writer(self._socket.fileno())

@@ -1,5 +1,7 @@
 """The worker process: imports one model, runs batches, ends when the server does."""
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import ctypes
@@ -16,10 +18,18 @@ import threading
 import time
 import traceback
 import types
+from typing import TYPE_CHECKING
 
-import charonia_channel as channel
 import numpy as np
-import triton_python_backend_utils as pb_utils
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from charonia.backends.python.worker import charonia_channel as channel
+    from charonia.backends.python.worker import triton_python_backend_utils as pb_utils
+else:  # siblings of this script; the package is not there
+    import charonia_channel as channel
+    import triton_python_backend_utils as pb_utils
 
 _PR_SET_PDEATHSIG = 1
 
@@ -27,18 +37,18 @@ _PR_SET_PDEATHSIG = 1
 class Worker:
     """One instance of a model."""
 
-    def __init__(self, sock):
+    def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self._pool = channel.RegionPool()
         self._mappings = channel.Mappings()
         self._receiver = channel.Receiver(self._mappings)
         self._send_lock = threading.Lock()
-        self._dropped = []
-        self._model = None
+        self._dropped: list[int] = []
+        self._model: Any = None
         self._name = ""
-        self._loop = None
+        self._loop: asyncio.AbstractEventLoop | None = None
 
-    def run(self):
+    def run(self) -> None:
         """Take messages until the server closes the connection."""
         while True:
             data, fds = channel.receive(self._socket)
@@ -56,15 +66,16 @@ class Worker:
                     self._finalize()
                     return
 
-    def _send(self, header, outgoing=None):
+    def _send(self, header: tuple[object, ...], outgoing: channel.Outgoing | None = None) -> None:
         outgoing = outgoing or channel.Outgoing(self._pool)
+        buffers = outgoing.frame(header)
         with self._send_lock:
-            channel.send_all(self._socket, outgoing.frame(header), outgoing.fds)
+            channel.send_all(self._socket, buffers, outgoing.fds)
 
-    def _log(self, level, message, file, line):
+    def _log(self, level: int, message: str, file: str, line: int) -> None:
         self._send(("log", level, message, file, line))
 
-    def _import(self, path, version_dir, model_dir):
+    def _import(self, path: str, version_dir: str, model_dir: str) -> Any:
         pb_utils._MODEL_DIR = version_dir
         sys.path[:0] = [version_dir, model_dir]
         # The package that the folder is for imports like `from .helpers import f` in model.py.
@@ -72,12 +83,14 @@ class Worker:
         package.__path__ = [os.path.dirname(path)]
         sys.modules["charonia_model"] = package
         spec = importlib.util.spec_from_file_location("charonia_model.model", path)
+        if spec is None or spec.loader is None:
+            raise ImportError(f"{path} is not a Python file")
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module
         spec.loader.exec_module(module)
         return module.TritonPythonModel
 
-    def _initialize(self, path, version_dir, model_dir, arguments, name):
+    def _initialize(self, path: str, version_dir: str, model_dir: str, arguments: dict[str, str], name: str) -> None:
         self._name = name
         try:
             model = self._import(path, version_dir, model_dir)()
@@ -91,7 +104,7 @@ class Worker:
             raise SystemExit(1) from error
         self._send(("ready",))
 
-    def _complete(self, path, version_dir, model_dir, config_json):
+    def _complete(self, path: str, version_dir: str, model_dir: str, config_json: str) -> None:
         try:
             model = self._import(path, version_dir, model_dir)
             completed = None
@@ -108,11 +121,11 @@ class Worker:
             self._send(("failed", _describe(error)))
             raise SystemExit(1) from error
 
-    def _finalize(self):
+    def _finalize(self) -> None:
         if self._model is not None and hasattr(self._model, "finalize"):
             self._model.finalize()
 
-    def _execute(self, message):
+    def _execute(self, message: channel.Incoming) -> None:
         _, batch, sent, released, dropped = message.header
         self._dropped = self._pool.release(released)
         self._mappings.drop(dropped)
@@ -136,6 +149,7 @@ class Worker:
             results = self._results(responses, names, outgoing)
         except Exception as error:
             output_start = time.monotonic_ns()
+            outgoing.withdraw()
             outgoing = channel.Outgoing(self._pool)
             text = f"Failed to process the request(s) for model '{self._name}', message: {_describe(error)}"
             code = pb_utils.TritonError.INTERNAL
@@ -143,7 +157,9 @@ class Worker:
         # Inputs that the model keeps would be overwritten by the next batch, as the contract of `execute` allows.
         self._send(("done", batch, results, message.regions, self._dropped, input_end, output_start), outgoing)
 
-    def _results(self, responses, names, outgoing):
+    def _results(
+        self, responses: object, names: list[tuple[str, ...]], outgoing: channel.Outgoing
+    ) -> list[tuple[object, ...]]:
         if not isinstance(responses, (list, tuple)):
             raise pb_utils.TritonModelException(
                 f"Expected a list in the execute return, found type '{type(responses).__name__}'."
@@ -155,14 +171,15 @@ class Worker:
             )
         return [self._result(response, wanted, outgoing) for response, wanted in zip(responses, names)]
 
-    def _result(self, response, wanted, outgoing):
+    def _result(self, response: object, wanted: tuple[str, ...], outgoing: channel.Outgoing) -> tuple[object, ...]:
         if not isinstance(response, pb_utils.InferenceResponse):
             raise pb_utils.TritonModelException(
                 "Expected an 'InferenceResponse' object in the execute function return list, "
                 f"found type '{type(response).__name__}'."
             )
-        if response.has_error():
-            return (response.error().code(), response.error().message())
+        error = response.error()
+        if error is not None:
+            return (error.code(), error.message())
         missing = [name for name in wanted if pb_utils.get_output_tensor_by_name(response, name) is None]
         if missing:
             return (
@@ -177,13 +194,13 @@ class Worker:
         return (-1, tensors, response._parameters)
 
 
-def _bytes_of(tensor):
+def _bytes_of(tensor: pb_utils.Tensor) -> channel.Data:
     if tensor._datatype == "BYTES":
         return pb_utils._serialize(tensor._array)
-    return memoryview(np.ascontiguousarray(tensor._array).reshape(-1).view(np.uint8))
+    return np.ascontiguousarray(tensor._array).reshape(-1).view(np.uint8).data
 
 
-def _describe(error):
+def _describe(error: BaseException) -> str:
     """Return type and text of an exception, and where the model's own code raised it."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if os.path.dirname(__file__) not in f.filename]
     frames = [f for f in frames if "importlib" not in f.filename]
@@ -193,7 +210,7 @@ def _describe(error):
     return text
 
 
-def _watch(sock):
+def _watch(sock: socket.socket) -> None:
     """End the process when the server is gone, also while the model computes."""
     poll = select.poll()
     poll.register(sock, getattr(select, "POLLRDHUP", 0))
@@ -207,7 +224,7 @@ def _watch(sock):
 _GRACE_S = 5.0
 
 
-def main():
+def main() -> None:
     sock = socket.socket(fileno=int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C in the terminal is the server's to handle
     if sys.platform == "linux":

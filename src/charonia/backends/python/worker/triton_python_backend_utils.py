@@ -4,11 +4,20 @@ Names and meanings are those of Triton's Python backend, so that models run unch
 server does not have yet raises a `TritonModelException` that says so.
 """
 
-import inspect
+from __future__ import annotations
+
 import json
 import struct
+import sys
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from typing import Any, ClassVar, NoReturn
+
+    Array = np.ndarray[Any, np.dtype[Any]]
 
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = 2
@@ -18,7 +27,7 @@ TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = 2
 TRITONSERVER_MEMORY_CPU = 0
 TRITONSERVER_MEMORY_GPU = 2
 
-_NUMPY_BY_TYPE = {
+_NUMPY_BY_TYPE: dict[str, type[np.generic]] = {
     "TYPE_BOOL": np.bool_,
     "TYPE_UINT8": np.uint8,
     "TYPE_UINT16": np.uint16,
@@ -75,45 +84,43 @@ class TritonError:
     ALREADY_EXISTS = 6
     CANCELLED = 7
 
-    def __init__(self, message, code=INTERNAL):
+    def __init__(self, message: object, code: int = INTERNAL) -> None:
         if not isinstance(code, int) or not 0 <= code <= 7:
             raise TritonModelException(f"TritonError: expected one of its codes 0 to 7, got {code!r}")
         self._message = str(message)
-        self._code = code
+        self._code = int(code)
 
-    def code(self):
+    def code(self) -> int:
         """Return the code."""
         return self._code
 
-    def message(self):
+    def message(self) -> str:
         """Return the message."""
         return self._message
 
-    def __str__(self):
+    def __str__(self) -> str:
         return self._message
 
 
 class Tensor:
     """A named tensor."""
 
-    def __init__(self, name, array):
+    def __init__(self, name: str, array: Array) -> None:
         if not isinstance(array, np.ndarray):
             raise TritonModelException(f"Tensor '{name}': expected a numpy array, got {type(array).__name__}")
         if array.dtype.kind in "SU":
             array = array.astype(np.object_)
         elif array.dtype != np.object_ and array.dtype not in _WIRE:
             raise TritonModelException(f"Tensor '{name}': numpy dtype {array.dtype} is none of the tensor datatypes")
-        self._name = name
+        self._name = str(name)
         self._array = array
         self._datatype = "BYTES" if array.dtype == np.object_ else _WIRE[array.dtype]
-        self._raw = None
 
     @classmethod
-    def _received(cls, name, datatype, shape, data):
+    def _received(cls, name: str, datatype: str, shape: tuple[int, ...], data: memoryview) -> Tensor:
         tensor = cls.__new__(cls)
         tensor._name = name
         tensor._datatype = datatype
-        tensor._raw = data
         if datatype == "BYTES":
             tensor._array = deserialize_bytes_tensor(data).reshape(shape)
         elif datatype == "BF16":
@@ -122,11 +129,11 @@ class Tensor:
             tensor._array = np.ndarray(shape, _NUMPY_BY_TYPE["TYPE_" + datatype], data)
         return tensor
 
-    def name(self):
+    def name(self) -> str:
         """Return the name."""
         return self._name
 
-    def as_numpy(self):
+    def as_numpy(self) -> Array:
         """Return the elements; object arrays of bytes for strings."""
         if self._datatype == "BF16":
             raise TritonModelException(
@@ -134,24 +141,24 @@ class Tensor:
             )
         return self._array
 
-    def triton_dtype(self):
+    def triton_dtype(self) -> int:
         """Return the number of the datatype in model configurations."""
         return _NUMBERS["STRING" if self._datatype == "BYTES" else self._datatype]
 
-    def shape(self):
+    def shape(self) -> list[int]:
         """Return the shape."""
         return list(self._array.shape)
 
-    def is_cpu(self):
+    def is_cpu(self) -> bool:
         """Return whether the elements are in the memory of the CPU."""
         return True
 
-    def to_dlpack(self):
+    def to_dlpack(self) -> NoReturn:
         """Return a dlpack capsule."""
         raise _not_here("exchanging tensors by dlpack")
 
     @staticmethod
-    def from_dlpack(name, tensor):
+    def from_dlpack(name: str, tensor: object) -> NoReturn:
         """Return a tensor made from a dlpack capsule or from an object that offers one."""
         raise _not_here("exchanging tensors by dlpack")
 
@@ -159,73 +166,75 @@ class Tensor:
 class InferenceRequest:
     """A request, as `execute` gets it."""
 
-    def __init__(self, *args, **kwargs):
+    _inputs: list[Tensor]
+    _id: str
+    _correlation_id: int | str
+    _flags: int
+    _timeout: int
+    _priority: int
+    _parameters: str
+    _requested: tuple[str, ...]
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
         raise _not_here("calling other models from a model (business logic scripting)")
 
     @classmethod
-    def _received(cls, inputs, fields):
+    def _received(cls, inputs: list[Tensor], fields: tuple[Any, ...]) -> InferenceRequest:
         request = cls.__new__(cls)
         request._inputs = inputs
-        (
-            request._id,
-            request._correlation_id,
-            request._flags,
-            request._timeout,
-            request._priority,
-            request._parameters,
-            request._requested,
-        ) = fields
+        request._id, request._correlation_id, request._flags, request._timeout, *more = fields
+        request._priority, request._parameters, request._requested = more
         return request
 
-    def inputs(self):
+    def inputs(self) -> list[Tensor]:
         """Return the input tensors."""
         return self._inputs
 
-    def request_id(self):
+    def request_id(self) -> str:
         """Return the caller's request id, "" for none."""
         return self._id
 
-    def correlation_id(self):
+    def correlation_id(self) -> int | str:
         """Return the sequence id, 0 for none."""
         return self._correlation_id
 
-    def flags(self):
+    def flags(self) -> int:
         """Return the sequence flags."""
         return self._flags
 
-    def set_flags(self, flags):
+    def set_flags(self, flags: int) -> None:
         """Set the sequence flags."""
         self._flags = flags
 
-    def timeout(self):
+    def timeout(self) -> int:
         """Return the queue timeout that was asked for, in us."""
         return self._timeout
 
-    def priority(self):
+    def priority(self) -> int:
         """Return the priority that was asked for."""
         return self._priority
 
-    def parameters(self):
+    def parameters(self) -> str:
         """Return the request parameters as JSON text."""
         return self._parameters
 
-    def requested_output_names(self):
+    def requested_output_names(self) -> list[str]:
         """Return the names of the outputs that were asked for."""
         return list(self._requested)
 
-    def is_cancelled(self):
+    def is_cancelled(self) -> bool:
         """Return whether the caller has gone."""
         return False
 
-    def trace(self):
+    def trace(self) -> None:
         """Return the trace; requests are not traced."""
         return None
 
-    def get_response_sender(self):
+    def get_response_sender(self) -> NoReturn:
         """Return where to send responses to."""
         raise _not_here("sending responses through a response sender (decoupled models)")
 
-    def set_release_flags(self, flags):
+    def set_release_flags(self, flags: int) -> None:
         """Set what happens to the request after `execute`."""
         if flags != TRITONSERVER_REQUEST_RELEASE_ALL:
             raise _not_here("rescheduling a request (iterative sequences)")
@@ -234,7 +243,12 @@ class InferenceRequest:
 class InferenceResponse:
     """The answer to one request."""
 
-    def __init__(self, output_tensors=(), error=None, parameters=None):
+    def __init__(
+        self,
+        output_tensors: Iterable[Tensor] = (),
+        error: TritonError | None = None,
+        parameters: Mapping[str, bool | int | str] | None = None,
+    ) -> None:
         self._outputs = list(output_tensors)
         for tensor in self._outputs:
             if not isinstance(tensor, Tensor):
@@ -245,27 +259,29 @@ class InferenceResponse:
             raise TritonModelException(
                 f"InferenceResponse: expected a TritonError as error, got {type(error).__name__}"
             )
+        self._error = error
+        self._parameters: dict[str, bool | int | str] = {}
         for key, value in (parameters or {}).items():
-            if not isinstance(key, str) or not isinstance(value, (bool, int, str)):
+            plain = next((kind for kind in (bool, int, str) if isinstance(value, kind)), None)
+            if not isinstance(key, str) or plain is None:
                 raise TritonModelException(
                     f"InferenceResponse: parameter {key!r} must be a string, an integer or a boolean"
                 )
-        self._error = error
-        self._parameters = dict(parameters or {})
+            self._parameters[str(key)] = plain(value)
 
-    def output_tensors(self):
+    def output_tensors(self) -> list[Tensor]:
         """Return the output tensors."""
         return self._outputs
 
-    def has_error(self):
+    def has_error(self) -> bool:
         """Return whether the response is an error."""
         return self._error is not None
 
-    def error(self):
+    def error(self) -> TritonError | None:
         """Return the error, or None."""
         return self._error
 
-    def parameters(self):
+    def parameters(self) -> str:
         """Return the response parameters as JSON text."""
         return json.dumps(self._parameters)
 
@@ -278,38 +294,41 @@ class Logger:
     ERROR = 2
     VERBOSE = 3
 
-    _write = None  # set by the worker: level, message, file, line
+    _write: ClassVar[Callable[[int, str, str, int], None] | None] = None
+    """Set by the worker: level, message, file, line."""
 
     @classmethod
-    def log(cls, message, level=INFO):
+    def log(cls, message: object, level: int = INFO) -> None:
         """Write a message of a level."""
         cls._log(message, level)
 
     @classmethod
-    def log_info(cls, message):
+    def log_info(cls, message: object) -> None:
         """Write an informational message."""
         cls._log(message, cls.INFO)
 
     @classmethod
-    def log_warn(cls, message):
+    def log_warn(cls, message: object) -> None:
         """Write a warning."""
         cls._log(message, cls.WARNING)
 
     @classmethod
-    def log_error(cls, message):
+    def log_error(cls, message: object) -> None:
         """Write an error."""
         cls._log(message, cls.ERROR)
 
     @classmethod
-    def log_verbose(cls, message):
+    def log_verbose(cls, message: object) -> None:
         """Write a message that appears with verbose logging only."""
         cls._log(message, cls.VERBOSE)
 
     @classmethod
-    def _log(cls, message, level):
-        caller = inspect.currentframe().f_back.f_back
+    def _log(cls, message: object, level: int) -> None:
+        if level not in (cls.INFO, cls.WARNING, cls.ERROR, cls.VERBOSE):
+            raise TritonModelException(f"Logger: expected one of its levels, got {level!r}")
+        caller = sys._getframe(2)
         if cls._write is not None:
-            cls._write(level, str(message), caller.f_code.co_filename, caller.f_lineno)
+            cls._write(int(level), str(message), caller.f_code.co_filename, caller.f_lineno)
 
 
 class MetricFamily:
@@ -319,14 +338,14 @@ class MetricFamily:
     GAUGE = 1
     HISTOGRAM = 2
 
-    def __init__(self, *args, **kwargs):
+    def __init__(self, *args: object, **kwargs: object) -> None:
         raise _not_here("custom metrics")
 
 
 class PreferredMemory:
     """Where the outputs of a called model should be."""
 
-    def __init__(self, preferred_memory_type, preferred_device_id=0):
+    def __init__(self, preferred_memory_type: int, preferred_device_id: int = 0) -> None:
         self.preferred_memory_type = preferred_memory_type
         self.preferred_device_id = preferred_device_id
 
@@ -334,14 +353,14 @@ class PreferredMemory:
 class ModelConfig:
     """The configuration that `auto_complete_config` completes."""
 
-    def __init__(self, config):
+    def __init__(self, config: dict[str, Any]) -> None:
         self._config = config
 
-    def as_dict(self):
+    def as_dict(self) -> dict[str, Any]:
         """Return the configuration as a dictionary."""
         return self._config
 
-    def set_max_batch_size(self, size):
+    def set_max_batch_size(self, size: int) -> None:
         """Set the largest batch size, unless the configuration has a larger one."""
         given = self._config.get("max_batch_size", 0)
         if given > size:
@@ -351,7 +370,7 @@ class ModelConfig:
             )
         self._config["max_batch_size"] = size
 
-    def set_dynamic_batching(self):
+    def set_dynamic_batching(self) -> None:
         """Turn on dynamic batching, unless the configuration has another scheduler."""
         for other in ("sequence_batching", "ensemble_scheduling"):
             if self._config.get(other):
@@ -363,7 +382,7 @@ class ModelConfig:
                 )
         self._config.setdefault("dynamic_batching", {})
 
-    def set_model_transaction_policy(self, policy):
+    def set_model_transaction_policy(self, policy: dict[str, bool]) -> None:
         """Set whether the model is decoupled."""
         if list(policy) != ["decoupled"] or not isinstance(policy["decoupled"], bool):
             raise TritonModelException(f"model transaction policy: expected {{'decoupled': bool}}, got {policy!r}")
@@ -375,15 +394,15 @@ class ModelConfig:
             )
         self._config["model_transaction_policy"] = dict(policy)
 
-    def add_input(self, properties):
+    def add_input(self, properties: dict[str, Any]) -> None:
         """Add an input, or check that the configuration's agrees."""
         self._add("input", properties, ("name", "data_type", "dims", "optional"))
 
-    def add_output(self, properties):
+    def add_output(self, properties: dict[str, Any]) -> None:
         """Add an output, or check that the configuration's agrees."""
         self._add("output", properties, ("name", "data_type", "dims"))
 
-    def _add(self, kind, properties, known):
+    def _add(self, kind: str, properties: dict[str, Any], known: tuple[str, ...]) -> None:
         model = self._config.get("name", "")
         for key in properties:
             if key not in known:
@@ -414,53 +433,53 @@ class ModelConfig:
         self._config[kind].append(dict(properties))
 
 
-def get_input_tensor_by_name(request, name):
+def get_input_tensor_by_name(request: InferenceRequest, name: str) -> Tensor | None:
     """Return an input of a request, or None."""
     return next((t for t in request.inputs() if t.name() == name), None)
 
 
-def get_output_tensor_by_name(response, name):
+def get_output_tensor_by_name(response: InferenceResponse, name: str) -> Tensor | None:
     """Return an output of a response, or None."""
     return next((t for t in response.output_tensors() if t.name() == name), None)
 
 
-def get_input_config_by_name(model_config, name):
+def get_input_config_by_name(model_config: dict[str, Any], name: str) -> dict[str, Any] | None:
     """Return an input's configuration, or None."""
     return next((i for i in model_config.get("input", ()) if i["name"] == name), None)
 
 
-def get_output_config_by_name(model_config, name):
+def get_output_config_by_name(model_config: dict[str, Any], name: str) -> dict[str, Any] | None:
     """Return an output's configuration, or None."""
     return next((o for o in model_config.get("output", ()) if o["name"] == name), None)
 
 
-def using_decoupled_model_transaction_policy(model_config):
+def using_decoupled_model_transaction_policy(model_config: dict[str, Any]) -> bool:
     """Return whether the model is decoupled."""
     return bool((model_config.get("model_transaction_policy") or {}).get("decoupled", False))
 
 
-def triton_string_to_numpy(triton_type):
+def triton_string_to_numpy(triton_type: str) -> type[np.generic] | None:
     """Return the numpy type of a datatype of model configurations, e.g. "TYPE_FP32"."""
     return _NUMPY_BY_TYPE.get(triton_type)
 
 
-def triton_to_numpy_type(number):
+def triton_to_numpy_type(number: int) -> type[np.generic] | None:
     """Return the numpy type of a datatype's number."""
     return next((_NUMPY_BY_TYPE.get("TYPE_" + name) for name, n in _NUMBERS.items() if n == number), None)
 
 
-def numpy_to_triton_type(numpy_type):
+def numpy_to_triton_type(numpy_type: Any) -> int:
     """Return the number of the datatype of a numpy type."""
     dtype = np.dtype(numpy_type)
     return _NUMBERS["STRING" if dtype.kind in "OSU" else _WIRE[dtype]]
 
 
-def serialize_byte_tensor(array):
+def serialize_byte_tensor(array: Array) -> Array:
     """Return the elements of a string tensor in wire form, as an array of one bytes object."""
     return np.asarray(_serialize(array), dtype=np.object_)
 
 
-def _serialize(array):
+def _serialize(array: Array) -> bytes:
     parts = []
     for element in array.ravel().tolist():
         if isinstance(element, str):
@@ -472,7 +491,7 @@ def _serialize(array):
     return b"".join(parts)
 
 
-def deserialize_bytes_tensor(encoded):
+def deserialize_bytes_tensor(encoded: Any) -> Array:
     """Return the elements of a string tensor from wire form."""
     data = bytes(encoded)
     elements = []
@@ -486,7 +505,7 @@ def deserialize_bytes_tensor(encoded):
     return array
 
 
-def get_model_dir():
+def get_model_dir() -> str:
     """Return the folder of the model version."""
     return _MODEL_DIR
 
@@ -494,20 +513,20 @@ def get_model_dir():
 _MODEL_DIR = ""
 
 
-def load_model(*args, **kwargs):
+def load_model(*args: object, **kwargs: object) -> NoReturn:
     """Load a model."""
     raise _not_here("loading models from a model")
 
 
-def unload_model(*args, **kwargs):
+def unload_model(*args: object, **kwargs: object) -> NoReturn:
     """Unload a model."""
     raise _not_here("unloading models from a model")
 
 
-def is_model_ready(*args, **kwargs):
+def is_model_ready(*args: object, **kwargs: object) -> NoReturn:
     """Return whether a model is ready."""
     raise _not_here("asking for the readiness of other models")
 
 
-def _not_here(feature):
+def _not_here(feature: str) -> TritonModelException:
     return TritonModelException(f"{feature} is not available in this version of the server")
