@@ -110,7 +110,7 @@ class Server:
         failures = await self._lifecycle.load_at_start(options.models.load)
         if failures and options.exit_on_error:
             raise invalid(
-                "failed to load all models:\n" + "\n".join(failures), hint="--exit-on-error=false serves the rest"
+                "not every model could be loaded:\n" + "\n".join(failures), hint="--exit-on-error=false serves the rest"
             )
         await self._open()
         self.engine.started()
