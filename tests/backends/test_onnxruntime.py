@@ -298,7 +298,7 @@ def test_an_output_that_cannot_get_its_configured_shape_is_named(tmp_path: Path)
     instance = make(files_of(tmp_path, reshaping()), config)
 
     assert values(instance.execute([reshaping_request(1, 2, 2)]))["y"].shape == (1, 4)
-    with pytest.raises(ServingError, match=r"answered shape \[1, 4\], the configuration expects \['batch', 2, 2\]"):
+    with pytest.raises(ServingError, match=r"'y': expected an array of shape \['batch', 2, 2\], got \[1, 4\]"):
         instance.execute([reshaping_request(1, 4)])
 
 

@@ -45,11 +45,22 @@ class TensorPlan:
         self.target = target
 
     def reshape(self, array: Array, is_batched: bool) -> Array:
-        """Return the array with the target dimensions; variable dimensions keep their order."""
+        """Return the array with the target dimensions; variable dimensions keep their order.
+
+        Raises:
+            ServingError: INTERNAL when the array does not have the source dimensions.
+        """
         if self.target is None:
             return array
         lead = 1 if is_batched else 0
-        variable = iter(size for dim, size in zip(self.source, array.shape[lead:], strict=True) if dim == -1)
+        shape = array.shape[lead:]
+        if len(shape) != len(self.source) or any(dim not in (-1, n) for dim, n in zip(self.source, shape, strict=True)):
+            batch = ["batch"] if is_batched else []
+            raise internal(
+                f"'{self.name}': expected an array of shape {[*batch, *self.source]}, got {list(array.shape)}",
+                hint="the model answers something else than its configuration says",
+            )
+        variable = iter(n for dim, n in zip(self.source, shape, strict=True) if dim == -1)
         target = (next(variable) if dim == -1 else dim for dim in self.target)
         return array.reshape((*array.shape[:lead], *target))
 
@@ -154,21 +165,11 @@ class OnnxRuntimeInstance:
             plan = self._by_name[name]
             if plan.datatype is DataType.BYTES:
                 array = _to_bytes(array)
-            array = self._reshaped(plan, array)
+            array = plan.reshape(array, self._is_batched)
             parts = scatter(name, array, sizes) if sizes is not None else [array]
             for answer, part in zip(answers, parts, strict=True):
                 answer.tensors.append(Tensor(name, plan.datatype, part))
         return answers
-
-    def _reshaped(self, plan: TensorPlan, array: Array) -> Array:
-        try:
-            return plan.reshape(array, self._is_batched)
-        except ValueError:
-            batch = ["batch"] if self._is_batched else []
-            raise internal(
-                f"output '{plan.name}': the model answered shape {list(array.shape)}, the configuration expects "
-                f"{[*batch, *plan.source]}"
-            ) from None
 
     def _datatypes(self) -> set[DataType]:
         return {plan.datatype for plan in (*self._inputs, *self._outputs)}
