@@ -135,6 +135,8 @@ def test_text_becomes_records(text: str, expected: ModelConfig) -> None:
         ),
         ("max_batch_size: many", "config.pbtxt line 1, column 17: couldn't parse integer: many", ""),
         ("max_batch_size: 4294967296", "config.pbtxt line 1, column 17: value out of range: 4294967296", ""),
+        ("\ninput { data_type: '\ud800' }", "config.pbtxt line 2: '\\ud800' is no character", ""),
+        ("input { data_type: 99999999999 }", "config.pbtxt: Value out of range: 99999999999", ""),
         ("input { data_type: 99 }", "input[0].data_type: 99 is not a number of DataType", ""),
     ],
 )

@@ -179,7 +179,8 @@ def test_a_right_configuration_has_no_problems(text: str) -> None:
             "must specify 'buckets'",
         ),
         (
-            "model_metrics { metric_control { metric_identifier { family: 'f' } histogram_options { buckets: [2,2] } } }",
+            "model_metrics { metric_control { metric_identifier { family: 'f' } "
+            "histogram_options { buckets: [2, 2] } } }",
             "model_metrics.metric_control[0].histogram_options.buckets",
             "ascending, got [2.0, 2.0]",
         ),

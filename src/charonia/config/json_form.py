@@ -54,6 +54,8 @@ def from_json(text: str) -> ModelConfig:
         raise invalid(f"the model configuration has {len(text)} characters; at most {MAX_TEXT_CHARS} are read")
     try:
         members = json.loads(text, object_pairs_hook=_unique)
+        # JSON can escape half a surrogate pair, which no string of a message can hold.
+        json.dumps(members, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise invalid(f"the model configuration is not JSON: {printable(short(str(error)))}") from None
     if not isinstance(members, dict):

@@ -37,9 +37,16 @@ def parse(text: str) -> ModelConfig:
     # Editors of some systems begin a UTF-8 file with a byte order mark.
     text = text.removeprefix("\ufeff")
     try:
+        text.encode()
         text_format.Parse(text, message)
+    except UnicodeEncodeError as error:
+        line = text.count("\n", 0, error.start) + 1
+        raise invalid(f"config.pbtxt line {line}: {text[error.start]!a} is no character") from None
     except text_format.ParseError as error:
         raise _explain(error, text) from None
+    except ValueError as error:
+        # Numbers beyond 32 bits where an enumeration stands reach the message unchecked, and it knows no position.
+        raise invalid(f"config.pbtxt: {printable(short(str(error)))}") from None
     return from_message(message)
 
 
