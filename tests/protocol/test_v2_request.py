@@ -11,7 +11,7 @@ from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError
 from charonia.core.request import SEQUENCE_END, SEQUENCE_START
 from charonia.protocol import v2_request
-from charonia.protocol.v2_request import InferCall, InferDecoder, raw_call, raw_tensor
+from charonia.protocol.v2_request import InferCall, InferDecoder, apply_parameters, raw_call, raw_tensor
 
 X: dict[str, Any] = {"name": "x", "shape": [2], "datatype": "INT8", "data": [1, 2]}
 BINARY_X: dict[str, Any] = {"name": "x", "shape": [2], "datatype": "INT8", "parameters": {"binary_data_size": 2}}
@@ -278,3 +278,11 @@ def test_what_is_sent_as_json_and_in_binary_form_is_the_same() -> None:
 
     assert from_json.array.tolist() == from_bytes.array.tolist()
     assert from_json.array.dtype == from_bytes.array.dtype
+
+
+def test_parameters_can_be_applied_without_a_body() -> None:
+    request = InferDecoder(1024).decode("m", "", b'{"inputs": []}').request
+
+    apply_parameters(request, {"priority": 3, "sequence_end": True, "note": "a"})
+
+    assert (request.priority, request.flags, request.parameters) == (3, SEQUENCE_END, {"note": "a"})
