@@ -14,6 +14,9 @@ from bench.servers import PEERS, Server
 
 RUN_TIMEOUT_S = 300.0
 
+TRIES_MAX = 5
+"""Runs of perf_analyzer until one of them ends with a measurement: it gives up on a disturbed one."""
+
 _WRK_SCRIPT = """\
 local file = io.open("{body}", "rb")
 wrk.method = "POST"
@@ -76,7 +79,7 @@ def _perf_analyzer(server: Server, load: Load) -> tuple[float, float, float]:
             # Three windows, whatever their spread: the pairs show it.
             *("-p", str(round(load.seconds * 1000)), "-s", "999", "-r", "3"),
         ]
-        _check(command)
+        _check(command, tries=TRIES_MAX)
         with table.open(newline="") as file:
             (row,) = csv.DictReader(file)
     return float(row["Inferences/Second"]), float(row["p50 latency"]), float(row["p99 latency"])
@@ -115,8 +118,11 @@ def wrk_percentile(report: str, percent: int) -> float:
     return float(match[1]) * _UNIT_US[match[2]]
 
 
-def _check(command: list[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
-    return done.stdout
+def _check(command: list[str], tries: int = 1) -> str:
+    for remaining in reversed(range(tries)):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False)
+        if not done.returncode:
+            return done.stdout
+        if not remaining or "stable measurement" not in done.stdout + done.stderr:
+            break
+    raise SystemExit(f"{' '.join(command)}\n{done.stdout}{done.stderr}")

@@ -89,7 +89,7 @@ def session_of(case: Case, threads: int) -> onnxruntime.InferenceSession:
 def median_us(call: Callable[[], object]) -> float:
     """Return the median time of a call, over a fixed time."""
     call()
-    times = []
+    times: list[int] = []
     end = time.monotonic() + RUNS_PER_ROUND_S
     while time.monotonic() < end or len(times) < 3:
         start = time.perf_counter_ns()
