@@ -16,6 +16,7 @@ from charonia.engine.backends import Backends
 from charonia.engine.configure import ConfigureOptions
 from charonia.engine.cores import usable_cores
 from charonia.engine.facade import ModelEngine
+from charonia.engine.gpus import visible_gpus
 from charonia.engine.lifecycle import Lifecycle, LifecycleOptions
 from charonia.engine.machine import MachineSampler
 from charonia.frontends.access_log import AccessLog
@@ -80,7 +81,9 @@ class Server:
             LifecycleOptions(
                 repositories=tuple(Path(r) for r in models.repositories),
                 control_mode=models.control_mode,
-                configure=ConfigureOptions(auto_complete=models.auto_complete, config_name=models.config_name),
+                configure=ConfigureOptions(
+                    auto_complete=models.auto_complete, config_name=models.config_name, gpu_count=visible_gpus()
+                ),
                 cores=options.cpu_cores or usable_cores(),
                 load_threads=models.load_thread_count,
                 load_retries=models.load_retry_count,

@@ -81,6 +81,9 @@ class FakeBackend:
         self.instance_error: ServingError | None = None
         self.gate: Callable[[], object] = lambda: None
 
+    def uses_gpus(self) -> bool:
+        return False
+
     async def complete(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Completion:
         return Completion(config)
 

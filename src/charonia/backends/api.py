@@ -196,6 +196,10 @@ class Backend(Protocol):
 
     name: str
 
+    def uses_gpus(self) -> bool:
+        """Whether instances whose configuration does not say where they run go to GPUs, where there are some."""
+        ...
+
     async def complete(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Completion:
         """Fill in what the configuration leaves open from the model itself.
 

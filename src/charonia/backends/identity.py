@@ -100,6 +100,10 @@ class IdentityBackend:
 
     name = "identity"
 
+    def uses_gpus(self) -> bool:
+        """No: it does not even touch the data."""
+        return False
+
     async def complete(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Completion:
         """Return the configuration as it is: there is no model to ask."""
         return Completion(config)

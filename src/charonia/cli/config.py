@@ -72,12 +72,15 @@ async def _configure(given: argparse.Namespace) -> tuple[str, Sequence[str]]:
     from charonia.config.pbtxt import render
     from charonia.engine.backends import Backends
     from charonia.engine.configure import ConfigureOptions, configure
+    from charonia.engine.gpus import visible_gpus
     from charonia.repository.scan import folder_at
 
     folder = await asyncio.to_thread(folder_at, given.model_dir)
     backends = Backends(builtin_backends(), backend_settings(given.backend_config))
     options = ConfigureOptions(
-        auto_complete=not given.disable_auto_complete_config, config_name=given.model_config_name
+        auto_complete=not given.disable_auto_complete_config,
+        config_name=given.model_config_name,
+        gpu_count=visible_gpus(),
     )
     try:
         configured = await configure(folder, backends, options)

@@ -86,7 +86,12 @@ async def configure(
         )
         config = completion.config
         notes += completion.notes
-    config = normalise(config, name=folder.name, gpu_count=options.gpu_count, default_instance_count=DEFAULT_INSTANCES)
+    config = normalise(
+        config,
+        name=folder.name,
+        gpu_count=options.gpu_count if options.gpu_count and backend.uses_gpus() else 0,
+        default_instance_count=DEFAULT_INSTANCES,
+    )
     problems: Sequence[Problem] = [*validate(config, gpu_count=options.gpu_count), *unsupported(config)]
     if problems:
         raise_problems(folder.name, problems)

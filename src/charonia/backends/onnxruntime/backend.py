@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from charonia.backends.api import BackendSettings, Completion, ModelFiles, Placement
 from charonia.backends.onnxruntime.instance import OnnxRuntimeInstance
 from charonia.backends.onnxruntime.options import SessionPlan, read_plan, unknown_parameters
-from charonia.backends.onnxruntime.providers import choose_providers
+from charonia.backends.onnxruntime.providers import CUDA, choose_providers
 from charonia.backends.onnxruntime.session import (
     Session,
     installed_providers,
@@ -111,6 +111,10 @@ class OnnxRuntimeBackend:
 
     def __init__(self) -> None:
         self._has_global_pool = False
+
+    def uses_gpus(self) -> bool:
+        """Whether the installed ONNX Runtime has a provider for GPUs."""
+        return CUDA in installed_providers()
 
     async def complete(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Completion:
         """Fill in inputs, outputs and batching from the model, unless inputs and outputs are given.

@@ -38,6 +38,10 @@ class PythonBackend:
 
     name = "python"
 
+    def uses_gpus(self) -> bool:
+        """Yes: what the model makes of it is its own business."""
+        return True
+
     async def complete(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Completion:
         """Ask the model's `auto_complete_config`, where it has one, in a worker that ends afterwards."""
         path = _model_path(files, config)
