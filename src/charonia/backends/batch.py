@@ -47,5 +47,6 @@ def scatter(name: str, array: Array, sizes: Sequence[int]) -> list[Array]:
         )
     if len(sizes) == 1:
         return [array]
-    ends = list(accumulate(sizes))
-    return [array[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+    if total == len(sizes):
+        return [array[index : index + 1] for index in range(total)]
+    return [array[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]

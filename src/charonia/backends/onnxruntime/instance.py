@@ -159,17 +159,17 @@ class OnnxRuntimeInstance:
     def _answers(
         self, requests: Sequence[InferRequest], names: Sequence[str], arrays: Sequence[Array]
     ) -> list[Outputs]:
-        answers = [Outputs([]) for _ in requests]
         sizes = batch_sizes(requests) if self._is_batched else None
+        columns = []
         for name, array in zip(names, arrays, strict=True):
             plan = self._by_name[name]
-            if plan.datatype is DataType.BYTES:
+            datatype = plan.datatype
+            if datatype is DataType.BYTES:
                 array = _to_bytes(array)
             array = plan.reshape(array, self._is_batched)
             parts = scatter(name, array, sizes) if sizes is not None else [array]
-            for answer, part in zip(answers, parts, strict=True):
-                answer.tensors.append(Tensor(name, plan.datatype, part))
-        return answers
+            columns.append([Tensor(name, datatype, part) for part in parts])
+        return [Outputs(list(tensors)) for tensors in zip(*columns, strict=True)]
 
     def _datatypes(self) -> set[DataType]:
         return {plan.datatype for plan in (*self._inputs, *self._outputs)}

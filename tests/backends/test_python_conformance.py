@@ -1,0 +1,55 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from charonia.backends.api import ModelFiles
+from charonia.backends.python.backend import PythonBackend
+from charonia.config.kinds import InstanceKind
+from charonia.config.model import InstanceGroup, ModelConfig, ModelInput, ModelOutput
+from charonia.core.dtypes import DataType
+from charonia.core.request import InferRequest
+from charonia.core.tensor import Array, Tensor
+from charonia.testing.backend_suite import BackendCase, BackendSuite
+from charonia.testing.models import write_model
+
+ROOTS = """\
+import numpy
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.answer(pb_utils.get_input_tensor_by_name(request, "X").as_numpy()) for request in requests]
+
+    def answer(self, x):
+        if (x < 0).any():
+            return pb_utils.InferenceResponse(error=pb_utils.TritonError("a root of a negative number"))
+        text = numpy.array([[str(row[0]).encode(), b""] for row in x], object)
+        return pb_utils.InferenceResponse([pb_utils.Tensor("ROOT", numpy.sqrt(x)), pb_utils.Tensor("TEXT", text)])
+"""
+
+CONFIG = ModelConfig(
+    name="roots",
+    backend="python",
+    max_batch_size=8,
+    input=(ModelInput("X", DataType.FP32, dims=(4,)),),
+    output=(ModelOutput("ROOT", DataType.FP32, (4,)), ModelOutput("TEXT", DataType.BYTES, (2,))),
+    instance_group=(InstanceGroup("roots_0", InstanceKind.KIND_CPU, count=1),),
+)
+
+
+def request(array: Array) -> InferRequest:
+    return InferRequest("roots", {"X": Tensor("X", DataType.FP32, array)})
+
+
+def numbers(seed: int, size: int) -> InferRequest:
+    return request(np.random.default_rng(seed).random((size, 4), np.float32))
+
+
+class TestPython(BackendSuite):
+    @pytest.fixture
+    def backend_case(self, tmp_path: Path) -> BackendCase:
+        folder = write_model(tmp_path, "roots", ROOTS)
+        files = ModelFiles(folder, 1, folder / "1")
+        return BackendCase(PythonBackend, files, CONFIG, numbers, lambda: request(np.full((1, 4), -1, np.float32)))
