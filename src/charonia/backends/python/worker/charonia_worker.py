@@ -26,9 +26,11 @@ if TYPE_CHECKING:
     from typing import Any
 
     from charonia.backends.python.worker import charonia_channel as channel
+    from charonia.backends.python.worker import charonia_datatypes as datatypes
     from charonia.backends.python.worker import triton_python_backend_utils as pb_utils
 else:  # siblings of this script; the package is not there
     import charonia_channel as channel
+    import charonia_datatypes as datatypes
     import triton_python_backend_utils as pb_utils
 
 _PR_SET_PDEATHSIG = 1
@@ -196,7 +198,7 @@ class Worker:
 
 def _bytes_of(tensor: pb_utils.Tensor) -> channel.Data:
     if tensor._datatype == "BYTES":
-        return pb_utils._serialize(tensor._array)
+        return datatypes.serialize(tensor._array)
     return np.ascontiguousarray(tensor._array).reshape(-1).view(np.uint8).data
 
 

@@ -7,7 +7,6 @@ server does not have yet raises a `TritonModelException` that says so.
 from __future__ import annotations
 
 import json
-import struct
 import sys
 from typing import TYPE_CHECKING
 
@@ -17,7 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from typing import Any, ClassVar, NoReturn
 
-    Array = np.ndarray[Any, np.dtype[Any]]
+    from charonia.backends.python.worker import charonia_datatypes as datatypes
+    from charonia.backends.python.worker.charonia_datatypes import Array
+else:  # a sibling of this file; the package is not there
+    import charonia_datatypes as datatypes
 
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = 2
@@ -27,45 +29,11 @@ TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = 2
 TRITONSERVER_MEMORY_CPU = 0
 TRITONSERVER_MEMORY_GPU = 2
 
-_NUMPY_BY_TYPE: dict[str, type[np.generic]] = {
-    "TYPE_BOOL": np.bool_,
-    "TYPE_UINT8": np.uint8,
-    "TYPE_UINT16": np.uint16,
-    "TYPE_UINT32": np.uint32,
-    "TYPE_UINT64": np.uint64,
-    "TYPE_INT8": np.int8,
-    "TYPE_INT16": np.int16,
-    "TYPE_INT32": np.int32,
-    "TYPE_INT64": np.int64,
-    "TYPE_FP16": np.float16,
-    "TYPE_FP32": np.float32,
-    "TYPE_FP64": np.float64,
-    "TYPE_STRING": np.object_,
-}
-_NUMBERS = {
-    name: number
-    for number, name in enumerate(
-        [
-            "BOOL",
-            "UINT8",
-            "UINT16",
-            "UINT32",
-            "UINT64",
-            "INT8",
-            "INT16",
-            "INT32",
-            "INT64",
-            "FP16",
-            "FP32",
-            "FP64",
-            "STRING",
-            "BF16",
-        ],
-        start=1,
-    )
-}
-_WIRE = {np.dtype(t): name[5:] for name, t in _NUMPY_BY_TYPE.items() if name != "TYPE_STRING"}
-_LENGTH = struct.Struct("<I")
+deserialize_bytes_tensor = datatypes.deserialize_bytes_tensor
+numpy_to_triton_type = datatypes.numpy_to_triton_type
+serialize_byte_tensor = datatypes.serialize_byte_tensor
+triton_string_to_numpy = datatypes.triton_string_to_numpy
+triton_to_numpy_type = datatypes.triton_to_numpy_type
 
 
 class TritonModelException(Exception):
@@ -110,11 +78,11 @@ class Tensor:
             raise TritonModelException(f"Tensor '{name}': expected a numpy array, got {type(array).__name__}")
         if array.dtype.kind in "SU":
             array = array.astype(np.object_)
-        elif array.dtype != np.object_ and array.dtype not in _WIRE:
+        elif array.dtype != np.object_ and array.dtype not in datatypes.WIRE:
             raise TritonModelException(f"Tensor '{name}': numpy dtype {array.dtype} is none of the tensor datatypes")
         self._name = str(name)
         self._array = array
-        self._datatype = "BYTES" if array.dtype == np.object_ else _WIRE[array.dtype]
+        self._datatype = "BYTES" if array.dtype == np.object_ else datatypes.WIRE[array.dtype]
 
     @classmethod
     def _received(cls, name: str, datatype: str, shape: tuple[int, ...], data: memoryview) -> Tensor:
@@ -122,11 +90,11 @@ class Tensor:
         tensor._name = name
         tensor._datatype = datatype
         if datatype == "BYTES":
-            tensor._array = deserialize_bytes_tensor(data).reshape(shape)
+            tensor._array = datatypes.deserialize_bytes_tensor(data).reshape(shape)
         elif datatype == "BF16":
             tensor._array = np.ndarray(shape, np.uint16, data)
         else:
-            tensor._array = np.ndarray(shape, _NUMPY_BY_TYPE["TYPE_" + datatype], data)
+            tensor._array = np.ndarray(shape, datatypes.NUMPY_BY_TYPE["TYPE_" + datatype], data)
         return tensor
 
     def name(self) -> str:
@@ -143,7 +111,7 @@ class Tensor:
 
     def triton_dtype(self) -> int:
         """Return the number of the datatype in model configurations."""
-        return _NUMBERS["STRING" if self._datatype == "BYTES" else self._datatype]
+        return datatypes.NUMBERS["STRING" if self._datatype == "BYTES" else self._datatype]
 
     def shape(self) -> list[int]:
         """Return the shape."""
@@ -456,53 +424,6 @@ def get_output_config_by_name(model_config: dict[str, Any], name: str) -> dict[s
 def using_decoupled_model_transaction_policy(model_config: dict[str, Any]) -> bool:
     """Return whether the model is decoupled."""
     return bool((model_config.get("model_transaction_policy") or {}).get("decoupled", False))
-
-
-def triton_string_to_numpy(triton_type: str) -> type[np.generic] | None:
-    """Return the numpy type of a datatype of model configurations, e.g. "TYPE_FP32"."""
-    return _NUMPY_BY_TYPE.get(triton_type)
-
-
-def triton_to_numpy_type(number: int) -> type[np.generic] | None:
-    """Return the numpy type of a datatype's number."""
-    return next((_NUMPY_BY_TYPE.get("TYPE_" + name) for name, n in _NUMBERS.items() if n == number), None)
-
-
-def numpy_to_triton_type(numpy_type: Any) -> int:
-    """Return the number of the datatype of a numpy type."""
-    dtype = np.dtype(numpy_type)
-    return _NUMBERS["STRING" if dtype.kind in "OSU" else _WIRE[dtype]]
-
-
-def serialize_byte_tensor(array: Array) -> Array:
-    """Return the elements of a string tensor in wire form, as an array of one bytes object."""
-    return np.asarray(_serialize(array), dtype=np.object_)
-
-
-def _serialize(array: Array) -> bytes:
-    parts = []
-    for element in array.ravel().tolist():
-        if isinstance(element, str):
-            element = element.encode("utf-8")
-        elif not isinstance(element, bytes):
-            element = bytes(element) if isinstance(element, (bytearray, memoryview)) else str(element).encode("utf-8")
-        parts.append(_LENGTH.pack(len(element)))
-        parts.append(element)
-    return b"".join(parts)
-
-
-def deserialize_bytes_tensor(encoded: Any) -> Array:
-    """Return the elements of a string tensor from wire form."""
-    data = bytes(encoded)
-    elements = []
-    position = 0
-    while position < len(data):
-        start = position + 4
-        position = start + _LENGTH.unpack_from(data, position)[0]
-        elements.append(data[start:position])
-    array = np.empty(len(elements), np.object_)
-    array[:] = elements
-    return array
 
 
 def get_model_dir() -> str:

@@ -1,0 +1,101 @@
+"""Datatypes of tensors, and the wire form of strings, as numpy sees them in a worker."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    Array = np.ndarray[Any, np.dtype[Any]]
+
+NUMPY_BY_TYPE: dict[str, type[np.generic]] = {
+    "TYPE_BOOL": np.bool_,
+    "TYPE_UINT8": np.uint8,
+    "TYPE_UINT16": np.uint16,
+    "TYPE_UINT32": np.uint32,
+    "TYPE_UINT64": np.uint64,
+    "TYPE_INT8": np.int8,
+    "TYPE_INT16": np.int16,
+    "TYPE_INT32": np.int32,
+    "TYPE_INT64": np.int64,
+    "TYPE_FP16": np.float16,
+    "TYPE_FP32": np.float32,
+    "TYPE_FP64": np.float64,
+    "TYPE_STRING": np.object_,
+}
+NUMBERS = {
+    name: number
+    for number, name in enumerate(
+        [
+            "BOOL",
+            "UINT8",
+            "UINT16",
+            "UINT32",
+            "UINT64",
+            "INT8",
+            "INT16",
+            "INT32",
+            "INT64",
+            "FP16",
+            "FP32",
+            "FP64",
+            "STRING",
+            "BF16",
+        ],
+        start=1,
+    )
+}
+WIRE = {np.dtype(t): name[5:] for name, t in NUMPY_BY_TYPE.items() if name != "TYPE_STRING"}
+_LENGTH = struct.Struct("<I")
+
+
+def triton_string_to_numpy(triton_type: str) -> type[np.generic] | None:
+    """Return the numpy type of a datatype of model configurations, e.g. "TYPE_FP32"."""
+    return NUMPY_BY_TYPE.get(triton_type)
+
+
+def triton_to_numpy_type(number: int) -> type[np.generic] | None:
+    """Return the numpy type of a datatype's number."""
+    return next((NUMPY_BY_TYPE.get("TYPE_" + name) for name, n in NUMBERS.items() if n == number), None)
+
+
+def numpy_to_triton_type(numpy_type: Any) -> int:
+    """Return the number of the datatype of a numpy type."""
+    dtype = np.dtype(numpy_type)
+    return NUMBERS["STRING" if dtype.kind in "OSU" else WIRE[dtype]]
+
+
+def serialize_byte_tensor(array: Array) -> Array:
+    """Return the elements of a string tensor in wire form, as an array of one bytes object."""
+    return np.asarray(serialize(array), dtype=np.object_)
+
+
+def serialize(array: Array) -> bytes:
+    """Return the elements of a string tensor in wire form."""
+    parts = []
+    for element in array.ravel().tolist():
+        if isinstance(element, str):
+            element = element.encode("utf-8")
+        elif not isinstance(element, bytes):
+            element = bytes(element) if isinstance(element, (bytearray, memoryview)) else str(element).encode("utf-8")
+        parts.append(_LENGTH.pack(len(element)))
+        parts.append(element)
+    return b"".join(parts)
+
+
+def deserialize_bytes_tensor(encoded: Any) -> Array:
+    """Return the elements of a string tensor from wire form."""
+    data = bytes(encoded)
+    elements = []
+    position = 0
+    while position < len(data):
+        start = position + 4
+        position = start + _LENGTH.unpack_from(data, position)[0]
+        elements.append(data[start:position])
+    array = np.empty(len(elements), np.object_)
+    array[:] = elements
+    return array
