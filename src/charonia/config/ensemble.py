@@ -5,9 +5,8 @@ Whether the models of its steps are there, and have the tensors that the steps m
 
 from collections import Counter
 from collections.abc import Iterator
-from itertools import compress
 
-from charonia.config.model import EnsembleScheduling, ModelConfig
+from charonia.config.model import EnsembleScheduling, EnsembleStep, ModelConfig
 from charonia.config.platforms import ENSEMBLE
 from charonia.config.problems import Problem
 
@@ -78,33 +77,35 @@ def _graph_problems(config: ModelConfig, scheduling: EnsembleScheduling) -> Iter
         if given.name not in read:
             yield Problem(f"input[{index}]", f"ensemble input '{given.name}' for ensemble '{name}' is not used")
     reached = _reached(inputs, scheduling)
+    writers = {tensor: step for step in scheduling.step for tensor in step.output_map.values()}
     for index, wanted in enumerate(config.output):
         if wanted.name not in reached:
-            message = (
-                f"output '{wanted.name}' for ensemble '{name}' is not written{_cause(wanted.name, reached, scheduling)}"
-            )
-            yield Problem(f"output[{index}]", message)
+            cause = _cause(writers.get(wanted.name), reached)
+            yield Problem(f"output[{index}]", f"output '{wanted.name}' for ensemble '{name}' is not written{cause}")
 
 
 def _reached(inputs: set[str], scheduling: EnsembleScheduling) -> set[str]:
     """Return the tensors that come to be when every step runs as soon as all of its inputs are there."""
-    reached = set(inputs)
-    waiting = list(scheduling.step)
-    while True:
-        ready = [reached.issuperset(step.input_map.values()) for step in waiting]
-        if not any(ready):
-            return reached
-        for step in compress(waiting, ready):
-            reached.update(step.output_map.values())
-        waiting = [step for step, is_ready in zip(waiting, ready, strict=True) if not is_ready]
+    missing = [set(step.input_map.values()) for step in scheduling.step]
+    readers: dict[str, list[int]] = {}
+    for index, tensors in enumerate(missing):
+        for tensor in tensors:
+            readers.setdefault(tensor, []).append(index)
+    ready = [index for index, tensors in enumerate(missing) if not tensors]
+    arriving = [*inputs, *(tensor for index in ready for tensor in scheduling.step[index].output_map.values())]
+    reached: set[str] = set()
+    while arriving:
+        tensor = arriving.pop()
+        if tensor in reached:
+            continue
+        reached.add(tensor)
+        for index in readers.get(tensor, ()):
+            missing[index].discard(tensor)
+            if not missing[index]:
+                arriving.extend(scheduling.step[index].output_map.values())
+    return reached
 
 
-def _cause(output: str, reached: set[str], scheduling: EnsembleScheduling) -> str:
-    missing = [
-        tensor
-        for step in scheduling.step
-        if output in step.output_map.values()
-        for tensor in step.input_map.values()
-        if tensor not in reached
-    ]
+def _cause(writer: EnsembleStep | None, reached: set[str]) -> str:
+    missing = [tensor for tensor in writer.input_map.values() if tensor not in reached] if writer else []
     return f": at least one of its depending tensors, '{missing[0]}', is not connected" if missing else ""

@@ -10,6 +10,7 @@ Source: Triton's model configuration protocol extension.
 import json
 import math
 import re
+from collections import Counter
 from enum import Enum
 from typing import Any
 
@@ -103,8 +104,7 @@ def _element(value: Any, field: FieldPlan) -> object:
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     members = dict(pairs)
     if len(members) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
         raise ValueError(f"member '{twice}' is given twice in one object")
     return members
 

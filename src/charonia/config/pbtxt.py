@@ -15,8 +15,8 @@ from charonia.config.wording import field_hint, printable, short, value_hint
 from charonia.core.errors import ServingError, invalid
 from charonia.schema.pool import message_class, pool
 
-MAX_TEXT_CHARS = 4 * 1024 * 1024
-"""Longest text that is read. A configuration of ten thousand tensors has a quarter of it."""
+MAX_TEXT_CHARS = 1024 * 1024
+"""Longest text that is read. A configuration of ten thousand tensors fits."""
 
 _NO_FIELD = re.compile(r'Message type "(?P<type>[\w.]+)" has no field named "(?P<name>[^"]*)"')
 _NO_VALUE = re.compile(r'Enum type "(?P<type>[\w.]+)" has no value named (?P<name>\S+?)\.?$')

@@ -1,7 +1,7 @@
 """What is wrong with the inputs and outputs of a configuration, and with the tensors of its batch."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 
 from charonia.config.kinds import Format
 from charonia.config.model import BatchInput, BatchOutput, ModelConfig, ModelInput, ModelOutput
@@ -27,11 +27,13 @@ def tensor_problems(config: ModelConfig) -> list[Problem]:
                 problems.append(Problem(f"{path}.name", f"model {kind} '{tensor.name}' is given more than once"))
     for index, given in enumerate(config.input):
         problems += _input_problems(config, given, f"input[{index}]")
+    inputs = {given.name for given in config.input}
+    outputs = {output.name for output in config.output}
     for index, computed in enumerate(config.batch_input):
-        problems += _batch_input_problems(config, computed, f"batch_input[{index}]")
+        problems += _batch_input_problems(computed, f"batch_input[{index}]", inputs)
     targets = Counter(target for scattered in config.batch_output for target in scattered.target_name)
     for index, scattered in enumerate(config.batch_output):
-        problems += _batch_output_problems(config, scattered, f"batch_output[{index}]", targets)
+        problems += _batch_output_problems(scattered, f"batch_output[{index}]", inputs, outputs, targets)
     return problems
 
 
@@ -116,9 +118,9 @@ def _input_problems(config: ModelConfig, given: ModelInput, path: str) -> Iterat
         yield Problem(f"{path}.allow_ragged_batch", message)
 
 
-def _batch_input_problems(config: ModelConfig, computed: BatchInput, path: str) -> Iterator[Problem]:
+def _batch_input_problems(computed: BatchInput, path: str, inputs: Set[str]) -> Iterator[Problem]:
     kind = computed.kind.name
-    yield from _source_problems(config, computed.source_input, f"batch input kind '{kind}'", f"{path}.source_input")
+    yield from _source_problems(inputs, computed.source_input, f"batch input kind '{kind}'", f"{path}.source_input")
     if not computed.target_name:
         yield Problem(f"{path}.target_name", f"batch input kind '{kind}' must specify 'target_name'")
     if computed.data_type not in (DataType.INT32, DataType.FP32):
@@ -128,13 +130,12 @@ def _batch_input_problems(config: ModelConfig, computed: BatchInput, path: str) 
 
 
 def _batch_output_problems(
-    config: ModelConfig, scattered: BatchOutput, path: str, targets: Counter[str]
+    scattered: BatchOutput, path: str, inputs: Set[str], outputs: Set[str], targets: Counter[str]
 ) -> Iterator[Problem]:
     kind = scattered.kind.name
-    yield from _source_problems(config, scattered.source_input, f"batch output kind '{kind}'", f"{path}.source_input")
+    yield from _source_problems(inputs, scattered.source_input, f"batch output kind '{kind}'", f"{path}.source_input")
     if not scattered.target_name:
         yield Problem(f"{path}.target_name", f"batch output kind '{kind}' must specify 'target_name'")
-    outputs = {output.name for output in config.output}
     for index, target in enumerate(scattered.target_name):
         where = f"{path}.target_name[{index}]"
         if target not in outputs:
@@ -143,10 +144,9 @@ def _batch_output_problems(
             yield Problem(where, f"target output name '{target}' can only be specified once")
 
 
-def _source_problems(config: ModelConfig, sources: Sequence[str], subject: str, path: str) -> Iterator[Problem]:
+def _source_problems(inputs: Set[str], sources: Sequence[str], subject: str, path: str) -> Iterator[Problem]:
     if len(sources) != 1:
         yield Problem(path, f"{subject} expects 1 source input, got {len(sources)}")
-    inputs = {given.name for given in config.input}
     for index, source in enumerate(sources):
         if source not in inputs:
             yield Problem(f"{path}[{index}]", f"unknown source input name '{source}'")
