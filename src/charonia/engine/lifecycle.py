@@ -133,7 +133,8 @@ class Lifecycle:
             raise invalid(f"model name {name!r} must be the name of a folder, without a path")
         if files and config is None:
             raise invalid("Load parameter 'config' must be specified for model file override")
-        override = from_json(config) if config is not None else None
+        # In a thread: a client may send a configuration that takes long to read.
+        override = await asyncio.to_thread(from_json, config) if config is not None else None
         if files:
             folder_path = await asyncio.to_thread(write_override, files)
             folder = ModelFolder(name=name, repository=folder_path, path=folder_path, fingerprint="")
