@@ -1,5 +1,6 @@
 import asyncio
 import logging
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -444,6 +445,54 @@ def test_a_library_of_operators_that_is_not_there_is_named(tmp_path: Path) -> No
 
     with pytest.raises(ServingError, match=r"libnothing\.so"):
         make(files_of(tmp_path, models.mlp()), config)
+
+
+def test_a_library_of_operators_is_taken_from_the_model_s_folder(tmp_path: Path) -> None:
+    files = files_of(tmp_path, models.mlp())
+    (files.model_dir / "ops.so").write_bytes(b"no library")
+    config = replace(MLP, model_operations=ModelOperations(("ops.so",)))
+
+    with pytest.raises(ServingError, match=re.escape(str(files.model_dir / "ops.so"))):
+        make(files, config)
+
+
+def test_a_wrong_parameter_is_refused_by_its_path(tmp_path: Path) -> None:
+    config = replace(MLP, parameters={"execution_mode": "5"})
+
+    with pytest.raises(ServingError, match=r"parameters\['execution_mode'\]: expected one of 0, 1, got '5'"):
+        make(files_of(tmp_path, models.mlp()), config)
+
+
+def test_files_by_gpu_are_refused(tmp_path: Path) -> None:
+    groups = (InstanceGroup("m_0", InstanceKind.KIND_GPU, count=1, gpus=(0,)),)
+    config = replace(MLP, cc_model_filenames={"7.5": "a.onnx"}, instance_group=groups)
+
+    with pytest.raises(ServingError, match="cc_model_filenames"):
+        make(files_of(tmp_path, models.mlp()), config)
+
+
+def test_a_provider_that_does_not_start_is_named(tmp_path: Path) -> None:
+    path = files_of(tmp_path, models.mlp()).version_dir / "model.onnx"
+
+    class Stepped:
+        def get_providers(self) -> list[str]:
+            return ["CPUExecutionProvider"]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("onnxruntime.InferenceSession", lambda *args, **options: Stepped())
+        with pytest.raises(ServingError, match="CUDAExecutionProvider is installed but does not start"):
+            session.open_session(path, SessionPlan(), threads=1, providers=[("CUDAExecutionProvider", {})])
+
+
+def test_an_input_that_is_no_tensor_is_refused(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    content = models.identity()
+    model = onnx.load_model_from_string(content)
+    sequence = onnx.helper.make_sequence_type_proto(onnx.helper.make_tensor_type_proto(1, ["b", 4]))
+    model.graph.input.append(onnx.helper.make_value_info("all", sequence))
+
+    with pytest.raises(ServingError, match=r"input 'all' is seq\(tensor\(float\)\), which cannot be sent"):
+        complete(files_of(tmp_path, model.SerializeToString()))
 
 
 def test_a_parameter_without_a_meaning_is_logged_with_the_likely_one(
