@@ -1,5 +1,6 @@
 """The backends of one server: made when the first model needs them, closed together."""
 
+import asyncio
 from collections.abc import Callable, Mapping
 
 from charonia.backends.api import Backend, BackendSettings
@@ -26,8 +27,9 @@ class Backends:
         self._settings = settings or {}
         self._verbose = verbose
         self._made: dict[str, Backend] = {}
+        self._making = asyncio.Lock()
 
-    def get(self, name: str, model: str) -> Backend:
+    async def get(self, name: str, model: str) -> Backend:
         """Return the backend called `name`.
 
         Raises:
@@ -41,7 +43,11 @@ class Backends:
                     f"unable to find backend '{name}' for model '{model}'",
                     hint=f"installed backends: {', '.join(sorted(self._factories))}",
                 )
-            backend = self._made[name] = factory()
+            async with self._making:
+                backend = self._made.get(name)
+                if backend is None:
+                    # In a thread: importing a framework takes long enough to be felt by those whose models answer.
+                    backend = self._made[name] = await asyncio.to_thread(factory)
         return backend
 
     def settings(self, name: str) -> BackendSettings:

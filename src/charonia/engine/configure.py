@@ -79,7 +79,7 @@ async def configure(
     early = unsupported(config)
     if early:
         raise_problems(folder.name, early)
-    backend = backends.get(config.backend, folder.name)
+    backend = await backends.get(config.backend, folder.name)
     if options.auto_complete:
         completion = await backend.complete(
             model_files(folder, selected[-1]), config, backends.settings(config.backend)

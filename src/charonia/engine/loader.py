@@ -62,7 +62,7 @@ async def load_version(
     started = now_ns()
     loop = asyncio.get_running_loop()
     labels = await asyncio.to_thread(read_labels, folder, config)
-    backend = backends.get(config.backend, config.name)
+    backend = await backends.get(config.backend, config.name)
     model = await backend.load(model_files(folder, version), config, backends.settings(config.backend))
     lanes: list[BlockingLane | AsyncLane] = []
     try:

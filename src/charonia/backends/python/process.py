@@ -186,7 +186,7 @@ class WorkerProcess:
         except BlockingIOError:
             return
         except OSError:
-            data, fds = b"", []
+            data, fds = bytearray(), []
         if not data:
             self._lost()
             return

@@ -5,10 +5,11 @@ Used by both ends, so it needs nothing but the standard library and runs on Pyth
     4 bytes length of the header, 4 bytes length of the rest, header, rest
 
 The header is a tuple of plain values in `marshal` form of version 2, which every Python since 2.5 reads and which,
-unlike pickle, cannot name code. The rest is tensor bytes, one after the other. A tensor of more than `INLINE_BYTES_MAX`
-lies in a region instead: a memfd that its sender owns, whose descriptor goes along with the first message that uses it.
-The receiver maps it and keeps the mapping; the sender writes to it again only after the receiver has released it.
-Nothing has a name in any file system, so nothing can be left behind.
+unlike pickle, cannot name code. The rest is tensor bytes, one after the other; header and tensors are padded such that
+each tensor begins at a multiple of `ALIGNMENT`. A tensor of more than `INLINE_BYTES_MAX` lies in a region instead: a
+memfd that its sender owns, whose descriptor goes along with the first message that uses it. The receiver maps it and
+keeps the mapping; the sender writes to it again only after the receiver has released it. Nothing has a name in any file
+system, so nothing can be left behind.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 INLINE_BYTES_MAX = 64 * 1024
 """Larger tensors go through shared memory: below, a copy through the socket is cheaper than a page fault."""
 
+ALIGNMENT = 16
+"""Tensors lie at multiples of this many bytes, as fresh arrays do: some libraries take no others, or are slower."""
+
 HEADER_BYTES_MAX = 64 * 1024 * 1024
 """A longer header is taken for a broken stream."""
 
@@ -49,6 +53,7 @@ POOL_BYTES_MAX = 256 * 1024 * 1024
 """Most bytes of idle regions that a sender keeps for reuse."""
 
 _FRAME = struct.Struct("<II")
+_PADDING = bytes(ALIGNMENT)
 _ANCILLARY_BYTES = socket.CMSG_SPACE(FDS_MAX * 4)
 
 # One buffer for all sockets of the process, whose channels are all read by one thread: a new one of this size for every
@@ -200,8 +205,11 @@ class Outgoing:
         """Take in the bytes of a tensor; return where the other end finds them."""
         size = len(data)
         if size <= INLINE_BYTES_MAX or len(self.fds) >= FDS_MAX:
+            padding = -self.size % ALIGNMENT
+            if padding:
+                self.parts.append(_PADDING[:padding])
             self.parts.append(data)
-            self.size += size
+            self.size += padding + size
             return (0, False, size)
         region = self._pool.take(size)
         region.memory[:size] = data
@@ -231,6 +239,7 @@ class Outgoing:
             raise ChannelError(f"a message holds a value that cannot be sent: {error}") from error
         if self.size > REST_BYTES_MAX or len(text) > HEADER_BYTES_MAX:
             raise ChannelError(f"a message of {len(text) + self.size} bytes is too large")
+        text += _PADDING[: -(_FRAME.size + len(text)) % ALIGNMENT]  # not read: a marshalled value knows where it ends
         return [_FRAME.pack(len(text), self.size) + text, *self.parts]
 
 
@@ -255,7 +264,7 @@ class Incoming:
         """
         region_id, announced, size = _checked(place)
         if not region_id:
-            start = self._position
+            start = self._position + -self._position % ALIGNMENT
             self._position = end = start + size
             if end > len(self._rest):
                 raise ChannelError("the message ends within a tensor")
@@ -285,7 +294,7 @@ class Receiver:
         self._data = bytearray()
         self._fds: list[int] = []
 
-    def feed(self, data: bytes, fds: Iterable[int] = ()) -> list[Incoming]:
+    def feed(self, data: bytes | bytearray, fds: Iterable[int] = ()) -> list[Incoming]:
         """Take in bytes and descriptors; return the messages that are now complete.
 
         Raises:
@@ -298,8 +307,9 @@ class Receiver:
             start = _FRAME.size + header_size
             if start + rest_size == len(data) and header_size <= HEADER_BYTES_MAX:
                 # Just one whole message, the usual case: nothing to put together.
-                header = _read_header(data[_FRAME.size : start])
-                messages.append(Incoming(header, memoryview(data)[start:], self._fds, self._mappings))
+                whole = memoryview(data)
+                header = _read_header(whole[_FRAME.size : start])
+                messages.append(Incoming(header, whole[start:], self._fds, self._mappings))
                 return messages
         self._data += data
         while len(self._data) >= _FRAME.size:
@@ -310,12 +320,12 @@ class Receiver:
             end = start + rest_size
             if len(self._data) < end:
                 break
-            whole = bytes(self._data[:end]) if end < len(self._data) else bytes(self._data)
+            whole = memoryview(self._data[:end])
             del self._data[:end]
             header = _read_header(whole[_FRAME.size : start])
             # Descriptors arrive with the first byte of their message, so those here belong to this message or to a
             # later one; a message takes only those that it announces.
-            messages.append(Incoming(header, memoryview(whole)[start:], self._fds, self._mappings))
+            messages.append(Incoming(header, whole[start:], self._fds, self._mappings))
         return messages
 
     def close(self) -> None:
@@ -325,7 +335,7 @@ class Receiver:
         self._fds.clear()
 
 
-def _read_header(text: bytes) -> tuple[Any, ...]:
+def _read_header(text: memoryview) -> tuple[Any, ...]:
     try:
         header = marshal.loads(text)
     except (ValueError, EOFError, TypeError) as error:
@@ -335,10 +345,13 @@ def _read_header(text: bytes) -> tuple[Any, ...]:
     return header
 
 
-def receive(sock: socket.socket, flags: int = 0) -> tuple[bytes, list[int]]:
-    """Return the next bytes and descriptors of a socket; empty bytes at its end."""
+def receive(sock: socket.socket, flags: int = 0) -> tuple[bytearray, list[int]]:
+    """Return the next bytes and descriptors of a socket; empty bytes at its end.
+
+    The bytes can be written to, because a model may compute in place on arrays that lie in them.
+    """
     size, ancillary, _, _ = sock.recvmsg_into([_received], _ANCILLARY_BYTES, flags)
-    data = bytes(_received[:size])
+    data = bytearray(_received[:size])
     fds: list[int] = []
     for level, kind, content in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
