@@ -73,7 +73,11 @@ def make_memory(size: int) -> int:
     else:
         fd, path = tempfile.mkstemp()
         os.unlink(path)
-    os.ftruncate(fd, size)
+    try:
+        os.ftruncate(fd, size)
+    except BaseException:
+        os.close(fd)
+        raise
     return fd
 
 
@@ -86,7 +90,11 @@ class Region:
         self.id = id
         self.size = size
         self.fd = make_memory(size)
-        self.memory = mmap.mmap(self.fd, size)
+        try:
+            self.memory = mmap.mmap(self.fd, size)
+        except BaseException:
+            os.close(self.fd)
+            raise
         self.is_announced = False
 
     def close(self) -> None:
@@ -205,13 +213,11 @@ class Outgoing:
         """Take in the bytes of a tensor; return where the other end finds them."""
         size = len(data)
         if size <= INLINE_BYTES_MAX or len(self.fds) >= FDS_MAX:
-            padding = -self.size % ALIGNMENT
-            if padding:
-                self.parts.append(_PADDING[:padding])
-            self.parts.append(data)
-            self.size += padding + size
-            return (0, False, size)
-        region = self._pool.take(size)
+            return self._place_inline(data)
+        try:
+            region = self._pool.take(size)
+        except OSError:  # no descriptor or no memory is left for it
+            return self._place_inline(data)
         region.memory[:size] = data
         self._regions.append(region.id)
         announced = not region.is_announced
@@ -220,6 +226,14 @@ class Outgoing:
             self._announced.append(region)
             self.fds.append(region.fd)
         return (region.id, announced, size)
+
+    def _place_inline(self, data: Data) -> Place:
+        padding = -self.size % ALIGNMENT
+        if padding:
+            self.parts.append(_PADDING[:padding])
+        self.parts.append(data)
+        self.size += padding + len(data)
+        return (0, False, len(data))
 
     def withdraw(self) -> None:
         """Give back the regions of a message that is not sent."""
