@@ -44,6 +44,7 @@ class PythonBackend:
 
     async def complete(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Completion:
         """Ask the model's `auto_complete_config`, where it has one, in a worker that ends afterwards."""
+        _refuse_environment(config)
         path = _model_path(files, config)
         answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
@@ -65,12 +66,12 @@ class PythonBackend:
             process.send(("complete", str(path), str(files.version_dir), str(files.model_dir), text))
             completed = await asyncio.wait_for(answer, COMPLETE_S_MAX)
         except TimeoutError:
-            process.kill("auto_complete_config took too long")
             raise invalid(
                 f"auto_complete_config of model '{config.name}' did not finish within {COMPLETE_S_MAX:g} s"
             ) from None
         finally:
-            await process.stop(COMPLETE_S_MAX)
+            process.kill("there is nothing left to do for it")
+            await process.stop(0)
         if not completed:
             return Completion(config)
         result = from_json(completed)
@@ -79,10 +80,7 @@ class PythonBackend:
 
     async def load(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> "PythonModel":
         """Check the settings; the model itself is imported by each instance."""
-        if "EXECUTION_ENV_PATH" in config.parameters:
-            raise unsupported(
-                f"model '{config.name}': parameter EXECUTION_ENV_PATH is not available in this version of the server"
-            )
+        _refuse_environment(config)
         if config.is_decoupled:
             raise unsupported(f"model '{config.name}': decoupled Python models are not available in this version")
         return PythonModel(files, config, _model_path(files, config))
@@ -139,6 +137,14 @@ class PythonModel:
     async def aclose(self) -> None:
         """The instances hold everything."""
         self._instances.clear()
+
+
+def _refuse_environment(config: ModelConfig) -> None:
+    if "EXECUTION_ENV_PATH" in config.parameters:
+        raise unsupported(
+            f"model '{config.name}': parameter EXECUTION_ENV_PATH is not available in this version of the server",
+            hint="install what the model imports where the server runs",
+        )
 
 
 def _model_path(files: ModelFiles, config: ModelConfig) -> Path:

@@ -123,12 +123,15 @@ class PythonInstance:
         return self._process.resident_bytes() if self._process is not None else 0
 
     async def aclose(self) -> None:
-        """Let the model finalize and end the worker."""
+        """Let the model finalize, where it was initialized, and end the worker."""
+        is_initialized = self._state is _State.READY
         self._state = _State.CLOSED
         self._limit(0, None)
         self._stop_process_timer()
         process, self._process = self._process, None
         if process is not None:
+            if not is_initialized:
+                process.kill("it is not wanted any more")
             await process.stop(FINALIZE_S_MAX)
 
     def _start_process(self) -> None:

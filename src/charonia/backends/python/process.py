@@ -1,6 +1,12 @@
-"""A worker process: started, talked to, watched."""
+"""A worker process: started, talked to, watched.
+
+The end of the process is what counts, not the end of its connection: a child that the model has started may hold copies
+of its descriptors for long. Where the system can tell of it (pidfd), the event loop is told; elsewhere the end of the
+connection is the sign. What the worker had started itself ends with it: it leads a process group of its own.
+"""
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -41,6 +47,12 @@ SOCKET_BYTES = 1024 * 1024
 KILL_WAIT_S = 5.0
 """Time a killed process has to vanish."""
 
+DISCONNECTED_S_MAX = 1.0
+"""Time that a process may live on without its connection, of no use to anybody."""
+
+LAST_READS_MAX = 64
+"""Reads of what an ended process has left in the socket: more than its buffers hold."""
+
 _SCRIPT = Path(__file__).parent / "worker" / "charonia_worker.py"
 _LEVELS = (logging.INFO, logging.WARNING, logging.ERROR, logging.DEBUG)
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -78,7 +90,9 @@ class WorkerProcess:
         self._lines: deque[str] = deque(maxlen=OUTPUT_LINES_MAX)
         self._partial = b""
         self._is_ended = False
+        self._gone: asyncio.Future[None] = self._loop.create_future()
         self._kill_reason = ""
+        self._waiter: asyncio.Task[None] | None = None
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         for end in (ours, theirs):
             for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
@@ -105,6 +119,9 @@ class WorkerProcess:
         os.set_blocking(self._output.fileno(), False)
         self._loop.add_reader(self._socket.fileno(), self._readable)
         self._loop.add_reader(self._output.fileno(), self._output_readable)
+        self._pidfd = _open_pidfd(self._process.pid)
+        if self._pidfd is not None:
+            self._loop.add_reader(self._pidfd, self._exited)
 
     @property
     def pid(self) -> int:
@@ -138,27 +155,28 @@ class WorkerProcess:
 
     def kill(self, reason: str) -> None:
         """End the process at once; `on_end` gets this reason."""
-        self._kill_reason = reason
-        self._signal(signal.SIGKILL)
+        self._kill_reason = self._kill_reason or reason
+        self._kill_group()
 
     async def stop(self, timeout_s: float) -> None:
         """Ask the worker to finalize and end; kill it when that takes too long."""
         if self._is_ended:
             return
         self._on_end = lambda _: None
-        self.send(("finalize",))
-        try:
-            await asyncio.to_thread(self._process.wait, timeout_s)
-        except subprocess.TimeoutExpired:
-            _log.warning("%s did not finalize within %g s and is killed", self.name, timeout_s)
-            self._signal(signal.SIGKILL)
-            await asyncio.to_thread(self._process.wait, KILL_WAIT_S)
-        self._output_readable()
+        if not self._kill_reason:
+            self.send(("finalize",))
+            await asyncio.wait([self._gone], timeout=timeout_s)
+            if not self._is_ended:
+                _log.warning("%s did not finalize within %g s and is killed", self.name, timeout_s)
+                self._kill_group()
+        await asyncio.wait([self._gone], timeout=KILL_WAIT_S)
         self._end()
 
-    def _signal(self, number: int) -> None:
-        if self._process.poll() is None:
-            self._process.send_signal(number)
+    def _kill_group(self) -> None:
+        """Kill the process and its children."""
+        if self._process.returncode is None:  # not waited for yet: the number is still its own
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # nobody is left to be killed
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     def _write(self) -> None:
         if self._is_ended:
@@ -181,42 +199,51 @@ class WorkerProcess:
         self._write()
 
     def _readable(self) -> None:
+        if self._read() is False:
+            self._loop.remove_reader(self._socket.fileno())
+            self._loop.call_later(DISCONNECTED_S_MAX, self._kill_group)
+            if self._pidfd is None:
+                self._waiter = self._loop.create_task(self._wait())
+
+    def _read(self) -> bool | None:
+        """Take in what can be read now; return None when there is nothing, False at the end of the connection."""
         try:
             data, fds = receive(self._socket)
         except BlockingIOError:
-            return
+            return None
         except OSError:
-            data, fds = bytearray(), []
+            return False
         if not data:
-            self._lost()
-            return
+            return False
         try:
             messages = self._receiver.feed(data, fds)
         except ChannelError as error:
             self.kill(f"it sent something that cannot be read: {error}")
-            return
+            return False
         for message in messages:
             if message.header[0] == "log":
                 _, level, text, file, line = message.header
                 _log.log(_LEVELS[level], "%s (%s:%d)", text, file, line, extra={"instance": self.name})
             else:
                 self._on_message(message)
+        return True
 
-    def _lost(self) -> None:
-        """The worker closed its end: it has ended, or is about to."""
-        self._loop.remove_reader(self._socket.fileno())
-        self._signal_later()
-        self._loop.create_task(self._reap())
+    def _exited(self) -> None:
+        """The process has ended and was not waited for yet."""
+        self._kill_group()
+        for _ in range(LAST_READS_MAX):  # an answer may have been its last act
+            if not self._read():
+                break
+        self._reaped(self._process.wait())
 
-    def _signal_later(self) -> None:
-        # A process that lives on without its channel is of no use to anybody.
-        self._loop.call_later(1.0, self._signal, signal.SIGKILL)
-
-    async def _reap(self) -> None:
+    async def _wait(self) -> None:
         try:
             status = await asyncio.to_thread(self._process.wait, KILL_WAIT_S)
         except subprocess.TimeoutExpired:
             status = None
+        self._reaped(status)
+
+    def _reaped(self, status: int | None) -> None:
         if self._is_ended:
             return
         self._output_readable()
@@ -229,9 +256,13 @@ class WorkerProcess:
         if self._is_ended:
             return
         self._is_ended = True
+        self._gone.set_result(None)
         for fd in (self._socket.fileno(), self._output.fileno()):
             self._loop.remove_reader(fd)
         self._loop.remove_writer(self._socket.fileno())
+        if self._pidfd is not None:
+            self._loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
         self._socket.close()
         self._output.close()
         self._receiver.close()
@@ -256,6 +287,16 @@ class WorkerProcess:
             text = line[:OUTPUT_LINE_BYTES_MAX].decode(errors="replace")
             self._lines.append(text)
             _log.info("[%s] %s", self.name, text)
+
+
+def _open_pidfd(pid: int) -> int | None:
+    """Return a descriptor that becomes readable when the process ends, or None where there is no such thing."""
+    if sys.platform != "linux":
+        return None
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):  # an old kernel or library, or a sandbox that forbids it
+        return None
 
 
 def describe_exit(status: int | None) -> str:

@@ -226,8 +226,20 @@ def _watch(sock: socket.socket) -> None:
 _GRACE_S = 5.0
 
 
+def _log_to_output(_: int, message: str, file: str, line: int) -> None:
+    print(f"{message} ({file}:{line})", file=sys.stderr, flush=True)
+
+
+def _become_a_child(sock: socket.socket) -> None:
+    """In a process that the model has forked: leave the connection, which has one worker at its end, alone."""
+    sock.close()
+    pb_utils.Logger._write = _log_to_output
+
+
 def main() -> None:
     sock = socket.socket(fileno=int(sys.argv[1]))
+    sock.set_inheritable(False)
+    os.register_at_fork(after_in_child=lambda: _become_a_child(sock))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C in the terminal is the server's to handle
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
