@@ -1,0 +1,127 @@
+"""The access log of a server: a line a request, for both protocols."""
+
+import json
+import re
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpcclient
+import tritonclient.http as httpclient
+from tritonclient.utils import InferenceServerException
+
+from charonia.testing.process import ServeProcess
+
+CONFIG = """
+backend: "identity"
+max_batch_size: 8
+input { name: "INPUT0" data_type: TYPE_FP32 dims: [ 4 ] }
+output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 4 ] }
+dynamic_batching { }
+"""
+
+SLOW = CONFIG + 'parameters { key: "execute_delay_ms" value { string_value: "300" } }'
+
+FIELDS = ["time", "protocol", "method", "model", "version", "id", "status", "bytes_in", "bytes_out", "duration_ms"]
+EXECUTION = ["queue_ms", "compute_ms", "batch_size", "instance"]
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    for name, config in (("echo", CONFIG), ("slow", SLOW)):
+        (tmp_path / "models" / name / "1").mkdir(parents=True)
+        (tmp_path / "models" / name / "config.pbtxt").write_text(config)
+    return tmp_path / "models"
+
+
+def infer(client: Any, module: Any, model: str = "echo", **options: Any) -> None:
+    tensor = module.InferInput("INPUT0", [2, 4], "FP32")
+    tensor.set_data_from_numpy(np.zeros((2, 4), np.float32))
+    client.infer(model, [tensor], **options)
+
+
+def ask(server: ServeProcess) -> None:
+    """An inference, a failure, and something that is no inference, over each protocol; one client that leaves."""
+    for module, address in ((httpclient, server.http), (grpcclient, server.grpc)):
+        with module.InferenceServerClient(address) as client:
+            infer(client, module, request_id='the "id"')
+            with suppress(InferenceServerException):
+                infer(client, module, "nobody")
+            client.get_model_metadata("echo")
+            infer(client, module, request_id="last")
+    host, port = server.http.split(":")
+    body = json.dumps({"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 4], "data": [0] * 4}]})
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(f"POST /v2/models/slow/infer HTTP/1.1\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+        time.sleep(0.1)  # it is running when the client leaves
+
+
+def of_text(line: str) -> dict[str, Any]:
+    pairs = re.findall(r'(\w+)=("(?:[^"\\]|\\.)*"|\S+)', line)
+    return {key: json.loads(value) if value.startswith('"') else value for key, value in pairs}
+
+
+@pytest.mark.parametrize(("form", "read"), [("json", json.loads), ("text", of_text)])
+def test_every_request_has_its_line(
+    tmp_path: Path, repository: Path, form: str, read: Callable[[str], dict[str, Any]]
+) -> None:
+    file = tmp_path / "access.log"
+    with ServeProcess(repository, f"--access-log={form}", f"--access-log-file={file}") as server:
+        ask(server)
+        server.stop()
+
+    entries = [read(line) for line in file.read_text().splitlines()]
+
+    assert [(e["protocol"], e["method"], str(e["status"]), e.get("model"), e.get("id")) for e in entries] == [
+        ("http", "POST /v2/models/echo/infer", "200", "echo", 'the "id"'),
+        ("http", "POST /v2/models/nobody/infer", "404", "nobody", None),
+        ("http", "GET /v2/models/echo", "200", None, None),
+        ("http", "POST /v2/models/echo/infer", "200", "echo", "last"),
+        ("grpc", "ModelInfer", "OK", "echo", 'the "id"'),
+        ("grpc", "ModelInfer", "NOT_FOUND", "nobody", None),
+        ("grpc", "ModelMetadata", "OK", None, None),
+        ("grpc", "ModelInfer", "OK", "echo", "last"),
+        ("http", "POST /v2/models/slow/infer", "499", "slow", None),
+    ]
+    for entry in (entries[0], entries[4]):
+        assert list(entry) == FIELDS + EXECUTION
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", entry["time"])
+        assert (entry["version"], int(entry["batch_size"])) == ("1", 2)
+        assert int(entry["bytes_in"]) > 32
+        assert int(entry["bytes_out"]) > 32
+        assert 0 <= float(entry["queue_ms"]) <= float(entry["duration_ms"]) < 1000
+        assert entry["instance"] == "echo_0"
+
+
+def test_without_a_file_the_lines_go_to_stderr_among_the_log(repository: Path) -> None:
+    with (
+        ServeProcess(repository, "--access-log=text") as server,
+        httpclient.InferenceServerClient(server.http) as client,
+    ):
+        infer(client, httpclient, request_id="mine")
+        client.close()
+        server.stop()
+
+    assert re.search(r"^time=\S+ protocol=http method=\S+.* id=mine status=200 ", server.log, re.MULTILINE)
+
+
+def test_there_is_no_access_log_unless_asked_for(repository: Path) -> None:
+    with ServeProcess(repository) as server:
+        ask(server)
+        server.stop()
+
+    assert "protocol=" not in server.log
+    assert '"protocol"' not in server.log
+
+
+def test_a_file_that_cannot_be_written_is_reported_at_start(repository: Path) -> None:
+    with (
+        pytest.raises(RuntimeError, match="--access-log-file: cannot write"),
+        ServeProcess(repository, "--access-log=text", f"--access-log-file={repository}"),
+    ):
+        pytest.fail("it started")
