@@ -1,0 +1,363 @@
+"""When a lane runs batches on the event loop, and when it is handed several at once."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from charonia.backends.api import BatchSink, Outputs, Placement
+from charonia.config.kinds import InstanceKind
+from charonia.config.model import DynamicBatching, ModelConfig, ModelInput, ModelOutput
+from charonia.core.dtypes import DataType
+from charonia.core.errors import Code, ServingError, internal
+from charonia.core.request import InferRequest
+from charonia.core.response import InferResponse
+from charonia.core.tensor import Tensor
+from charonia.engine.api import Outcome
+from charonia.engine.lanes import (
+    IN_PLACE_NS_MAX,
+    IN_PLACE_PROBES,
+    IN_PLACE_RETRY_MAX,
+    PIPELINE_DEPTH,
+    PIPELINE_NS_MAX,
+    AsyncLane,
+    InPlaceRule,
+    PipelineRule,
+)
+from charonia.engine.runner import ModelRunner
+from charonia.engine.schedulers import make_scheduler
+
+SHORT = PIPELINE_NS_MAX // 10
+LONG = 100 * PIPELINE_NS_MAX
+HELD_UP = 10 * IN_PLACE_NS_MAX + 1
+
+
+def in_place_rule(durations_ns: Iterable[int]) -> InPlaceRule:
+    rule = InPlaceRule()
+    for duration in durations_ns:
+        rule.took(duration)
+    return rule
+
+
+def executions_until_in_place(rule: InPlaceRule, duration_ns: int = IN_PLACE_NS_MAX) -> int:
+    count = 0
+    while not rule.in_place:
+        rule.took(duration_ns)
+        count += 1
+    return count
+
+
+def pipeline_rule(durations_ns: Iterable[int]) -> PipelineRule:
+    rule = PipelineRule()
+    for duration in durations_ns:
+        rule.took(duration)
+    return rule
+
+
+def test_the_loop_runs_a_model_itself_after_enough_short_executions_in_a_row() -> None:
+    assert not in_place_rule([IN_PLACE_NS_MAX] * (IN_PLACE_PROBES - 1)).in_place
+    assert in_place_rule([IN_PLACE_NS_MAX] * IN_PLACE_PROBES).in_place
+
+
+def test_one_longer_execution_in_the_thread_starts_the_count_anew() -> None:
+    almost = [IN_PLACE_NS_MAX] * (IN_PLACE_PROBES - 1)
+    assert not in_place_rule([*almost, IN_PLACE_NS_MAX + 1, *almost]).in_place
+    assert in_place_rule([*almost, IN_PLACE_NS_MAX + 1, *almost, 1]).in_place
+
+
+def test_an_execution_that_is_a_little_longer_stays_on_the_loop() -> None:
+    rule = in_place_rule([1] * IN_PLACE_PROBES)
+    rule.took(HELD_UP - 1)
+    assert rule.in_place
+
+
+def test_each_time_the_loop_was_held_up_it_takes_twice_as_many_short_executions_up_to_a_limit() -> None:
+    rule = InPlaceRule()
+    needed = []
+    for _ in range(12):
+        needed.append(executions_until_in_place(rule))
+        rule.took(HELD_UP)
+    assert needed[:4] == [8, 16, 32, 64]
+    assert needed[-2:] == [IN_PLACE_RETRY_MAX, IN_PLACE_RETRY_MAX]
+
+
+@given(st.lists(st.integers(0, 2 * HELD_UP), max_size=300))
+def test_the_loop_is_never_entered_by_a_long_execution_nor_kept_by_one(durations_ns: list[int]) -> None:
+    rule = InPlaceRule()
+    for duration in durations_ns:
+        was_in_place = rule.in_place
+        rule.took(duration)
+        if rule.in_place and not was_in_place:
+            assert duration <= IN_PLACE_NS_MAX
+        if duration >= HELD_UP:
+            assert not rule.in_place
+
+
+def test_an_instance_is_not_handed_batches_ahead_before_its_executions_are_known_to_be_short() -> None:
+    assert not PipelineRule().is_open
+    assert not pipeline_rule([SHORT]).is_open
+    assert pipeline_rule([SHORT] * 30).is_open
+    assert not pipeline_rule([LONG] * 30).is_open
+
+
+def test_a_mean_between_the_two_limits_leaves_things_as_they_are() -> None:
+    between = [PIPELINE_NS_MAX * 3 // 2] * 50
+    assert not pipeline_rule(between).is_open
+    assert pipeline_rule([SHORT] * 30 + between).is_open
+
+
+def test_one_execution_that_is_a_little_longer_changes_nothing_and_a_very_long_one_does() -> None:
+    assert pipeline_rule([SHORT] * 30 + [PIPELINE_NS_MAX * 3]).is_open
+    assert not pipeline_rule([SHORT] * 30 + [LONG]).is_open
+
+
+@given(st.lists(st.integers(0, 10 * PIPELINE_NS_MAX), max_size=200), st.integers(0, PIPELINE_NS_MAX))
+def test_whatever_came_before_enough_short_executions_open_the_line(durations_ns: list[int], short_ns: int) -> None:
+    assert pipeline_rule([*durations_ns, *[short_ns] * 100]).is_open
+    assert not pipeline_rule([*durations_ns, *[10 * PIPELINE_NS_MAX] * 100]).is_open
+
+
+class ScriptedInstance:
+    """An asynchronous instance whose batches take as long as the test says."""
+
+    def __init__(self) -> None:
+        self.batches: list[tuple[Sequence[InferRequest], BatchSink]] = []
+
+    def start(self, requests: Sequence[InferRequest], sink: BatchSink) -> None:
+        self.batches.append((requests, sink))
+
+    def cancel(self, index: int) -> None:
+        pass
+
+    async def aclose(self) -> None:
+        pass
+
+    def finish(self, duration_ns: int, error: ServingError | None = None) -> None:
+        """End the oldest batch, which is said to have computed for that long."""
+        requests, sink = self.batches.pop(0)
+        for index, request in enumerate(requests):
+            if error is None:
+                sink.respond(index, Outputs([request.inputs["IN"]]), True)
+        sink.finish(1000, 1000 + duration_ns, error)
+
+
+class Model:
+    """A runner of scripted instances, and what its callers got."""
+
+    def __init__(self, instances: int = 1, max_batch_size: int = 0) -> None:
+        cfg = ModelConfig(
+            name="m",
+            max_batch_size=max_batch_size,
+            input=(ModelInput("IN", DataType.FP32, dims=(1,)),),
+            output=(ModelOutput("OUT", DataType.FP32, (1,)),),
+            dynamic_batching=DynamicBatching() if max_batch_size else None,
+        )
+        self.instances = [ScriptedInstance() for _ in range(instances)]
+        self.runner = ModelRunner(
+            cfg,
+            "1",
+            scheduler=make_scheduler(cfg),
+            lanes=[AsyncLane(i, Placement(f"m_{n}", InstanceKind.KIND_CPU)) for n, i in enumerate(self.instances)],
+            labels={},
+            loop=asyncio.get_running_loop(),
+        )
+        self.shape = (1, 1) if max_batch_size else (1,)
+        self.sent = 0
+        self.outcomes: list[Outcome] = []
+
+    def submit(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.sent += 1
+            array = np.zeros(self.shape, "<f4")
+            request = InferRequest("m", {"IN": Tensor("IN", DataType.FP32, array)}, id=str(self.sent))
+            self.runner.submit(request, lambda outcome, final: self.outcomes.append(outcome))
+
+    async def finish(self, duration_ns: int, instance: int = 0, error: ServingError | None = None) -> None:
+        """End the oldest batch of an instance and let the loop offer what became free."""
+        self.instances[instance].finish(duration_ns, error)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    async def warm(self, duration_ns: int, count: int = 60) -> None:
+        """Run requests one after the other on every instance."""
+        for _ in range(count):
+            self.submit(len(self.instances))
+            for number, instance in enumerate(self.instances):
+                while instance.batches:
+                    await self.finish(duration_ns, number)
+
+    def handed(self, instance: int = 0) -> int:
+        return len(self.instances[instance].batches)
+
+    def is_all_answered(self) -> bool:
+        return len(self.outcomes) == self.sent and all(isinstance(o, InferResponse) for o in self.outcomes)
+
+
+def run(scenario: Callable[[], Coroutine[object, object, None]]) -> None:
+    asyncio.run(asyncio.wait_for(scenario(), 30))
+
+
+def test_an_instance_that_is_not_known_yet_or_slow_is_handed_one_batch_at_a_time() -> None:
+    async def scenario() -> None:
+        model = Model()
+        model.submit(6)
+        assert model.handed() == 1
+        while model.handed():
+            await model.finish(LONG)
+            assert model.handed() <= 1
+        assert model.is_all_answered()
+
+    run(scenario)
+
+
+def test_an_instance_with_short_executions_is_handed_several_batches_at_once() -> None:
+    async def scenario() -> None:
+        model = Model()
+        await model.warm(SHORT)
+        model.submit(10)
+        assert model.handed() == PIPELINE_DEPTH
+        assert model.runner.pending == 10 - PIPELINE_DEPTH
+        while model.handed():
+            await model.finish(SHORT)
+            assert model.handed() <= PIPELINE_DEPTH
+        assert model.is_all_answered()
+
+    run(scenario)
+
+
+def test_when_executions_get_long_again_only_one_batch_at_a_time_is_handed_over() -> None:
+    async def scenario() -> None:
+        model = Model()
+        await model.warm(SHORT)
+        model.submit(12)
+        await model.finish(LONG)
+        handed = []
+        while model.handed():
+            handed.append(model.handed())
+            await model.finish(LONG)
+        # Those that were handed over already run out, then it is one by one.
+        assert handed == [3, 2, *[1] * 9]
+        assert model.is_all_answered()
+
+    run(scenario)
+
+
+def test_a_line_that_was_closed_while_idle_is_opened_again() -> None:
+    async def scenario() -> None:
+        model = Model()
+        for _ in range(3):
+            await model.warm(SHORT, 80)
+            model.submit(PIPELINE_DEPTH + 1)
+            assert model.handed() == PIPELINE_DEPTH
+            while model.handed():
+                await model.finish(SHORT)
+            model.submit()
+            await model.finish(5 * PIPELINE_NS_MAX * 8)
+            model.submit(2)
+            assert model.handed() == 1
+            while model.handed():
+                await model.finish(SHORT)
+        assert model.is_all_answered()
+
+    run(scenario)
+
+
+def test_instances_are_kept_supplied_each_by_its_own_measure() -> None:
+    async def scenario() -> None:
+        model = Model(instances=2)
+        for _ in range(80):
+            model.submit(2)
+            for number, duration in enumerate((SHORT, LONG)):
+                while model.handed(number):
+                    await model.finish(duration, number)
+        model.submit(20)
+        assert [model.handed(0), model.handed(1)] == [PIPELINE_DEPTH, 1]
+        while model.handed(0) or model.handed(1):
+            for number, duration in enumerate((SHORT, LONG)):
+                if model.handed(number):
+                    await model.finish(duration, number)
+        assert model.is_all_answered()
+
+    run(scenario)
+
+
+def test_batches_are_formed_from_what_waits_when_the_line_is_full() -> None:
+    async def scenario() -> None:
+        model = Model(max_batch_size=4)
+        await model.warm(SHORT, 80)
+        model.submit(PIPELINE_DEPTH + 4)
+        sizes = []
+        while model.handed():
+            sizes.append(len(model.instances[0].batches[0][0]))
+            await model.finish(SHORT)
+        assert sum(sizes) == PIPELINE_DEPTH + 4
+        assert sizes[-1] == 4
+        assert model.is_all_answered()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("duration_ns", [SHORT, LONG])
+def test_draining_ends_when_every_batch_that_was_handed_over_has_ended(duration_ns: int) -> None:
+    async def scenario() -> None:
+        model = Model()
+        await model.warm(SHORT)
+        model.submit(7)
+        draining = asyncio.ensure_future(model.runner.drain())
+        await asyncio.sleep(0)
+        while model.handed():
+            assert not draining.done()
+            await model.finish(duration_ns)
+        await asyncio.wait_for(draining, 1)
+        await model.runner.aclose()
+        assert model.is_all_answered()
+
+    run(scenario)
+
+
+def test_draining_an_idle_model_whose_line_is_open_ends_at_once() -> None:
+    async def scenario() -> None:
+        model = Model()
+        await model.warm(SHORT)
+        await asyncio.wait_for(model.runner.drain(), 1)
+
+    run(scenario)
+
+
+def test_a_failed_batch_of_several_in_line_leaves_the_others_alone() -> None:
+    async def scenario() -> None:
+        model = Model()
+        await model.warm(SHORT)
+        model.submit(PIPELINE_DEPTH)
+        before = len(model.outcomes)
+        await model.finish(0, error=internal("the worker died"))
+        while model.handed():
+            await model.finish(SHORT)
+        failed, *others = model.outcomes[before:]
+        assert isinstance(failed, ServingError)
+        assert failed.code is Code.INTERNAL
+        assert len(others) == PIPELINE_DEPTH - 1
+        assert all(isinstance(o, InferResponse) for o in others)
+
+    run(scenario)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from([SHORT, SHORT, SHORT, LONG])), max_size=120))
+def test_every_request_is_answered_and_no_more_than_the_depth_is_ever_handed_over(steps: list[tuple[int, int]]) -> None:
+    async def scenario() -> None:
+        model = Model()
+        await model.warm(SHORT, 30)
+        for count, duration in steps:
+            model.submit(count)
+            assert model.handed() <= PIPELINE_DEPTH
+            if model.handed():
+                await model.finish(duration)
+        while model.handed():
+            await model.finish(SHORT)
+        await asyncio.wait_for(model.runner.drain(), 1)
+        assert model.is_all_answered()
+
+    run(scenario)
