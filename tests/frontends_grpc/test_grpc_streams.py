@@ -380,6 +380,10 @@ def test_each_request_of_a_stream_has_its_line_in_the_access_log(play: Any) -> N
         stream.send(infer_message(id="a"), infer_message("nope", "b"), end=True)
         failing = Stream(bench.client(), (b"triton_grpc_error", b"true"))
         failing.send(infer_message("nope", "c"))
+        bench.engine.hold = True
+        left = Stream(bench.client())
+        left.send(infer_message(id="d"))
+        left.client.protocol.connection_lost(None)
 
     play(scenario, None, log)
     lines = [dict(pair.split("=", 1) for pair in line.split()) for line in log.getvalue().splitlines()]
@@ -387,6 +391,7 @@ def test_each_request_of_a_stream_has_its_line_in_the_access_log(play: Any) -> N
         ("ModelStreamInfer", "a", "OK"),
         ("ModelStreamInfer", "b", "NOT_FOUND"),
         ("ModelStreamInfer", "c", "NOT_FOUND"),
+        ("ModelStreamInfer", "d", "CANCELLED"),
     ]
     assert int(lines[0]["bytes_out"]) > 64
 

@@ -512,6 +512,11 @@ def test_each_call_has_its_line_in_the_access_log(play: Any) -> None:
         await client.call("ModelInfer", infer_message())
         await client.call("ServerLive")
 
+        bench.engine.errors.clear()
+        bench.engine.hold = True
+        client.http2.reset_stream(client.start("ModelInfer", infer_message(id="left")))
+        await client.settle()
+
     play(scenario, None, log)
     lines = [dict(pair.split("=", 1) for pair in line.split()) for line in log.getvalue().splitlines()]
     assert [(line["method"], line["status"]) for line in lines] == [
@@ -519,7 +524,9 @@ def test_each_call_has_its_line_in_the_access_log(play: Any) -> None:
         ("ModelInfer", "NOT_FOUND"),
         ("ModelInfer", "INTERNAL"),
         ("ServerLive", "OK"),
+        ("ModelInfer", "CANCELLED"),
     ]
+    assert lines[-1]["id"] == "left"
     assert (lines[0]["protocol"], lines[0]["model"], lines[0]["version"], lines[0]["id"]) == (
         "grpc",
         "identity",

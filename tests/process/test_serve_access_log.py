@@ -39,14 +39,18 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path / "models"
 
 
-def infer(client: Any, module: Any, model: str = "echo", **options: Any) -> None:
+def input_of(module: Any) -> Any:
     tensor = module.InferInput("INPUT0", [2, 4], "FP32")
     tensor.set_data_from_numpy(np.zeros((2, 4), np.float32))
-    client.infer(model, [tensor], **options)
+    return tensor
+
+
+def infer(client: Any, module: Any, model: str = "echo", **options: Any) -> None:
+    client.infer(model, [input_of(module)], **options)
 
 
 def ask(server: ServeProcess) -> None:
-    """An inference, a failure, and something that is no inference, over each protocol; one client that leaves."""
+    """An inference, a failure, and something that is no inference, over each protocol; clients that leave."""
     for module, address in ((httpclient, server.http), (grpcclient, server.grpc)):
         with module.InferenceServerClient(address) as client:
             infer(client, module, request_id='the "id"')
@@ -54,6 +58,10 @@ def ask(server: ServeProcess) -> None:
                 infer(client, module, "nobody")
             client.get_model_metadata("echo")
             infer(client, module, request_id="last")
+    with grpcclient.InferenceServerClient(server.grpc) as client:
+        call = client.async_infer("slow", [input_of(grpcclient)], lambda result, error: None)
+        time.sleep(0.1)
+        call.cancel()
     host, port = server.http.split(":")
     body = json.dumps({"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 4], "data": [0] * 4}]})
     with socket.create_connection((host, int(port))) as connection:
@@ -86,6 +94,7 @@ def test_every_request_has_its_line(
         ("grpc", "ModelInfer", "NOT_FOUND", "nobody", None),
         ("grpc", "ModelMetadata", "OK", None, None),
         ("grpc", "ModelInfer", "OK", "echo", "last"),
+        ("grpc", "ModelInfer", "CANCELLED", "slow", None),
         ("http", "POST /v2/models/slow/infer", "499", "slow", None),
     ]
     for entry in (entries[0], entries[4]):

@@ -223,6 +223,12 @@ class UnaryCall(Call):
             self._log_access(error.status.name, 0, None)
         super().fail(error)
 
+    def give_up(self) -> None:
+        """End the call without an answer: the caller has gone."""
+        if not self.is_over:
+            self._log_access(Status.CANCELLED.name, 0, None)
+        super().give_up()
+
     def _begin(self, message: Buffer) -> None:
         if self.wire.service.access_log is not None:
             self._started_ns = time.monotonic_ns()

@@ -10,7 +10,7 @@ Source: Triton's gRPC extensions ("ModelStreamInfer", "decoupled models").
 import time
 from collections import deque
 
-from charonia.core.errors import ServingError
+from charonia.core.errors import Code, ServingError
 from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse
 from charonia.engine.api import Outcome, Ticket
@@ -106,8 +106,10 @@ class InferStream:
         turns = list(self._turns)
         self._turns.clear()
         self._in_order.clear()
+        gone = ServingError(Code.CANCELLED, "the call has ended")
         for turn in turns:
             turn.is_final = True
+            self._log_access(turn, gone, 0)
             if turn.ticket is not None:
                 turn.ticket.cancel()
 
