@@ -1,0 +1,31 @@
+"""The example of a Python model is served and answers as its page says."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.http as httpclient
+from tritonclient.utils import InferenceServerException
+
+from charonia.testing.process import ServeProcess
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "python_model"
+
+
+def test_the_example_finds_the_similar_sentence_and_refuses_an_empty_text() -> None:
+    with ServeProcess(EXAMPLE / "models") as server:
+        address = server.http
+        client = [sys.executable, str(EXAMPLE / "similar.py"), address]
+        lines = subprocess.run(client, capture_output=True, text=True, check=True, timeout=60).stdout.splitlines()
+        assert lines[0].startswith("1.00  The harbour is closed")
+        assert "Because of storms" in lines[1]
+        assert "eggs" in lines[3]
+
+        with httpclient.InferenceServerClient(address) as http:
+            text = httpclient.InferInput("TEXT", [1, 1], "BYTES")
+            text.set_data_from_numpy(np.array([[" "]], np.object_))
+            with pytest.raises(InferenceServerException, match="expected some letters"):
+                http.infer("text_features", [text])
+        assert "text_features_0 is ready" in server.log
