@@ -44,7 +44,7 @@ max_batch_size: 1
 input {{ name: "INPUT0" data_type: TYPE_FP32 dims: [ 4 ] }}
 output {{ name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 4 ] }}
 dynamic_batching {{ default_queue_policy {{ {policy} }} }}
-parameters {{ key: "execute_delay_ms" value {{ string_value: "400" }} }}
+parameters {{ key: "execute_delay_ms" value {{ string_value: "500" }} }}
 """
 
 PYTHON = """
@@ -502,7 +502,7 @@ def test_a_response_is_whole_though_its_process_was_killed_meanwhile(server: Ser
     with connect(server.http) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
         connection.sendall(HEAD.replace(b"echo", b"moody") + b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
-        received = connection.recv(4096)
+        received = bytearray(connection.recv(4096))
         os.kill(pid, signal.SIGKILL)
         assert eventually(lambda: not psutil.pid_exists(pid) and is_answered(server, "moody"))
         while len(received) < 4 * LARGE_ELEMENTS and (piece := connection.recv(1 << 20)):
@@ -587,7 +587,7 @@ def test_a_full_queue_refuses_at_once(server: ServeProcess, module: Any, status:
 
     refused = [seconds for outcome, seconds in outcomes if outcome == status]
     assert len(refused) == 5
-    assert max(refused) < 0.35  # before the first execution is over
+    assert max(refused) < 0.45  # before the first execution is over
     assert [outcome for outcome, _ in outcomes].count("answered") == 3
 
 
@@ -598,7 +598,7 @@ def test_a_queue_timeout_is_kept(server: ServeProcess, module: Any, status: str)
         outcomes = sorted(call.result() for call in calls)
 
     assert [outcome for outcome, _ in outcomes] == sorted([status, status, "answered"])
-    assert all(0.14 < seconds < 0.35 for outcome, seconds in outcomes if outcome == status)
+    assert all(0.14 < seconds < 0.45 for outcome, seconds in outcomes if outcome == status)
 
 
 def test_reloads_lose_no_request_whether_they_succeed_or_fail(server: ServeProcess, repository: Path) -> None:
