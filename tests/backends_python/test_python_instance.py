@@ -534,3 +534,41 @@ def test_several_instances_start_side_by_side_and_report_their_memory(tmp_path: 
         await model.aclose()
 
     run(scenario)
+
+
+def test_values_that_only_look_plain_are_sent_as_plain_ones(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        code = IDENTITY.replace(
+            "[answer(value_of(r)) for r in requests]",
+            "[pb_utils.InferenceResponse([pb_utils.Tensor(np.str_('OUT'), value_of(r))], "
+            "parameters={np.str_('unit'): np.str_('mm'), 'sure': True, 'count': Level.TWO}) for r in requests]",
+        )
+        loaded = await load(tmp_path, "import enum\nclass Level(enum.IntEnum):\n    TWO = 2\n" + code)
+        (result,) = await loaded.run([request(np.ones(1, "<f4"))])
+        assert array_of(result).tolist() == [1]
+        assert isinstance(result, Outputs)
+        assert result.parameters == {"unit": "mm", "sure": True, "count": 2}
+        await loaded.close()
+
+    run(scenario)
+
+
+def test_a_log_level_that_does_not_exist_is_the_models_error(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        code = IDENTITY.replace("        return", "        pb_utils.Logger.log('text', 9)\n        return")
+        loaded = await load(tmp_path, code)
+        (failed,) = await loaded.run([request(np.ones(1, "<f4"))])
+        assert "Logger: expected one of its levels, got 9" in str(error_of(failed))
+        await loaded.close()
+
+    run(scenario)
+
+
+def test_what_a_model_prints_in_finalize_reaches_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        loaded = await load(tmp_path, IDENTITY + "\n    def finalize(self):\n        print('the last word')")
+        await loaded.close()
+
+    caplog.set_level("INFO")
+    run(scenario)
+    assert "[m_0_0] the last word" in caplog.text
