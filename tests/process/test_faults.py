@@ -51,6 +51,9 @@ PYTHON = """
 backend: "python"
 input { name: "IN" data_type: TYPE_INT32 dims: [ 1 ] }
 output { name: "OUT" data_type: TYPE_INT32 dims: [ -1 ] }
+"""
+
+IMPATIENT = """
 parameters { key: "EXECUTE_TIMEOUT_SECONDS" value { string_value: "1" } }
 """
 
@@ -122,7 +125,7 @@ class Load:
         """Whether everybody got right answers so far, and gets them now."""
         before = list(self.answered)
         return (
-            eventually(lambda: all(now > then for now, then in zip(self.answered, before, strict=True)), seconds=5)
+            eventually(lambda: all(now > then for now, then in zip(self.answered, before, strict=True)), seconds=10)
             and not self.problems
         )
 
@@ -152,7 +155,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     write_model(folder, "echo", IDENTITY)
     write_model(folder, "steady", PYTHON, MODEL_PY)
-    write_model(folder, "moody", PYTHON, MODEL_PY)
+    write_model(folder, "moody", PYTHON + IMPATIENT, MODEL_PY)
     write_model(folder, "sleeper", PYTHON, MODEL_PY)
     write_model(folder, "narrow", SLOW.format(policy="max_queue_size: 2"))
     write_model(folder, "hasty", SLOW.format(policy="default_timeout_microseconds: 150000"))
