@@ -76,6 +76,7 @@ def run(arguments: Sequence[str]) -> int:
         return 1
     for note in parsed.notes:
         _log.warning("%s", note)
+    _allow_open_files()
     try:
         for note in scan(parsed.options.models.repositories, fingerprints=False).notes:
             _log.warning("%s", note)
@@ -176,3 +177,17 @@ def _stop_event() -> asyncio.Event:
 def _end_now(status: int) -> None:
     logging.shutdown()
     os._exit(status)
+
+
+def _allow_open_files() -> None:
+    """Raise the soft limit of open files to the hard one: connections and workers take one each, or a few."""
+    if sys.platform == "win32":
+        return
+    import resource  # not on Windows
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        except (OSError, ValueError) as error:
+            _log.warning("at most %d files and connections can be open: %s", soft, error)
