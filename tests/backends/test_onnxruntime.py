@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from charonia.backends.api import BackendSettings, Completion, Execution, ModelFiles, Outputs, Placement, Result
@@ -343,7 +344,6 @@ def test_an_output_that_is_no_tensor_is_left_out_and_named(tmp_path: Path) -> No
     graph.node("SequenceConstruct", ["x"], "all")
     graph.output("y", FP32, ["b", 4])
     content = graph.model()
-    onnx = pytest.importorskip("onnx")
     model = onnx.load_model_from_string(content)
     tensor = onnx.helper.make_tensor_type_proto(1, ["b", 4])
     model.graph.output.append(onnx.helper.make_value_info("all", onnx.helper.make_sequence_type_proto(tensor)))
@@ -394,7 +394,6 @@ def test_the_file_may_have_another_name_and_lie_in_a_folder(tmp_path: Path) -> N
 
 
 def test_weights_may_lie_in_a_file_of_their_own(tmp_path: Path) -> None:
-    onnx = pytest.importorskip("onnx")
     files = files_of(tmp_path, models.mlp())
     model = onnx.load(files.version_dir / "model.onnx")
     onnx.save_model(
@@ -485,7 +484,6 @@ def test_a_provider_that_does_not_start_is_named(tmp_path: Path) -> None:
 
 
 def test_an_input_that_is_no_tensor_is_refused(tmp_path: Path) -> None:
-    onnx = pytest.importorskip("onnx")
     content = models.identity()
     model = onnx.load_model_from_string(content)
     sequence = onnx.helper.make_sequence_type_proto(onnx.helper.make_tensor_type_proto(1, ["b", 4]))
