@@ -95,6 +95,7 @@ class Server:
             ServerMetadata(options.id, __version__, EXTENSIONS),
             strict_readiness=options.strict_readiness,
         )
+        self._backends.models = self.engine
         self.http: HttpFrontend | None = None
         self.grpc: GrpcFrontend | None = None
         self.metrics: MetricsFrontend | None = None

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from charonia.backends.api import BatchSink, Outputs, Placement
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import DynamicBatching, ModelConfig, ModelInput, ModelOutput
+from charonia.core.calls import Outcome
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError, internal
 from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse
 from charonia.core.tensor import Tensor
-from charonia.engine.api import Outcome
 from charonia.engine.lanes import (
     IN_PLACE_NS_MAX,
     IN_PLACE_PROBES,

@@ -9,12 +9,12 @@ import pytest
 from charonia.backends.api import BatchSink, Execution, Outputs, Placement, Result
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import DynamicBatching, ModelConfig, ModelInput, ModelOutput, QueuePolicy
+from charonia.core.calls import Reply
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError, internal
 from charonia.core.request import InferRequest, RequestedOutput
 from charonia.core.response import InferResponse
 from charonia.core.tensor import Tensor
-from charonia.engine.api import Reply
 from charonia.engine.clock import now_ns
 from charonia.engine.lanes import AsyncLane, BlockingLane
 from charonia.engine.runner import ModelRunner

@@ -22,6 +22,7 @@ from typing import Protocol, runtime_checkable
 
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig
+from charonia.core.calls import Reply, Ticket
 from charonia.core.errors import ServingError
 from charonia.core.request import InferRequest, ParameterValue
 from charonia.core.tensor import Tensor
@@ -156,6 +157,46 @@ class Completion:
     notes: tuple[str, ...] = ()
 
 
+class Models(Protocol):
+    """The server's models, for a model that calls others. Everything here runs on the event loop's thread."""
+
+    def infer(self, request: InferRequest, reply: Reply) -> Ticket:
+        """Run a request. Never raises for a request's fault: every outcome goes to `reply`."""
+        ...
+
+    def model_ready(self, name: str, version: str = "") -> bool:
+        """Whether a version of a model is ready.
+
+        Raises:
+            ServingError: NOT_FOUND for an unknown model, INVALID_ARG for a version that is no number.
+        """
+        ...
+
+    def model_config(self, name: str, version: str = "") -> ModelConfig:
+        """Return the complete configuration in use.
+
+        Raises:
+            ServingError: NOT_FOUND, INVALID_ARG, or UNAVAILABLE when the model is not ready.
+        """
+        ...
+
+    async def load_model(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
+        """Load or reload a model; returns when it is ready.
+
+        Raises:
+            ServingError: UNAVAILABLE unless in explicit mode; INVALID_ARG with the reason when the model fails to load.
+        """
+        ...
+
+    async def unload_model(self, name: str, unload_dependents: bool = False) -> None:
+        """Begin to unload a model.
+
+        Raises:
+            ServingError: UNAVAILABLE unless in explicit mode.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class BackendSettings:
     """Settings of `--backend-config` that apply to a backend: its own and the global ones, as text.
@@ -164,11 +205,13 @@ class BackendSettings:
         values: Setting by name.
         default_max_batch_size: What auto-complete writes where batching is possible (`default-max-batch-size`).
         verbose: Whether verbose logging is on.
+        models: The server's models, None where a model cannot call others (tests).
     """
 
     values: Mapping[str, str] = field(default_factory=dict)
     default_max_batch_size: int = 4
     verbose: bool = False
+    models: Models | None = None
 
 
 class LoadedModel(Protocol):

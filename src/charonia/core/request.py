@@ -1,5 +1,6 @@
 """An inference request, as every front end hands it to the engine."""
 
+from charonia.core.caller import CallFrame
 from charonia.core.tensor import Tensor
 
 ParameterValue = bool | int | float | str
@@ -42,9 +43,11 @@ class InferRequest:
         priority: 0 for the model's default, else 1 (most urgent) and up.
         timeout_us: Queue timeout asked for, in microseconds; 0 for none.
         deadline_ns: Monotonic time after which the caller no longer waits, in nanoseconds; 0 for none.
+        caller: The model that made the request, None for a client.
     """
 
     __slots__ = (
+        "caller",
         "correlation_id",
         "deadline_ns",
         "flags",
@@ -72,6 +75,7 @@ class InferRequest:
         priority: int = 0,
         timeout_us: int = 0,
         deadline_ns: int = 0,
+        caller: CallFrame | None = None,
     ) -> None:
         self.model_name = model_name
         self.model_version = model_version
@@ -84,6 +88,7 @@ class InferRequest:
         self.priority = priority
         self.timeout_us = timeout_us
         self.deadline_ns = deadline_ns
+        self.caller = caller
 
     def __repr__(self) -> str:
         version = f" v{self.model_version}" if self.model_version else ""

@@ -4,32 +4,14 @@ Everything here runs on the event loop's thread. `Engine` is a Protocol so that 
 and so that one in another process can stand behind a proxy with the same methods.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Protocol
 
 from charonia.config.model import ModelConfig
-from charonia.core.errors import ServingError
+from charonia.core.calls import Reply, Ticket
 from charonia.core.metadata import ModelIndexEntry, ModelMetadata, ServerMetadata
 from charonia.core.request import InferRequest
-from charonia.core.response import InferResponse
 from charonia.stats.model import ModelStatistics
-
-Outcome = InferResponse | ServingError | None
-"""One answer. None comes only with `final`: the request is over and has no (further) response."""
-
-Reply = Callable[[Outcome, bool], None]
-"""Called with each outcome and whether it is the last. May be called before `infer` has returned."""
-
-
-class Ticket(Protocol):
-    """A request in flight."""
-
-    def cancel(self) -> None:
-        """The caller has gone: drop the request wherever it is; the reply will get a CANCELLED error or nothing more.
-
-        Safe at any time, also after the last outcome.
-        """
-        ...
 
 
 class Engine(Protocol):

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping
 
-from charonia.backends.api import Backend, BackendSettings
+from charonia.backends.api import Backend, BackendSettings, Models
 from charonia.core.errors import invalid
 
 
@@ -14,6 +14,9 @@ class Backends:
         factories: What makes a backend, by name.
         settings: Settings of `--backend-config` by backend name; "" holds the global ones.
         verbose: Whether verbose logging is on.
+
+    Attributes:
+        models: What models call other models through; set once, before the first model is loaded.
     """
 
     def __init__(
@@ -26,6 +29,7 @@ class Backends:
         self._factories = factories
         self._settings = settings or {}
         self._verbose = verbose
+        self.models: Models | None = None
         self._made: dict[str, Backend] = {}
         self._making = asyncio.Lock()
 
@@ -62,7 +66,7 @@ class Backends:
             default_max_batch_size = int(text)
         except ValueError:
             raise invalid(f"--backend-config default-max-batch-size: expected an integer, got {text!r}") from None
-        return BackendSettings(values, default_max_batch_size, self._verbose)
+        return BackendSettings(values, default_max_batch_size, self._verbose, self.models)
 
     async def aclose(self) -> None:
         """Close every backend that was made."""

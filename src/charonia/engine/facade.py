@@ -4,12 +4,12 @@ import re
 from collections.abc import Mapping
 
 from charonia.config.model import ModelConfig
+from charonia.core.calls import Reply, Ticket
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError, invalid, not_found, unavailable
 from charonia.core.metadata import ModelIndexEntry, ModelMetadata, ModelState, ServerMetadata, TensorMetadata
 from charonia.core.request import InferRequest
 from charonia.engine.admission import with_request_id
-from charonia.engine.api import Reply, Ticket
 from charonia.engine.lifecycle import Lifecycle
 from charonia.engine.runner import ModelRunner
 from charonia.stats.model import ModelStatistics

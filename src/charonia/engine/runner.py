@@ -15,13 +15,13 @@ from collections.abc import Sequence
 
 from charonia.backends.api import Execution, Outputs, Result
 from charonia.config.model import ModelConfig
+from charonia.core.calls import Outcome, Reply
 from charonia.core.classification import classify
 from charonia.core.errors import Code, ServingError, internal, unavailable
 from charonia.core.request import InferRequest
 from charonia.core.response import ExecutionRecord, InferResponse
 from charonia.core.tensor import Tensor
 from charonia.engine.admission import Admission, with_request_id
-from charonia.engine.api import Outcome, Reply
 from charonia.engine.clock import WakeTimer, now_ns
 from charonia.engine.lanes import PIPELINE_DEPTH, AsyncLane, BlockingLane
 from charonia.sched.api import (

@@ -5,12 +5,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from charonia.core.calls import Outcome
 from charonia.core.dtypes import BY_NUMPY, DataType
 from charonia.core.errors import ServingError, internal, invalid
 from charonia.core.request import InferRequest, ParameterValue, RequestedOutput
 from charonia.core.response import InferResponse
 from charonia.core.tensor import Array, Tensor
-from charonia.engine.api import Engine, Outcome
+from charonia.engine.api import Engine
 from charonia.protocol.v2_request import apply_parameters
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from charonia.config.model import ModelConfig, ModelInput, ModelOutput
+from charonia.core.calls import Outcome, Reply
 from charonia.core.classification import classify
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError, invalid, not_found
@@ -15,7 +16,6 @@ from charonia.core.metadata import ModelIndexEntry, ModelMetadata, ModelState, S
 from charonia.core.request import InferRequest
 from charonia.core.response import ExecutionRecord, InferResponse
 from charonia.core.tensor import Tensor
-from charonia.engine.api import Outcome, Reply
 from charonia.stats.model import ModelStatistics
 
 

@@ -9,10 +9,11 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from charonia.core.calls import Outcome, Ticket
 from charonia.core.errors import ServingError, unavailable, unsupported
 from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse
-from charonia.engine.api import Engine, Outcome, Ticket
+from charonia.engine.api import Engine
 from charonia.frontends.access_log import AccessEntry, AccessLog
 from charonia.frontends.grpc.limits import GrpcLimits
 from charonia.protocol.grpc_framing import Buffer, MessageReader, framed, sole_message

@@ -10,10 +10,10 @@ Source: Triton's gRPC extensions ("ModelStreamInfer", "decoupled models").
 import time
 from collections import deque
 
+from charonia.core.calls import Outcome, Ticket
 from charonia.core.errors import Code, ServingError
 from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse
-from charonia.engine.api import Outcome, Ticket
 from charonia.frontends.access_log import AccessEntry
 from charonia.frontends.grpc.calls import internal_error
 from charonia.frontends.grpc.stream import StreamCall

@@ -2,8 +2,8 @@
 
 from typing import Protocol
 
+from charonia.core.calls import Outcome, Ticket
 from charonia.core.errors import ServingError
-from charonia.engine.api import Outcome, Ticket
 from charonia.protocol.compression import ACCEPTED
 from charonia.protocol.http_status import REASONS, STATUS
 from charonia.protocol.json_text import encode_error

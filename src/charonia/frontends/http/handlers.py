@@ -6,9 +6,10 @@ from collections.abc import Coroutine
 from functools import partial
 
 from charonia.config.json_form import to_json
+from charonia.core.calls import Outcome
 from charonia.core.errors import ServingError, internal, invalid, unsupported
 from charonia.core.response import InferResponse
-from charonia.engine.api import Engine, Outcome
+from charonia.engine.api import Engine
 from charonia.frontends.http.connection import DIGITS_MAX, JSON_SIZE
 from charonia.frontends.http.exchange import JSON_TYPE, Exchange
 from charonia.frontends.http.limits import HttpLimits
