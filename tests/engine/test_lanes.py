@@ -129,7 +129,7 @@ class ScriptedInstance:
     def start(self, requests: Sequence[InferRequest], sink: BatchSink) -> None:
         self.batches.append((requests, sink))
 
-    def cancel(self, index: int) -> None:
+    def cancel(self, sink: BatchSink, index: int) -> None:
         pass
 
     async def aclose(self) -> None:

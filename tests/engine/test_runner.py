@@ -33,7 +33,7 @@ class ScriptedInstance:
     def start(self, requests: Sequence[InferRequest], sink: BatchSink) -> None:
         self.batches.append((requests, sink))
 
-    def cancel(self, index: int) -> None:
+    def cancel(self, sink: BatchSink, index: int) -> None:
         self.cancelled.append(index)
 
     async def aclose(self) -> None:
@@ -238,13 +238,28 @@ def test_an_unanswered_request_of_a_finished_batch_gets_an_error() -> None:
     asyncio.run(scenario())
 
 
-def test_a_partial_response_of_an_ordinary_model_is_an_error() -> None:
+def test_the_first_response_of_an_ordinary_model_is_its_answer_and_what_follows_is_ignored() -> None:
     async def scenario() -> None:
         instance, answers = ScriptedInstance(), Answers()
         runner = runner_of(config(), instance)
         runner.submit(request("a"), answers.reply_to("a"))
         _, sink = instance.batches.pop()
         sink.respond(0, Outputs([]), False)
+        sink.respond(0, Outputs([]), False)
+        sink.respond(0, None, True)
+        sink.finish(now_ns(), now_ns())
+        assert answers.is_answered("a")
+
+    asyncio.run(scenario())
+
+
+def test_an_ordinary_model_that_says_that_there_is_no_response_fails_the_request() -> None:
+    async def scenario() -> None:
+        instance, answers = ScriptedInstance(), Answers()
+        runner = runner_of(config(), instance)
+        runner.submit(request("a"), answers.reply_to("a"))
+        _, sink = instance.batches.pop()
+        sink.respond(0, None, True)
         sink.finish(now_ns(), now_ns())
         assert answers.code("a") is Code.INTERNAL
 

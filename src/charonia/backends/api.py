@@ -6,8 +6,8 @@ instance is one execution lane and comes in one of two forms:
 - `BlockingInstance`: `execute` computes and returns. The engine gives it a thread of its own, or runs it in place on
   the event loop while its executions are measured to be very short. For libraries that release the interpreter lock.
 - `AsyncInstance`: `start` returns at once and reports to a `BatchSink` from the event loop's thread. For work that
-  happens in another process. A sink may get any number of responses for a request, so decoupled models need no third
-  form.
+  happens in another process. A sink takes any number of responses for a request of a decoupled model, also after the
+  instance has become idle, so decoupled models need no third form.
 
 The engine never calls a blocking instance with a batch before the last one has finished; an asynchronous one may be
 handed batches ahead of time and runs them one after the other. It never passes a request that breaks the configuration,
@@ -22,6 +22,7 @@ from typing import Protocol, runtime_checkable
 
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig
+from charonia.core.caller import CallFrame
 from charonia.core.calls import Reply, Ticket
 from charonia.core.errors import ServingError
 from charonia.core.request import InferRequest, ParameterValue
@@ -86,15 +87,36 @@ class BatchSink(Protocol):
     """Where an `AsyncInstance` reports one batch. To be called on the event loop's thread only."""
 
     def respond(self, index: int, result: Result | None, final: bool) -> None:
-        """Answer request `index` of the batch. `result` None with `final` says that no more responses follow."""
+        """Answer request `index` of the batch; before or after `finish`.
+
+        `result` None with `final` says that no (further) response follows. A model that is not decoupled answers once:
+        what comes first is its answer, and what else comes is ignored. So is everything for a request that is over.
+        """
         ...
 
-    def finish(self, input_end_ns: int, output_start_ns: int, error: ServingError | None = None) -> None:
-        """The instance is idle again. Requests without a final response get `error`."""
+    def finish(
+        self, input_end_ns: int, output_start_ns: int, error: ServingError | None = None, *, leaves_open: bool = False
+    ) -> None:
+        """The instance is idle again. Called once.
+
+        Args:
+            input_end_ns: Monotonic time at which the inputs were in place and computing began.
+            output_start_ns: Monotonic time at which computing ended and handling of outputs began.
+            error: What requests without a final response get; None for an INTERNAL error that says that there was none.
+            leaves_open: Requests without a final response get no error but stay open: the instance owes each of them
+                a final `respond`, also when it fails.
+        """
         ...
 
     def is_cancelled(self, index: int) -> bool:
-        """Whether the caller of request `index` has gone."""
+        """Whether nobody waits for request `index` any more."""
+        ...
+
+    def frame(self) -> CallFrame:
+        """Return who makes a request that the model makes while it runs this batch; to be asked before `finish`.
+
+        The same one every time. From the first time on the instance is known to wait for others.
+        """
         ...
 
 
@@ -105,8 +127,11 @@ class AsyncInstance(Protocol):
         """Begin to run the requests as one batch and return at once. Never raises: failures go to the sink."""
         ...
 
-    def cancel(self, index: int) -> None:
-        """The caller of request `index` of the running batch has gone; the model may be told. Best effort."""
+    def cancel(self, sink: BatchSink, index: int) -> None:
+        """The caller of request `index` of the batch of `sink` has gone; the model may be told. Best effort.
+
+        The batch may have finished and left the request open.
+        """
         ...
 
     async def aclose(self) -> None:

@@ -63,8 +63,12 @@ class Lane(Protocol):
         """Run the batch; returns at once, or when it is done where it runs in place."""
         ...
 
-    def cancel(self, index: int) -> None:
-        """The caller of request `index` of the running batch has gone."""
+    def cancel(self, batch: LaneBatch, index: int) -> None:
+        """The caller of request `index` of a batch has gone; the batch runs, or has left the request open."""
+        ...
+
+    def stop_pipelining(self) -> None:
+        """Take one batch at a time from now on."""
         ...
 
     async def aclose(self) -> None:
@@ -79,17 +83,23 @@ class PipelineRule:
     is for executions that are over sooner than a free instance could be told of the batch.
     """
 
-    __slots__ = ("_mean_ns", "is_open")
+    __slots__ = ("_is_barred", "_mean_ns", "is_open")
 
     def __init__(self) -> None:
         self.is_open = False
+        self._is_barred = False
         self._mean_ns = PIPELINE_NS_MAX * 4
+
+    def bar(self) -> None:
+        """Stay closed whatever is measured: the model waits for other models, and what waits behind it for both."""
+        self._is_barred = True
+        self.is_open = False
 
     def took(self, duration_ns: int) -> None:
         """Take in the duration of an execution."""
         self._mean_ns += (duration_ns - self._mean_ns) // 8
         if self._mean_ns <= PIPELINE_NS_MAX:
-            self.is_open = True
+            self.is_open = not self._is_barred
         elif self._mean_ns > 2 * PIPELINE_NS_MAX:
             self.is_open = False
 
@@ -163,8 +173,11 @@ class BlockingLane:
         else:
             self._queue.put(batch)
 
-    def cancel(self, index: int) -> None:
+    def cancel(self, batch: LaneBatch, index: int) -> None:
         """Do nothing: a computation in a library cannot be stopped."""
+
+    def stop_pipelining(self) -> None:
+        """Do nothing: there is only ever one."""
 
     async def aclose(self) -> None:
         """End the thread and close the instance."""
@@ -214,9 +227,13 @@ class AsyncLane:
         """Start the batch; it is its own sink."""
         self._instance.start(batch.requests, batch)
 
-    def cancel(self, index: int) -> None:
+    def cancel(self, batch: LaneBatch, index: int) -> None:
         """Tell the instance."""
-        self._instance.cancel(index)
+        self._instance.cancel(batch, index)
+
+    def stop_pipelining(self) -> None:
+        """Take one batch at a time from now on."""
+        self._rule.bar()
 
     async def aclose(self) -> None:
         """Close the instance."""

@@ -2,19 +2,21 @@
 
 The only shell around a scheduler. Invariants:
 
-1. Every request that was submitted gets exactly one final reply: from `_answer`, the only place that calls a reply.
+1. Every request that was submitted gets exactly one final reply, and nothing after it: from `answer`. Only `_deliver`
+   calls a reply.
 2. A request that is cancelled is answered at once and its batch goes on; what the batch later says of it is ignored.
 3. A slot is idle, or runs one batch; it is offered to the scheduler again only when that batch has finished.
-4. Only the event loop's thread is here.
+4. A batch may finish and leave requests open. They are in flight until their final reply: draining waits for them.
+5. Only the event loop's thread is here.
 """
 
 import asyncio
 import logging
-import time
 from collections.abc import Sequence
 
-from charonia.backends.api import Execution, Outputs, Result
+from charonia.backends.api import Outputs
 from charonia.config.model import ModelConfig
+from charonia.core.caller import CallFrame
 from charonia.core.calls import Outcome, Reply
 from charonia.core.classification import classify
 from charonia.core.errors import Code, ServingError, internal, unavailable
@@ -22,11 +24,13 @@ from charonia.core.request import InferRequest
 from charonia.core.response import ExecutionRecord, InferResponse
 from charonia.core.tensor import Tensor
 from charonia.engine.admission import Admission, with_request_id
+from charonia.engine.batches import DONE, QUEUED, RUNNING, Entry, RunningBatch, StreamingBatch
+from charonia.engine.calls import CallGraph, Pool
 from charonia.engine.clock import WakeTimer, now_ns
 from charonia.engine.lanes import PIPELINE_DEPTH, AsyncLane, BlockingLane
+from charonia.engine.ordering import HELD_RESPONSES_MAX, OrderedOutcomes
 from charonia.sched.api import (
     Cancel,
-    CloseReason,
     Command,
     DropReason,
     Event,
@@ -38,107 +42,9 @@ from charonia.sched.api import (
     Submit,
     Tick,
 )
-from charonia.sched.order import InOrderRelease
 from charonia.stats.meter import FailureReason, Meter
 
 _log = logging.getLogger(__name__)
-
-_QUEUED, _RUNNING, _DONE = range(3)
-
-
-class Entry:
-    """A request in flight; also the ticket that the front end holds."""
-
-    __slots__ = ("arrival_ns", "batch", "batch_size", "id", "index", "reply", "request", "runner", "state")
-
-    def __init__(self, runner: "ModelRunner", request: InferRequest, reply: Reply, arrival_ns: int) -> None:
-        self.runner = runner
-        self.request = request
-        self.reply = reply
-        self.arrival_ns = arrival_ns
-        self.state = _QUEUED
-        self.id = -1
-        self.batch_size = 1
-        self.batch: RunningBatch | None = None
-        self.index = 0
-
-    def cancel(self) -> None:
-        """The caller has gone."""
-        if self.state != _DONE:
-            self.runner.cancel(self)
-
-
-class RunningBatch:
-    """A batch on a lane, and the sink through which the lane reports."""
-
-    __slots__ = ("_runner", "_start_ns", "_succeeded", "batch_size", "entries", "reason", "requests", "slot")
-
-    def __init__(self, runner: "ModelRunner", entries: list[Entry], slot: int, reason: CloseReason) -> None:
-        self._runner = runner
-        self.entries = entries
-        self.requests: Sequence[InferRequest] = [entry.request for entry in entries]
-        self.slot = slot
-        self.reason = reason
-        self.batch_size = sum([entry.batch_size for entry in entries])
-        self._start_ns = now_ns()
-        self._succeeded: list[Entry] = []
-
-    def executed(self, execution: Execution | ServingError, start_ns: int, end_ns: int) -> None:
-        """A blocking instance ran the batch from `start_ns` to `end_ns`."""
-        self._start_ns = start_ns
-        if isinstance(execution, ServingError):
-            self._end(start_ns, end_ns, end_ns, execution)
-            return
-        for index, result in enumerate(execution.results):
-            self._take(index, result, end_ns)
-        self._end(execution.input_end_ns, execution.output_start_ns, end_ns, None)
-
-    def respond(self, index: int, result: Result | None, final: bool) -> None:
-        """An asynchronous instance answers one request."""
-        if not final or result is None:
-            error = internal("the model sent a partial response although its transaction policy is not decoupled")
-            self._take(index, error, now_ns())
-        else:
-            self._take(index, result, now_ns())
-
-    def finish(self, input_end_ns: int, output_start_ns: int, error: ServingError | None = None) -> None:
-        """An asynchronous instance is idle again."""
-        self._end(input_end_ns, output_start_ns, now_ns(), error)
-
-    def is_cancelled(self, index: int) -> bool:
-        """Whether the caller of a request has gone."""
-        return self.entries[index].state == _DONE
-
-    def _take(self, index: int, result: Result, end_ns: int) -> None:
-        entry = self.entries[index]
-        if entry.state == _DONE:
-            return
-        if isinstance(result, ServingError):
-            self._runner.fail(entry, result, FailureReason.BACKEND)
-            return
-        start = self._start_ns
-        record = ExecutionRecord(
-            self._runner.slot_name(self.slot), self.batch_size, start - entry.arrival_ns, end_ns - start
-        )
-        if self._runner.succeed(entry, result, record):
-            self._succeeded.append(entry)
-
-    def _end(self, input_end_ns: int, output_start_ns: int, end_ns: int, error: ServingError | None) -> None:
-        for entry in self.entries:
-            if entry.state != _DONE:
-                self._runner.fail(
-                    entry, error or internal("the model sent no response for the request"), FailureReason.BACKEND
-                )
-        succeeded = self._succeeded
-        self._runner.meter.batch_done(
-            arrivals_ns=[entry.arrival_ns for entry in succeeded],
-            inferences=sum([entry.batch_size for entry in succeeded]),
-            batch_size=self.batch_size,
-            reason=self.reason,
-            marks_ns=(self._start_ns, input_end_ns, output_start_ns, end_ns),
-            wall_ms=int(time.time() * 1000),
-        )
-        self._runner.slot_done(self.slot, output_start_ns - input_end_ns)
 
 
 class ModelRunner:
@@ -153,6 +59,7 @@ class ModelRunner:
         lanes: Sequence[BlockingLane | AsyncLane],
         labels: dict[str, tuple[str, ...]],
         loop: asyncio.AbstractEventLoop,
+        calls: CallGraph | None = None,
     ) -> None:
         self.config = config
         self.version = version
@@ -168,8 +75,11 @@ class ModelRunner:
         self._timer = WakeTimer(loop, self._tick)
         self._armed: int | None = None
         dynamic = config.dynamic_batching
-        self._order = InOrderRelease() if dynamic is not None and dynamic.preserve_ordering else None
-        self._held: dict[int, tuple[Entry, Outcome]] = {}
+        keeps_order = dynamic is not None and dynamic.preserve_ordering
+        self._order: OrderedOutcomes[Entry] | None = OrderedOutcomes() if keeps_order else None
+        self._batch_type = StreamingBatch if config.is_decoupled else RunningBatch
+        self._calls = calls if calls is not None else CallGraph()
+        self._pool = Pool(config.name, len(lanes))
         # A slot whose model batches is offered again only after the loop has read what arrived meanwhile: requests that
         # come together then run together, without waiting for anything.
         self._gathers = dynamic is not None and config.max_batch_size > 1
@@ -204,43 +114,103 @@ class ModelRunner:
         except ServingError as error:
             self.fail(entry, error, FailureReason.OTHER)
             return entry
-        self._next_id = entry.id = request_id = self._next_id + 1
+        self._next_id = request_id = self._next_id + 1
+        if request.caller is not None:
+            try:
+                entry.call = self._calls.submit(request.caller, self._pool)
+            except ServingError as error:
+                self.fail(entry, with_request_id(error, request), FailureReason.OTHER)
+                return entry
+        elif self._order is not None:
+            # A request that one before it waits for must not wait for that one.
+            self._order.submitted(request_id, entry)
+        entry.id = request_id
         entry.batch_size = batch_size
         self._entries[request_id] = entry
-        if self._order is not None:
-            self._order.submitted(request_id)
         self._handle(Submit(request_id, batch_size, shape_key, request.priority, request.timeout_us), now)
         return entry
 
     def cancel(self, entry: Entry) -> None:
         """The caller of an unanswered request has gone."""
         batch = entry.batch
-        if entry.state == _QUEUED:
+        if entry.state == QUEUED:
             # Before the reply, which may submit anew: the scheduler must not start a request that was answered.
             self._handle(Cancel(entry.id), now_ns())
-        elif batch is not None:
-            self._lane(batch.slot).cancel(entry.index)
-        if entry.state != _DONE:
+        if entry.state != DONE:
             self.fail(entry, ServingError(Code.CANCELLED, "the request was cancelled"), FailureReason.CANCELED)
+        if batch is not None:
+            batch.cancelled(entry.index)
+            self._lane(batch.slot).cancel(batch, entry.index)
 
-    def fail(self, entry: Entry, error: ServingError, reason: FailureReason) -> None:
-        """Answer a request with an error."""
+    def fail(self, entry: Entry, outcome: Outcome, reason: FailureReason) -> None:
+        """Answer a request with an error, or end it after one."""
         self.meter.failed(reason, now_ns() - entry.arrival_ns)
-        self._answer(entry, error)
+        self.answer(entry, outcome)
 
-    def succeed(self, entry: Entry, outputs: Outputs, record: ExecutionRecord) -> bool:
-        """Answer a request with what the model computed; false when that cannot be made into a response."""
+    def response(self, entry: Entry, outputs: Outputs, record: ExecutionRecord) -> InferResponse:
+        """Return what the model computed as a response.
+
+        Raises:
+            ServingError: It cannot be made into one.
+        """
         request = entry.request
-        tensors = outputs.tensors
-        if request.outputs:
-            try:
-                tensors = self._select(request, tensors)
-            except ServingError as error:
-                self.fail(entry, error, FailureReason.BACKEND)
-                return False
-        response = InferResponse(self.config.name, self.version, request.id, tensors, outputs.parameters, record)
-        self._answer(entry, response)
-        return True
+        tensors = self._select(request, outputs.tensors) if request.outputs else outputs.tensors
+        return InferResponse(self.config.name, self.version, request.id, tensors, outputs.parameters, record)
+
+    def stream(self, entry: Entry, outcome: Outcome) -> None:
+        """Pass on a response of a request that is not its last."""
+        if self._order is None or entry.call is not None:
+            self._deliver(entry, outcome, False)
+        elif self._order.is_full(entry.id):
+            error = unavailable(
+                f"the request has {HELD_RESPONSES_MAX} responses that wait for those of an earlier request",
+                hint="turn off preserve_ordering of the model",
+            )
+            batch = entry.batch
+            self.fail(entry, error, FailureReason.OTHER)
+            if batch is not None:
+                self._lane(batch.slot).cancel(batch, entry.index)
+        else:
+            self._deliver_in_order(entry, outcome, False)
+
+    def answer(self, entry: Entry, outcome: Outcome) -> None:
+        """Give a request its final reply."""
+        entry.state = DONE
+        entry.batch = None
+        if entry.call is not None:
+            self._calls.end(entry.call)
+            self._deliver(entry, outcome, True)
+        elif self._order is not None and entry.id >= 0:
+            self._deliver_in_order(entry, outcome, True)
+        else:
+            self._deliver(entry, outcome, True)
+
+    def left_open(self, entry: Entry) -> None:
+        """A request is not over although its batch is."""
+        if entry.call is not None:
+            self._calls.leave(entry.call)
+
+    def frame_of(self, slot: int, parent: CallFrame | None, *, occupies: bool) -> CallFrame:
+        """Return who makes the requests of a batch. From the first time on no instance has batches waiting in line.
+
+        Args:
+            slot: Where the batch runs.
+            parent: Who made the request that the batch works on.
+            occupies: Whether it still runs.
+        """
+        lane = slot % len(self._lanes)
+        frame = CallFrame(self.config.name, self.version, self.slot_name(slot) if occupies else "", parent)
+        if occupies:
+            self._calls.occupy(frame, self._pool, lane)
+            for index, each in enumerate(self._lanes):
+                each.stop_pipelining()
+                self._follow_depth(index, each.depth)
+        return frame
+
+    def vacate(self, frame: CallFrame) -> None:
+        """A batch that made requests is over."""
+        if frame.instance:
+            self._calls.vacate(frame)
 
     def slot_done(self, slot: int, compute_ns: int) -> None:
         """A lane has finished a batch, which computed for `compute_ns`."""
@@ -326,32 +296,30 @@ class ModelRunner:
 
     def _start(self, run: Run) -> None:
         entries = [self._entries[request_id] for request_id in run.ids]
-        batch = RunningBatch(self, entries, run.slot, run.reason)
+        batch = self._batch_type(self, entries, run.slot, run.reason)
         for index, entry in enumerate(entries):
-            entry.state = _RUNNING
+            entry.state = RUNNING
             entry.batch = batch
             entry.index = index
+            if entry.call is not None:
+                self._calls.run(entry.call, run.slot % len(self._lanes))
         self._running.add(run.slot)
         self._lane(run.slot).run(batch)
 
-    def _answer(self, entry: Entry, outcome: Outcome) -> None:
-        entry.state = _DONE
-        entry.batch = None
-        if self._order is not None and entry.id >= 0:
-            self._held[entry.id] = (entry, outcome)
-            for request_id in self._order.done(entry.id):
-                held, held_outcome = self._held.pop(request_id)
-                self._deliver(held, held_outcome)
-        else:
-            self._deliver(entry, outcome)
+    def _deliver_in_order(self, entry: Entry, outcome: Outcome, final: bool) -> None:
+        if self._order is not None:
+            for due in self._order.take(entry.id, outcome, final):
+                self._deliver(*due)
 
-    def _deliver(self, entry: Entry, outcome: Outcome) -> None:
-        self._entries.pop(entry.id, None)
+    def _deliver(self, entry: Entry, outcome: Outcome, final: bool) -> None:
+        if final:
+            self._entries.pop(entry.id, None)
         try:
-            entry.reply(outcome, True)
+            entry.reply(outcome, final)
         except Exception:  # a front end's own fault must not reach the rest of the batch
             _log.exception("the reply to request %r of model %s failed", entry.request.id, self.config.name)
-        self._note_idle()
+        if final:
+            self._note_idle()
 
     def _select(self, request: InferRequest, tensors: list[Tensor]) -> list[Tensor]:
         chosen = []

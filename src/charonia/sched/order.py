@@ -40,6 +40,11 @@ class InOrderRelease:
             released.append(first)
         return tuple(released)
 
+    @property
+    def first(self) -> int | None:
+        """The request that arrived first of those that are not released, None where there is none."""
+        return self._arrived[0] if self._arrived else None
+
     def __len__(self) -> int:
         """Number of requests that are not released."""
         return len(self._arrived)

@@ -1,5 +1,6 @@
 """Histograms with fixed buckets: what Prometheus scrapes."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 import numpy as np
@@ -32,6 +33,12 @@ class Histogram:
         total = int(values.sum())
         self.total += total
         return total
+
+    def add(self, value: int) -> int:
+        """Count one value, and return it."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+        return value
 
     @property
     def count(self) -> int:

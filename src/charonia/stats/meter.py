@@ -7,7 +7,7 @@ import numpy as np
 
 from charonia.sched.api import CloseReason
 from charonia.stats.histogram import Histogram
-from charonia.stats.model import BatchStatistics, Duration, ModelStatistics
+from charonia.stats.model import BatchStatistics, Duration, ModelStatistics, ResponseKind, ResponseStatistics
 
 _US = 1_000
 _MS = 1_000_000
@@ -23,6 +23,11 @@ DURATION_BOUNDS_NS = (
 BATCH_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 """Upper bounds of the histogram of executed batch sizes."""
 
+FIRST_RESPONSE_BOUNDS_NS = (100 * _MS, 500 * _MS, 2 * _S, 5 * _S)
+"""Upper bounds of the histogram of the time to the first response of decoupled models. Source: Triton's metrics."""
+
+RESPONSES_COUNTED_MAX = 1024
+"""Responses of a request that are counted by their index; later ones are counted together with the last of these."""
 
 NOTES_MAX = 1024
 """Batches that are noted before they are added up: enough to make it cheap, few enough not to be felt."""
@@ -44,6 +49,7 @@ class Meter:
     there are `NOTES_MAX` of them or somebody looks.
 
     Attributes:
+        first_response_ns: Histogram of the time from arrival to the first response, of decoupled models.
         failures: Failed requests by reason.
         load_seconds: Time it took to load the version.
     """
@@ -51,6 +57,7 @@ class Meter:
     def __init__(self, name: str, version: str) -> None:
         self.failures = dict.fromkeys(FailureReason, 0)
         self.load_seconds = 0.0
+        self.first_response_ns = Histogram(FIRST_RESPONSE_BOUNDS_NS)
         self._statistics = ModelStatistics(name, version)
         self._closes = dict.fromkeys(CloseReason, 0)
         self._request_ns = Histogram(DURATION_BOUNDS_NS)
@@ -99,6 +106,47 @@ class Meter:
         """Count a request that failed `duration_ns` after it arrived."""
         self.failures[reason] += 1
         self._statistics.fail.add(duration_ns)
+
+    def request_done(
+        self, arrival_ns: int, inferences: int, start_ns: int, marks_ns: tuple[int, int], end_ns: int
+    ) -> None:
+        """Count a successful request that was answered after its batch was done. Until then it is said to compute.
+
+        Args:
+            arrival_ns: Its arrival.
+            inferences: Its batch elements.
+            start_ns: Start of its batch.
+            marks_ns: The batch's inputs in place, and computed.
+            end_ns: Last answer.
+        """
+        statistics = self.statistics
+        statistics.inference_count += inferences
+        statistics.success.add(self._request_ns.add(end_ns - arrival_ns))
+        statistics.queue.add(self._queue_ns.add(start_ns - arrival_ns))
+        self._compute_ns.add(end_ns - start_ns)
+        statistics.compute_input.add(marks_ns[0] - start_ns)
+        statistics.compute_infer.add(end_ns - marks_ns[0])
+        statistics.compute_output.add(0)
+
+    def first_response(self, duration_ns: int) -> None:
+        """Count the first response of a request of a decoupled model, `duration_ns` after it arrived."""
+        self.first_response_ns.add(duration_ns)
+
+    def response(self, index: int, kind: ResponseKind, duration_ns: int) -> None:
+        """Count response `index` of a request of a decoupled model.
+
+        Args:
+            index: How many responses of the request came before it.
+            kind: What became of it.
+            duration_ns: Time since the one before it, or since the batch started.
+        """
+        key = str(min(index, RESPONSES_COUNTED_MAX - 1))
+        counted = self._statistics.responses.setdefault(key, ResponseStatistics())
+        duration: Duration = getattr(counted, kind.value)
+        duration.add(duration_ns)
+        if kind in (ResponseKind.SUCCESS, ResponseKind.FAIL):
+            counted.compute_infer.add(duration_ns)
+            counted.compute_output.add(0)
 
     def batch_done(
         self,

@@ -4,6 +4,7 @@ All times are cumulative nanoseconds. Source: Triton's statistics extension.
 """
 
 from dataclasses import dataclass, field
+from enum import Enum
 
 
 @dataclass(slots=True)
@@ -26,6 +27,15 @@ class BatchStatistics:
     compute_input: Duration = field(default_factory=Duration)
     compute_infer: Duration = field(default_factory=Duration)
     compute_output: Duration = field(default_factory=Duration)
+
+
+class ResponseKind(Enum):
+    """What became of a response; the value is the field of `ResponseStatistics`."""
+
+    SUCCESS = "success"
+    FAIL = "fail"
+    EMPTY_RESPONSE = "empty_response"
+    CANCEL = "cancel"
 
 
 @dataclass(slots=True)

@@ -32,6 +32,7 @@ from charonia.backends.api import (
 )
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig
+from charonia.core.caller import CallFrame
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError
 from charonia.core.request import InferRequest
@@ -95,12 +96,18 @@ class _Collector:
             assert self.results[index] is None, f"request {index} was answered twice"
             self.results[index] = result
 
-    def finish(self, input_end_ns: int, output_start_ns: int, error: ServingError | None = None) -> None:
+    def finish(
+        self, input_end_ns: int, output_start_ns: int, error: ServingError | None = None, *, leaves_open: bool = False
+    ) -> None:
+        assert not leaves_open, "finish: the model answers each request at once"
         self.results = [error if result is None else result for result in self.results]
         self.finished.set_result((input_end_ns, output_start_ns))
 
     def is_cancelled(self, index: int) -> bool:
         return False
+
+    def frame(self) -> CallFrame:
+        return CallFrame("m", "1", PLACEMENT.name)
 
 
 async def run_batch(instance: Instance, requests: Sequence[InferRequest]) -> Ran:

@@ -11,6 +11,7 @@ from charonia.backends.python.backend import PythonBackend, PythonModel
 from charonia.backends.python.instance import PythonInstance
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig, ModelInput, ModelOutput
+from charonia.core.caller import CallFrame
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError
 from charonia.core.request import InferRequest, RequestedOutput
@@ -30,13 +31,19 @@ class Sink:
         assert self.results[index] is None
         self.results[index] = result
 
-    def finish(self, input_end_ns: int, output_start_ns: int, error: ServingError | None = None) -> None:
+    def finish(
+        self, input_end_ns: int, output_start_ns: int, error: ServingError | None = None, *, leaves_open: bool = False
+    ) -> None:
         """Take the end of the batch."""
         self.done.set_result(error)
 
     def is_cancelled(self, index: int) -> bool:
         """Nobody leaves."""
         return False
+
+    def frame(self) -> CallFrame:
+        """Return a frame of a model that nobody called."""
+        return CallFrame("m", "1", "m_0_0")
 
 
 class Loaded:

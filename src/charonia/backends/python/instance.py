@@ -115,7 +115,7 @@ class PythonInstance:
         elif len(self._batches) == 1:
             self._limit(RESTART_WAIT_S_MAX, self._waited_too_long)
 
-    def cancel(self, index: int) -> None:
+    def cancel(self, sink: BatchSink, index: int) -> None:
         """Do nothing: the model runs on, and its answer to this request is dropped."""
 
     def resident_bytes(self) -> int:
