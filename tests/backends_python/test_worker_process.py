@@ -285,10 +285,10 @@ def test_auto_complete_does_not_wait_for_what_the_model_left_running(tmp_path: P
     assert time.monotonic() - start < 10
 
 
-def test_an_environment_is_refused_before_the_model_is_imported(tmp_path: Path) -> None:
+def test_an_environment_that_is_not_there_is_refused_before_the_model_is_imported(tmp_path: Path) -> None:
     files = write(tmp_path, "import a_module_of_the_environment")
 
-    with pytest.raises(ServingError, match="EXECUTION_ENV_PATH") as caught:
+    with pytest.raises(ServingError, match="there is no folder or archive") as caught:
         asyncio.run(PythonBackend().complete(files, config(EXECUTION_ENV_PATH="env.tar.gz"), BackendSettings()))
 
-    assert caught.value.code is Code.UNSUPPORTED
+    assert caught.value.code is Code.INVALID_ARG

@@ -7,9 +7,11 @@ Exit status: 0 done, 1 the model cannot be configured, 2 misuse.
 import argparse
 import asyncio
 import json
+import os
 import sys
 from collections.abc import Sequence
 
+from charonia.cli.cache import with_cache
 from charonia.cli.option_table import backend_settings
 from charonia.cli.values import assignment
 from charonia.core.errors import ServingError
@@ -76,7 +78,7 @@ async def _configure(given: argparse.Namespace) -> tuple[str, Sequence[str]]:
     from charonia.repository.scan import folder_at
 
     folder = await asyncio.to_thread(folder_at, given.model_dir)
-    backends = Backends(builtin_backends(), backend_settings(given.backend_config))
+    backends = Backends(builtin_backends(), with_cache(backend_settings(given.backend_config), os.environ))
     options = ConfigureOptions(
         auto_complete=not given.disable_auto_complete_config,
         config_name=given.model_config_name,

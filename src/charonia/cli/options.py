@@ -13,6 +13,7 @@ from enum import Enum
 from operator import attrgetter
 from typing import Any, NoReturn
 
+from charonia.cli.cache import with_cache
 from charonia.cli.foreign import FOREIGN, judge
 from charonia.cli.option_table import GROUPS, Option
 from charonia.config.server import ServerOptions
@@ -67,6 +68,7 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Parsed:
     problems += [problem for problem, _ in problems_and_notes if problem]
     if environment.get(ESCAPE_VARIABLE) == "0":
         updates["log.escape"] = False
+    updates["backends"] = with_cache(updates.get("backends", _DEFAULTS.backends), environment)
     options = _build(updates, problems)
     if problems:
         raise invalid("\n".join(problems))

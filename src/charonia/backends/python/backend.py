@@ -1,13 +1,13 @@
 """The `python` backend."""
 
 import asyncio
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import orjson
 
 from charonia.backends.api import BackendSettings, Completion, ModelFiles, Placement
+from charonia.backends.python.environment import Environment, environment_of
 from charonia.backends.python.instance import PythonInstance
 from charonia.backends.python.process import WorkerProcess
 from charonia.backends.python.worker.charonia_channel import Incoming
@@ -44,8 +44,8 @@ class PythonBackend:
 
     async def complete(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Completion:
         """Ask the model's `auto_complete_config`, where it has one, in a worker that ends afterwards."""
-        _refuse_environment(config)
         path = _model_path(files, config)
+        environment = await environment_of(files, config, settings)
         answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
         def message(received: Incoming) -> None:
@@ -60,7 +60,9 @@ class PythonBackend:
             if not answer.done():
                 answer.set_exception(invalid(f"model '{config.name}' cannot be imported: {reason}"))
 
-        process = WorkerProcess(f"{config.name} (auto-complete)", on_message=message, on_end=end)
+        process = WorkerProcess(
+            f"{config.name} (auto-complete)", environment=environment, on_message=message, on_end=end
+        )
         try:
             text = orjson.dumps(to_json(config)).decode()
             process.send(("complete", str(path), str(files.version_dir), str(files.model_dir), text))
@@ -79,11 +81,11 @@ class PythonBackend:
         return Completion(result, notes)
 
     async def load(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> "PythonModel":
-        """Check the settings; the model itself is imported by each instance."""
-        _refuse_environment(config)
+        """Check the settings and prepare the environment; the model itself is imported by each instance."""
         if config.is_decoupled:
             raise unsupported(f"model '{config.name}': decoupled Python models are not available in this version")
-        return PythonModel(files, config, _model_path(files, config))
+        path = _model_path(files, config)
+        return PythonModel(files, config, path, await environment_of(files, config, settings))
 
     async def aclose(self) -> None:
         """Nothing is shared between models."""
@@ -92,10 +94,11 @@ class PythonBackend:
 class PythonModel:
     """A version of a Python model."""
 
-    def __init__(self, files: ModelFiles, config: ModelConfig, path: Path) -> None:
+    def __init__(self, files: ModelFiles, config: ModelConfig, path: Path, environment: Environment) -> None:
         self._files = files
         self._config = config
         self._path = path
+        self._environment = environment
         self._start_s_max = _seconds(config, START_SECONDS, START_S_DEFAULT)
         self._execute_s_max = _seconds(config, EXECUTE_SECONDS, 0.0)
         self._instances: list[PythonInstance] = []
@@ -115,7 +118,11 @@ class PythonModel:
 
         def make_process(message: Callable[[Incoming], None], end: Callable[[str], None]) -> WorkerProcess:
             return WorkerProcess(
-                placement.name, python=sys.executable, threads=placement.threads, on_message=message, on_end=end
+                placement.name,
+                environment=self._environment,
+                threads=placement.threads,
+                on_message=message,
+                on_end=end,
             )
 
         instance = PythonInstance(
@@ -137,14 +144,6 @@ class PythonModel:
     async def aclose(self) -> None:
         """The instances hold everything."""
         self._instances.clear()
-
-
-def _refuse_environment(config: ModelConfig) -> None:
-    if "EXECUTION_ENV_PATH" in config.parameters:
-        raise unsupported(
-            f"model '{config.name}': parameter EXECUTION_ENV_PATH is not available in this version of the server",
-            hint="install what the model imports where the server runs",
-        )
 
 
 def _model_path(files: ModelFiles, config: ModelConfig) -> Path:

@@ -20,6 +20,7 @@ from typing import IO
 
 import psutil
 
+from charonia.backends.python.environment import SERVER_ENVIRONMENT, Environment
 from charonia.backends.python.worker.charonia_channel import (
     FDS_MAX,
     ChannelError,
@@ -63,7 +64,7 @@ class WorkerProcess:
 
     Args:
         name: Instance name, for logs.
-        python: Interpreter to run.
+        environment: Interpreter to run.
         threads: Threads that numeric libraries in it may use, unless the environment says otherwise.
         on_message: Called with each message but log lines.
         on_end: Called once with the reason when the process has ended or was given up.
@@ -73,7 +74,7 @@ class WorkerProcess:
         self,
         name: str,
         *,
-        python: str = sys.executable,
+        environment: Environment = SERVER_ENVIRONMENT,
         threads: int = 1,
         on_message: Callable[[Incoming], None],
         on_end: Callable[[str], None],
@@ -99,17 +100,17 @@ class WorkerProcess:
                 end.setsockopt(socket.SOL_SOCKET, option, SOCKET_BYTES)
         ours.setblocking(False)
         self._socket = ours
-        environment = {**os.environ, **{v: os.environ.get(v, str(threads)) for v in _THREAD_VARIABLES}}
-        environment["PYTHONUNBUFFERED"] = "1"
+        variables = {**dict.fromkeys(_THREAD_VARIABLES, str(threads)), **environment.variables(os.environ)}
+        variables["PYTHONUNBUFFERED"] = "1"
         with theirs:
             # Forked by this thread, not by a pool's: the worker is killed when the thread that forked it ends.
             self._process = subprocess.Popen(
-                [python, str(_SCRIPT), str(theirs.fileno()), str(os.getpid())],
+                [environment.python, str(_SCRIPT), str(theirs.fileno()), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 pass_fds=(theirs.fileno(),),
-                env=environment,
+                env=variables,
                 start_new_session=True,
             )
         output = self._process.stdout

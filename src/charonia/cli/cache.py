@@ -1,0 +1,30 @@
+"""Where the environment says that caches belong. Pure."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+VARIABLE = "CHARONIA_CACHE"
+"""Environment variable: folder of everything that the server keeps to be faster the next time."""
+
+_BACKEND = "python"
+_SETTING = "environment-cache"
+
+
+def with_cache(
+    backends: Mapping[str, Mapping[str, str]], environment: Mapping[str, str]
+) -> Mapping[str, Mapping[str, str]]:
+    """Return backend settings with the folder for the environments of Python models, unless they name one.
+
+    Args:
+        backends: Settings by backend and key.
+        environment: Environment variables; `VARIABLE` comes before XDG's.
+    """
+    if any(_SETTING in backends.get(name, ()) for name in ("", _BACKEND)):
+        return backends
+    if environment.get(VARIABLE):
+        cache = Path(environment[VARIABLE])
+    elif environment.get("XDG_CACHE_HOME"):
+        cache = Path(environment["XDG_CACHE_HOME"], "charonia")
+    else:
+        return backends
+    return {**backends, _BACKEND: {**backends.get(_BACKEND, {}), _SETTING: str(cache / "environments")}}
