@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from charonia.backends.api import BackendSettings, Outputs, Placement, Result
+from charonia.backends.python import health as health_module
 from charonia.backends.python import instance as instance_module
 from charonia.backends.python.backend import PythonBackend
 from charonia.backends.python.worker.charonia_channel import INLINE_BYTES_MAX
@@ -337,7 +338,7 @@ def test_a_worker_that_does_not_come_back_fails_the_batch_in_bounded_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(instance_module, "RESTART_WAIT_S_MAX", 0.3)
-    monkeypatch.setattr(instance_module, "RESTART_DELAY_S", 5.0)
+    monkeypatch.setattr(health_module, "RESTART_DELAY_S", 5.0)
 
     async def scenario() -> None:
         loaded = await load(tmp_path, IDENTITY)

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from charonia.backends.api import Outputs, Result
-from charonia.backends.python import instance as instance_module
+from charonia.backends.python import health as health_module
 from charonia.backends.python.worker.charonia_channel import FDS_MAX, INLINE_BYTES_MAX
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError
@@ -294,8 +294,15 @@ def test_a_batch_that_fails_on_the_way_to_a_new_worker_leaves_the_order_of_those
         started = Started(loaded)
 
         class Successor(Sink):
-            def finish(self, input_end_ns: int, output_start_ns: int, error: ServingError | None = None) -> None:
-                super().finish(input_end_ns, output_start_ns, error)
+            def finish(
+                self,
+                input_end_ns: int,
+                output_start_ns: int,
+                error: ServingError | None = None,
+                *,
+                leaves_open: bool = False,
+            ) -> None:
+                super().finish(input_end_ns, output_start_ns, error, leaves_open=leaves_open)
                 started.start(words("brought in"))
 
         unwritable = Successor(1)
@@ -314,8 +321,8 @@ def test_a_batch_that_fails_on_the_way_to_a_new_worker_leaves_the_order_of_those
 def test_the_pause_before_a_restart_doubles_until_a_batch_is_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(instance_module, "RESTART_DELAY_S", 0.001)
-    monkeypatch.setattr(instance_module, "RESTART_DELAY_S_MAX", 0.004)
+    monkeypatch.setattr(health_module, "RESTART_DELAY_S", 0.001)
+    monkeypatch.setattr(health_module, "RESTART_DELAY_S_MAX", 0.004)
 
     async def scenario() -> None:
         loaded = await load(tmp_path, MODEL, STRINGS)

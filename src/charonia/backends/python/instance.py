@@ -9,17 +9,13 @@ from enum import Enum
 
 from charonia.backends.api import BatchSink
 from charonia.backends.python.codec import decode_results, encode_requests
+from charonia.backends.python.health import WorkerHealth
 from charonia.backends.python.process import WorkerProcess
 from charonia.backends.python.worker.charonia_channel import ChannelError, Incoming, Outgoing
 from charonia.core.errors import ServingError, internal, unavailable
 from charonia.core.request import InferRequest
 
 _log = logging.getLogger(__name__)
-
-RESTART_DELAY_S = 0.05
-"""Pause before the first restart; it doubles with every one in a row that does not lead to an answer."""
-
-RESTART_DELAY_S_MAX = 30.0
 
 RESTART_WAIT_S_MAX = 20.0
 """Longest time that a batch waits for a worker that is being started again."""
@@ -56,6 +52,9 @@ class PythonInstance:
         output_names: All outputs of the model.
         start_s_max: Time that the model has to initialize.
         execute_s_max: Time that a batch has, 0 for no limit.
+
+    Attributes:
+        health: What happened to its worker processes.
     """
 
     def __init__(
@@ -82,7 +81,7 @@ class PythonInstance:
         self._sent = 0
         self._timer: asyncio.TimerHandle | None = None  # the first batch's
         self._process_timer: asyncio.TimerHandle | None = None  # while starting its limit, while paused its end
-        self._failures = 0
+        self.health = WorkerHealth()
         self._reason = ""
         self._released: list[int] = []  # regions of the worker that nobody here looks at any more
         self._dropped: list[int] = []  # regions of ours that were given up
@@ -136,6 +135,8 @@ class PythonInstance:
 
     def _start_process(self) -> None:
         self._state = _State.STARTING
+        if self._first_start.done():
+            self.health.restarted()
         if self._start_s_max:
             self._process_timer = self._loop.call_later(self._start_s_max, self._started_too_slowly)
         self._released, self._dropped = [], []
@@ -153,7 +154,7 @@ class PythonInstance:
         elif kind == "ready":
             self._state = _State.READY
             self._stop_process_timer()
-            if self._failures:
+            if self.health.ready():
                 _log.info("the worker process of '%s' is back", self.name)
             if not self._first_start.done():
                 self._first_start.set_result(None)
@@ -193,7 +194,7 @@ class PythonInstance:
         process = self._process
         if process is None or not self._batches or number != self._batches[0].number:
             return
-        self._failures = 0
+        self.health.answered()
         self._dropped += process.pool.release(regions)
         try:
             decoded = decode_results(results, message, self._released.append)
@@ -223,9 +224,7 @@ class PythonInstance:
         _log.error("the worker process of '%s' ended: %s", self.name, why)
         failed_to_start = self._state is _State.STARTING
         self._state = _State.PAUSED
-        delay = min(RESTART_DELAY_S * 2**self._failures, RESTART_DELAY_S_MAX)
-        self._failures = min(self._failures + 1, 32)
-        self._process_timer = self._loop.call_later(delay, self._start_process)
+        self._process_timer = self._loop.call_later(self.health.ended(why), self._start_process)
         if self._batches and (self._batches[0].number or failed_to_start):
             self._fail_first(internal(f"the model instance '{self.name}' is not healthy: {why}"))
         # Those behind it had not begun: they run on the next worker.
