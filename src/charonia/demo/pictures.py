@@ -1,0 +1,104 @@
+"""The demo's pictures: a scanned page that a package ships, and a notice on a wall as a camera would see it."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFilter, ImageFont
+
+from charonia.demo.shipped import shipped_file
+
+# The notice: text, its size and its distance from the top, in pixels of the board.
+_BOARD = (1000, 640)
+_NOTICE = (
+    ("HARBOUR MUSEUM", 92, 50),
+    ("Shells of the tropical seas", 58, 190),
+    ("Charonia tritonis, the triton's trumpet", 38, 290),
+    ("Open daily 10:00 - 18:30", 46, 400),
+    ("Adults 12.50", 40, 500),
+    ("Last entry at 18:00. Please ring the bell.", 24, 580),
+)
+_PRICE_OF_CHILDREN = ("Children free", 40, (560, 500))
+_LEFT = 60
+_PHOTO = (1280, 960)
+# Where the corners of the board are in the photo: upper left, upper right, lower right, lower left.
+_CORNERS = ((190, 150), (1130, 260), (1090, 800), (230, 850))
+
+
+def scanned_page() -> bytes:
+    """Return the picture of a scanned page, in grey, that scikit-image ships: a PNG file. Raises as `shipped_file`."""
+    return shipped_file("scikit-image", "skimage/data/page.png").read_bytes()
+
+
+def photo() -> bytes:
+    """Return the picture of a notice on a wall of bricks, aslant, in uneven light, with noise: a JPEG file.
+
+    Every call returns the same bytes on one machine. Raises as `shipped_file`.
+    """
+    wall = Image.open(shipped_file("scikit-image", "skimage/data/brick.png")).convert("L").resize(_PHOTO)
+    scene = np.stack([np.asarray(wall, np.float32) * shade for shade in (0.95, 0.72, 0.62)], axis=2)
+    board, mask = (np.asarray(_aslant(picture), np.float32) for picture in _board())
+    opaque = mask[:, :, np.newaxis] / 255
+    scene = scene * (1 - opaque) + board * opaque
+
+    rows, columns = np.mgrid[0 : _PHOTO[1], 0 : _PHOTO[0]] / max(_PHOTO)
+    light = 1.05 - 0.55 * np.hypot(columns - 0.35, rows - 0.25)
+    noise = np.random.default_rng(1).normal(0, 6, scene.shape)
+    exposed = np.clip(scene * light[:, :, np.newaxis] + noise, 0, 255).astype(np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(exposed).filter(ImageFilter.GaussianBlur(0.8)).save(file, "JPEG", quality=85)
+    return file.getvalue()
+
+
+def annotated(picture: bytes, boxes: NDArray[np.float32], texts: list[str], file: Path) -> None:
+    """Write a picture with boxes and texts drawn into it to a PNG file.
+
+    Args:
+        picture: A picture file.
+        boxes: Corners [lines, 4, 2].
+        texts: What was read in each box.
+        file: Where to write.
+    """
+    drawn = Image.open(io.BytesIO(picture)).convert("RGB")
+    scale = max(1, round(900 / drawn.width))
+    drawn = drawn.resize((drawn.width * scale, drawn.height * scale), Image.Resampling.LANCZOS)
+    pen = ImageDraw.Draw(drawn)
+    font = ImageFont.load_default(18)
+    for box, text in zip(boxes * scale, texts, strict=True):
+        corners = [(float(x), float(y)) for x, y in box]
+        pen.line([*corners, corners[0]], fill=(0, 120, 255), width=3, joint="curve")
+        left, top = corners[0][0], min(y for _, y in corners) - 20
+        pen.rectangle(pen.textbbox((left, top), text, font=font, anchor="lt"), fill=(0, 120, 255))
+        pen.text((left, top), text, fill="white", font=font, anchor="lt")
+    drawn.save(file)
+
+
+def _board() -> tuple[Image.Image, Image.Image]:
+    """Return the notice, and the mask of where it is opaque."""
+    board = Image.new("RGB", _BOARD, (243, 238, 220))
+    pen = ImageDraw.Draw(board)
+    pen.rectangle((12, 12, _BOARD[0] - 13, _BOARD[1] - 13), outline=(30, 60, 110), width=6)
+    for text, size, top in _NOTICE:
+        pen.text((_LEFT, top), text, fill=(24, 40, 84), font=ImageFont.load_default(size))
+    text, size, place = _PRICE_OF_CHILDREN
+    pen.text(place, text, fill=(160, 40, 30), font=ImageFont.load_default(size))
+    return board, Image.new("L", _BOARD, 255)
+
+
+def _aslant(picture: Image.Image) -> Image.Image:
+    """Return a board as the camera sees it: its corners at `_CORNERS`, black around."""
+    return picture.transform(_PHOTO, Image.Transform.PERSPECTIVE, _perspective(), resample=Image.Resampling.BICUBIC)
+
+
+def _perspective() -> list[float]:
+    """Return the eight coefficients that lead from a place in the photo to one on the board.
+
+    With (x, y) in the photo, the place on the board is (ax + by + c, dx + ey + f) / (gx + hy + 1).
+    """
+    width, height = _BOARD
+    equations, values = [], []
+    for (x, y), (u, v) in zip(_CORNERS, ((0, 0), (width, 0), (width, height), (0, height)), strict=True):
+        equations += [[x, y, 1, 0, 0, 0, -u * x, -u * y], [0, 0, 0, x, y, 1, -v * x, -v * y]]
+        values += [u, v]
+    return [float(value) for value in np.linalg.solve(np.array(equations, float), np.array(values, float))]
