@@ -1,6 +1,6 @@
 """What is wrong with an ensemble, as far as its own configuration tells.
 
-Whether the models of its steps are there, and have the tensors that the steps map, only the other models can say.
+What only the models of its steps can tell is in `charonia.config.composition`.
 """
 
 from collections import Counter
@@ -11,6 +11,9 @@ from charonia.config.platforms import ENSEMBLE
 from charonia.config.problems import Problem
 
 _PATH = "ensemble_scheduling"
+
+STEP_PATH = f"{_PATH}.step"
+"""Path of the steps in a configuration."""
 
 
 def ensemble_problems(config: ModelConfig) -> list[Problem]:
@@ -33,14 +36,14 @@ def ensemble_problems(config: ModelConfig) -> list[Problem]:
         message = f"ensemble scheduling must be set for ensemble {name} whose platform is ensemble"
         return [*problems, Problem(_PATH, message)]
     if not scheduling.step:
-        return [*problems, Problem(f"{_PATH}.step", f"must specify 'step' for ensemble '{name}'")]
+        return [*problems, Problem(STEP_PATH, f"must specify 'step' for ensemble '{name}'")]
     problems += _step_problems(name, scheduling)
     return [*problems, *_graph_problems(config, scheduling)]
 
 
 def _step_problems(name: str, scheduling: EnsembleScheduling) -> Iterator[Problem]:
     for index, step in enumerate(scheduling.step):
-        path = f"{_PATH}.step[{index}]"
+        path = f"{STEP_PATH}[{index}]"
         for field in ("model_name", "input_map", "output_map"):
             if not getattr(step, field):
                 message = f"must specify '{field}' in step {index} of ensemble '{name}'"
@@ -67,7 +70,7 @@ def _graph_problems(config: ModelConfig, scheduling: EnsembleScheduling) -> Iter
     written = Counter(tensor for step in scheduling.step for tensor in step.output_map.values())
     for index, step in enumerate(scheduling.step):
         for key, tensor in step.output_map.items():
-            path = f"{_PATH}.step[{index}].output_map[{key}]"
+            path = f"{STEP_PATH}[{index}].output_map[{key}]"
             if written[tensor] > 1 or tensor in inputs:
                 message = f"ensemble tensor '{tensor}' can appear in an output map only once for ensemble '{name}'"
                 yield Problem(path, f"{message}; an input of the ensemble counts as written")
