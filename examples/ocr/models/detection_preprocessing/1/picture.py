@@ -13,6 +13,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 FORMATS = ("JPEG", "PNG")
 # A file of a few kilobytes can ask for gigabytes: larger pictures are refused before they are decoded.
 PIXELS_MAX = 64_000_000
+Image.MAX_IMAGE_PIXELS = None  # PIL's own limit warns only
 
 # In pixels of the picture that lines are cut from.
 SIDE_MAX = 2000
@@ -41,13 +42,7 @@ def decode(file):
     Raises:
         ValueError: It is no picture, a broken one, or too large a one.
     """
-    try:
-        picture = Image.open(io.BytesIO(file), formats=FORMATS)
-    except (UnidentifiedImageError, Image.DecompressionBombError):
-        raise ValueError(f"expected a JPEG or PNG file, got {len(file)} bytes that are neither") from None
-    width, height = picture.size
-    if width * height > PIXELS_MAX:
-        raise ValueError(f"expected at most {PIXELS_MAX} pixels, got {width} x {height}")
+    picture = opened(file)
     try:
         picture = ImageOps.exif_transpose(picture)
         if picture.has_transparency_data:
@@ -59,6 +54,18 @@ def decode(file):
         raise ValueError(
             f"expected a whole JPEG or PNG file, got one that breaks off or is damaged ({error})"
         ) from None
+
+
+def opened(file):
+    """Return the picture in a file of which only the head has been read."""
+    try:
+        picture = Image.open(io.BytesIO(file), formats=FORMATS)
+    except (UnidentifiedImageError, ValueError):
+        raise ValueError(f"expected a JPEG or PNG file, got {len(file)} bytes that are neither") from None
+    width, height = picture.size
+    if width * height > PIXELS_MAX:
+        raise ValueError(f"expected at most {PIXELS_MAX} pixels, got {width} x {height}")
+    return picture
 
 
 def prepare(picture):
