@@ -4,10 +4,12 @@ import re
 
 from charonia.sched.api import CloseReason
 from charonia.stats.meter import NOTES_MAX, FailureReason, Meter
+from charonia.stats.model import WorkerState
 from charonia.stats.prometheus import Machine, ModelSample, metric_names, render
 
 US = 1000
-MACHINE = Machine(0.25, 1000, 400, 300, 20)
+MACHINE = Machine(0.25, 1000, 400, 300)
+WORKERS = [WorkerState("m_0_0", 5000, 2, ""), WorkerState("m_0_1", 0, 7, "it has ended")]
 LINE = re.compile(r'[a-zA-Z_:][a-zA-Z0-9_:]*(\{([a-zA-Z_][a-zA-Z0-9_]*="(\\.|[^"\\\n])*",?)*\})? [-+0-9.eE]+')
 
 
@@ -26,7 +28,7 @@ def meter() -> Meter:
 
 
 def page(machine: Machine | None = MACHINE) -> str:
-    return render([ModelSample(meter(), {"team": 'a"b\\c\n'}, 6)], machine).decode()
+    return render([ModelSample(meter(), {"team": 'a"b\\c\n'}, 6, WORKERS)], machine).decode()
 
 
 def test_a_batch_counts_once_and_its_requests_each() -> None:
@@ -80,8 +82,17 @@ def test_values_carry_the_labels_of_the_model() -> None:
     assert "nv_cpu_utilization 0.25" in text
 
 
+def test_each_worker_has_its_own_lines() -> None:
+    text = page()
+
+    labels = r'model="m",version="2",_team="a\"b\\c\n",instance='
+    assert f'charonia_worker_up{{{labels}"m_0_0"}} 1\ncharonia_worker_up{{{labels}"m_0_1"}} 0\n' in text
+    assert f'charonia_worker_restarts_total{{{labels}"m_0_1"}} 7\n' in text
+    assert f'charonia_worker_memory_bytes{{{labels}"m_0_0"}} 5000\n' in text
+
+
 def test_a_utilization_that_is_not_known_yet_and_an_unwatched_machine_are_left_out() -> None:
-    assert "nv_cpu_utilization" not in page(Machine(None, 1, 1, 1, 1))
+    assert "nv_cpu_utilization" not in page(Machine(None, 1, 1, 1))
     assert "nv_cpu" not in page(None)
 
 

@@ -27,7 +27,7 @@ from charonia.core.calls import Reply, Ticket
 from charonia.core.errors import ServingError
 from charonia.core.request import InferRequest, ParameterValue
 from charonia.core.tensor import Tensor
-from charonia.stats.model import MemoryUsage
+from charonia.stats.model import MemoryUsage, WorkerState
 
 
 class Outputs:
@@ -256,6 +256,15 @@ class LoadedModel(Protocol):
 
     async def aclose(self) -> None:
         """Give back everything; all instances are closed."""
+        ...
+
+
+@runtime_checkable
+class SupervisedModel(Protocol):
+    """A `LoadedModel` whose instances compute in worker processes that may end and come back."""
+
+    def workers(self) -> list[WorkerState]:
+        """Return how the worker of each instance does now."""
         ...
 
 

@@ -86,14 +86,16 @@ class ModelEngine:
         return self._is_exiting
 
     def model_ready(self, name: str, version: str = "") -> bool:
-        """Whether a version of the model is ready."""
+        """Whether a version of the model is ready; not while all of its workers are being started again."""
         try:
-            self._find(name, version)
+            runner = self._find(name, version)
         except ServingError:
             if name not in self._lifecycle.models or not _is_version(version):
                 raise
             return False
-        return not self._is_exiting
+        return not self._is_exiting and not any(
+            loaded.is_down for loaded in self._lifecycle.loaded() if loaded.runner is runner
+        )
 
     def server_metadata(self) -> ServerMetadata:
         """Return name, version and extensions of the server."""
@@ -153,7 +155,7 @@ class ModelEngine:
     def samples(self) -> list[ModelSample]:
         """Return what a metrics scrape sees of every loaded version."""
         return [
-            ModelSample(loaded.runner.meter, loaded.runner.config.metric_tags, loaded.runner.pending)
+            ModelSample(loaded.runner.meter, loaded.runner.config.metric_tags, loaded.runner.pending, loaded.workers())
             for loaded in self._lifecycle.loaded()
         ]
 

@@ -41,6 +41,11 @@ class VersionEntry:
     reason: str = ""
     loaded: LoadedVersion | None = None
 
+    @property
+    def problem(self) -> str:
+        """Why it does not answer, or what is wrong with its workers while it does; "" when all is well."""
+        return self.reason or (self.loaded.problem if self.loaded is not None else "")
+
 
 @dataclass(slots=True)
 class ModelEntry:
@@ -196,7 +201,7 @@ class Lifecycle:
             if model.failure:
                 entries.append(ModelIndexEntry(name, "", ModelState.UNAVAILABLE, model.failure))
             entries.extend(
-                ModelIndexEntry(name, str(version), entry.state, entry.reason)
+                ModelIndexEntry(name, str(version), entry.state, entry.problem)
                 for version, entry in sorted(model.versions.items())
             )
         return entries

@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import dataclass
 
-from charonia.backends.api import LoadedModel, Placement
+from charonia.backends.api import LoadedModel, Placement, SupervisedModel
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig
 from charonia.engine.backends import Backends
@@ -15,6 +15,7 @@ from charonia.engine.runner import ModelRunner
 from charonia.engine.schedulers import make_scheduler
 from charonia.repository.labels import read_labels
 from charonia.repository.scan import ModelFolder
+from charonia.stats.model import WorkerState
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,21 @@ class LoadedVersion:
 
     runner: ModelRunner
     model: LoadedModel
+
+    def workers(self) -> list[WorkerState]:
+        """Return how its worker processes do; nothing for a model that computes in the server."""
+        return self.model.workers() if isinstance(self.model, SupervisedModel) else []
+
+    @property
+    def problem(self) -> str:
+        """What is wrong with its workers, "" while all are ready."""
+        return "; ".join(f"instance '{w.instance}': {w.problem}" for w in self.workers() if w.problem)
+
+    @property
+    def is_down(self) -> bool:
+        """Whether none of its workers is ready."""
+        workers = self.workers()
+        return bool(workers) and all(worker.problem for worker in workers)
 
     async def retire(self) -> None:
         """Answer what is in flight, then give back everything."""

@@ -30,14 +30,6 @@ class MachineSampler:
                 memory_total_bytes=memory.total,
                 memory_used_bytes=memory.total - memory.available,
                 process_memory_bytes=self._process.memory_info().rss,
-                worker_memory_bytes=sum(_resident(child) for child in self._process.children(recursive=True)),
             )
             self._last_ns = now
         return self._last
-
-
-def _resident(process: psutil.Process) -> int:
-    try:
-        return int(process.memory_info().rss)
-    except psutil.Error:  # it ended between the listing and the look
-        return 0

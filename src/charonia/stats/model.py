@@ -59,6 +59,23 @@ class MemoryUsage:
     byte_size: int
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerState:
+    """How the worker process of one instance does.
+
+    Attributes:
+        instance: Name of the instance.
+        memory_bytes: Resident memory of the process, 0 while there is none; what it has started itself is not included.
+        restarts: How often it was started again since the model was loaded.
+        problem: Why there is none that is ready, "" where there is.
+    """
+
+    instance: str
+    memory_bytes: int
+    restarts: int
+    problem: str
+
+
 @dataclass(slots=True)
 class ModelStatistics:
     """Everything counted for one model version.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from charonia.stats.histogram import Histogram
 from charonia.stats.meter import Meter
-from charonia.stats.model import Duration, ModelStatistics
+from charonia.stats.model import Duration, ModelStatistics, WorkerState
 
 _NS_PER_US = 1000
 _NS_PER_S = 1e9
@@ -24,23 +24,22 @@ class Machine:
         memory_total_bytes: Memory of the machine.
         memory_used_bytes: Memory in use.
         process_memory_bytes: Resident memory of the server process.
-        worker_memory_bytes: Resident memory of its worker processes.
     """
 
     cpu_utilization: float | None
     memory_total_bytes: int
     memory_used_bytes: int
     process_memory_bytes: int
-    worker_memory_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSample:
-    """What a scrape sees of one model version: its meter, its tags and how many requests wait."""
+    """What a scrape sees of one model version: its meter, its tags, how many requests wait, and its workers."""
 
     meter: Meter
     tags: Mapping[str, str]
     pending: int
+    workers: Sequence[WorkerState] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +73,13 @@ _DURATIONS: tuple[tuple[str, str, Callable[[Meter], Histogram]], ...] = (
 )
 
 
+_WORKERS: tuple[tuple[str, str, str, Callable[[WorkerState], int]], ...] = (
+    ("charonia_worker_up", "gauge", "Whether the worker process of an instance is ready", lambda w: not w.problem),
+    ("charonia_worker_restarts_total", "counter", "Worker processes that took over from one", lambda w: w.restarts),
+    ("charonia_worker_memory_bytes", "gauge", "Resident memory of a worker process", lambda w: w.memory_bytes),
+)
+
+
 def metric_names() -> tuple[str, ...]:
     """Return the names of every metric family that `render` can write."""
     return (
@@ -84,11 +90,11 @@ def metric_names() -> tuple[str, ...]:
         *(name for name, _, _ in _DURATIONS),
         "charonia_batch_size",
         "charonia_batches_closed_total",
+        *(name for name, _, _, _ in _WORKERS),
         "nv_cpu_utilization",
         "nv_cpu_memory_total_bytes",
         "nv_cpu_memory_used_bytes",
         "charonia_process_memory_bytes",
-        "charonia_worker_memory_bytes",
     )
 
 
@@ -147,6 +153,18 @@ def render(models: Sequence[ModelSample], machine: Machine | None = None) -> byt
             for reason, count in sample.meter.closes.items()
         ),
     )
+    for name, kind, help_text, value in _WORKERS:
+        _family(
+            lines,
+            name,
+            kind,
+            help_text,
+            (
+                (f'{labels},instance="{_escape(worker.instance)}"', int(value(worker)))
+                for labels, sample in labelled
+                for worker in sample.workers
+            ),
+        )
     if machine is not None:
         _machine(lines, machine)
     return ("\n".join(lines) + "\n").encode()
@@ -157,7 +175,6 @@ def _machine(lines: list[str], machine: Machine) -> None:
         ("nv_cpu_memory_total_bytes", "Memory of the machine", machine.memory_total_bytes),
         ("nv_cpu_memory_used_bytes", "Memory of the machine in use", machine.memory_used_bytes),
         ("charonia_process_memory_bytes", "Resident memory of the server process", machine.process_memory_bytes),
-        ("charonia_worker_memory_bytes", "Resident memory of worker processes", machine.worker_memory_bytes),
     ]
     if machine.cpu_utilization is not None:
         gauges.insert(0, ("nv_cpu_utilization", "Share of all cores in use, 0 to 1", machine.cpu_utilization))

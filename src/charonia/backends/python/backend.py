@@ -15,7 +15,7 @@ from charonia.config.json_form import from_json, to_json
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig
 from charonia.core.errors import invalid, unsupported
-from charonia.stats.model import MemoryUsage
+from charonia.stats.model import MemoryUsage, WorkerState
 
 DEFAULT_FILE = "model.py"
 
@@ -140,6 +140,10 @@ class PythonModel:
     def memory(self) -> list[MemoryUsage]:
         """Return the resident memory of all workers."""
         return [MemoryUsage("CPU", 0, sum(i.resident_bytes() for i in self._instances))]
+
+    def workers(self) -> list[WorkerState]:
+        """Return how the worker of each instance does now."""
+        return [WorkerState(i.name, i.resident_bytes(), i.health.restarts, i.health.problem) for i in self._instances]
 
     async def aclose(self) -> None:
         """The instances hold everything."""
