@@ -27,6 +27,7 @@ from charonia.core.calls import Reply, Ticket
 from charonia.core.errors import ServingError
 from charonia.core.request import InferRequest, ParameterValue
 from charonia.core.tensor import Tensor
+from charonia.stats.custom import CustomMetrics
 from charonia.stats.model import MemoryUsage, WorkerState
 
 
@@ -231,12 +232,14 @@ class BackendSettings:
         default_max_batch_size: What auto-complete writes where batching is possible (`default-max-batch-size`).
         verbose: Whether verbose logging is on.
         models: The server's models, None where a model cannot call others (tests).
+        metrics: Where models' own metrics go, None where nobody shows them (tests).
     """
 
     values: Mapping[str, str] = field(default_factory=dict)
     default_max_batch_size: int = 4
     verbose: bool = False
     models: Models | None = None
+    metrics: CustomMetrics | None = None
 
 
 class LoadedModel(Protocol):

@@ -5,6 +5,9 @@ from collections.abc import Callable, Mapping
 
 from charonia.backends.api import Backend, BackendSettings, Models
 from charonia.core.errors import invalid
+from charonia.engine.calls import CallGraph
+from charonia.stats.custom import CustomMetrics
+from charonia.stats.prometheus import metric_names
 
 
 class Backends:
@@ -17,6 +20,8 @@ class Backends:
 
     Attributes:
         models: What models call other models through; set once, before the first model is loaded.
+        calls: Which instances wait for which.
+        metrics: The metrics that models make themselves.
     """
 
     def __init__(
@@ -30,6 +35,8 @@ class Backends:
         self._settings = settings or {}
         self._verbose = verbose
         self.models: Models | None = None
+        self.calls = CallGraph()
+        self.metrics = CustomMetrics(reserved=metric_names())
         self._made: dict[str, Backend] = {}
         self._making = asyncio.Lock()
 
@@ -66,7 +73,7 @@ class Backends:
             default_max_batch_size = int(text)
         except ValueError:
             raise invalid(f"--backend-config default-max-batch-size: expected an integer, got {text!r}") from None
-        return BackendSettings(values, default_max_batch_size, self._verbose, self.models)
+        return BackendSettings(values, default_max_batch_size, self._verbose, self.models, self.metrics)
 
     async def aclose(self) -> None:
         """Close every backend that was made."""

@@ -214,6 +214,10 @@ class StreamingBatch(RunningBatch):
         """The caller of a request has gone."""
         self._runner.meter.response(self._sent[index], ResponseKind.CANCEL, 0)
 
+    def _take(self, index: int, result: Result, end_ns: int) -> None:
+        """A blocking instance has answered one request: once is any number of times, too."""
+        self.respond(index, result, True)
+
     def _count(self, index: int, outcome: InferResponse | ServingError | None, end_ns: int) -> None:
         since, self._since_ns[index] = self._since_ns[index], end_ns
         kind = ResponseKind.EMPTY_RESPONSE

@@ -10,11 +10,14 @@ from charonia.backends.api import BackendSettings, Completion, ModelFiles, Place
 from charonia.backends.python.environment import Environment, environment_of
 from charonia.backends.python.instance import PythonInstance
 from charonia.backends.python.process import WorkerProcess
+from charonia.backends.python.services import Server
 from charonia.backends.python.worker.charonia_channel import Incoming
 from charonia.config.json_form import from_json, to_json
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig
-from charonia.core.errors import invalid, unsupported
+from charonia.core.caller import CallFrame
+from charonia.core.errors import invalid
+from charonia.stats.custom import CustomMetrics
 from charonia.stats.model import MemoryUsage, WorkerState
 
 DEFAULT_FILE = "model.py"
@@ -82,10 +85,10 @@ class PythonBackend:
 
     async def load(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> "PythonModel":
         """Check the settings and prepare the environment; the model itself is imported by each instance."""
-        if config.is_decoupled:
-            raise unsupported(f"model '{config.name}': decoupled Python models are not available in this version")
         path = _model_path(files, config)
-        return PythonModel(files, config, path, await environment_of(files, config, settings))
+        metrics = settings.metrics if settings.metrics is not None else CustomMetrics()
+        server = Server(CallFrame(config.name, str(files.version)), settings.models, metrics)
+        return PythonModel(files, config, path, await environment_of(files, config, settings), server)
 
     async def aclose(self) -> None:
         """Nothing is shared between models."""
@@ -94,8 +97,11 @@ class PythonBackend:
 class PythonModel:
     """A version of a Python model."""
 
-    def __init__(self, files: ModelFiles, config: ModelConfig, path: Path, environment: Environment) -> None:
+    def __init__(
+        self, files: ModelFiles, config: ModelConfig, path: Path, environment: Environment, server: Server
+    ) -> None:
         self._files = files
+        self._server = server
         self._config = config
         self._path = path
         self._environment = environment
@@ -128,10 +134,12 @@ class PythonModel:
         instance = PythonInstance(
             placement.name,
             make_process,
-            ("initialize", *files, arguments, placement.name),
+            ("initialize", *files, arguments, placement.name, {"decoupled": self._config.is_decoupled}),
             output_names=tuple(o.name for o in self._config.output),
             start_s_max=self._start_s_max,
             execute_s_max=self._execute_s_max,
+            server=self._server,
+            is_decoupled=self._config.is_decoupled,
         )
         await instance.open()
         self._instances.append(instance)

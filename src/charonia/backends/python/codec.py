@@ -1,7 +1,7 @@
 """Requests and responses as messages of the channel."""
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,9 +10,10 @@ import orjson
 
 from charonia.backends.api import Outputs, Result
 from charonia.backends.python.worker.charonia_channel import Incoming, Outgoing
+from charonia.core.calls import Outcome
 from charonia.core.dtypes import BY_WIRE, DataType
 from charonia.core.errors import Code, ServingError
-from charonia.core.request import InferRequest
+from charonia.core.request import InferRequest, RequestedOutput
 from charonia.core.tensor import Array, Tensor
 from charonia.protocol.tensors import decode_tensor, encode_elements
 
@@ -28,6 +29,9 @@ _CODES = (
 )
 """Code by its number in `TritonError`."""
 
+NO_TRACE = ""
+"""Trace context of a request that is not traced."""
+
 
 def encode_requests(
     requests: Sequence[InferRequest], output_names: tuple[str, ...], outgoing: Outgoing
@@ -41,10 +45,7 @@ def encode_requests(
     """
     encoded: list[tuple[object, ...]] = []
     for request in requests:
-        tensors = [
-            (tensor.name, tensor.datatype.wire, tensor.array.shape, outgoing.place(_bytes_of(tensor)))
-            for tensor in request.inputs.values()
-        ]
+        tensors = _placed(request.inputs.values(), outgoing)
         wanted = tuple(o.name for o in request.outputs) or output_names
         parameters = orjson.dumps(request.parameters).decode() if request.parameters else "{}"
         fields = (
@@ -55,15 +56,52 @@ def encode_requests(
             request.priority,
             parameters,
             wanted,
+            NO_TRACE,
         )
         encoded.append((fields, tensors))
     return encoded
 
 
+def decode_request(
+    model: tuple[str, str],
+    fields: tuple[Any, ...],
+    tensors: Sequence[tuple[Any, ...]],
+    message: Incoming,
+    release: Callable[[int], None],
+) -> InferRequest:
+    """Return a request that the worker makes of another model.
+
+    Args:
+        model: Name and version of that model.
+        fields: The request but for its tensors, as in `encode_requests`.
+        tensors: Its inputs as the worker described them.
+        message: The message that holds them.
+        release: As for `decode_results`.
+
+    Raises:
+        ChannelError: The message does not hold what its header says.
+        ServingError: A tensor is not what its header says.
+    """
+    request_id, correlation_id, flags, timeout_us, priority, parameters, wanted, _ = fields
+    inputs = {tensor.name: tensor for tensor in _found(tensors, message, release)}
+    return InferRequest(
+        model[0],
+        inputs,
+        model_version=model[1],
+        id=request_id,
+        outputs=tuple(RequestedOutput(name) for name in wanted),
+        parameters=orjson.loads(parameters),
+        correlation_id=correlation_id,
+        flags=flags,
+        priority=priority,
+        timeout_us=timeout_us,
+    )
+
+
 def decode_results(
-    results: Sequence[tuple[Any, ...]], message: Incoming, release: Callable[[int], None]
-) -> list[Result]:
-    """Return the results of a batch.
+    results: Sequence[tuple[Any, ...] | None], message: Incoming, release: Callable[[int], None]
+) -> list[Result | None]:
+    """Return the results of a batch; None stays None.
 
     Args:
         results: They as the worker sent them.
@@ -74,20 +112,47 @@ def decode_results(
         ChannelError: The message does not hold what its header says.
         ServingError: A tensor is not what its header says.
     """
-    decoded: list[Result] = []
+    decoded: list[Result | None] = []
     for result in results:
+        if result is None:
+            decoded.append(None)
+            continue
         code = int(result[0])
         if code >= 0:
             decoded.append(ServingError(_CODES[code], str(result[1])))
             continue
-        tensors = []
-        for name, datatype, shape, place in result[1]:
-            tensor = decode_tensor(name, BY_WIRE[datatype], shape, message.find(place))
-            if place[0]:
-                tensor.array = _leased(tensor.array, partial(release, place[0]))
-            tensors.append(tensor)
-        decoded.append(Outputs(tensors, result[2] or None))
+        decoded.append(Outputs(_found(result[1], message, release), result[2] or None))
     return decoded
+
+
+def encode_outcome(outcome: Outcome, outgoing: Outgoing) -> tuple[object, ...] | None:
+    """Return the outcome of a request that the worker made; its tensors are placed in `outgoing`."""
+    if outcome is None:
+        return None
+    if isinstance(outcome, ServingError):
+        return encode_error(outcome)
+    return (-1, _placed(outcome.outputs, outgoing), outcome.parameters)
+
+
+def encode_error(error: ServingError) -> tuple[int, str]:
+    """Return an error as the worker reads it: number of the code in `TritonError`, and text."""
+    return (_CODES.index(error.code), str(error))
+
+
+def _placed(tensors: Iterable[Tensor], outgoing: Outgoing) -> list[tuple[object, ...]]:
+    return [
+        (tensor.name, tensor.datatype.wire, tensor.array.shape, outgoing.place(_bytes_of(tensor))) for tensor in tensors
+    ]
+
+
+def _found(tensors: Iterable[tuple[Any, ...]], message: Incoming, release: Callable[[int], None]) -> list[Tensor]:
+    found = []
+    for name, datatype, shape, place in tensors:
+        tensor = decode_tensor(name, BY_WIRE[datatype], shape, message.find(place))
+        if place[0] > 0:  # one of ours looks after itself
+            tensor.array = _leased(tensor.array, partial(release, place[0]))
+        found.append(tensor)
+    return found
 
 
 def _leased(array: Array, release: Callable[[], None]) -> Array:

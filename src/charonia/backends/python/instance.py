@@ -1,17 +1,27 @@
-"""One instance of a Python model: a worker process that is started again when it ends."""
+"""One instance of a Python model: a worker process that is started again when it ends.
+
+A batch is handed over, runs when those before it are done, and may leave requests open that the model answers later.
+When the worker ends, the batch that runs and the requests left open fail with the reason; batches that it has not begun
+run on its successor.
+"""
 
 import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 
 from charonia.backends.api import BatchSink
+from charonia.backends.python.calls import Work
 from charonia.backends.python.codec import decode_results, encode_requests
 from charonia.backends.python.health import WorkerHealth
+from charonia.backends.python.link import WorkerLink
 from charonia.backends.python.process import WorkerProcess
-from charonia.backends.python.worker.charonia_channel import ChannelError, Incoming, Outgoing
+from charonia.backends.python.services import Server, WorkerServices
+from charonia.backends.python.worker.charonia_channel import Incoming
+from charonia.backends.python.worker.charonia_regions import ChannelError
+from charonia.core.caller import CallFrame
 from charonia.core.errors import ServingError, internal, unavailable
 from charonia.core.request import InferRequest
 
@@ -24,15 +34,32 @@ FINALIZE_S_MAX = 10.0
 """Time that a worker has for `finalize`."""
 
 
-class _Batch:
-    """A batch that was handed over and is not finished."""
+class _Batch(Work):
+    """A batch that was handed over, and that is not finished or has left requests open.
 
-    __slots__ = ("number", "requests", "sink")
+    Attributes:
+        number: Its number in messages, 0 until it was sent to the worker that runs now.
+        over: Indices of requests that have their last response; None while there is none.
+        gone: Indices of requests whose callers have gone; None while there is none.
+    """
 
-    def __init__(self, requests: Sequence[InferRequest], sink: BatchSink) -> None:
-        self.requests = requests
-        self.sink = sink
-        self.number = 0  # 0 until it was sent to the worker that runs now
+    __slots__ = ("gone", "number", "over")
+
+    def __init__(self, sink: BatchSink, requests: Sequence[InferRequest]) -> None:
+        super().__init__(sink, requests)
+        self.number = 0
+        self.over: set[int] | None = None
+        self.gone: set[int] | None = None
+
+    def note_over(self, index: int) -> None:
+        """Note that a request has its last response."""
+        if self.over is None:
+            self.over = set()
+        self.over.add(index)
+
+    def open_requests(self) -> list[int]:
+        """Return the indices of the requests without a last response."""
+        return [index for index in range(len(self.requests)) if self.over is None or index not in self.over]
 
 
 class _State(Enum):
@@ -55,6 +82,7 @@ class PythonInstance:
 
     Attributes:
         health: What happened to its worker processes.
+        capabilities: What the worker says that its model can do.
     """
 
     def __init__(
@@ -66,6 +94,8 @@ class PythonInstance:
         output_names: tuple[str, ...],
         start_s_max: float,
         execute_s_max: float,
+        server: Server | None = None,
+        is_decoupled: bool = False,
     ) -> None:
         self.name = name
         self._make_process = make_process
@@ -75,21 +105,28 @@ class PythonInstance:
         self._execute_s_max = execute_s_max
         self._loop = asyncio.get_running_loop()
         self._state = _State.STARTING
-        self._process: WorkerProcess | None = None
+        self._link: WorkerLink | None = None  # to the worker that runs now
         self._first_start: asyncio.Future[None] = self._loop.create_future()
         self._batches: deque[_Batch] = deque()  # the first one runs, where it was sent
         self._sent = 0
         self._timer: asyncio.TimerHandle | None = None  # the first batch's
         self._process_timer: asyncio.TimerHandle | None = None  # while starting its limit, while paused its end
+        self._left_open: dict[int, _Batch] = {}  # finished, with requests that wait for their last response
         self.health = WorkerHealth()
+        self.capabilities: Mapping[str, object] = {}
         self._reason = ""
-        self._released: list[int] = []  # regions of the worker that nobody here looks at any more
-        self._dropped: list[int] = []  # regions of ours that were given up
+        self._is_decoupled = is_decoupled
+        self._services = WorkerServices(server or Server(CallFrame(name, "")), self._running)
 
     @property
     def pid(self) -> int:
         """Process id of the worker, 0 while there is none."""
-        return self._process.pid if self._process is not None else 0
+        return self._link.process.pid if self._link is not None else 0
+
+    @property
+    def problem(self) -> str:
+        """Why no worker runs now, "" while one does."""
+        return self.health.problem
 
     async def open(self) -> None:
         """Start the worker and wait until the model is initialized.
@@ -106,7 +143,7 @@ class PythonInstance:
 
     def start(self, requests: Sequence[InferRequest], sink: BatchSink) -> None:
         """Begin to run the requests as one batch."""
-        self._batches.append(_Batch(requests, sink))
+        self._batches.append(_Batch(sink, requests))
         if self._state is _State.READY:
             self._send_waiting()
         elif self._state is _State.CLOSED:
@@ -115,11 +152,22 @@ class PythonInstance:
             self._limit(RESTART_WAIT_S_MAX, self._waited_too_long)
 
     def cancel(self, sink: BatchSink, index: int) -> None:
-        """Do nothing: the model runs on, and its answer to this request is dropped."""
+        """Tell the model that the caller of a request has gone; what it calls for nobody is given up."""
+        batch = next((b for b in (*self._batches, *self._left_open.values()) if b.sink is sink), None)
+        if batch is None:
+            return
+        if batch.gone is None:
+            batch.gone = set()
+        batch.gone.add(index)
+        if batch.number and self._link is not None:
+            self._link.process.send(("cancel", batch.number, index))
+        if all(sink.is_cancelled(i) for i in range(len(batch.requests))):
+            self._services.calls.cancel_batch(sink)
+            self._left_open.pop(batch.number, None)
 
     def resident_bytes(self) -> int:
         """Return the resident memory of the worker process."""
-        return self._process.resident_bytes() if self._process is not None else 0
+        return self._link.process.resident_bytes() if self._link is not None else 0
 
     async def aclose(self) -> None:
         """Let the model finalize, where it was initialized, and end the worker."""
@@ -127,11 +175,11 @@ class PythonInstance:
         self._state = _State.CLOSED
         self._limit(0, None)
         self._stop_process_timer()
-        process, self._process = self._process, None
-        if process is not None:
+        link = self._unlink()
+        if link is not None:
             if not is_initialized:
-                process.kill("it is not wanted any more")
-            await process.stop(FINALIZE_S_MAX)
+                link.process.kill("it is not wanted any more")
+            await link.process.stop(FINALIZE_S_MAX)
 
     def _start_process(self) -> None:
         self._state = _State.STARTING
@@ -139,29 +187,55 @@ class PythonInstance:
             self.health.restarted()
         if self._start_s_max:
             self._process_timer = self._loop.call_later(self._start_s_max, self._started_too_slowly)
-        self._released, self._dropped = [], []
         try:
-            process = self._process = self._make_process(self._message, self._ended)
+            process = self._make_process(self._message, self._ended)
         except OSError as error:
             self._ended(f"the worker process cannot be started: {error}")
             return
+        self._link = WorkerLink(process)
         process.send(self._start_message)
 
+    def _unlink(self) -> WorkerLink | None:
+        """Have nothing to do with the worker any more; return the link to it."""
+        link, self._link = self._link, None
+        if link is not None:
+            link.is_open = False
+            self._services.ended()
+        return link
+
     def _message(self, message: Incoming) -> None:
+        link = self._link
+        if link is None:
+            return
         kind = message.header[0]
-        if kind == "done":
-            self._done(message)
-        elif kind == "ready":
-            self._state = _State.READY
-            self._stop_process_timer()
-            if self.health.ready():
-                _log.info("the worker process of '%s' is back", self.name)
-            if not self._first_start.done():
-                self._first_start.set_result(None)
-            self._limit(0, None)
-            self._send_waiting()
-        elif kind == "failed":
-            self._reason = str(message.header[1])
+        try:
+            if kind == "done":
+                self._done(message, link)
+            elif kind == "response":
+                self._response(message, link)
+            elif kind == "ready":
+                self._ready(message)
+            elif kind == "failed":
+                self._reason = str(message.header[1])
+            else:
+                self._services.take(message, link, is_ready=self._state is _State.READY)
+        except (ChannelError, ServingError, LookupError, TypeError, ValueError) as error:
+            link.process.kill(f"it sent a message that cannot be read: {error}")
+
+    def _ready(self, message: Incoming) -> None:
+        self._state = _State.READY
+        self._stop_process_timer()
+        self.capabilities = message.header[1] if len(message.header) > 1 else {}
+        if self.health.ready():
+            _log.info("the worker process of '%s' is back", self.name)
+        if not self._first_start.done():
+            self._first_start.set_result(None)
+        self._limit(0, None)
+        self._send_waiting()
+
+    def _running(self, number: int) -> Work | None:
+        """Return the batch that runs, if it has this number."""
+        return self._batches[0] if number and self._batches and self._batches[0].number == number else None
 
     def _send_waiting(self) -> None:
         for batch in list(self._batches):
@@ -169,48 +243,68 @@ class PythonInstance:
                 self._send(batch)
 
     def _send(self, batch: _Batch) -> None:
-        process = self._process
-        if process is None:
+        link = self._link
+        if link is None:
             return
-        outgoing = Outgoing(process.pool)
+        outgoing = link.outgoing()
         self._sent = batch.number = self._sent + 1
-        released, dropped = self._released.copy(), self._dropped
         try:
             encoded = encode_requests(batch.requests, self._output_names, outgoing)
-            process.send(("execute", batch.number, encoded, released, dropped), outgoing)
+            link.send(("execute", batch.number, encoded), outgoing)
         except (ChannelError, OSError, TypeError, ValueError) as error:
             outgoing.withdraw()
             self._batches.remove(batch)
             _fail(batch, internal(f"the batch cannot be handed to instance '{self.name}': {error}"))
             return
-        # In place: responses that somebody still looks at append to this list, perhaps in other threads.
-        del self._released[: len(released)]
-        self._dropped = []
+        for index in batch.gone or ():
+            link.process.send(("cancel", batch.number, index))
         if batch is self._batches[0]:
             self._limit(self._execute_s_max, self._executed_too_long)
 
-    def _done(self, message: Incoming) -> None:
+    def _done(self, message: Incoming, link: WorkerLink) -> None:
         _, number, results, regions, dropped, input_end, output_start = message.header
-        process = self._process
-        if process is None or not self._batches or number != self._batches[0].number:
+        if not self._batches or number != self._batches[0].number:
             return
         self.health.answered()
-        self._dropped += process.pool.release(regions)
-        try:
-            decoded = decode_results(results, message, self._released.append)
-        except (ChannelError, ServingError, LookupError, TypeError, ValueError) as error:
-            process.kill(f"it sent a response that cannot be read: {error}")
-            return
-        process.drop(dropped)
-        sink = self._batches.popleft().sink
+        decoded = decode_results(results, message, link.release)
+        link.given_back(regions, dropped)
+        batch = self._batches.popleft()
         self._limit(self._execute_s_max if self._batches else 0, self._executed_too_long)
+        sink = batch.sink
+        is_open = False
         for index, result in enumerate(decoded):
-            sink.respond(index, result, True)
-        sink.finish(input_end, output_start)
+            if result is None:
+                is_open = True
+            else:
+                sink.respond(index, result, True)
+        if is_open:
+            for index, result in enumerate(decoded):
+                if result is not None:
+                    batch.note_over(index)
+            is_open = any(not sink.is_cancelled(index) for index in batch.open_requests())
+            if is_open:
+                self._left_open[number] = batch
+        sink.finish(input_end, output_start, leaves_open=is_open)
+
+    def _response(self, message: Incoming, link: WorkerLink) -> None:
+        _, number, index, result, final, released, dropped = message.header
+        (decoded,) = decode_results([result], message, link.release)
+        link.given_back(released, dropped)
+        batch = self._left_open.get(number) or next((b for b in self._batches if number and b.number == number), None)
+        if batch is not None:
+            if not 0 <= index < len(batch.requests):
+                raise ChannelError(f"batch {number} has no request {index}")
+            if final or not self._is_decoupled:
+                batch.note_over(index)
+                if not batch.open_requests():
+                    self._left_open.pop(number, None)
+            batch.sink.respond(index, decoded, bool(final))
+        del decoded
+        link.flush()
 
     def _ended(self, reason: str) -> None:
         """The worker process is gone."""
-        self._process = None
+        self._unlink()
         self._stop_process_timer()
         if self._state is _State.CLOSED:
             return
@@ -225,8 +319,13 @@ class PythonInstance:
         failed_to_start = self._state is _State.STARTING
         self._state = _State.PAUSED
         self._process_timer = self._loop.call_later(self.health.ended(why), self._start_process)
+        error = internal(f"the model instance '{self.name}' is not healthy: {why}")
+        left_open, self._left_open = self._left_open, {}
+        for batch in left_open.values():
+            for index in batch.open_requests():
+                batch.sink.respond(index, error, True)
         if self._batches and (self._batches[0].number or failed_to_start):
-            self._fail_first(internal(f"the model instance '{self.name}' is not healthy: {why}"))
+            self._fail_first(error)
         # Those behind it had not begun: they run on the next worker.
         for batch in self._batches:
             batch.number = 0
@@ -234,12 +333,14 @@ class PythonInstance:
             self._limit(RESTART_WAIT_S_MAX, self._waited_too_long)
 
     def _started_too_slowly(self) -> None:
-        if self._process is not None:
-            self._process.kill(f"it did not initialize within {self._start_s_max:g} s")
+        self._kill(f"it did not initialize within {self._start_s_max:g} s")
 
     def _executed_too_long(self) -> None:
-        if self._process is not None:
-            self._process.kill(f"a batch did not finish within {self._execute_s_max:g} s and was ended")
+        self._kill(f"a batch did not finish within {self._execute_s_max:g} s and was ended")
+
+    def _kill(self, reason: str) -> None:
+        if self._link is not None:
+            self._link.process.kill(reason)
 
     def _waited_too_long(self) -> None:
         while self._batches:

@@ -1,0 +1,200 @@
+"""What a worker asks the server for: requests of other models, control of models, custom metrics."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from charonia.backends.api import Models
+from charonia.backends.python.calls import ModelCalls, Work
+from charonia.backends.python.codec import decode_request, encode_error, encode_outcome
+from charonia.backends.python.link import WorkerLink
+from charonia.backends.python.worker.charonia_channel import Incoming
+from charonia.backends.python.worker.charonia_regions import ChannelError
+from charonia.core.caller import CallFrame
+from charonia.core.calls import Outcome
+from charonia.core.errors import Code, ServingError, internal, unavailable, unsupported
+from charonia.stats.custom import CustomMetrics, MetricHolder
+
+_log = logging.getLogger(__name__)
+
+CONTROLS_OPEN_MAX = 64
+"""Most questions about models that one instance has open: loads and unloads that are under way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """What a model may use of the server.
+
+    Attributes:
+        caller: Who makes requests that belong to no batch: the model, without an instance.
+        models: The other models, None where there are none.
+        metrics: Where custom metrics go.
+    """
+
+    caller: CallFrame
+    models: Models | None = None
+    metrics: CustomMetrics = field(default_factory=CustomMetrics)
+
+
+class WorkerServices:
+    """Answers one instance's worker.
+
+    Args:
+        server: What the model may use.
+        work_of: Returns the batch of a number, None where it does not run.
+
+    Attributes:
+        calls: The requests that the model makes.
+    """
+
+    def __init__(self, server: Server, work_of: Callable[[int], Work | None]) -> None:
+        self.calls = ModelCalls(server.models, server.caller)
+        self._models = server.models
+        self._name = server.caller.model
+        self._all_metrics = server.metrics
+        self._metrics = MetricHolder(server.metrics)
+        self._work_of = work_of
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def take(self, message: Incoming, link: WorkerLink, *, is_ready: bool) -> None:
+        """Take a message of the worker.
+
+        Args:
+            message: The message.
+            link: Where answers go.
+            is_ready: Whether the model is initialized; before, it may make no requests.
+
+        Raises:
+            ChannelError: It is none that is known, or does not hold what its header says. So do LookupError,
+                TypeError, ValueError and ServingError.
+        """
+        header = message.header
+        match header[0]:
+            case "call":
+                self._call(message, link, is_ready)
+            case "call_cancel":
+                self.calls.cancel(header[1])
+            case "release":
+                link.given_back(header[1], header[2])
+            case "control":
+                self._control(header, link, is_ready)
+            case "metrics":
+                for update in header[1]:
+                    self._update(update, link)
+            case kind:
+                raise ChannelError(f"there is no message of kind {kind!r}")
+
+    def ended(self) -> None:
+        """The worker is gone: its requests and its metrics go with it."""
+        self.calls.cancel_all()
+        self._metrics.drop_all()
+        self._metrics = MetricHolder(self._all_metrics)
+
+    def _call(self, message: Incoming, link: WorkerLink, is_ready: bool) -> None:
+        _, call, batch, model, version, allows_decoupled, fields, tensors, released, dropped = message.header
+        request = decode_request((model, version), fields, tensors, message, link.release)
+        link.given_back(released, dropped)
+
+        def reply(outcome: Outcome, final: bool) -> None:
+            _send_outcome(link, call, outcome, final)
+
+        if not is_ready:
+            reply(unavailable("BLS is only supported during the 'execute' function."), True)
+            return
+        self.calls.start(call, request, reply, work=self._work_of(batch), allows_decoupled=bool(allows_decoupled))
+
+    def _control(self, header: tuple[Any, ...], link: WorkerLink, is_ready: bool) -> None:
+        _, number, action, name, options = header
+        if action == "ready":
+            _answer(link, number, lambda: self._is_model_ready(name, options.get("version") or ""))
+        elif not is_ready:
+            _send_error(link, number, unavailable("models are loaded and unloaded in the 'execute' function only"))
+        elif len(self._tasks) >= CONTROLS_OPEN_MAX:
+            _send_error(link, number, unavailable(f"{CONTROLS_OPEN_MAX} loads and unloads are under way already"))
+        else:
+            task = asyncio.get_running_loop().create_task(self._change(link, number, action, name, options))
+            self._tasks.add(task)  # the loop itself holds tasks weakly
+            task.add_done_callback(self._tasks.discard)
+
+    def _is_model_ready(self, name: str, version: str) -> bool:
+        if self._models is None:
+            return False
+        try:
+            return self._models.model_ready(name, version)
+        except ServingError as error:
+            if error.code is Code.NOT_FOUND:
+                return False
+            raise
+
+    async def _change(self, link: WorkerLink, number: int, action: str, name: str, options: Mapping[str, Any]) -> None:
+        """Load or unload a model and answer. A worker that ends meanwhile does not stop it."""
+        try:
+            if self._models is None:
+                raise unsupported(f"model '{name}' cannot be controlled: there are no other models here")
+            if action == "load":
+                await self._models.load_model(name, options.get("config"), options.get("files") or None)
+            else:
+                await self._models.unload_model(name, bool(options.get("unload_dependents")))
+        except ServingError as error:
+            _send_error(link, number, error)
+        except Exception as error:
+            _log.exception("model '%s' failed to %s '%s'", self._name, action, name)
+            _send_error(link, number, internal(f"{action} of model '{name}' failed: {type(error).__name__}"))
+        else:
+            _send(link, ("answer", number, ("ok", None)))
+
+    def _update(self, update: tuple[Any, ...], link: WorkerLink) -> None:
+        kind, number, *arguments = update
+        metrics = self._metrics
+        match kind:
+            case "add":
+                metrics.increase(number, *arguments)
+            case "set":
+                metrics.set(number, *arguments)
+            case "observe":
+                metrics.observe(number, *arguments)
+            case "metric":
+                try:
+                    metrics.add(number, *arguments)
+                except ServingError as error:  # nobody waits for an answer; the model keeps its value to itself
+                    _log.warning("model '%s': %s", self._name, error)
+            case "family":
+                _answer(link, number, lambda: metrics.declare(number, *arguments))
+            case "drop_metric":
+                metrics.drop_metric(number)
+            case "drop_family":
+                metrics.drop_family(number)
+            case _:
+                raise ChannelError(f"there is no update of metrics of kind {kind!r}")
+
+
+def _send_outcome(link: WorkerLink, call: int, outcome: Outcome, final: bool) -> None:
+    if not link.is_open:
+        return
+    outgoing = link.outgoing()
+    try:
+        link.send(("reply", call, encode_outcome(outcome, outgoing), final), outgoing)
+    except (ChannelError, OSError, TypeError, ValueError) as error:
+        outgoing.withdraw()
+        failure = internal(f"the response of the model cannot be handed to its caller: {error}")
+        link.send(("reply", call, encode_error(failure), final))
+
+
+def _answer(link: WorkerLink, number: int, work: Callable[[], object]) -> None:
+    try:
+        value = work()
+    except ServingError as error:
+        _send_error(link, number, error)
+    else:
+        _send(link, ("answer", number, ("ok", value)))
+
+
+def _send_error(link: WorkerLink, number: int, error: ServingError) -> None:
+    _send(link, ("answer", number, ("error", *encode_error(error))))
+
+
+def _send(link: WorkerLink, header: tuple[object, ...]) -> None:
+    if link.is_open:
+        link.process.send(header)
