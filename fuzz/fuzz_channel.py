@@ -18,14 +18,8 @@ import random
 import struct
 import sys
 
-from charonia.backends.python.worker.charonia_channel import (
-    INLINE_BYTES_MAX,
-    ChannelError,
-    Mappings,
-    Outgoing,
-    Receiver,
-    RegionPool,
-)
+from charonia.backends.python.worker.charonia_channel import INLINE_BYTES_MAX, Outgoing, Receiver
+from charonia.backends.python.worker.charonia_regions import ChannelError, Mappings, RegionPool
 
 MESSAGES_MAX = 4
 TENSORS_MAX = 4

@@ -1,6 +1,6 @@
 """Messages between the server and a worker process, over one stream socket.
 
-Used by both ends, so it needs nothing but the standard library and runs on Python 3.8. A message is a frame:
+Used by both ends, so it needs nothing but numpy and the standard library and runs on Python 3.8. A message is a frame:
 
     4 bytes length of the header, 4 bytes length of the rest, header, rest
 
@@ -14,23 +14,26 @@ system, so nothing can be left behind.
 
 from __future__ import annotations
 
-import contextlib
 import marshal
-import mmap
 import os
 import socket
 import struct
-import tempfile
 from array import array
 from typing import TYPE_CHECKING
+
+if TYPE_CHECKING or __package__:
+    from charonia.backends.python.worker.charonia_regions import ChannelError, Mappings, Region, RegionPool
+else:  # a sibling of the worker's script; the package is not there
+    from charonia_regions import ChannelError, Mappings, Region, RegionPool
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from typing import Any
 
     Data = bytes | bytearray | memoryview
-    Place = tuple[int, bool, int]
-    """Where a tensor's bytes are: id of the region or 0 for inline, whether it is announced here, size in bytes."""
+    Place = tuple[int, int, int]
+    """Where a tensor's bytes are: id of the region, 0 for inline, negative for one of the receiver's own; how it is
+    announced, 0 where it is known already; size in bytes."""
 
 INLINE_BYTES_MAX = 64 * 1024
 """Larger tensors go through shared memory: below, a copy through the socket is cheaper than a page fault."""
@@ -49,8 +52,8 @@ FDS_MAX = 64
 BUFFERS_MAX = 1000
 """Buffers in one call of the system; Linux takes 1024."""
 
-POOL_BYTES_MAX = 256 * 1024 * 1024
-"""Most bytes of idle regions that a sender keeps for reuse."""
+KNOWN, OWNED, LENT = range(3)
+"""How a place announces its region: not at all, as one of the sender's, as one that the sender only passes on."""
 
 _FRAME = struct.Struct("<II")
 _PADDING = bytes(ALIGNMENT)
@@ -59,141 +62,6 @@ _ANCILLARY_BYTES = socket.CMSG_SPACE(FDS_MAX * 4)
 # One buffer for all sockets of the process, whose channels are all read by one thread: a new one of this size for every
 # message would be mapped and unmapped by the system each time.
 _received = memoryview(bytearray(256 * 1024))
-_REGION_BYTES_MIN = 128 * 1024
-
-
-class ChannelError(Exception):
-    """The stream is not what this module writes."""
-
-
-def make_memory(size: int) -> int:
-    """Return a descriptor of `size` bytes of memory without a name."""
-    if hasattr(os, "memfd_create"):
-        fd = os.memfd_create("charonia", getattr(os, "MFD_CLOEXEC", 1))
-    else:
-        fd, path = tempfile.mkstemp()
-        os.unlink(path)
-    try:
-        os.ftruncate(fd, size)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
-
-
-class Region:
-    """Shared memory of the sending end."""
-
-    __slots__ = ("fd", "id", "is_announced", "memory", "size")
-
-    def __init__(self, id: int, size: int) -> None:
-        self.id = id
-        self.size = size
-        self.fd = make_memory(size)
-        try:
-            self.memory = mmap.mmap(self.fd, size)
-        except BaseException:
-            os.close(self.fd)
-            raise
-        self.is_announced = False
-
-    def close(self) -> None:
-        """Give the memory back; the other end keeps its mapping until it is told."""
-        os.close(self.fd)
-        with contextlib.suppress(BufferError):  # somebody still looks at it: the mapping goes with the last view
-            self.memory.close()
-
-
-class RegionPool:
-    """The regions of a sending end: those in use by id, and idle ones for reuse."""
-
-    def __init__(self) -> None:
-        self._used: dict[int, Region] = {}
-        self._idle: dict[int, list[Region]] = {}
-        self._idle_bytes = 0
-        self._next_id = 1
-
-    def take(self, size: int) -> Region:
-        """Return a region of at least `size` bytes."""
-        wanted = _REGION_BYTES_MIN
-        while wanted < size:
-            wanted *= 2
-        idle = self._idle.get(wanted)
-        if idle:
-            region = idle.pop()
-            self._idle_bytes -= wanted
-        else:
-            region = Region(self._next_id, wanted)
-            self._next_id += 1
-        self._used[region.id] = region
-        return region
-
-    def release(self, ids: Iterable[int]) -> list[int]:
-        """Take regions back; return the ids of those that are given up and that the other end should unmap."""
-        dropped = []
-        for region_id in ids:
-            region = self._used.pop(region_id, None)
-            if region is None:
-                continue
-            if self._idle_bytes + region.size > POOL_BYTES_MAX:
-                region.close()
-                dropped.append(region_id)
-            else:
-                self._idle.setdefault(region.size, []).append(region)
-                self._idle_bytes += region.size
-        return dropped
-
-    def close(self) -> None:
-        """Give everything back."""
-        for region in self._used.values():
-            region.close()
-        for regions in self._idle.values():
-            for region in regions:
-                region.close()
-        self._used.clear()
-        self._idle.clear()
-        self._idle_bytes = 0
-
-
-class Mappings:
-    """The regions of the other end that are mapped here, by id."""
-
-    def __init__(self) -> None:
-        self._memory: dict[int, mmap.mmap] = {}
-
-    def add(self, region_id: int, fd: int) -> None:
-        """Map a region and close its descriptor.
-
-        Raises:
-            ChannelError: The descriptor is not one of memory.
-        """
-        try:
-            self._memory[region_id] = mmap.mmap(fd, os.fstat(fd).st_size)
-        except (OSError, ValueError) as error:
-            raise ChannelError(f"region {region_id} cannot be mapped: {error}") from error
-        finally:
-            os.close(fd)
-
-    def view(self, region_id: int, size: int) -> memoryview:
-        """Return the first `size` bytes of a region.
-
-        Raises:
-            ChannelError: There is no such region, or it is smaller.
-        """
-        memory = self._memory.get(region_id)
-        if memory is None or size > len(memory):
-            raise ChannelError(f"region {region_id} of {size} bytes is not mapped")
-        return memoryview(memory)[:size]
-
-    def drop(self, ids: Iterable[int]) -> None:
-        """Unmap regions; one that is still looked at goes with its last view."""
-        for region_id in ids:
-            # Not closed: an array made over it would not keep that from happening, and would then look at nothing.
-            self._memory.pop(region_id, None)
-
-    def close(self) -> None:
-        """Unmap everything."""
-        self.drop(list(self._memory))
 
 
 class Outgoing:
@@ -212,20 +80,30 @@ class Outgoing:
     def place(self, data: Data) -> Place:
         """Take in the bytes of a tensor; return where the other end finds them."""
         size = len(data)
-        if size <= INLINE_BYTES_MAX or len(self.fds) >= FDS_MAX:
+        if size <= INLINE_BYTES_MAX:
+            return self._place_inline(data)
+        theirs = self._pool.theirs(data)
+        if theirs:
+            return (-theirs, KNOWN, size)
+        if len(self.fds) >= FDS_MAX:
             return self._place_inline(data)
         try:
+            loan = self._pool.lend(data)
+            if loan is not None:
+                self._regions.append(loan.id)
+                self.fds.append(loan.fd)
+                return (loan.id, LENT, size)
             region = self._pool.take(size)
         except OSError:  # no descriptor or no memory is left for it
             return self._place_inline(data)
         region.memory[:size] = data
         self._regions.append(region.id)
-        announced = not region.is_announced
-        if announced:
-            region.is_announced = True
-            self._announced.append(region)
-            self.fds.append(region.fd)
-        return (region.id, announced, size)
+        if region.is_announced:
+            return (region.id, KNOWN, size)
+        region.is_announced = True
+        self._announced.append(region)
+        self.fds.append(region.fd)
+        return (region.id, OWNED, size)
 
     def _place_inline(self, data: Data) -> Place:
         padding = -self.size % ALIGNMENT
@@ -233,7 +111,7 @@ class Outgoing:
             self.parts.append(_PADDING[:padding])
         self.parts.append(data)
         self.size += padding + len(data)
-        return (0, False, len(data))
+        return (0, KNOWN, len(data))
 
     def withdraw(self) -> None:
         """Give back the regions of a message that is not sent."""
@@ -260,10 +138,18 @@ class Outgoing:
 class Incoming:
     """A received message: finds the tensors of its header."""
 
-    __slots__ = ("_fds", "_mappings", "_position", "_rest", "header", "regions")
+    __slots__ = ("_fds", "_mappings", "_ours", "_position", "_rest", "header", "regions")
 
-    def __init__(self, header: tuple[Any, ...], rest: memoryview, fds: list[int], mappings: Mappings) -> None:
+    def __init__(
+        self,
+        header: tuple[Any, ...],
+        rest: memoryview,
+        fds: list[int],
+        mappings: Mappings,
+        ours: RegionPool | None = None,
+    ) -> None:
         self.header = header
+        self._ours = ours
         self.regions: list[int] = []
         self._fds = fds
         self._rest = rest
@@ -283,10 +169,14 @@ class Incoming:
             if end > len(self._rest):
                 raise ChannelError("the message ends within a tensor")
             return self._rest[start:end]
+        if region_id < 0:
+            if self._ours is None:
+                raise ChannelError(f"region {-region_id} is named as one of this end's, which has none to name")
+            return self._ours.hold(-region_id, size)
         if announced:
             if not self._fds:
                 raise ChannelError(f"the descriptor of region {region_id} is missing")
-            self._mappings.add(region_id, self._fds.pop(0))
+            self._mappings.add(region_id, self._fds.pop(0), lent=announced == LENT)
         self.regions.append(region_id)
         return self._mappings.view(region_id, size)
 
@@ -295,16 +185,22 @@ def _checked(place: object) -> Place:
     if not (isinstance(place, tuple) and len(place) == 3):
         raise ChannelError(f"the place of a tensor is malformed: {place!r}")
     region_id, announced, size = place
-    if type(region_id) is not int or type(size) is not int or region_id < 0 or size < 0:
+    if type(region_id) is not int or type(size) is not int or size < 0 or announced not in (KNOWN, OWNED, LENT):
         raise ChannelError(f"the place of a tensor is malformed: {place!r}")
-    return region_id, bool(announced), size
+    return region_id, announced, size
 
 
 class Receiver:
-    """Puts received bytes together to messages."""
+    """Puts received bytes together to messages.
 
-    def __init__(self, mappings: Mappings) -> None:
+    Args:
+        mappings: The other end's regions.
+        ours: This end's, where the other end may name them.
+    """
+
+    def __init__(self, mappings: Mappings, ours: RegionPool | None = None) -> None:
         self._mappings = mappings
+        self._ours = ours
         self._data = bytearray()
         self._fds: list[int] = []
 
@@ -323,7 +219,7 @@ class Receiver:
                 # Just one whole message, the usual case: nothing to put together.
                 whole = memoryview(data)
                 header = _read_header(whole[_FRAME.size : start])
-                messages.append(Incoming(header, whole[start:], self._fds, self._mappings))
+                messages.append(Incoming(header, whole[start:], self._fds, self._mappings, self._ours))
                 return messages
         self._data += data
         while len(self._data) >= _FRAME.size:
@@ -339,7 +235,7 @@ class Receiver:
             header = _read_header(whole[_FRAME.size : start])
             # Descriptors arrive with the first byte of their message, so those here belong to this message or to a
             # later one; a message takes only those that it announces.
-            messages.append(Incoming(header, whole[start:], self._fds, self._mappings))
+            messages.append(Incoming(header, whole[start:], self._fds, self._mappings, self._ours))
         return messages
 
     def close(self) -> None:
