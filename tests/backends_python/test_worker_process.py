@@ -19,6 +19,7 @@ import uvloop
 from charonia.backends.api import BackendSettings, Outputs, Placement, Result
 from charonia.backends.python import process as process_module
 from charonia.backends.python.backend import PythonBackend
+from charonia.backends.python.reaper import reaper
 from charonia.backends.python.worker.charonia_channel import INLINE_BYTES_MAX
 from charonia.config.kinds import InstanceKind
 from charonia.core.errors import Code, ServingError
@@ -143,6 +144,8 @@ def test_a_start_that_is_given_up_ends_at_once(tmp_path: Path) -> None:
             HEAD
             + "class TritonPythonModel:\n    def initialize(self, args): time.sleep(60)\n    def execute(s, r): 0\n"
         )
+        reaper.watch(0)  # so that it is there before, too
+        reaper.forget(0)
         before = set(psutil.Process().children())
         starting = asyncio.ensure_future(load(tmp_path, code))
         await asyncio.sleep(0.3)
@@ -182,11 +185,18 @@ def test_slow_models_start_side_by_side_while_the_event_loop_runs_on(tmp_path: P
     asyncio.run(scenario())
 
 
-def test_no_worker_survives_a_killed_server(tmp_path: Path) -> None:
+def test_no_worker_and_nothing_that_it_has_started_survives_a_killed_server(tmp_path: Path) -> None:
     code = (
         HEAD
         + """
 class TritonPythonModel:
+    def initialize(self, args):
+        started = [subprocess.Popen(["sleep", "60"]).pid]
+        forked = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,), daemon=True)
+        forked.start()
+        with open(args["model_repository"] + "/started", "w") as file:
+            print(*started, forked.pid, file=file)
+
     def execute(self, requests):
         print("executing", flush=True)
         time.sleep(60)
@@ -214,11 +224,16 @@ asyncio.run(main())
     with subprocess.Popen([sys.executable, str(script), str(tmp_path)], stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         worker = int(server.stdout.readline())
-        assert is_running(worker)
+        started = [int(pid) for pid in (tmp_path / "m" / "started").read_text().split()]
+        everything = [worker, *started]
+        assert len(everything) == 3
+        assert all(is_running(pid) for pid in everything)
+        memory = set(os.listdir("/dev/shm"))
 
         server.kill()
 
-    assert wait_until(lambda: not is_running(worker))
+    assert wait_until(lambda: not any(is_running(pid) for pid in everything))
+    assert set(os.listdir("/dev/shm")) <= memory
 
 
 def test_only_the_last_lines_of_output_are_in_the_error(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 The end of the process is what counts, not the end of its connection: a child that the model has started may hold copies
 of its descriptors for long. Where the system can tell of it (pidfd), the event loop is told; elsewhere the end of the
-connection is the sign. What the worker had started itself ends with it: it leads a process group of its own.
+connection is the sign. What the worker had started itself ends with it: it leads a process group of its own, which is
+also ended when the server is killed.
 """
 
 import asyncio
@@ -21,18 +22,17 @@ from typing import IO
 import psutil
 
 from charonia.backends.python.environment import SERVER_ENVIRONMENT, Environment
+from charonia.backends.python.reaper import reaper
 from charonia.backends.python.worker.charonia_channel import (
     FDS_MAX,
-    ChannelError,
     Incoming,
-    Mappings,
     Outgoing,
     Receiver,
-    RegionPool,
     receive,
     remaining,
     send_some,
 )
+from charonia.backends.python.worker.charonia_regions import ChannelError, Mappings, RegionPool
 
 _log = logging.getLogger(__name__)
 
@@ -41,6 +41,9 @@ OUTPUT_LINES_MAX = 50
 
 OUTPUT_LINE_BYTES_MAX = 8192
 """A longer line of output is cut."""
+
+TAIL_CHARS_MAX = 16 * 1024
+"""Of more output than this, error messages have the end."""
 
 SOCKET_BYTES = 1024 * 1024
 """Buffer of the socket in each direction: a batch of small tensors fits."""
@@ -80,12 +83,12 @@ class WorkerProcess:
         on_end: Callable[[str], None],
     ) -> None:
         self.name = name
-        self.pool = RegionPool()
+        self.pool = RegionPool(lends=True)
         self._on_message = on_message
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
-        self._mappings = Mappings()
-        self._receiver = Receiver(self._mappings)
+        self._mappings = Mappings(lends=True)
+        self._receiver = Receiver(self._mappings, self.pool)
         self._unsent: list[bytes | bytearray | memoryview] = []
         self._unsent_fds: list[int] = []
         self._lines: deque[str] = deque(maxlen=OUTPUT_LINES_MAX)
@@ -113,6 +116,10 @@ class WorkerProcess:
                 env=variables,
                 start_new_session=True,
             )
+        try:
+            reaper.watch(self._process.pid)
+        except OSError as error:  # the worker itself does not need it
+            _log.warning("what %s starts will outlive a server that is killed: %s", name, error)
         output = self._process.stdout
         if output is None:
             raise RuntimeError("the worker process has no output pipe")
@@ -250,6 +257,7 @@ class WorkerProcess:
         self._output_readable()
         reason = self._kill_reason or describe_exit(status)
         tail = "\n".join([*self._lines, *([self._partial.decode(errors="replace")] if self._partial else [])])
+        tail = tail[-TAIL_CHARS_MAX:]
         self._end()
         self._on_end(f"{reason}; its last output:\n{tail}" if tail else reason)
 
@@ -257,6 +265,8 @@ class WorkerProcess:
         if self._is_ended:
             return
         self._is_ended = True
+        if self._process.returncode is not None:
+            reaper.forget(self._process.pid)
         self._gone.set_result(None)
         for fd in (self._socket.fileno(), self._output.fileno()):
             self._loop.remove_reader(fd)
