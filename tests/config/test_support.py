@@ -8,10 +8,11 @@ from charonia.config.support import unsupported
 @pytest.mark.parametrize(
     ("text", "path"),
     [
-        ('platform: "ensemble"', "ensemble_scheduling"),
-        ("ensemble_scheduling { }", "ensemble_scheduling"),
+        (
+            "ensemble_scheduling { step { } step { model_namespace: 'team' } }",
+            "ensemble_scheduling.step[1].model_namespace",
+        ),
         ("sequence_batching { }", "sequence_batching"),
-        ("model_transaction_policy { decoupled: true }", "model_transaction_policy.decoupled"),
         ('backend: "pytorch" runtime: "model.py"', "runtime"),
         ("response_cache { enable: true }", "response_cache.enable"),
         ("model_warmup { batch_size: 1 }", "model_warmup"),
@@ -43,9 +44,10 @@ def test_what_is_not_there_is_refused_by_name(text: str, path: str) -> None:
     "text",
     [
         "",
+        "platform: 'ensemble' ensemble_scheduling { step { model_name: 'm' } }",
         "dynamic_batching { preferred_batch_size: 4 priority_levels: 2 }",
         "input { optional: true reshape { shape: [1] } format: FORMAT_NHWC }",
-        "model_transaction_policy { decoupled: false } response_cache { enable: false }",
+        "model_transaction_policy { decoupled: true } response_cache { enable: false }",
         "model_warmup { batch_size: 0 }",
         'backend: "onnxruntime" runtime: "libtriton_onnxruntime.so"',
         "instance_group { rate_limiter { priority: 2 resources { name: 'R' count: 1 } } kind: KIND_GPU gpus: 0 }",

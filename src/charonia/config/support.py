@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
+from charonia.config.ensemble import STEP_PATH
 from charonia.config.model import InstanceGroup, ModelConfig, ModelInput, ModelOutput
-from charonia.config.platforms import ENSEMBLE
 from charonia.config.problems import Problem
 
 CUSTOM_BATCHING = "TRITON_BATCH_STRATEGY_PATH"
@@ -26,12 +26,11 @@ def unsupported(config: ModelConfig) -> list[Problem]:
 
 def _of_model(config: ModelConfig) -> Iterator[tuple[str, str]]:
     """Yield path and feature."""
-    if config.platform == ENSEMBLE or config.ensemble_scheduling is not None:
-        yield "ensemble_scheduling", "ensemble scheduling"
+    for index, step in enumerate(config.ensemble_scheduling.step if config.ensemble_scheduling is not None else ()):
+        if step.model_namespace:
+            yield f"{STEP_PATH}[{index}].model_namespace", f"namespace '{step.model_namespace}'"
     if config.sequence_batching is not None:
         yield "sequence_batching", "sequence batching"
-    if config.is_decoupled:
-        yield "model_transaction_policy.decoupled", "the decoupled transaction policy"
     if config.runtime not in ("", f"libtriton_{config.backend}.so"):
         yield "runtime", f"runtime '{config.runtime}'"
     if config.response_cache is not None and config.response_cache.enable:

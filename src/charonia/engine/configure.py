@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 from charonia.backends.api import Completion, ModelFiles
 from charonia.config.complete import derive_backend, normalise
 from charonia.config.model import Latest, ModelConfig, VersionPolicy
+from charonia.config.platforms import ENSEMBLE
 from charonia.config.problems import Problem, raise_problems
 from charonia.config.support import unsupported
 from charonia.config.validate import validate
+from charonia.core.errors import invalid
 from charonia.engine.backends import Backends
 from charonia.repository.read import check_name, read_config, version_files
 from charonia.repository.scan import ModelFolder
@@ -69,9 +71,7 @@ async def configure(
     notes: list[str] = []
     if not config.name:
         config = replace(config, name=folder.name)
-    policy = config.version_policy or VersionPolicy(latest=Latest(1))
-    available = await asyncio.to_thread(versions, folder)
-    selected = select(policy, available, model_name=folder.name)
+    selected = await _versions(folder, config)
     files = await asyncio.to_thread(version_files, folder, selected[-1])
     config, derived = derive_backend(config, folder.name, files)
     notes += derived
@@ -79,6 +79,8 @@ async def configure(
     early = unsupported(config)
     if early:
         raise_problems(folder.name, early)
+    if config.platform == ENSEMBLE:
+        return Configured(Completion(_complete(config, folder, options), tuple(notes)), selected)
     backend = await backends.get(config.backend, folder.name)
     if options.auto_complete:
         completion = await backend.complete(
@@ -86,16 +88,40 @@ async def configure(
         )
         config = completion.config
         notes += completion.notes
+    config = _complete(config, folder, options, uses_gpus=backend.uses_gpus())
+    return Configured(Completion(config, tuple(notes)), selected)
+
+
+async def _versions(folder: ModelFolder, config: ModelConfig) -> tuple[int, ...]:
+    """Return the versions that the policy selects."""
+    policy = config.version_policy or VersionPolicy(latest=Latest(1))
+    available = await asyncio.to_thread(versions, folder)
+    if not available and (config.platform == ENSEMBLE or config.ensemble_scheduling is not None):
+        raise invalid(
+            f"at least one version must be available under the version policy of model '{folder.name}', found none",
+            hint=f"an ensemble needs a folder with a number for a name, too: make an empty one, {folder.name}/1",
+        )
+    return select(policy, available, model_name=folder.name)
+
+
+def _complete(
+    config: ModelConfig, folder: ModelFolder, options: ConfigureOptions, *, uses_gpus: bool = False
+) -> ModelConfig:
+    """Return the configuration with its defaults.
+
+    Raises:
+        ServingError: With everything that is wrong with it.
+    """
     config = normalise(
         config,
         name=folder.name,
-        gpu_count=options.gpu_count if options.gpu_count and backend.uses_gpus() else 0,
+        gpu_count=options.gpu_count if uses_gpus else 0,
         default_instance_count=DEFAULT_INSTANCES,
     )
     problems: Sequence[Problem] = [*validate(config, gpu_count=options.gpu_count), *unsupported(config)]
     if problems:
         raise_problems(folder.name, problems)
-    return Configured(Completion(config, tuple(notes)), selected)
+    return config
 
 
 def model_files(folder: ModelFolder, version: int) -> ModelFiles:

@@ -11,7 +11,7 @@ from charonia.core.metadata import ModelIndexEntry, ModelMetadata, ModelState, S
 from charonia.core.request import InferRequest
 from charonia.engine.admission import with_request_id
 from charonia.engine.lifecycle import Lifecycle
-from charonia.engine.runner import ModelRunner
+from charonia.engine.loader import Runner
 from charonia.stats.model import ModelStatistics
 from charonia.stats.prometheus import ModelSample
 
@@ -39,6 +39,7 @@ class ModelEngine:
         strict_readiness: bool = True,
     ) -> None:
         self._lifecycle = lifecycle
+        lifecycle.infer = self.infer
         self._routes = lifecycle.routes
         self._metadata = metadata
         self._strict_readiness = strict_readiness
@@ -60,7 +61,7 @@ class ModelEngine:
             return runner.submit(request, reply)
         try:
             runner = self._find(request.model_name, request.model_version)
-            if self._is_exiting:
+            if self._is_exiting and request.caller is None:  # what is in flight may need other models to finish
                 raise unavailable(
                     "Server is stopping, scheduler for model has stopped accepting new inference requests"
                 )
@@ -148,9 +149,8 @@ class ModelEngine:
         await self._lifecycle.load(name, config, files)
 
     async def unload_model(self, name: str, unload_dependents: bool = False) -> None:
-        """Begin to unload a model. Without ensembles nothing depends on it, so `unload_dependents` adds nothing."""
-        del unload_dependents
-        await self._lifecycle.unload(name)
+        """Begin to unload a model, and on demand those that were loaded only because it is an ensemble of them."""
+        await self._lifecycle.unload(name, unload_dependents)
 
     def samples(self) -> list[ModelSample]:
         """Return what a metrics scrape sees of every loaded version."""
@@ -159,7 +159,7 @@ class ModelEngine:
             for loaded in self._lifecycle.loaded()
         ]
 
-    def _find(self, name: str, version: str) -> ModelRunner:
+    def _find(self, name: str, version: str) -> Runner:
         if not _is_version(version):
             raise _bad_version(version)
         runner = self._routes.get((name, str(int(version)) if version else ""))

@@ -5,76 +5,41 @@ Invariants:
 1. A version that answers goes on answering until its successor is ready; if that fails, nothing changes for callers.
 2. Routes change in one step, on the event loop: a request sees the old version or the new one, never neither.
 3. A retired version finishes what it has in flight; only then are its instances closed.
-4. What happens to one model never touches another.
+4. What happens to one model never touches another, but the ensembles that contain it: they follow, in the same step of
+   the event loop. One that does not fit its models any more is taken down, with the reason, and comes back by itself.
+5. A load waits for the loads of the models that it is made of, never for an ensemble that contains it.
 """
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from charonia.config.json_form import from_json
 from charonia.config.model import ModelConfig
+from charonia.config.platforms import ENSEMBLE
 from charonia.config.server import ControlMode
+from charonia.core.calls import Reply, Ticket
 from charonia.core.errors import Code, ServingError, internal, invalid, unavailable
 from charonia.core.metadata import ModelIndexEntry, ModelState
+from charonia.core.request import InferRequest
 from charonia.engine.backends import Backends
+from charonia.engine.composition import Composition, Members, cycle, dependents, wire
 from charonia.engine.configure import Configured, ConfigureOptions, configure
-from charonia.engine.loader import LoadedVersion, load_version
-from charonia.engine.runner import ModelRunner
+from charonia.engine.ensemble import EnsembleRunner, Infer
+from charonia.engine.entries import AMBIGUOUS, UNLOADED, ModelEntry, VersionEntry, index_of
+from charonia.engine.loader import LoadedVersion, Runner, load_version
+from charonia.engine.wiring import Wiring
+from charonia.repository.labels import read_labels
 from charonia.repository.overrides import remove_override, write_override
 from charonia.repository.scan import ModelFolder, Scan, scan
 from charonia.repository.watch import Watch
 
 _log = logging.getLogger(__name__)
 
-UNLOADED = "unloaded"
-"""Reason that the index gives for a version that was unloaded."""
-
-
-@dataclass(slots=True)
-class VersionEntry:
-    """Where one version stands. `loaded` stays set while it answers, also during a reload."""
-
-    state: ModelState = ModelState.UNKNOWN
-    reason: str = ""
-    loaded: LoadedVersion | None = None
-
-    @property
-    def problem(self) -> str:
-        """Why it does not answer, or what is wrong with its workers while it does; "" when all is well."""
-        return self.reason or (self.loaded.problem if self.loaded is not None else "")
-
-
-@dataclass(slots=True)
-class ModelEntry:
-    """Where one model stands.
-
-    Attributes:
-        failure: Why the model as a whole could not be loaded, "" when it could or was not tried.
-        versions: Its versions that were ever asked for.
-        override: Folder that holds overriding files, while they are in use.
-    """
-
-    name: str
-    failure: str = ""
-    versions: dict[int, VersionEntry] = field(default_factory=dict)
-    override: Path | None = None
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    @property
-    def wanted(self) -> bool:
-        """Whether the model should be answering: it was loaded, or loading it failed."""
-        return bool(self.failure) or any(
-            v.loaded is not None or v.state is ModelState.LOADING or v.reason not in ("", UNLOADED)
-            for v in self.versions.values()
-        )
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether all of its wanted versions answer."""
-        return not self.failure and all(v.loaded is not None or v.reason == UNLOADED for v in self.versions.values())
+DRAIN_LOOK_S = 0.005
+"""Pause between two looks at whether requests are in flight, at shutdown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,16 +69,21 @@ class Lifecycle:
     Attributes:
         models: Every model that was ever asked for, by name.
         routes: Runner by model name and version as text, "" for the highest that is ready. Read by the request path.
+        infer: What runs the steps of ensembles: the engine sets it.
     """
 
     def __init__(self, options: LifecycleOptions, backends: Backends) -> None:
         self.models: dict[str, ModelEntry] = {}
-        self.routes: dict[tuple[str, str], ModelRunner] = {}
+        self.routes: dict[tuple[str, str], Runner] = {}
+        self.infer: Infer = _no_engine
         self._options = options
         self._backends = backends
         self._loaders = asyncio.Semaphore(options.load_threads)
         self._retiring: set[asyncio.Task[None]] = set()
-        self._retiring_runners: set[ModelRunner] = set()
+        self._retiring_runners: set[Runner] = set()
+        self._loads: dict[str, asyncio.Task[None]] = {}  # those under way, by model
+        self._asked: set[str] = set()  # models that were asked for; others were loaded for an ensemble
+        self._members = Members(self._answering, self._why_not)
         self._watch = Watch()
 
     async def load_at_start(self, names: Sequence[str]) -> list[str]:
@@ -126,7 +96,9 @@ class Lifecycle:
         self._watch.reset(found)
         explicit = self._options.control_mode is ControlMode.EXPLICIT
         wanted = sorted(found.models) + sorted(found.ambiguous) if not explicit or "*" in names else list(names)
-        results = await asyncio.gather(*(self._load_found(name, found) for name in wanted), return_exceptions=True)
+        self._asked.update(wanted)
+        tasks = [self._begin(name, self._load_found(name, found)) for name in wanted]
+        results = await asyncio.gather(*tasks, return_exceptions=True)
         return [_reason(r) for r in results if isinstance(r, BaseException)]
 
     async def load(self, name: str, config: str | None, files: Mapping[str, bytes] | None) -> None:
@@ -140,10 +112,11 @@ class Lifecycle:
             raise invalid("Load parameter 'config' must be specified for model file override")
         # In a thread: a client may send a configuration that takes long to read.
         override = await asyncio.to_thread(from_json, config) if config is not None else None
+        self._asked.add(name)
         if files:
             folder_path = await asyncio.to_thread(write_override, files)
             folder = ModelFolder(name=name, repository=folder_path, path=folder_path, fingerprint="")
-            await self._load(name, folder, override, override_path=folder_path)
+            await self._begin(name, self._load(name, folder, override, override_path=folder_path))
             return
         found = await asyncio.to_thread(scan, self._options.repositories, fingerprints=False)
         if name not in found.models and name not in found.ambiguous:
@@ -151,16 +124,23 @@ class Lifecycle:
                 f"failed to load '{name}', failed to poll from model repository: there is no such model folder",
                 hint=f"models there: {', '.join(sorted(found.models)) or 'none'}",
             )
-        await self._load_found(name, found, override)
+        await self._begin(name, self._load_found(name, found, override))
 
-    async def unload(self, name: str) -> None:
+    async def unload(self, name: str, unload_dependents: bool = False) -> None:
         """Begin to unload a model on request. Raises as `Engine.unload_model`."""
         self._require_explicit()
         model = self.models.get(name)
-        if model is not None:
-            async with model.lock:
-                self._unload(model, set(model.versions))
-                model.failure = ""
+        if model is None:
+            return
+        self._asked.discard(name)
+        composition = model.composition
+        retirements = await self._forget(model)
+        if unload_dependents and composition is not None:
+            if self.in_flight():
+                # The ensemble's last requests still need its models.
+                self._keep(asyncio.get_running_loop().create_task(self._unload_steps(composition, retirements)))
+            else:
+                await self._unload_steps(composition, [])
 
     async def poll(self) -> bool:
         """Look for models that were added, changed or removed since the last look, and follow.
@@ -173,12 +153,9 @@ class Lifecycle:
         for name in changes.removed:
             model = self.models.get(name)
             if model is not None:
-                async with model.lock:
-                    self._unload(model, set(model.versions))
-                    model.failure = ""
-        results = await asyncio.gather(
-            *(self._load_found(name, found) for name in (*changes.added, *changes.modified)), return_exceptions=True
-        )
+                await self._forget(model)
+        tasks = [self._begin(name, self._load_found(name, found)) for name in (*changes.added, *changes.modified)]
+        results = await asyncio.gather(*tasks, return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
                 _log.error("%s", _reason(result))
@@ -186,25 +163,7 @@ class Lifecycle:
 
     def index(self) -> list[ModelIndexEntry]:
         """Return every model of the repositories and of the past, with the state of its versions."""
-        found = scan(self._options.repositories, fingerprints=False)
-        names = set(self.models) | set(found.models) | set(found.ambiguous)
-        entries: list[ModelIndexEntry] = []
-        for name in sorted(names):
-            model = self.models.get(name)
-            if model is None:
-                ambiguous = name in found.ambiguous
-                reason = "model appears in two or more repositories" if ambiguous else ""
-                entries.append(
-                    ModelIndexEntry(name, state=ModelState.UNAVAILABLE if ambiguous else None, reason=reason)
-                )
-                continue
-            if model.failure:
-                entries.append(ModelIndexEntry(name, "", ModelState.UNAVAILABLE, model.failure))
-            entries.extend(
-                ModelIndexEntry(name, str(version), entry.state, entry.problem)
-                for version, entry in sorted(model.versions.items())
-            )
-        return entries
+        return index_of(self.models, scan(self._options.repositories, fingerprints=False))
 
     def loaded(self) -> list[LoadedVersion]:
         """Return every version that answers."""
@@ -212,6 +171,9 @@ class Lifecycle:
 
     async def drain(self) -> None:
         """Unload everything; return when the last request in flight has been answered."""
+        # Until then every model stays: one that calls others needs them to finish.
+        while self.in_flight():
+            await asyncio.sleep(DRAIN_LOOK_S)
         for model in self.models.values():
             self._unload(model, set(model.versions))
         while self._retiring:
@@ -240,12 +202,10 @@ class Lifecycle:
     async def _load_found(self, name: str, found: Scan, override: ModelConfig | None = None) -> None:
         if name in found.ambiguous:
             places = ", ".join(str(p) for p in found.ambiguous[name])
-            reason = f"model appears in two or more repositories: {places}"
+            reason = f"{AMBIGUOUS}: {places}"
             model = self.models.setdefault(name, ModelEntry(name))
-            async with model.lock:
-                # Nobody can say which of the two is meant, so neither answers.
-                self._unload(model, set(model.versions))
-                model.failure = reason
+            # Nobody can say which of the two is meant, so neither answers.
+            await self._forget(model, reason)
             raise invalid(f"load failed for model '{name}': {reason}")
         folder = found.models.get(name)
         if folder is None:
@@ -258,6 +218,14 @@ class Lifecycle:
         self, name: str, folder: ModelFolder, override: ModelConfig | None, *, override_path: Path | None = None
     ) -> None:
         model = self.models.setdefault(name, ModelEntry(name))
+        try:
+            await self._load_alone(model, folder, override, override_path=override_path)
+        finally:
+            self._follow(name)
+
+    async def _load_alone(
+        self, model: ModelEntry, folder: ModelFolder, override: ModelConfig | None, *, override_path: Path | None
+    ) -> None:
         async with model.lock:
             previous = model.override
             try:
@@ -268,7 +236,7 @@ class Lifecycle:
                     except ServingError as error:
                         if attempt == self._options.load_retries:
                             raise
-                        _log.warning("loading '%s' failed, trying again: %s", name, error)
+                        _log.warning("loading '%s' failed, trying again: %s", model.name, error)
             except ServingError:
                 if override_path is not None:
                     await asyncio.to_thread(remove_override, override_path)
@@ -278,13 +246,16 @@ class Lifecycle:
                 await asyncio.to_thread(remove_override, previous)
 
     async def _load_locked(self, model: ModelEntry, folder: ModelFolder, override: ModelConfig | None) -> None:
-        name = model.name
+        name, previous = model.name, model.composition
         try:
             async with self._loaders:
                 configured = await configure(folder, self._backends, self._options.configure, override)
+            await self._prepare(model, folder, configured)
         except Exception as error:
             reason = _reason(error)
-            if not any(v.loaded for v in model.versions.values()):
+            if model.is_loaded:
+                model.composition = previous
+            else:
                 model.failure = reason
             raise _load_error(name, reason, error) from error
         model.failure = ""
@@ -298,6 +269,8 @@ class Lifecycle:
             if reason
         ]
         if failed:
+            if model.is_loaded:
+                model.composition = previous
             raise invalid(f"load failed for model '{name}': {' '.join(failed)}")
         _log.info("successfully loaded '%s'", name)
 
@@ -308,10 +281,13 @@ class Lifecycle:
             entry.state, entry.reason = ModelState.LOADING, ""
         _log.info("loading: %s:%d", model.name, version)
         try:
-            async with self._loaders:
-                loaded = await load_version(
-                    folder, version, configured.config, backends=self._backends, cores=self._options.cores
-                )
+            if model.composition is not None:
+                loaded = self._compose(version, wire(model.composition, self._members))
+            else:
+                async with self._loaders:
+                    loaded = await load_version(
+                        folder, version, configured.config, backends=self._backends, cores=self._options.cores
+                    )
         except Exception as error:
             reason = _reason(error)
             if not isinstance(error, ServingError):
@@ -325,7 +301,126 @@ class Lifecycle:
             self._retire(before, None)
         return ""
 
-    def _unload(self, model: ModelEntry, versions: set[int]) -> None:
+    def _begin(self, name: str, load: Coroutine[None, None, None]) -> "asyncio.Task[None]":
+        """Begin a load that the ensembles which need the model wait for."""
+        task = self._loads[name] = asyncio.get_running_loop().create_task(load)
+
+        def done(task: "asyncio.Task[None]") -> None:
+            if self._loads.get(name) is task:
+                del self._loads[name]
+            if not task.cancelled():
+                task.exception()  # known to whoever asked, and to the ensembles by the model's entry
+
+        task.add_done_callback(done)
+        return task
+
+    async def _prepare(self, model: ModelEntry, folder: ModelFolder, configured: Configured) -> None:
+        """Note what an ensemble is made of, and load what is not there.
+
+        Raises:
+            ServingError: It contains itself.
+        """
+        config = configured.config
+        if config.platform != ENSEMBLE:
+            model.composition = None
+            return
+        labels = await asyncio.to_thread(read_labels, folder, config)
+        composition = model.composition = Composition(config, configured.versions, labels)
+        circle = cycle(model.name, self._compositions())
+        if circle:
+            raise invalid(f"circular dependency between ensembles: {' -> '.join(circle)}")
+        missing = [name for name in composition.models if not self._is_loaded(name) and name not in self._loads]
+        if missing and self._options.control_mode is ControlMode.EXPLICIT:
+            found = await asyncio.to_thread(scan, self._options.repositories, fingerprints=False)
+            for name in missing:
+                if name in found.models and name not in self._loads:
+                    self._begin(name, self._load_found(name, found))
+        waited = [self._loads[name] for name in composition.models if name in self._loads]
+        if waited:
+            await asyncio.wait(waited)
+
+    def _follow(self, name: str) -> None:
+        """Bring up to date the ensembles that contain a model, and the model itself where it is one."""
+        for ensemble in (name, *dependents(name, self._compositions())):
+            model = self.models.get(ensemble)
+            # One that is being loaded looks for itself when it is.
+            if model is None or model.composition is None or model.lock.locked():
+                continue
+            try:
+                wiring = wire(model.composition, self._members)
+            except ServingError as error:
+                self._take_down(model, model.composition, str(error))
+            else:
+                self._rewire(model, model.composition, wiring)
+
+    def _rewire(self, model: ModelEntry, composition: Composition, wiring: Wiring) -> None:
+        model.failure = ""
+        for version in composition.versions:
+            entry = model.versions.setdefault(version, VersionEntry())
+            if entry.loaded is not None and isinstance(entry.loaded.runner, EnsembleRunner):
+                entry.loaded.runner.rewire(wiring)
+                entry.loaded = LoadedVersion(entry.loaded.runner, None, wiring.labels)
+            else:
+                entry.loaded, entry.state, entry.reason = self._compose(version, wiring), ModelState.READY, ""
+                _log.info("ensemble '%s' version %d is ready: its models are there", model.name, version)
+        self._route(model)
+
+    def _take_down(self, model: ModelEntry, composition: Composition, reason: str) -> None:
+        """An ensemble cannot answer any more, or still not."""
+        if model.failure:
+            return
+        for version in composition.versions:
+            entry = model.versions.setdefault(version, VersionEntry())
+            if entry.loaded is not None:
+                _log.warning("ensemble '%s' version %d is unavailable: %s", model.name, version, reason)
+                self._retire(entry.loaded, None)
+            entry.loaded, entry.state, entry.reason = None, ModelState.UNAVAILABLE, reason
+        self._route(model)
+
+    def _compose(self, version: int, wiring: Wiring) -> LoadedVersion:
+        return LoadedVersion(EnsembleRunner(str(version), wiring, self.infer), None, wiring.labels)
+
+    def _compositions(self) -> dict[str, Composition]:
+        return {name: model.composition for name, model in self.models.items() if model.composition is not None}
+
+    def _is_loaded(self, name: str) -> bool:
+        model = self.models.get(name)
+        return model is not None and model.is_loaded
+
+    def _answering(self, name: str, version: int) -> LoadedVersion | None:
+        """Return a version that answers; 0 for the highest."""
+        model = self.models.get(name)
+        loaded = {v: entry.loaded for v, entry in model.versions.items()} if model is not None else {}
+        return loaded.get(version or max((v for v, there in loaded.items() if there is not None), default=0))
+
+    def _why_not(self, name: str) -> str | None:
+        """Return why a model could not be loaded, "" where nothing is known, None where there is no such model."""
+        model = self.models.get(name)
+        return None if model is None or model.failure.startswith(AMBIGUOUS) else model.problem
+
+    async def _forget(self, model: ModelEntry, failure: str = "") -> "list[asyncio.Task[None]]":
+        """Unload a model that nobody asks for any more, and return what is under way for that."""
+        async with model.lock:
+            model.composition = None
+            retirements = self._unload(model, set(model.versions))
+            model.failure = failure
+        self._follow(model.name)
+        return retirements
+
+    async def _unload_steps(self, composition: Composition, retirements: "list[asyncio.Task[None]]") -> None:
+        """Unload what was loaded only for an ensemble that has gone, once its last requests are answered."""
+        if retirements:
+            await asyncio.wait(retirements)
+        for name in composition.models:
+            model = self.models.get(name)
+            needed = any(name in other.models for other in self._compositions().values())
+            if model is not None and name not in self._asked and not needed:
+                nested = model.composition
+                retired = await self._forget(model)
+                if nested is not None:
+                    await self._unload_steps(nested, retired if retirements else [])
+
+    def _unload(self, model: ModelEntry, versions: set[int]) -> "list[asyncio.Task[None]]":
         retired = []
         for version in versions:
             entry = model.versions[version]
@@ -336,8 +431,7 @@ class Lifecycle:
             elif entry.state is not ModelState.UNLOADING:
                 entry.state, entry.reason = ModelState.UNAVAILABLE, UNLOADED
         self._route(model)
-        for loaded, version in retired:
-            self._retire(loaded, (model, version))
+        return [self._retire(loaded, (model, version)) for loaded, version in retired]
 
     def _route(self, model: ModelEntry) -> None:
         routes = {key: runner for key, runner in self.routes.items() if key[0] != model.name}
@@ -349,11 +443,14 @@ class Lifecycle:
         self.routes.clear()
         self.routes.update(routes)
 
-    def _retire(self, loaded: LoadedVersion, of: tuple[ModelEntry, int] | None) -> None:
+    def _retire(self, loaded: LoadedVersion, of: tuple[ModelEntry, int] | None) -> "asyncio.Task[None]":
         self._retiring_runners.add(loaded.runner)
-        task = asyncio.get_running_loop().create_task(self._retired(loaded, of))
+        return self._keep(asyncio.get_running_loop().create_task(self._retired(loaded, of)))
+
+    def _keep(self, task: "asyncio.Task[None]") -> "asyncio.Task[None]":
         self._retiring.add(task)
         task.add_done_callback(self._retiring.discard)
+        return task
 
     async def _retired(self, loaded: LoadedVersion, of: tuple[ModelEntry, int] | None) -> None:
         try:
@@ -372,6 +469,10 @@ class Lifecycle:
         if model.override is not None and not any(v.loaded for v in model.versions.values()):
             override, model.override = model.override, None
             await asyncio.to_thread(remove_override, override)
+
+
+def _no_engine(request: InferRequest, reply: Reply) -> Ticket:
+    raise RuntimeError(f"there is no engine to run {request}")
 
 
 def _reason(error: BaseException) -> str:

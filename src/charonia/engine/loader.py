@@ -1,11 +1,16 @@
 """Loads one model version: backend, instances, scheduler, runner; and takes it down again."""
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from charonia.backends.api import LoadedModel, Placement, SupervisedModel
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig
+from charonia.core.calls import Reply, Ticket
+from charonia.core.errors import ServingError
+from charonia.core.request import InferRequest
 from charonia.engine.backends import Backends
 from charonia.engine.clock import now_ns
 from charonia.engine.configure import model_files
@@ -15,15 +20,57 @@ from charonia.engine.runner import ModelRunner
 from charonia.engine.schedulers import make_scheduler
 from charonia.repository.labels import read_labels
 from charonia.repository.scan import ModelFolder
+from charonia.stats.meter import Meter
 from charonia.stats.model import WorkerState
+
+
+class Runner(Protocol):
+    """What runs the requests of one loaded version: a `ModelRunner` or an `EnsembleRunner`."""
+
+    config: ModelConfig
+    version: str
+    meter: Meter
+
+    @property
+    def pending(self) -> int:
+        """Number of requests that wait for an instance."""
+        ...
+
+    @property
+    def in_flight(self) -> int:
+        """Number of requests that are not answered."""
+        ...
+
+    def submit(self, request: InferRequest, reply: Reply) -> Ticket:
+        """Take in a request; every outcome goes to `reply`."""
+        ...
+
+    async def drain(self) -> None:
+        """Stop taking requests; return when every request in flight has been answered."""
+        ...
+
+    async def aclose(self) -> None:
+        """Give back everything; to be called when drained."""
+        ...
+
+    def abandon(self, error: ServingError) -> None:
+        """Answer everything in flight with `error`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedVersion:
-    """A model version that answers."""
+    """A model version that answers.
 
-    runner: ModelRunner
-    model: LoadedModel
+    Attributes:
+        runner: What runs its requests.
+        model: The model in memory, None for an ensemble.
+        labels: Class labels by output.
+    """
+
+    runner: Runner
+    model: LoadedModel | None
+    labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def workers(self) -> list[WorkerState]:
         """Return how its worker processes do; nothing for a model that computes in the server."""
@@ -44,7 +91,8 @@ class LoadedVersion:
         """Answer what is in flight, then give back everything."""
         await self.runner.drain()
         await self.runner.aclose()
-        await self.model.aclose()
+        if self.model is not None:
+            await self.model.aclose()
 
 
 def placements(config: ModelConfig, cores: int) -> list[Placement]:
@@ -95,7 +143,15 @@ async def load_version(
             await lane.aclose()
         await model.aclose()
         raise
-    runner = ModelRunner(config, str(version), scheduler=make_scheduler(config), lanes=lanes, labels=labels, loop=loop)
+    runner = ModelRunner(
+        config,
+        str(version),
+        scheduler=make_scheduler(config),
+        lanes=lanes,
+        labels=labels,
+        loop=loop,
+        calls=backends.calls,
+    )
     runner.meter.load_seconds = (now_ns() - started) / 1e9
     runner.meter.statistics.memory = model.memory()
-    return LoadedVersion(runner, model)
+    return LoadedVersion(runner, model, labels)

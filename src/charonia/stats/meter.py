@@ -65,6 +65,7 @@ class Meter:
         self._compute_ns = Histogram(DURATION_BOUNDS_NS)
         self._batch_size = Histogram(BATCH_BOUNDS)
         self._notes: list[tuple[Sequence[int], int, int, CloseReason, tuple[int, int, int, int]]] = []
+        self._composed: list[tuple[int, int, int, int]] = []
 
     @property
     def statistics(self) -> ModelStatistics:
@@ -173,8 +174,39 @@ class Meter:
         if len(self._notes) >= NOTES_MAX:
             self._add_up()
 
+    def composed(self, *, duration_ns: int, inferences: int, queue_ns: int, compute_ns: int, wall_ms: int) -> None:
+        """Count a successful request of an ensemble, whose batches were executed, and counted, by other models.
+
+        Args:
+            duration_ns: Time from arrival to answer.
+            inferences: Batch elements of the request.
+            queue_ns: Time that its steps waited, added up.
+            compute_ns: Time that the batches of its steps took, added up.
+            wall_ms: Wall-clock time in ms since the epoch.
+        """
+        self._statistics.last_inference_ms = wall_ms
+        self._composed.append((duration_ns, inferences, queue_ns, compute_ns))
+        if len(self._composed) >= NOTES_MAX:
+            self._add_up_composed()
+
+    def _add_up_composed(self) -> None:
+        notes = self._composed
+        if not notes:
+            return
+        statistics = self._statistics
+        durations, inferences, queues, computes = np.array(notes, np.int64).T
+        statistics.execution_count += len(notes)
+        statistics.inference_count += int(inferences.sum())
+        statistics.success.add(self._request_ns.observe(durations), len(notes))
+        statistics.queue.add(self._queue_ns.observe(queues), len(notes))
+        statistics.compute_infer.add(self._compute_ns.observe(computes), len(notes))
+        statistics.compute_input.add(0, len(notes))
+        statistics.compute_output.add(0, len(notes))
+        notes.clear()
+
     def _add_up(self) -> None:
         """Add what was noted to the counters."""
+        self._add_up_composed()
         notes = self._notes
         if not notes:
             return
