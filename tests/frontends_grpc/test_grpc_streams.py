@@ -372,6 +372,30 @@ def test_a_caller_that_takes_no_answers_gets_no_more_work_done(play: Any) -> Non
     play(scenario, GrpcLimits(stream_unsent_bytes_max=500))
 
 
+def test_a_request_whose_responses_nobody_reads_fails_and_is_cancelled(play: Any) -> None:
+    async def scenario(bench: Any) -> None:
+        bench.engine.hold = True
+        bench.engine.models["decoupled"] = decoupled_config()
+        client = bench.client({4: 100}, opens_window=False)
+        stream = Stream(client)
+        stream.send(infer_message("decoupled", "unread"), infer_message("decoupled", "quiet"))
+        unread, quiet = bench.engine.tickets
+        long = InferResponse("decoupled", "1", "unread", [], parameters={"text": "x" * 1000})
+        for _ in range(20):
+            unread.answer(long, False)
+        assert unread.cancelled
+        assert not quiet.cancelled
+        quiet.answer(some_response("quiet"), True)
+        client.http2.update_settings({4: 100_000})
+        await client.settle(40)
+
+        assert stream.ids == [*["unread"] * 5, "quiet"]
+        assert stream.finals == [*[False] * 4, True, True]
+        assert "wait for the caller to read them" in stream.answers[4].error_message
+
+    play(scenario, GrpcLimits(stream_response_bytes_max=4000))
+
+
 def test_each_request_of_a_stream_has_its_line_in_the_access_log(play: Any) -> None:
     log = StringIO()
 

@@ -111,6 +111,34 @@ def test_an_unknown_model_is_not_found(play: Any) -> None:
     play(scenario)
 
 
+@pytest.mark.parametrize("outcomes", [[(True, True)], [(True, False), (False, True)]], ids=["at once", "in two steps"])
+def test_a_decoupled_model_that_answers_once_is_answered(play: Any, outcomes: list[Any]) -> None:
+    async def scenario(bench: Any) -> None:
+        answer = InferResponse("identity", "1", "a", [])
+        bench.engine.outcomes = [[(answer if outcome else None, final) for outcome, final in outcomes]]
+        response = await bench.client().call("ModelInfer", infer_message())
+
+        assert response.status == Status.OK
+
+    play(scenario)
+
+
+def test_a_request_with_two_responses_is_cancelled_at_the_second(play: Any) -> None:
+    async def scenario(bench: Any) -> None:
+        bench.engine.hold = True
+        client = bench.client()
+        response = await client.call("ModelInfer", infer_message())
+        (ticket,) = bench.engine.tickets
+        ticket.answer(InferResponse("identity", "1", "", []), False)
+        assert not ticket.cancelled
+        ticket.answer(InferResponse("identity", "1", "", []), False)
+        assert ticket.cancelled
+        await client.settle()
+        assert response.status == Status.UNIMPLEMENTED
+
+    play(scenario)
+
+
 @pytest.mark.parametrize("outcomes", [[(None, True)], [("response", False), ("response", True)]], ids=["none", "two"])
 def test_a_model_with_another_number_of_responses_is_refused(play: Any, outcomes: list[Any]) -> None:
     async def scenario(bench: Any) -> None:
@@ -119,7 +147,8 @@ def test_a_model_with_another_number_of_responses_is_refused(play: Any, outcomes
         response = await bench.client().call("ModelInfer", infer_message())
 
         assert response.status == Status.UNIMPLEMENTED
-        assert response.message == "ModelInfer RPC doesn't support models with decoupled transaction policy"
+        assert response.message.startswith("ModelInfer RPC doesn't support models with decoupled transaction policy")
+        assert "use ModelStreamInfer" in response.message
 
     play(scenario)
 

@@ -12,6 +12,7 @@ import pytest
 
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError, invalid, unavailable
+from charonia.core.response import InferResponse
 from charonia.frontends.http import routes
 from charonia.frontends.http.frontend import HttpFrontend, HttpLimits, MetricsFrontend
 from charonia.frontends.http.routes import Route, Router, Target
@@ -232,6 +233,30 @@ def test_the_engines_error_has_a_status_and_its_sentence(code: Code, status: int
 
     assert response.status == status
     assert json.loads(response.body) == {"error": "no (hint: yes)"}
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "status"),
+    [
+        ([(True, True)], 200),
+        ([(True, False), (False, True)], 200),
+        ([(False, True)], 501),
+        ([(True, False), (True, True)], 501),
+        ([(True, False), (True, False), (False, True)], 501),
+    ],
+)
+def test_a_model_that_may_send_any_number_of_responses_has_to_send_one(
+    outcomes: list[tuple[bool, bool]], status: int
+) -> None:
+    answer = InferResponse("identity", "1", "", [])
+
+    engine = FakeEngine(outcomes=[[(answer if is_response else None, final) for is_response, final in outcomes]])
+
+    response = post(INFER, {"inputs": [{"name": "INPUT0", "shape": [1], "datatype": "FP32", "data": [1]}]}, engine)
+
+    assert response.status == status
+    if status != 200:
+        assert "HTTP end point doesn't support models with decoupled transaction policy" in error(response)
 
 
 @pytest.mark.parametrize("datatype", [d for d in DataType if d is not DataType.BYTES])

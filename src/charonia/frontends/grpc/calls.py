@@ -16,12 +16,18 @@ from charonia.core.response import InferResponse
 from charonia.engine.api import Engine
 from charonia.frontends.access_log import AccessEntry, AccessLog
 from charonia.frontends.grpc.limits import GrpcLimits
+from charonia.frontends.sole import SoleResponse
 from charonia.protocol.grpc_framing import Buffer, MessageReader, framed, sole_message
 from charonia.protocol.grpc_headers import CallHead
 from charonia.protocol.grpc_infer import decode_infer, encode_response
 from charonia.protocol.grpc_status import RpcError, Status, rpc_error
 
 _log = logging.getLogger(__name__)
+
+_NOT_ONE = unsupported(
+    "ModelInfer RPC doesn't support models with decoupled transaction policy that send no response, or several",
+    hint="use ModelStreamInfer",
+)
 
 
 class Service(Protocol):
@@ -159,7 +165,7 @@ class UnaryCall(Call):
         request: The inference request, where it is one.
     """
 
-    __slots__ = ("_message_bytes", "_reader", "_run", "_started_ns", "_ticket", "request")
+    __slots__ = ("_message_bytes", "_reader", "_run", "_sole", "_started_ns", "_ticket", "request")
 
     def __init__(
         self, wire: Wire, stream_id: int, name: str, head: CallHead, run: "Callable[[UnaryCall, Buffer], None]"
@@ -168,6 +174,7 @@ class UnaryCall(Call):
         self._run = run
         self._reader: MessageReader | None = None
         self._ticket: Ticket | None = None
+        self._sole: SoleResponse | None = None  # once something came that is not the one and last response
         self._message_bytes = 0
         self._started_ns = 0
         self.request: InferRequest | None = None
@@ -202,7 +209,9 @@ class UnaryCall(Call):
         request.deadline_ns = self.deadline_ns
         self.request = request
         ticket = engine.infer(request, self._reply)
-        if not self.is_over:
+        if self.is_over:
+            ticket.cancel()
+        else:
             self._ticket = ticket
 
     def answer(self, message: bytes) -> None:
@@ -250,9 +259,13 @@ class UnaryCall(Call):
             return
         if final:
             self._ticket = None  # it may hold this method, and a cycle would have to wait for the collector
-        if not final or outcome is None:
-            self.refuse(unsupported("ModelInfer RPC doesn't support models with decoupled transaction policy"))
-        elif isinstance(outcome, ServingError):
+        if not final or outcome is None or self._sole is not None:
+            if self._sole is None:
+                self._sole = SoleResponse(_NOT_ONE)
+            outcome = self._sole.take(outcome, final)
+        if outcome is None:
+            return
+        if isinstance(outcome, ServingError):
             self.refuse(outcome)
         else:
             try:

@@ -2,7 +2,8 @@
 
 Responses of a model with one response for each request come in the order of the requests, those of decoupled models as
 they are made. An error of a request is a response of its own and leaves the stream intact, unless the caller asked
-for gRPC errors: then the first error ends the stream with its status.
+for gRPC errors: then the first error ends the stream with its status. A caller that does not read has its requests
+failed once `stream_response_bytes_max` of their responses wait: a model cannot be made to wait.
 
 Source: Triton's gRPC extensions ("ModelStreamInfer", "decoupled models").
 """
@@ -11,7 +12,7 @@ import time
 from collections import deque
 
 from charonia.core.calls import Outcome, Ticket
-from charonia.core.errors import Code, ServingError
+from charonia.core.errors import Code, ServingError, unavailable
 from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse
 from charonia.frontends.access_log import AccessEntry
@@ -98,7 +99,9 @@ class InferStream:
             turn.reply(problem, True)
             return
         ticket = engine.infer(request, turn.reply)
-        if not turn.is_final:
+        if turn.is_final:
+            ticket.cancel()
+        else:
             turn.ticket = ticket
 
     def drop(self) -> None:
@@ -142,6 +145,11 @@ class InferStream:
         call = self._call
         if call.is_over:
             return
+        if not (final or turn.is_ordered):
+            limit = call.wire.service.limits.stream_response_bytes_max
+            if call.wire.unsent_bytes(call) > limit:
+                self._stop(turn, limit)
+                return
         if final:
             self._turns.discard(turn)
         if isinstance(outcome, ServingError):
@@ -168,6 +176,17 @@ class InferStream:
             call.send(parts)
         if final:
             self._log_access(turn, outcome, sum(map(len, parts)))
+
+    def _stop(self, turn: _Turn, limit: int) -> None:
+        """End a request whose responses the caller does not take."""
+        ticket = turn.ticket
+        error = unavailable(
+            f"the request is given up: more than {limit} bytes of responses wait for the caller to read them",
+            hint="read the responses of the stream, or send fewer requests at once",
+        )
+        turn.reply(error, True)
+        if ticket is not None:
+            ticket.cancel()
 
     def _is_decoupled(self, request: InferRequest) -> bool:
         try:

@@ -4,6 +4,7 @@ from typing import Protocol
 
 from charonia.core.calls import Outcome, Ticket
 from charonia.core.errors import ServingError
+from charonia.frontends.sole import SoleResponse
 from charonia.protocol.compression import ACCEPTED
 from charonia.protocol.http_status import REASONS, STATUS
 from charonia.protocol.json_text import encode_error
@@ -42,6 +43,7 @@ class Exchange:
         status: Status of the response, 0 until it is there.
         bytes_out: Size of the response's body.
         ticket: The inference in flight, where there is one.
+        sole: What waits for the only response of a model that may send any number.
         model: Model name, for the access log.
         version: Model version, for the access log.
         request_id: The caller's id, for the access log.
@@ -62,6 +64,7 @@ class Exchange:
         "received_ns",
         "request_id",
         "response",
+        "sole",
         "status",
         "ticket",
         "url",
@@ -80,6 +83,7 @@ class Exchange:
         self.status = 0
         self.bytes_out = 0
         self.ticket: Ticket | None = None
+        self.sole: SoleResponse | None = None
         self.model = ""
         self.version = ""
         self.request_id = ""

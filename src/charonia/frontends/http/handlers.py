@@ -14,6 +14,7 @@ from charonia.frontends.http.connection import DIGITS_MAX, JSON_SIZE
 from charonia.frontends.http.exchange import JSON_TYPE, Exchange
 from charonia.frontends.http.limits import HttpLimits
 from charonia.frontends.http.routes import Handler, Route, Target
+from charonia.frontends.sole import SoleResponse
 from charonia.protocol import describe
 from charonia.protocol.compression import COMPRESS_FROM_BYTES, choose_coding, compress, decompress
 from charonia.protocol.json_text import dump
@@ -25,6 +26,11 @@ _log = logging.getLogger(__name__)
 
 BINARY_TYPE = b"application/octet-stream"
 CONTENT_ENCODING = b"content-encoding"
+
+_NOT_ONE = unsupported(
+    "HTTP end point doesn't support models with decoupled transaction policy that send no response, or several",
+    hint="use the stream of the gRPC end point",
+)
 
 
 class Handlers:
@@ -101,6 +107,8 @@ class Handlers:
         ticket = self._engine.infer(call.request, partial(self._reply, exchange, call))
         if exchange.is_open:
             exchange.ticket = ticket
+        else:
+            ticket.cancel()
 
     def _raw(self, target: Target, body: bytes | memoryview) -> InferCall:
         model, version = target
@@ -117,13 +125,19 @@ class Handlers:
     def _reply(self, exchange: Exchange, call: InferCall, outcome: Outcome, final: bool) -> None:
         if not exchange.is_open:
             return
+        if not final or outcome is None or exchange.sole is not None:
+            if exchange.sole is None:
+                exchange.sole = SoleResponse(_NOT_ONE)
+            outcome = exchange.sole.take(outcome, final)
+        if outcome is None:
+            return
+        if not final and exchange.ticket is not None:
+            exchange.ticket.cancel()
         try:
             if isinstance(outcome, InferResponse):
                 self._respond(exchange, call, outcome)
-            elif outcome is not None:
+            else:
                 exchange.fail(outcome)
-            elif final:
-                exchange.fail(internal(f"model '{exchange.model}' gave no response"))
         except ServingError as error:
             exchange.fail(error)
         except Exception as error:  # the model's output is not what it says: this request fails, nothing else
