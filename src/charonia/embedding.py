@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
@@ -12,10 +12,10 @@ from typing import Self, TypeVar
 
 from charonia.config.server import ControlMode, ServerOptions
 from charonia.core.errors import unavailable
-from charonia.core.request import ParameterValue
+from charonia.core.request import InferRequest, ParameterValue
 from charonia.core.response import InferResponse
 from charonia.core.tensor import Array
-from charonia.frontends.inproc import InProcessFrontend, make_request
+from charonia.frontends.inproc import InProcessFrontend, ResponseStream, make_request
 from charonia.server import Server as ServerParts
 from charonia.server import new_event_loop
 
@@ -144,6 +144,55 @@ class Server:
         except TimeoutError:
             raise TimeoutError(f"model '{model}' did not answer within {timeout_s} s") from None
         return {tensor.name: tensor.array for tensor in response.outputs}
+
+    def stream_infer(
+        self,
+        model: str,
+        inputs: Mapping[str, Array],
+        *,
+        version: str = "",
+        outputs: Sequence[str] = (),
+        parameters: Mapping[str, ParameterValue] | None = None,
+        timeout_s: float | None = None,
+    ) -> Iterator[dict[str, Array]]:
+        """Run a model and return an iterator over its responses, each as by `infer`: of a decoupled model, any number.
+
+        The request begins with the first step of the iterator. Leaving the iterator, or closing it, cancels it.
+
+        Args:
+            model: Model name.
+            inputs: Arrays by input name.
+            version: Model version, "" for the newest that is ready.
+            outputs: Names of the outputs to return; all when empty.
+            parameters: Request parameters.
+            timeout_s: Longest time to wait for each response, in seconds; None for no limit.
+
+        Raises:
+            ServingError: The request failed; raised after the responses that came before.
+            TimeoutError: A response took longer than `timeout_s`; the request is cancelled.
+        """
+        return self._responses(
+            make_request(model, inputs, version=version, outputs=outputs, parameters=parameters), timeout_s
+        )
+
+    def _responses(self, request: InferRequest, timeout_s: float | None) -> Iterator[dict[str, Array]]:
+        async def begin(parts: ServerParts) -> ResponseStream:
+            return InProcessFrontend(parts.engine).stream(request)
+
+        stream = self._call(begin)
+        try:
+            while True:
+                try:
+                    response = self._call(lambda _: stream.next(), timeout_s)
+                except TimeoutError:
+                    raise TimeoutError(f"model '{request.model_name}' sent no response within {timeout_s} s") from None
+                if response is None:
+                    return
+                yield {tensor.name: tensor.array for tensor in response.outputs}
+        finally:
+            with self._lock:
+                if self._parts is not None:
+                    self._loop.call_soon_threadsafe(stream.close)
 
     def is_ready(self, model: str = "") -> bool:
         """Whether the server, or one model, is ready."""
