@@ -62,7 +62,7 @@ def wire(composition: Composition, members: Members) -> Wiring:
     for step, version in zip(steps, loaded, strict=True):
         labels |= {tensor: version.labels[key] for key, tensor in step.output_map.items() if key in version.labels}
     wiring = Wiring(config, [version.runner.config for version in loaded], {**labels, **composition.labels})
-    for index in wiring.graph.conflicts:
+    for index in sorted(wiring.graph.origins.conflicts):
         message = f"step {steps[index].model_name} receives inputs originated from different decoupled models"
         problems.append(Problem(f"{STEP_PATH}[{index}].input_map", f"in ensemble {config.name}, {message}"))
     if problems:

@@ -69,6 +69,30 @@ class Level:
             self.ready.append(step)
 
 
+class Origins:
+    """The decoupled steps behind steps and tensors.
+
+    Attributes:
+        of_step: Those behind each step.
+        of_tensor: Those behind each tensor.
+        conflicts: Steps that read tensors of different decoupled steps, which do not belong together.
+    """
+
+    def __init__(self, inputs: Iterable[str]) -> None:
+        self.of_step: dict[int, Origin] = {}
+        self.of_tensor: dict[str, Origin] = dict.fromkeys(inputs, ())
+        self.conflicts: list[int] = []
+
+    def add(self, index: int, step: FlowStep, reads: Iterable[str]) -> None:
+        """Add a step; those that it reads from have been added."""
+        origin = _deepest([self.of_tensor[tensor] for tensor in reads])
+        if origin is None:
+            self.conflicts.append(index)
+            origin = ()
+        self.of_step[index] = origin
+        self.of_tensor |= dict.fromkeys(step.gives, (*origin, index) if step.is_decoupled else origin)
+
+
 class Plan:
     """What is to be done for requests that give the same inputs and want the same outputs.
 
@@ -94,11 +118,15 @@ class Plan:
         self.steps = tuple(sorted(reads))
         read = {tensor for tensors in reads.values() for tensor in tensors} | set(wanted)
         self.inputs = tuple(name for name in graph.inputs if name in read)
+        origins = Origins(self.inputs)
+        for step in graph.order:
+            if step in reads:
+                origins.add(step, graph.steps[step], reads[step])
         self.gives = {step: tuple(t for t in graph.steps[step].gives if t in read) for step in self.steps}
-        self.depth_of = {tensor: len(graph.origin_of[tensor]) for tensor in read}
+        self.depth_of = {tensor: len(origins.of_tensor[tensor]) for tensor in read}
         self.needs: dict[int, tuple[str, ...]] = {step: graph.steps[step].needs for step in self.steps}
         self.needs[SINK] = wanted
-        origin = _deepest([graph.origin_of[tensor] for tensor in wanted])
+        origin = _deepest([origins.of_tensor[tensor] for tensor in wanted])
         if origin is None:
             raise invalid(
                 f"outputs {_quoted(wanted)} cannot be in one response: they come from different decoupled models",
@@ -111,7 +139,7 @@ class Plan:
             if graph.steps[step].is_decoupled:
                 self.levels[step] = Level()
         for step in self.steps:
-            inside = graph.origins[step]
+            inside = origins.of_step[step]
             self._level(inside).add(step, reads[step], len(inside), self.depth_of)
         self._level(origin).add(SINK, wanted, len(origin), self.depth_of)
 
@@ -127,30 +155,20 @@ class Graph:
         steps: Its steps. Every tensor is written once, inputs included.
 
     Attributes:
-        origins: Decoupled steps behind each step.
-        origin_of: Decoupled steps behind each tensor.
-        conflicts: Steps that read tensors of different decoupled steps, which do not belong together.
+        order: The steps that can run, each after those that it reads from.
+        origins: The decoupled steps behind each.
         cyclic: Steps that can never run: they read, directly or not, what they write, or what nobody writes.
     """
 
     def __init__(self, inputs: Sequence[str], steps: Sequence[FlowStep]) -> None:
         self.inputs = tuple(inputs)
         self.steps = tuple(steps)
-        self.origins: dict[int, Origin] = {}
-        self.origin_of: dict[str, Origin] = dict.fromkeys(inputs, ())
         self._writer = {tensor: index for index, step in enumerate(steps) for tensor in step.gives}
-        conflicts = []
-        for index in self._ordered():
-            step = self.steps[index]
-            origin = _deepest([self.origin_of[tensor] for tensor in (*step.needs, *step.takes)])
-            if origin is None:
-                conflicts.append(index)
-                origin = ()
-            self.origins[index] = origin
-            for tensor in step.gives:
-                self.origin_of[tensor] = (*origin, index) if step.is_decoupled else origin
-        self.conflicts = tuple(sorted(conflicts))
-        self.cyclic = tuple(index for index in range(len(steps)) if index not in self.origins)
+        self.order = self._ordered()
+        self.origins = Origins(self.inputs)
+        for index in self.order:
+            self.origins.add(index, self.steps[index], (*self.steps[index].needs, *self.steps[index].takes))
+        self.cyclic = tuple(sorted(set(range(len(steps))) - set(self.order)))
 
     def plan(self, given: Collection[str], wanted: Sequence[str]) -> Plan:
         """Return what is to be done.
@@ -164,7 +182,7 @@ class Graph:
         """
         absent = set(self.inputs) - set(given)
         reads: dict[int, tuple[str, ...]] = {}
-        for index in self.origins:  # in an order in which every writer comes before its readers
+        for index in self.order:
             step = self.steps[index]
             if absent and not absent.isdisjoint(step.needs):
                 absent.update(step.gives)
@@ -175,7 +193,7 @@ class Graph:
         seen = set(todo)
         while todo:
             tensor = todo.pop()
-            if tensor in absent or tensor not in self.origin_of:
+            if tensor in absent or tensor not in self.origins.of_tensor:
                 raise self._unreachable(tensor, absent)
             writer = self._writer.get(tensor)
             if writer is None or writer in needed:
@@ -195,7 +213,6 @@ class Graph:
         )
 
     def _ordered(self) -> list[int]:
-        """Return the steps that can run, each after those that it reads from."""
         missing = [{*step.needs, *step.takes} for step in self.steps]
         readers: dict[str, list[int]] = {}
         for index, tensors in enumerate(missing):
