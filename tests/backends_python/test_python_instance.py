@@ -72,8 +72,8 @@ class TritonPythonModel:
             os.kill(os.getpid(), signal.SIGKILL)
         if what == "hang":
             time.sleep(60)
-        if what == "bls":
-            pb_utils.InferenceRequest(model_name="x", requested_output_names=[], inputs=[])
+        if what == "misuse":
+            pb_utils.InferenceRequest(model_name="x", requested_output_names=[])
         return [answer(value_of(r)) for r in requests]
 """
 )
@@ -277,7 +277,7 @@ def test_outputs_that_were_not_asked_for_are_dropped(tmp_path: Path) -> None:
         ("element", Code.INTERNAL, "found type 'str'"),
         ("missing", Code.INTERNAL, "did not return the requested output(s) OUT"),
         ("error", Code.NOT_FOUND, "not you"),
-        ("bls", Code.INTERNAL, "business logic scripting"),
+        ("misuse", Code.INTERNAL, "argument 'inputs' is missing"),
     ],
 )
 def test_a_model_that_fails_answers_with_the_reason_and_goes_on(

@@ -50,6 +50,9 @@ NUMBERS = {
     )
 }
 WIRE = {np.dtype(t): name[5:] for name, t in NUMPY_BY_TYPE.items() if name != "TYPE_STRING"}
+DTYPES: dict[str, np.dtype[Any]] = {name: dtype for dtype, name in WIRE.items()}
+"""Dtype of the arrays that hold a datatype's elements, by its name in the protocol. BF16 is held as its bits."""
+DTYPES["BF16"] = np.dtype(np.uint16)
 _LENGTH = struct.Struct("<I")
 
 
@@ -69,12 +72,7 @@ def numpy_to_triton_type(numpy_type: Any) -> int:
     return NUMBERS["STRING" if dtype.kind in "OSU" else WIRE[dtype]]
 
 
-def serialize_byte_tensor(array: Array) -> Array:
-    """Return the elements of a string tensor in wire form, as an array of one bytes object."""
-    return np.asarray(serialize(array), dtype=np.object_)
-
-
-def serialize(array: Array) -> bytes:
+def serialize_byte_tensor(array: Array) -> bytes:
     """Return the elements of a string tensor in wire form."""
     parts = []
     for element in array.ravel().tolist():
@@ -85,6 +83,20 @@ def serialize(array: Array) -> bytes:
         parts.append(_LENGTH.pack(len(element)))
         parts.append(element)
     return b"".join(parts)
+
+
+def array_of(datatype: str, shape: tuple[int, ...], data: memoryview) -> Array:
+    """Return the elements of a tensor; they lie in `data`, but for strings."""
+    if datatype == "BYTES":
+        return deserialize_bytes_tensor(data).reshape(shape)
+    return np.ndarray(shape, DTYPES[datatype], data)
+
+
+def bytes_of(datatype: str, array: Array) -> bytes | memoryview:
+    """Return the bytes of a tensor as the wire has them."""
+    if datatype == "BYTES":
+        return serialize_byte_tensor(array)
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def deserialize_bytes_tensor(encoded: Any) -> Array:

@@ -1,0 +1,441 @@
+"""The host of a model in a worker process: speaks with the server over the connection.
+
+No thread of its own reads: the thread that waits does. It takes the lead, reads what arrives and passes on what is for
+others (outcomes to the inbox that somebody waits at, batches to the main thread), until its own is there; then the next
+one that waits takes the lead. Whatever is read is decoded at once, because descriptors belong to messages in the order
+in which these arrive. Everything that is sent is placed and written under one lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import socket
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING or __package__:
+    from charonia.backends.python.worker import charonia_channel as channel
+    from charonia.backends.python.worker import charonia_datatypes as datatypes
+    from charonia.backends.python.worker.charonia_errors import TritonError, TritonModelException
+    from charonia.backends.python.worker.charonia_host import Batch, Inbox
+    from charonia.backends.python.worker.charonia_regions import ChannelError, Mappings, RegionPool
+    from charonia.backends.python.worker.charonia_responses import InferenceResponse
+    from charonia.backends.python.worker.charonia_tensor import received
+else:  # siblings of the worker's script; the package is not there
+    import charonia_channel as channel
+    import charonia_datatypes as datatypes
+    from charonia_errors import TritonError, TritonModelException
+    from charonia_host import Batch, Inbox
+    from charonia_regions import ChannelError, Mappings, RegionPool
+    from charonia_responses import InferenceResponse
+    from charonia_tensor import received
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    from charonia.backends.python.worker.charonia_host import Call, Fields, Result
+    from charonia.backends.python.worker.charonia_tensor import Tensor
+
+    Task = tuple[Any, ...]
+    """A header for the main thread, or ("execute", batch, fields and inputs of each request)."""
+
+POLL_READS_MAX = 16
+"""Reads of one look at the connection that does not wait, so that a busy server cannot keep a model from its work."""
+
+METRICS_DELAY_S = 0.05
+"""Longest time that updates of metrics wait to travel together, as long as the model reports some."""
+
+METRICS_WAITING_MAX = 1000
+"""Updates of metrics that wait at most."""
+
+
+class _HeldRegions(Mappings):
+    """The server's regions. Those that were given back are not named in messages any more, whoever kept an array."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: set[int] = set()
+
+    def id_at(self, address: int) -> int:
+        region = super().id_at(address)
+        return region if region in self.held else 0
+
+
+class Connection:
+    """A `Host` whose server is at the other end of a socket.
+
+    Args:
+        sock: The socket, blocking.
+        name: Name of the instance.
+    """
+
+    def __init__(self, sock: socket.socket, name: str = "") -> None:
+        self.name = name
+        self.tasks: Inbox[Task] = Inbox()
+        """For the main thread."""
+        self._socket = sock
+        self._is_child = False
+        self._is_over = False
+        self._mappings = _HeldRegions()
+        self._pool = RegionPool(self._mappings)
+        self._receiver = channel.Receiver(self._mappings)
+        self._lead = threading.Lock()
+        self._followers: dict[threading.Event, None] = {}
+        self._followers_lock = threading.Lock()
+        self._loops: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
+        self._send_lock = threading.Lock()
+        self._later: deque[Callable[[], None]] = deque()
+        self._returned: deque[Sequence[int]] = deque()  # regions of ours that the server no longer looks at
+        self._released: list[int] = []  # regions of the server that nobody here looks at any more
+        self._batches: dict[int, Batch] = {}
+        self._numbers = itertools.count(1)
+        self._calls: dict[int, Call] = {}
+        self._answers: dict[int, Inbox[tuple[Any, ...]]] = {}
+        self._updates: list[tuple[object, ...]] = []
+        self._updates_sent = 0.0
+
+    # Reading
+
+    def wait(self, inbox: Inbox[Any]) -> None:
+        """Return when the inbox holds something; takes part in reading until then."""
+        while not inbox.items:
+            if self._lead.acquire(False):
+                try:
+                    while not inbox.items:
+                        self._read(0)
+                finally:
+                    self._lead.release()
+                self._hand_on()
+            else:
+                self._follow(inbox)
+
+    def poll(self) -> None:
+        """Take in what has arrived, without waiting; nothing to do while another thread reads."""
+        if not self._lead.acquire(False):
+            return
+        try:
+            for _ in range(POLL_READS_MAX):
+                if self._is_over:
+                    break
+                self._read(socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            pass  # there is nothing more
+        finally:
+            self._lead.release()
+            self._hand_on()
+
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Take in messages also while this event loop runs."""
+        if loop not in self._loops:
+            self._loops.add(loop)
+            loop.add_reader(self._socket.fileno(), self.poll)
+
+    def _follow(self, inbox: Inbox[Any]) -> None:
+        """Wait until the inbox holds something, or the lead may be free."""
+        event = threading.Event()
+        with self._followers_lock:
+            self._followers[event] = None
+        inbox.listen(event.set)
+        if self._lead.locked() and not inbox.items:
+            event.wait()
+        with self._followers_lock:
+            self._followers.pop(event, None)
+        # It may have been this thread's to take the lead.
+        self._hand_on()
+
+    def _hand_on(self) -> None:
+        """Wake a thread that waits, unless somebody leads."""
+        if self._followers and not self._lead.locked():
+            with self._followers_lock:
+                for event in self._followers:
+                    if not event.is_set():
+                        event.set()
+                        return
+
+    def _read(self, flags: int) -> None:
+        if self._is_over:
+            raise TritonModelException("the connection to the server has ended")
+        try:
+            data, fds = channel.receive(self._socket, flags)
+            if not data:
+                self._end()
+            for message in self._receiver.feed(data, fds):
+                self._dispatch(message)
+        except BlockingIOError:
+            raise
+        except BaseException:
+            self._end()  # what follows cannot be understood any more
+            raise
+
+    def _end(self) -> None:
+        """The server is gone: nobody waits for it any longer."""
+        self._is_over = True
+        for loop in list(self._loops):
+            with contextlib.suppress(RuntimeError):  # it is closed
+                loop.call_soon_threadsafe(loop.remove_reader, self._socket.fileno())
+        self.tasks.put(("finalize",))
+        for call in list(self._calls.values()):
+            call.inbox.put((_failed(_GONE), True))
+        for answer in list(self._answers.values()):
+            answer.put(("error", *_GONE))
+
+    def _dispatch(self, message: channel.Incoming) -> None:
+        kind, *rest = message.header
+        if kind == "execute":
+            self._take_batch(message, *rest)
+        elif kind == "reply":
+            self._take_reply(message, *rest)
+        elif kind == "cancel":
+            number, index = rest
+            if number in self._batches:
+                self._batches[number].cancelled.add(index)
+        elif kind == "answer":
+            number, value = rest
+            answer = self._answers.pop(number, None)
+            if answer is not None:
+                answer.put(value)
+        elif kind == "release":
+            self._give_back(*rest)
+        else:
+            self.tasks.put(message.header)
+
+    def _give_back(self, released: Sequence[int], dropped: Sequence[int]) -> None:
+        if released:
+            self._returned.append(released)  # to the pool, which belongs to those who send
+        if dropped:
+            self._mappings.drop(dropped)
+
+    def _take_batch(
+        self, message: channel.Incoming, number: int, sent: Any, released: Sequence[int], dropped: Sequence[int]
+    ) -> None:
+        self._give_back(released, dropped)
+        find, array_of = message.find, datatypes.array_of
+        requests: list[tuple[Fields, list[Tensor]]] = []
+        for fields, places in sent:
+            inputs = []
+            for name, datatype, shape, place in places:
+                inputs.append(received(name, datatype, array_of(datatype, shape, find(place))))
+            requests.append((fields, inputs))
+        batch = Batch(number, len(requests))
+        if message.regions:
+            batch.regions = message.regions
+            self._mappings.held.update(message.regions)
+        self._batches[number] = batch
+        self.tasks.put(("execute", batch, requests))
+
+    def _take_reply(
+        self,
+        message: channel.Incoming,
+        number: int,
+        result: Any,
+        final: bool,
+        released: Sequence[int],
+        dropped: Sequence[int],
+    ) -> None:
+        self._give_back(released, dropped)
+        response = None if result is None else self._response(message, result)
+        call = self._calls.pop(number, None) if final else self._calls.get(number)
+        if call is not None:
+            call.inbox.put((response, final))
+
+    def _response(self, message: channel.Incoming, result: Any) -> InferenceResponse:
+        if result[0] >= 0:
+            return _failed(result)
+        outputs = []
+        for name, datatype, shape, place in result[1]:
+            data = message.find(place)
+            if place[0]:
+                # The region is the server's until the last array over it is gone. Views of an array keep what it was
+                # made over, and numpy does not look through a memoryview to find something else to keep.
+                holder = np.frombuffer(data, np.uint8)
+                weakref.finalize(holder, self._released.append, place[0]).atexit = False
+                data = memoryview(holder)  # type: ignore[arg-type] # an array is a buffer
+            outputs.append(received(name, datatype, datatypes.array_of(datatype, shape, data)))
+        self._mappings.held.update(message.regions)
+        response = InferenceResponse(outputs)
+        response._parameters = result[2]
+        return response
+
+    # Sending
+
+    def start(self, header: tuple[object, ...]) -> None:
+        """Send a message without tensors."""
+        with self._send_lock:
+            self._send(header)
+        self._run_later()
+
+    def done(self, batch: Batch, results: Sequence[Result | None], input_end: int, output_start: int) -> None:
+        """Answer a batch whose `execute` has returned."""
+        with self._send_lock:
+            self._send_updates()
+            outgoing = channel.Outgoing(self._pool)
+            try:
+                encoded = [None if result is None else _encode(result, outgoing) for result in results]
+            except Exception as error:
+                outgoing.withdraw()
+                outgoing = channel.Outgoing(self._pool)
+                failure = (TritonError.INTERNAL, f"a response of model '{self.name}' cannot be sent: {error}")
+                encoded = [None if result is None else failure for result in results]
+            self._answered(batch, len(encoded) - encoded.count(None))
+            released, dropped = self._take_released(), self._take_dropped()
+            self._send(("done", batch.number, encoded, released, dropped, input_end, output_start), outgoing)
+        if self._later:
+            self._run_later()
+
+    def respond(self, batch: Batch, index: int, result: Result | None, final: bool) -> None:
+        """Answer a request through its sender."""
+        with self._send_lock:
+            self._send_updates()
+            outgoing = channel.Outgoing(self._pool)
+            encoded = None if result is None else _encode(result, outgoing)
+            self._answered(batch, final)
+            released, dropped = self._take_released(), self._take_dropped()
+            self._send(("response", batch.number, index, encoded, final, released, dropped), outgoing)
+        self._run_later()
+
+    def begin(self, call: Call) -> None:
+        """Start a request of another model."""
+        call.number = number = next(self._numbers)
+        self._calls[number] = call
+        try:
+            with self._send_lock:
+                outgoing = channel.Outgoing(self._pool)
+                tensors = [_encode_tensor(tensor, outgoing) for tensor in call.inputs]
+                target = (call.batch, call.model_name, call.model_version, call.decoupled)
+                lists = (self._take_released(), self._take_dropped())
+                self._send(("call", number, *target, call.fields, tensors, *lists), outgoing)
+        except BaseException:
+            self._calls.pop(number, None)
+            raise
+        self._run_later()
+
+    def end(self, call: Call) -> None:
+        """Give a call up that has no last outcome yet."""
+        if self._calls.pop(call.number, None) is not None:
+            self.start(("call_cancel", call.number))
+
+    def log(self, level: int, message: str, file: str, line: int) -> None:
+        """Write to the server's log; in a process that the model has forked, to the output."""
+        if self._is_child:
+            print(f"{message} ({file}:{line})", file=sys.stderr, flush=True)
+        else:
+            self.start(("log", level, message, file, line))
+
+    def control(self, action: str, model_name: str, options: dict[str, object]) -> Any:
+        """Do something with a model and return the answer."""
+        return self._ask(next(self._numbers), "control", action, model_name, options)
+
+    def make_number(self) -> int:
+        """Return a number that nothing else of this host has."""
+        return next(self._numbers)
+
+    def declare_family(self, number: int, name: str, description: str, kind: str) -> None:
+        """Make a family of metrics known."""
+        self._ask(number, "metrics", [("family", number, name, description, kind)])
+
+    def metrics(self, updates: list[tuple[object, ...]]) -> None:
+        """Report updates of metrics: at once, or with the next answer when there are many."""
+        with self._send_lock:
+            self._updates += updates
+            now = time.monotonic()
+            if now - self._updates_sent > METRICS_DELAY_S or len(self._updates) > METRICS_WAITING_MAX:
+                self._updates_sent = now
+                self._send_updates()
+        self._run_later()
+
+    def later(self, action: Callable[[], None]) -> None:
+        """Run an action soon: now, unless somebody sends; then it is up to them."""
+        if not self._is_child:
+            self._later.append(action)
+            self._run_later()
+
+    def become_child(self) -> None:
+        """In a process that the model has forked: leave the connection, which has one worker at its end, alone."""
+        self._is_child = True
+        self._socket.close()
+
+    def _ask(self, number: int, kind: str, *content: object) -> Any:
+        answer: Inbox[tuple[Any, ...]] = Inbox()
+        self._answers[number] = answer
+        header = (kind, *content) if kind == "metrics" else (kind, number, *content)
+        self.start(header)
+        self.wait(answer)
+        outcome = answer.items.popleft()
+        if outcome[0] == "error":
+            raise TritonModelException(str(outcome[2]))
+        return outcome[1]
+
+    def _send(self, header: tuple[object, ...], outgoing: channel.Outgoing | None = None) -> None:
+        """Send a message, with the lock."""
+        if self._is_child:
+            raise TritonModelException("a process that a model has forked cannot reach the server")
+        outgoing = outgoing or channel.Outgoing(self._pool)
+        try:
+            buffers = outgoing.frame(header)
+        except ChannelError as error:
+            outgoing.withdraw()
+            raise TritonModelException(str(error)) from error
+        channel.send_all(self._socket, buffers, outgoing.fds)
+
+    def _send_updates(self) -> None:
+        if self._updates:
+            updates, self._updates = self._updates, []
+            self._send(("metrics", updates))
+
+    def _run_later(self) -> None:
+        """Run what finalizers have left, unless somebody is sending, who will do so afterwards."""
+        while self._later and self._send_lock.acquire(False):
+            self._send_lock.release()
+            with contextlib.suppress(IndexError, OSError):  # another thread was faster; or the server is gone
+                self._later.popleft()()
+
+    def _answered(self, batch: Batch, count: int) -> None:
+        """Count final answers; with the last one the memory of the inputs goes back."""
+        batch.unanswered -= count
+        if batch.unanswered <= 0 and self._batches.pop(batch.number, None) is not None:
+            self._released += batch.regions
+
+    def _take_released(self) -> list[int]:
+        if not self._released:
+            return []
+        released = self._released.copy()
+        del self._released[: len(released)]  # in place: finalizers append to it
+        self._mappings.held.difference_update(released)
+        return released
+
+    def _take_dropped(self) -> list[int]:
+        """Put regions back into the pool; return those that it gives up."""
+        dropped: list[int] = []
+        while self._returned:
+            dropped += self._pool.release(self._returned.popleft())
+        return dropped
+
+
+def _failed(failure: tuple[int, str]) -> InferenceResponse:
+    return InferenceResponse(error=TritonError(failure[1], failure[0]))
+
+
+def _encode(result: Any, outgoing: channel.Outgoing) -> tuple[object, ...]:
+    if result[0] >= 0:
+        return result  # type: ignore[no-any-return] # a failure
+    tensors = []
+    for tensor in result[1]:
+        tensors.append(_encode_tensor(tensor, outgoing))  # noqa: PERF401
+    return (-1, tensors, result[2])
+
+
+def _encode_tensor(tensor: Tensor, outgoing: channel.Outgoing) -> tuple[object, ...]:
+    array, datatype = tensor._array, tensor._datatype
+    return (tensor._name, datatype, array.shape, outgoing.place(datatypes.bytes_of(datatype, array)))
+
+
+_GONE = (TritonError.UNAVAILABLE, "the server has gone")

@@ -1,0 +1,121 @@
+"""Exchange of arrays by dlpack, with the one datatype that numpy does not have, BF16, as the bits of uint16.
+
+A capsule holds a C structure that begins with: address, device type, device number, number of dimensions, and the
+datatype as kind, bits and lanes. See the specification, https://dmlc.github.io/dlpack/latest/c_api.html.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING or __package__:
+    from charonia.backends.python.worker import charonia_datatypes as datatypes
+    from charonia.backends.python.worker.charonia_errors import TritonModelException
+else:  # siblings of the worker's script; the package is not there
+    import charonia_datatypes as datatypes
+    from charonia_errors import TritonModelException
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from charonia.backends.python.worker.charonia_datatypes import Array
+
+CPU = (1, 0)
+"""Device type and number of the memory of the CPU."""
+
+_DEVICES = {2: "a CUDA GPU", 10: "a ROCm GPU"}
+_READABLE = (1, 3, 11)  # CPU, and memory of the CPU that is pinned for CUDA or ROCm
+_UINT = 1
+_BFLOAT = 4
+_CAPSULE = b"dltensor"
+
+
+class _Head(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("kind", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+    )
+
+
+class _Exporter:
+    """A capsule in the form in which `numpy.from_dlpack` takes it."""
+
+    def __init__(self, capsule: object, device: tuple[int, int]) -> None:
+        self._capsule = capsule
+        self._device = device
+
+    def __dlpack__(self, **_: object) -> Any:
+        return self._capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._device
+
+
+def export(array: Array, datatype: str) -> object:
+    """Return a capsule of an array; a copy where the array is read-only, which a capsule cannot say."""
+    if not array.flags.writeable:
+        array = array.copy()
+    capsule = array.__dlpack__()
+    if datatype == "BF16":
+        _head(capsule).kind = _BFLOAT
+    return capsule
+
+
+def read(source: Any, name: str) -> tuple[Array, str]:
+    """Return the array of a capsule, or of an object that offers one, and its datatype.
+
+    Args:
+        source: Capsule, or object with `__dlpack__`.
+        name: Name of the tensor, for errors.
+
+    Raises:
+        TritonModelException: There is none, it is out of reach, or its datatype is none of tensors.
+    """
+    if hasattr(source, "__dlpack__"):
+        if hasattr(source, "__dlpack_device__") and source.__dlpack_device__()[0] not in _READABLE:
+            if not hasattr(source, "cpu"):
+                raise _out_of_reach(name, source.__dlpack_device__()[0])
+            source = source.cpu()
+        source = source.__dlpack__()
+    elif type(source).__name__ != "PyCapsule":
+        raise TritonModelException(
+            f"Tensor '{name}': expected a dlpack capsule or an object with __dlpack__, got {type(source).__name__}"
+        )
+    head = _head(source)
+    if head.device_type not in _READABLE:
+        raise _out_of_reach(name, head.device_type)
+    is_bfloat = head.kind == _BFLOAT and head.bits == 16
+    if is_bfloat:
+        head.kind = _UINT
+    try:
+        array = np.from_dlpack(_Exporter(source, (head.device_type, head.device_id)))
+    except (BufferError, RuntimeError, TypeError) as error:
+        raise TritonModelException(f"Tensor '{name}': numpy cannot read it by dlpack: {error}") from error
+    if array.dtype not in datatypes.WIRE:
+        raise TritonModelException(f"Tensor '{name}': datatype {array.dtype} is none of the tensor datatypes")
+    return array, "BF16" if is_bfloat else datatypes.WIRE[array.dtype]
+
+
+def _head(capsule: object) -> _Head:
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+    try:
+        return _Head.from_address(pointer(capsule, _CAPSULE))
+    except ValueError:
+        raise TritonModelException("a dlpack capsule can be read only once, and this one has been") from None
+
+
+def _out_of_reach(name: str, device: int) -> TritonModelException:
+    where = _DEVICES.get(device, f"device type {device}")
+    return TritonModelException(
+        f"Tensor '{name}': its elements are in the memory of {where}, which the server does not read; "
+        "copy them to the CPU first"
+    )

@@ -1,0 +1,101 @@
+"""What goes wrong in a model, in the words of `triton_python_backend_utils`."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    Parameter = bool | int | str
+
+
+class TritonModelException(Exception):
+    """Raised for wrong use of this module; a model may raise it too."""
+
+
+class TritonError:
+    """An error to answer a request with."""
+
+    UNKNOWN = 0
+    INTERNAL = 1
+    NOT_FOUND = 2
+    INVALID_ARG = 3
+    UNAVAILABLE = 4
+    UNSUPPORTED = 5
+    ALREADY_EXISTS = 6
+    CANCELLED = 7
+
+    def __init__(self, message: object, code: int = INTERNAL) -> None:
+        if not isinstance(code, int) or not 0 <= code <= 7:
+            raise TritonModelException(f"TritonError: expected one of its codes 0 to 7, got {code!r}")
+        self._message = str(message)
+        self._code = int(code)
+
+    def code(self) -> int:
+        """Return the code."""
+        return self._code
+
+    def message(self) -> str:
+        """Return the message."""
+        return self._message
+
+    def __str__(self) -> str:
+        return self._message
+
+
+def describe(error: BaseException) -> str:
+    """Return type and text of an exception, and where the model's own code raised it."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if os.path.dirname(__file__) not in f.filename]
+    frames = [f for f in frames if "importlib" not in f.filename]
+    text = f"{type(error).__name__}: {error}"
+    if frames:
+        text += "\n\nAt:\n" + "\n".join(f"  {f.filename}({f.lineno}): {f.name}" for f in reversed(frames))
+    return text
+
+
+def checked_parameters(owner: str, parameters: object) -> dict[str, Parameter]:
+    """Return request or response parameters as plain values.
+
+    Args:
+        owner: Class that they are given to, for errors.
+        parameters: Dictionary or None.
+
+    Raises:
+        TritonModelException: They are no dictionary, or hold something else than strings, integers and booleans.
+    """
+    if parameters is None:
+        return {}
+    if not isinstance(parameters, dict):
+        raise TritonModelException(f"{owner}: expected a dict as parameters, got {type(parameters).__name__}")
+    given: Mapping[object, object] = parameters
+    plain: dict[str, Parameter] = {}
+    for key, value in given.items():
+        if not isinstance(key, str):
+            raise TritonModelException(f"{owner}: expected strings as names of parameters, got {key!r}")
+        if isinstance(value, bool):
+            plain[str(key)] = value
+        elif isinstance(value, int):
+            plain[str(key)] = int(value)
+        elif isinstance(value, str):
+            plain[str(key)] = str(value)
+        else:
+            raise TritonModelException(
+                f"{owner}: parameter {key!r} must be a string, an integer or a boolean, got {type(value).__name__}"
+            )
+    return plain
+
+
+def checked_text(owner: str, what: str, value: object) -> str:
+    """Return a string argument; bytes, as the elements of string tensors are, count as UTF-8.
+
+    Raises:
+        TritonModelException: It is neither.
+    """
+    if isinstance(value, bytes):
+        return value.decode("utf-8")
+    if not isinstance(value, str):
+        raise TritonModelException(f"{owner}: expected a string as {what}, got {type(value).__name__}")
+    return str(value)

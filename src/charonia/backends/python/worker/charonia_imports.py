@@ -1,0 +1,98 @@
+"""How a model's file is imported."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import itertools
+import os
+import sys
+import threading
+import types
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+PB_UTILS = "triton_python_backend_utils"
+
+_numbers = itertools.count(1)
+_shared_lock = threading.RLock()
+"""Held while a model of a process with several models imports: `sys.path` and `sys.modules` are then its own."""
+
+
+class ModelImports:
+    """What one model may import: its own folders, and its own copy of `triton_python_backend_utils`.
+
+    In a process of its own, a model finds both at any time. Where several models share a process, it does so within
+    `visible()` only: while its file is imported and in `initialize`. Modules in its folders are then its own, even
+    where another model has some of the same names.
+
+    Args:
+        version_dir: Folder of the version.
+        model_dir: Folder of the model.
+        pb_utils: The model's copy.
+        shares_process: Whether there are other models in the process.
+    """
+
+    def __init__(self, version_dir: str, model_dir: str, pb_utils: types.ModuleType, shares_process: bool) -> None:
+        self._folders = [version_dir, model_dir]
+        self._pb_utils = pb_utils
+        self._shares_process = shares_process
+        self._own: dict[str, types.ModuleType] = {}
+        if not shares_process:
+            sys.path[:0] = self._folders
+            sys.modules[PB_UTILS] = pb_utils
+
+    def load(self, path: str) -> Any:
+        """Import the file of a model and return its class.
+
+        Raises:
+            ImportError: It is no Python file.
+            AttributeError: It has no class TritonPythonModel.
+        """
+        # The package that the folder is for imports like `from .helpers import f` in model.py.
+        package = types.ModuleType(f"charonia_model_{next(_numbers)}")
+        package.__path__ = [os.path.dirname(path)]
+        sys.modules[package.__name__] = package
+        spec = importlib.util.spec_from_file_location(package.__name__ + ".model", path)
+        if spec is None or spec.loader is None:
+            raise ImportError(f"{path} is not a Python file")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        with self.visible():
+            spec.loader.exec_module(module)
+        return module.TritonPythonModel
+
+    @contextlib.contextmanager
+    def visible(self) -> Iterator[None]:
+        """Let the model import what is its own."""
+        if not self._shares_process:
+            yield
+            return
+        with _shared_lock:
+            path, before = list(sys.path), dict(sys.modules)
+            sys.path[:0] = self._folders
+            sys.modules.update(self._own)
+            sys.modules[PB_UTILS] = self._pb_utils
+            try:
+                yield
+            finally:
+                sys.path[:] = path
+                self._hide(before)
+
+    def _hide(self, before: dict[str, types.ModuleType]) -> None:
+        """Take the model's own modules out of `sys.modules` again."""
+        folder = os.path.join(os.path.realpath(self._folders[1]), "")
+        for name, module in list(sys.modules.items()):
+            if module is before.get(name) or name.startswith("charonia_model_"):
+                continue
+            file = getattr(module, "__file__", None)
+            if name == PB_UTILS or (file and os.path.realpath(file).startswith(folder)):
+                if name != PB_UTILS:
+                    self._own[name] = module
+                if name in before:
+                    sys.modules[name] = before[name]
+                else:
+                    del sys.modules[name]

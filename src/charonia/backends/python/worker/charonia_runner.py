@@ -1,0 +1,232 @@
+"""Runs a Python model, whoever the host is: imports it, hands it requests, checks what it returns."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING or __package__:
+    from charonia.backends.python.worker import triton_python_backend_utils as pb_utils
+    from charonia.backends.python.worker.charonia_errors import TritonError, TritonModelException, describe
+    from charonia.backends.python.worker.charonia_host import Binding
+    from charonia.backends.python.worker.charonia_imports import ModelImports
+    from charonia.backends.python.worker.charonia_responses import InferenceResponse, result_of
+else:  # siblings of the worker's script; the package is not there
+    import triton_python_backend_utils as pb_utils
+    from charonia_errors import TritonError, TritonModelException, describe
+    from charonia_host import Binding
+    from charonia_imports import ModelImports
+    from charonia_responses import InferenceResponse, result_of
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Sequence
+    from typing import Any
+
+    from charonia.backends.python.worker.charonia_host import Batch, Fields, Host, Result
+    from charonia.backends.python.worker.charonia_requests import InferenceRequest
+    from charonia.backends.python.worker.charonia_tensor import Tensor
+
+
+class ModelRunner:
+    """One instance of a model. All methods are called in one thread, the one that runs the model.
+
+    Args:
+        host: Who runs it.
+        shares_process: Whether there are other models in the process.
+    """
+
+    def __init__(self, host: Host, shares_process: bool = False) -> None:
+        self._host = host
+        self._shares_process = shares_process
+        self._binding = Binding(host)
+        self._pb_utils = pb_utils.bound_to(self._binding)
+        self._request_class: type[InferenceRequest] = self._pb_utils.InferenceRequest
+        self._model: Any = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._background: asyncio.AbstractEventLoop | None = None
+
+    def initialize(
+        self, path: str, version_dir: str, model_dir: str, arguments: dict[str, str], is_decoupled: bool
+    ) -> dict[str, object]:
+        """Import and initialize the model; return what it can do.
+
+        Raises:
+            BaseException: Whatever the model raises.
+        """
+        imports = self._imports(version_dir, model_dir)
+        self._binding.is_decoupled = is_decoupled
+        model = imports.load(path)()
+        if not callable(getattr(model, "execute", None)):
+            raise AttributeError(f"TritonPythonModel in {path} has no method 'execute'")
+        if hasattr(model, "initialize"):
+            with imports.visible():
+                model.initialize(arguments)
+        self._model = model
+        self._binding.thread = threading.get_ident()
+        self._binding.is_serving = True
+        return {"has_is_ready": callable(getattr(model, "is_ready", None))}
+
+    def complete(self, path: str, version_dir: str, model_dir: str, config_json: str) -> str:
+        """Return the configuration as the model's `auto_complete_config` completes it, "" where it has none.
+
+        Raises:
+            BaseException: Whatever the model raises.
+        """
+        model = self._imports(version_dir, model_dir).load(path)
+        if not hasattr(model, "auto_complete_config"):
+            return ""
+        completed = model.auto_complete_config(pb_utils.ModelConfig(json.loads(config_json)))
+        if not isinstance(completed, pb_utils.ModelConfig):
+            raise TritonModelException(
+                "auto_complete_config function must return a valid pb.ModelConfig object, "
+                f"got {type(completed).__name__}"
+            )
+        return json.dumps(completed.as_dict())
+
+    def finalize(self) -> None:
+        """Let the model finalize."""
+        self._binding.is_serving = False
+        if self._model is not None and hasattr(self._model, "finalize"):
+            self._model.finalize()
+        for loop in (self._background, self._loop):
+            if loop is not None:
+                loop.call_soon_threadsafe(loop.stop)
+
+    def is_ready(self) -> bool:
+        """Return what the model's `is_ready` says.
+
+        Raises:
+            Exception: Whatever it raises, or it does not return a bool.
+        """
+        answer = self._model.is_ready()
+        if hasattr(answer, "__await__"):
+            answer = self._complete_coroutine(answer)
+        if not isinstance(answer, bool):
+            raise TritonModelException(f"is_ready must return a bool, got {type(answer).__name__}")
+        return answer
+
+    def execute(self, batch: Batch, sent: Sequence[tuple[Fields, list[Tensor]]]) -> tuple[list[Result | None], int]:
+        """Run a batch.
+
+        Args:
+            batch: The batch.
+            sent: Fields and inputs of each request.
+
+        Returns:
+            A result for each request, None where it was or will be answered through its sender; and the monotonic
+            time in ns at which the model returned.
+        """
+        cls = self._request_class
+        requests = []
+        for index, (fields, inputs) in enumerate(sent):
+            request = cls.__new__(cls)
+            request._fields = fields
+            request._inputs = inputs
+            request._batch = batch
+            request._index = index
+            request._sender = None
+            requests.append(request)
+        binding = self._binding
+        binding.running = batch.number
+        try:
+            returned = self._model.execute(requests.copy())
+            if type(returned) is not list and hasattr(returned, "__await__"):
+                if binding.is_decoupled:
+                    self._start(batch, requests, returned)
+                    return [None] * len(requests), time.monotonic_ns()
+                returned = self._complete_coroutine(returned)
+            output_start = time.monotonic_ns()
+            results = self._none(requests, returned) if binding.is_decoupled else self._results(requests, returned)
+        except (Exception, asyncio.CancelledError) as error:
+            return self._failed(requests, error), time.monotonic_ns()
+        finally:
+            binding.running = 0
+        return results, output_start
+
+    def _imports(self, version_dir: str, model_dir: str) -> ModelImports:
+        self._binding.model_dir = version_dir
+        return ModelImports(version_dir, model_dir, self._pb_utils, self._shares_process)
+
+    def _complete_coroutine(self, coroutine: Coroutine[Any, Any, object]) -> object:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+        return self._loop.run_until_complete(coroutine)
+
+    def _results(self, requests: list[InferenceRequest], returned: object) -> list[Result | None]:
+        """Return the results of an ordinary model."""
+        if returned is None and all(request._sender is not None for request in requests):
+            return [None] * len(requests)
+        if not isinstance(returned, (list, tuple)):
+            raise TritonModelException(
+                f"Expected a list in the execute return, found type '{type(returned).__name__}'."
+            )
+        if len(returned) != len(requests):
+            raise TritonModelException(
+                "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
+                f"InferenceRequest(s) size is: {len(requests)}, and InferenceResponse(s) size is: {len(returned)}"
+            )
+        for response in returned:
+            if response is not None and not isinstance(response, InferenceResponse):
+                raise TritonModelException(
+                    "Expected an 'InferenceResponse' object in the execute function return list, "
+                    f"found type '{type(response).__name__}'."
+                )
+        results: list[Result | None] = []
+        for request, response in zip(requests, returned):
+            if request._sender is not None and (response is None or not request._sender._close()):
+                if response is not None:
+                    self._log_second_answer(request)
+                results.append(None)
+            elif response is None:
+                results.append((TritonError.INTERNAL, _NO_SENDER))
+            else:
+                results.append(result_of(response, request._fields[6], True))
+        return results
+
+    def _log_second_answer(self, request: InferenceRequest) -> None:
+        text = "'execute' returned a response for request '{}', which its response sender had answered; it is dropped"
+        self._host.log(pb_utils.Logger.WARNING, text.format(request.request_id()), __file__, 0)
+
+    def _none(self, requests: list[InferenceRequest], returned: object) -> list[Result | None]:
+        """Return the results of a decoupled model."""
+        if returned is not None:
+            raise TritonModelException(
+                f"Python model '{self._host.name}' is using the decoupled mode and the execute function must return "
+                f"None, found type '{type(returned).__name__}'."
+            )
+        for request in requests:
+            request.get_response_sender()  # one that nobody keeps says so to the caller
+        return [None] * len(requests)
+
+    def _failed(self, requests: list[InferenceRequest], error: BaseException) -> list[Result | None]:
+        """Return the failure of a batch, for the requests that are not answered."""
+        text = f"Failed to process the request(s) for model '{self._host.name}', message: {describe(error)}"
+        return [
+            (TritonError.INTERNAL, text) if request._sender is None or request._sender._close() else None
+            for request in requests
+        ]
+
+    def _start(self, batch: Batch, requests: list[InferenceRequest], coroutine: Coroutine[Any, Any, object]) -> None:
+        """Run the coroutine of a decoupled model beside those of other batches."""
+        for request in requests:
+            request.get_response_sender()
+        if self._background is None:
+            self._background = asyncio.new_event_loop()
+            threading.Thread(target=self._background.run_forever, name="execute", daemon=True).start()
+        asyncio.run_coroutine_threadsafe(self._watched(batch, requests, coroutine), self._background)
+
+    async def _watched(
+        self, batch: Batch, requests: list[InferenceRequest], coroutine: Coroutine[Any, Any, object]
+    ) -> None:
+        try:
+            self._none(requests, await coroutine)
+        except (Exception, asyncio.CancelledError) as error:
+            for index, result in enumerate(self._failed(requests, error)):
+                if result is not None:
+                    self._host.respond(batch, index, result, True)
+
+
+_NO_SENDER = "'execute' returned None for the request, whose response sender it has not asked for"

@@ -1,0 +1,116 @@
+"""Tensors of Python models."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING or __package__:
+    from charonia.backends.python.worker import charonia_datatypes as datatypes
+    from charonia.backends.python.worker import charonia_dlpack as dlpack
+    from charonia.backends.python.worker.charonia_errors import TritonModelException
+else:  # siblings of the worker's script; the package is not there
+    import charonia_datatypes as datatypes
+    import charonia_dlpack as dlpack
+    from charonia_errors import TritonModelException
+
+if TYPE_CHECKING:
+    from charonia.backends.python.worker.charonia_datatypes import Array
+
+
+class Tensor:
+    """A named tensor."""
+
+    __slots__ = ("__weakref__", "_array", "_datatype", "_name")
+
+    _name: str
+    _array: Array
+    """Elements; for BF16 their bits, as uint16."""
+    _datatype: str
+
+    def __init__(self, name: str, array: Array) -> None:
+        if not isinstance(array, np.ndarray):
+            raise TritonModelException(f"Tensor '{name}': expected a numpy array, got {type(array).__name__}")
+        datatype = datatypes.WIRE.get(array.dtype)
+        if datatype is None:
+            if array.dtype.kind in "SU":
+                array = array.astype(np.object_)
+            elif array.dtype != np.object_:
+                if array.dtype.newbyteorder("=") not in datatypes.WIRE:
+                    raise TritonModelException(
+                        f"Tensor '{name}': numpy dtype {array.dtype} is none of the tensor datatypes"
+                    )
+                array = array.astype(array.dtype.newbyteorder("="))
+            datatype = datatypes.WIRE.get(array.dtype, "BYTES")
+        self._name = name if type(name) is str else _name_of(name)
+        self._array = array
+        self._datatype = datatype
+
+    def name(self) -> str:
+        """Return the name."""
+        return self._name
+
+    def as_numpy(self) -> Array:
+        """Return the elements; object arrays of bytes for strings."""
+        if self._datatype == "BF16":
+            raise TritonModelException(
+                f"Tensor '{self._name}' is BF16, which numpy does not have; exchange it by dlpack or pass it on"
+            )
+        return self._array
+
+    def triton_dtype(self) -> int:
+        """Return the number of the datatype in model configurations."""
+        return datatypes.NUMBERS["STRING" if self._datatype == "BYTES" else self._datatype]
+
+    def shape(self) -> list[int]:
+        """Return the shape."""
+        return list(self._array.shape)
+
+    def is_cpu(self) -> bool:
+        """Return whether the elements are in the memory of the CPU, as they always are."""
+        return True
+
+    def to_dlpack(self) -> object:
+        """Return the elements as a dlpack capsule, without a copy where they may be written to."""
+        return self.__dlpack__()
+
+    @staticmethod
+    def from_dlpack(name: str, tensor: object) -> Tensor:
+        """Return a tensor made from a dlpack capsule or from an object that offers one.
+
+        What is in the memory of a GPU is copied to the CPU where the object can do that (`.cpu()`).
+        """
+        array, datatype = dlpack.read(tensor, str(name))
+        return received(str(name), datatype, array)
+
+    def __dlpack__(
+        self, *, stream: object = None, max_version: object = None, dl_device: object = None, copy: bool | None = None
+    ) -> object:
+        if self._datatype == "BYTES":
+            raise TritonModelException(f"Tensor '{self._name}': strings cannot be exchanged by dlpack")
+        if dl_device not in (None, dlpack.CPU):
+            raise BufferError(f"Tensor '{self._name}' is in the memory of the CPU, not of device {dl_device!r}")
+        return dlpack.export(self._array.copy() if copy else self._array, self._datatype)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return dlpack.CPU
+
+
+def received(name: str, datatype: str, array: Array) -> Tensor:
+    """Return a tensor of an array that is known to be right.
+
+    Args:
+        name: Name.
+        datatype: Datatype as the protocol writes it.
+        array: Elements; for BF16 their bits.
+    """
+    tensor = Tensor.__new__(Tensor)
+    tensor._name = name
+    tensor._datatype = datatype
+    tensor._array = array
+    return tensor
+
+
+def _name_of(name: object) -> str:
+    return name.decode("utf-8") if isinstance(name, bytes) else str(name)
