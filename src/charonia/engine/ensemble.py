@@ -88,11 +88,14 @@ class EnsembleCall:
         *("_running", "_runner", "_sent", "_since_ns", "_unsent", "_wiring", "arrival_ns", "batch_size", "request"),
     )
 
-    def __init__(self, runner: "EnsembleRunner", request: InferRequest, reply: Reply, arrival_ns: int) -> None:
+    def __init__(
+        self, runner: "EnsembleRunner", wiring: Wiring, request: InferRequest, reply: Reply, arrival_ns: int
+    ) -> None:
         self.request = request
         self.arrival_ns = arrival_ns
         self.batch_size = 1
         self._runner = runner
+        self._wiring = wiring
         self._reply = reply
         self._queue_ns = 0
         self._compute_ns = 0
@@ -104,13 +107,12 @@ class EnsembleCall:
         self._sent = 0
         self._since_ns = arrival_ns
 
-    def start(self, wiring: Wiring, route: Route) -> None:
+    def start(self, route: Route) -> None:
         """Begin with the steps."""
         request = self.request
-        self._wiring = wiring
         self._route = route
         self._frame = CallFrame(request.model_name, self._runner.version, "", request.caller)
-        self._flow: Flow[Tensor] = Flow(route.plan, wiring.branches_max)
+        self._flow: Flow[Tensor] = Flow(route.plan, self._wiring.branches_max)
         self._work(self._flow.start(request.inputs))
 
     def cancel(self) -> None:
@@ -293,7 +295,7 @@ class EnsembleCall:
         self._deliver(outcome, True)
 
     def _deliver(self, outcome: Outcome, final: bool) -> None:
-        if self._runner.config.is_decoupled:
+        if self._wiring.config.is_decoupled:
             self._count(outcome)
         try:
             self._reply(outcome, final)
@@ -357,7 +359,7 @@ class EnsembleRunner:
 
     def submit(self, request: InferRequest, reply: Reply) -> EnsembleCall:
         """Take in a request; every outcome goes to `reply`."""
-        call = EnsembleCall(self, request, reply, now_ns())
+        call = EnsembleCall(self, self._wiring, request, reply, now_ns())
         try:
             if self._is_stopping:
                 raise unavailable(f"ensemble '{self.config.name}' has stopped accepting new requests: it is unloaded")
@@ -370,7 +372,7 @@ class EnsembleRunner:
             call.fail(error, FailureReason.OTHER)
             return call
         self._calls.add(call)
-        call.start(self._wiring, route)
+        call.start(route)
         return call
 
     def succeeded(self, call: EnsembleCall, queue_ns: int, compute_ns: int) -> None:
