@@ -182,7 +182,7 @@ def test_a_column_is_read_from_bottom_to_top() -> None:
 def test_the_widest_line_of_a_batch_of_six_is_rounded_down_and_the_others_up() -> None:
     of_widths = [np.zeros((70, width, 3), np.uint8) for width in (700, 600, 500, 510, 520, 530, 540)]
 
-    widths, by_width = lines.widths_by_batch(of_widths)
+    widths, by_width = lines.widths_in_batches(of_widths, 6)
 
     # 48 / 70 of each; the six narrowest are one batch, 700 is alone in its own.
     assert by_width.tolist() == [2, 3, 4, 5, 6, 1, 0]
@@ -191,7 +191,7 @@ def test_the_widest_line_of_a_batch_of_six_is_rounded_down_and_the_others_up() -
 
 def test_lines_are_padded_on_the_right_to_the_widest() -> None:
     some = [np.full((48, 100, 3), 255, np.uint8), np.full((24, 200, 3), 0, np.uint8)]
-    widths, _ = lines.widths_by_batch(some)
+    widths, _ = lines.widths_in_batches(some, 2)
 
     tensor = lines.recognition_input(some, widths)
 

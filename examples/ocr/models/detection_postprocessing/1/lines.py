@@ -12,7 +12,7 @@ ANGLE_WIDTH = 192
 # Lines at least so many times as high as wide are columns, read from bottom to top.
 COLUMN_ASPECT = 1.5
 # PP-OCR reads lines of like width together, in batches of this size.
-BATCH = 6
+LINES_PER_BATCH = 6
 
 
 def cut(pixels, box):
@@ -36,10 +36,10 @@ def blank():
     return np.full((HEIGHT, WIDTH_MIN, 3), 255, np.uint8)
 
 
-def widths_by_batch(lines):
+def widths_in_batches(lines, batch_size):
     """Return how many columns each line gets, and the numbers of the lines from the narrowest to the widest.
 
-    Read in this order, in batches of `BATCH`, each line gets the columns that PP-OCR gives it: rounded up, but for the
+    Read in this order, `batch_size` at a time, each line gets the columns that PP-OCR gives it: rounded up, but for the
     widest of a batch, which is rounded down.
 
     Returns:
@@ -48,8 +48,8 @@ def widths_by_batch(lines):
     columns = np.array([HEIGHT * (line.shape[1] / line.shape[0]) for line in lines])
     by_width = np.argsort(columns)
     widths = np.zeros(len(lines), np.int32)
-    for first in range(0, len(lines), BATCH):
-        batch = by_width[first : first + BATCH]
+    for first in range(0, len(lines), batch_size):
+        batch = by_width[first : first + batch_size]
         widths[batch] = np.minimum(np.ceil(columns[batch]), max(WIDTH_MIN, int(columns[batch[-1]])))
     return widths, by_width.astype(np.int32)
 
