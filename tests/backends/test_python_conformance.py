@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -53,3 +54,12 @@ class TestPython(BackendSuite):
         folder = write_model(tmp_path, "roots", ROOTS)
         files = ModelFiles(folder, 1, folder / "1")
         return BackendCase(PythonBackend, files, CONFIG, numbers, lambda: request(np.full((1, 4), -1, np.float32)))
+
+
+class TestPythonInThreads(TestPython):
+    @pytest.fixture
+    def backend_case(self, tmp_path: Path) -> BackendCase:
+        folder = write_model(tmp_path, "roots", ROOTS)
+        files = ModelFiles(folder, 1, folder / "1")
+        config = replace(CONFIG, parameters={"EXECUTION_MODE": "thread"})
+        return BackendCase(PythonBackend, files, config, numbers, lambda: request(np.full((1, 4), -1, np.float32)))

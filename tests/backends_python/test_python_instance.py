@@ -12,7 +12,7 @@ import pytest
 from charonia.backends.api import BackendSettings, Outputs, Placement, Result
 from charonia.backends.python import health as health_module
 from charonia.backends.python import instance as instance_module
-from charonia.backends.python.backend import PythonBackend
+from charonia.backends.python.backend import PythonBackend, PythonModel
 from charonia.backends.python.worker.charonia_channel import INLINE_BYTES_MAX
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig
@@ -102,6 +102,7 @@ def text(value: str) -> "np.ndarray":
 STRINGS = config(DataType.BYTES)
 
 
+@pytest.mark.usefixtures("execution_mode")
 @pytest.mark.parametrize("datatype", [d for d in DataType if d is not DataType.BYTES])
 def test_every_datatype_comes_back_as_it_was_sent(tmp_path: Path, datatype: DataType) -> None:
     model = (
@@ -122,6 +123,7 @@ def test_every_datatype_comes_back_as_it_was_sent(tmp_path: Path, datatype: Data
     run(scenario)
 
 
+@pytest.mark.usefixtures("execution_mode")
 def test_strings_come_back_whatever_bytes_they_hold(tmp_path: Path) -> None:
     async def scenario() -> None:
         loaded = await load(tmp_path, IDENTITY, STRINGS)
@@ -133,6 +135,7 @@ def test_strings_come_back_whatever_bytes_they_hold(tmp_path: Path) -> None:
     run(scenario)
 
 
+@pytest.mark.usefixtures("execution_mode")
 @pytest.mark.parametrize("count", [0, 1, INLINE_BYTES_MAX // 4, INLINE_BYTES_MAX // 4 + 1, 3_000_000])
 def test_tensors_of_any_size_come_back(tmp_path: Path, count: int) -> None:
     async def scenario() -> None:
@@ -146,6 +149,7 @@ def test_tensors_of_any_size_come_back(tmp_path: Path, count: int) -> None:
     run(scenario)
 
 
+@pytest.mark.usefixtures("execution_mode")
 def test_a_response_stays_what_it_was_while_later_batches_run(tmp_path: Path) -> None:
     async def scenario() -> None:
         loaded = await load(tmp_path, IDENTITY)
@@ -159,6 +163,7 @@ def test_a_response_stays_what_it_was_while_later_batches_run(tmp_path: Path) ->
     run(scenario)
 
 
+@pytest.mark.usefixtures("execution_mode")
 def test_a_batch_of_requests_of_mixed_sizes_is_answered_in_order(tmp_path: Path) -> None:
     async def scenario() -> None:
         loaded = await load(tmp_path, IDENTITY)
@@ -173,6 +178,7 @@ def test_a_batch_of_requests_of_mixed_sizes_is_answered_in_order(tmp_path: Path)
     run(scenario)
 
 
+@pytest.mark.usefixtures("execution_mode")
 def test_the_model_sees_what_the_request_carries(tmp_path: Path) -> None:
     model = (
         HEAD
@@ -237,6 +243,7 @@ class TritonPythonModel:
     run(scenario)
 
 
+@pytest.mark.usefixtures("execution_mode")
 def test_an_asynchronous_execute_is_awaited(tmp_path: Path) -> None:
     async def scenario() -> None:
         code = IDENTITY.replace("    def execute", "    async def execute").replace(
@@ -251,6 +258,7 @@ def test_an_asynchronous_execute_is_awaited(tmp_path: Path) -> None:
     run(scenario)
 
 
+@pytest.mark.usefixtures("execution_mode")
 def test_outputs_that_were_not_asked_for_are_dropped(tmp_path: Path) -> None:
     async def scenario() -> None:
         code = IDENTITY.replace(
@@ -267,6 +275,7 @@ def test_outputs_that_were_not_asked_for_are_dropped(tmp_path: Path) -> None:
     run(scenario)
 
 
+@pytest.mark.usefixtures("execution_mode")
 @pytest.mark.parametrize(
     ("what", "code", "expected"),
     [
@@ -285,13 +294,11 @@ def test_a_model_that_fails_answers_with_the_reason_and_goes_on(
 ) -> None:
     async def scenario() -> None:
         loaded = await load(tmp_path, MISCHIEF, STRINGS)
-        pid = loaded.instance.pid
         (failed,) = await loaded.run([request(text(what), DataType.BYTES)])
         assert error_of(failed).code is code
         assert expected in str(failed)
         (result,) = await loaded.run([request(text("fine"), DataType.BYTES)])
         assert array_of(result).tolist() == [b"fine"]
-        assert loaded.instance.pid == pid
         await loaded.close()
 
     run(scenario)
@@ -396,6 +403,7 @@ def test_settings_that_cannot_be_met_are_refused(tmp_path: Path, cfg: ModelConfi
     run(scenario)
 
 
+@pytest.mark.usefixtures("execution_mode")
 def test_sibling_modules_of_version_and_model_folder_are_imported(tmp_path: Path) -> None:
     async def scenario() -> None:
         write(tmp_path, "")
@@ -525,6 +533,7 @@ def test_a_wrong_auto_complete_config_is_explained(tmp_path: Path, body: str, ex
 def test_several_instances_start_side_by_side_and_report_their_memory(tmp_path: Path) -> None:
     async def scenario() -> None:
         model = await PythonBackend().load(write(tmp_path, IDENTITY), config(), BackendSettings())
+        assert isinstance(model, PythonModel)
         placements = [Placement(f"m_0_{i}", InstanceKind.KIND_CPU) for i in range(2)]
         instances = await asyncio.gather(*(model.create_instance(p) for p in placements))
         assert len({i.pid for i in instances}) == 2
@@ -537,6 +546,7 @@ def test_several_instances_start_side_by_side_and_report_their_memory(tmp_path: 
     run(scenario)
 
 
+@pytest.mark.usefixtures("execution_mode")
 def test_values_that_only_look_plain_are_sent_as_plain_ones(tmp_path: Path) -> None:
     async def scenario() -> None:
         code = IDENTITY.replace(
@@ -554,6 +564,7 @@ def test_values_that_only_look_plain_are_sent_as_plain_ones(tmp_path: Path) -> N
     run(scenario)
 
 
+@pytest.mark.usefixtures("execution_mode")
 def test_a_log_level_that_does_not_exist_is_the_models_error(tmp_path: Path) -> None:
     async def scenario() -> None:
         code = IDENTITY.replace("        return", "        pb_utils.Logger.log('text', 9)\n        return")

@@ -18,7 +18,7 @@ import uvloop
 
 from charonia.backends.api import BackendSettings, Outputs, Placement, Result
 from charonia.backends.python import process as process_module
-from charonia.backends.python.backend import PythonBackend
+from charonia.backends.python.backend import PythonBackend, PythonModel
 from charonia.backends.python.reaper import reaper
 from charonia.backends.python.worker.charonia_channel import INLINE_BYTES_MAX
 from charonia.config.kinds import InstanceKind
@@ -167,6 +167,7 @@ def test_slow_models_start_side_by_side_while_the_event_loop_runs_on(tmp_path: P
 
     async def scenario() -> None:
         model = await PythonBackend().load(write(tmp_path, code), config(), BackendSettings())
+        assert isinstance(model, PythonModel)
         start = time.monotonic()
         starts = asyncio.gather(
             *(model.create_instance(Placement(f"m_0_{i}", InstanceKind.KIND_CPU)) for i in range(3))

@@ -1,13 +1,22 @@
-"""A Python model in a real worker process, without an engine."""
+"""A Python model in a real worker process, or in a thread, without an engine."""
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from charonia.backends.api import BackendSettings, ModelFiles, Placement, Result
-from charonia.backends.python.backend import PythonBackend, PythonModel
+from charonia.backends.api import (
+    AsyncInstance,
+    BackendSettings,
+    BatchSink,
+    LoadedModel,
+    ModelFiles,
+    Placement,
+    Result,
+)
+from charonia.backends.python.backend import MODE, PROCESS, PythonBackend
 from charonia.backends.python.instance import PythonInstance
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig, ModelInput, ModelOutput
@@ -16,6 +25,9 @@ from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError
 from charonia.core.request import InferRequest, RequestedOutput
 from charonia.core.tensor import Tensor
+
+default_mode = PROCESS
+"""Where models run whose configuration does not say: tests of both modes set it."""
 
 
 class Sink:
@@ -49,20 +61,34 @@ class Sink:
 class Loaded:
     """One loaded model with one instance."""
 
-    def __init__(self, model: PythonModel, instance: PythonInstance) -> None:
+    def __init__(self, model: LoadedModel, instance: AsyncInstance) -> None:
         self.model = model
-        self.instance = instance
+        self._instance = instance
+
+    @property
+    def instance(self) -> PythonInstance:
+        """The instance of a model in a worker process."""
+        assert isinstance(self._instance, PythonInstance)
+        return self._instance
+
+    def start(self, requests: Sequence[InferRequest], sink: BatchSink) -> None:
+        """Begin to run a batch."""
+        self._instance.start(requests, sink)
+
+    def cancel(self, sink: BatchSink, index: int) -> None:
+        """The caller of a request of a batch has gone."""
+        self._instance.cancel(sink, index)
 
     async def run(self, requests: Sequence[InferRequest]) -> list[Result]:
         """Run a batch; a failure of the whole batch becomes the result of each request."""
         sink = Sink(len(requests))
-        self.instance.start(requests, sink)
+        self.start(requests, sink)
         error = await asyncio.wait_for(sink.done, 60)
         return [r if r is not None else error for r in sink.results]  # type: ignore[misc] # one of the two is there
 
     async def close(self) -> None:
         """Close instance and model."""
-        await self.instance.aclose()
+        await self._instance.aclose()
         await self.model.aclose()
 
 
@@ -90,7 +116,9 @@ def write(folder: Path, code: str) -> ModelFiles:
 
 async def load(folder: Path, code: str, cfg: ModelConfig | None = None) -> Loaded:
     """Load a model and start one instance of it."""
-    model = await PythonBackend().load(write(folder, code), cfg or config(), BackendSettings())
+    cfg = cfg or config()
+    cfg = replace(cfg, parameters={MODE: default_mode, **cfg.parameters})
+    model = await PythonBackend().load(write(folder, code), cfg, BackendSettings())
     instance = await model.create_instance(Placement("m_0_0", InstanceKind.KIND_CPU))
     return Loaded(model, instance)
 

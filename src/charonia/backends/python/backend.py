@@ -7,16 +7,25 @@ from pathlib import Path
 import orjson
 
 from charonia.backends.api import BackendSettings, Completion, ModelFiles, Placement
-from charonia.backends.python.environment import Environment, environment_of
+from charonia.backends.python.environment import (
+    BUILDER,
+    ENVIRONMENT,
+    REQUIREMENTS,
+    SERVER_ENVIRONMENT,
+    Environment,
+    environment_of,
+    requirements_of,
+)
 from charonia.backends.python.instance import PythonInstance
 from charonia.backends.python.process import WorkerProcess
 from charonia.backends.python.services import Server
+from charonia.backends.python.thread import ThreadInstance
 from charonia.backends.python.worker.charonia_channel import Incoming
 from charonia.config.json_form import from_json, to_json
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig
 from charonia.core.caller import CallFrame
-from charonia.core.errors import invalid
+from charonia.core.errors import invalid, unsupported
 from charonia.stats.custom import CustomMetrics
 from charonia.stats.model import MemoryUsage, WorkerState
 
@@ -33,11 +42,17 @@ EXECUTE_SECONDS = "EXECUTE_TIMEOUT_SECONDS"
 COMPLETE_S_MAX = 120.0
 """Time that `auto_complete_config` has."""
 
+MODE = "EXECUTION_MODE"
+"""Model parameter: where instances run."""
+
+PROCESS = "process"
+THREAD = "thread"
+
 _KIND = {InstanceKind.KIND_GPU: "GPU", InstanceKind.KIND_MODEL: "MODEL"}
 
 
 class PythonBackend:
-    """Runs `TritonPythonModel` classes, each instance in a worker process."""
+    """Runs `TritonPythonModel` classes, each instance in a worker process or in a thread of the server."""
 
     name = "python"
 
@@ -48,7 +63,7 @@ class PythonBackend:
     async def complete(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Completion:
         """Ask the model's `auto_complete_config`, where it has one, in a worker that ends afterwards."""
         path = _model_path(files, config)
-        environment = await environment_of(files, config, settings)
+        environment = await _environment(files, config, settings)
         answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
         def message(received: Incoming) -> None:
@@ -64,7 +79,10 @@ class PythonBackend:
                 answer.set_exception(invalid(f"model '{config.name}' cannot be imported: {reason}"))
 
         process = WorkerProcess(
-            f"{config.name} (auto-complete)", environment=environment, on_message=message, on_end=end
+            f"{config.name} (auto-complete)",
+            environment=environment or SERVER_ENVIRONMENT,
+            on_message=message,
+            on_end=end,
         )
         try:
             text = orjson.dumps(to_json(config)).decode()
@@ -83,19 +101,24 @@ class PythonBackend:
         notes = () if result == config else (f"completed by auto_complete_config in {path.name}",)
         return Completion(result, notes)
 
-    async def load(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> "PythonModel":
+    async def load(
+        self, files: ModelFiles, config: ModelConfig, settings: BackendSettings
+    ) -> "PythonModel | ThreadedPythonModel":
         """Check the settings and prepare the environment; the model itself is imported by each instance."""
         path = _model_path(files, config)
+        environment = await _environment(files, config, settings)
         metrics = settings.metrics if settings.metrics is not None else CustomMetrics()
         server = Server(CallFrame(config.name, str(files.version)), settings.models, metrics)
-        return PythonModel(files, config, path, await environment_of(files, config, settings), server)
+        if environment is None:
+            return ThreadedPythonModel(files, config, path, server)
+        return PythonModel(files, config, path, environment, server)
 
     async def aclose(self) -> None:
         """Nothing is shared between models."""
 
 
 class PythonModel:
-    """A version of a Python model."""
+    """A version of a Python model whose instances are worker processes."""
 
     def __init__(
         self, files: ModelFiles, config: ModelConfig, path: Path, environment: Environment, server: Server
@@ -111,16 +134,6 @@ class PythonModel:
 
     async def create_instance(self, placement: Placement) -> PythonInstance:
         """Start a worker and initialize the model in it."""
-        arguments = {
-            "model_config": orjson.dumps(to_json(self._config)).decode(),
-            "model_instance_kind": _KIND.get(placement.kind, "CPU"),
-            "model_instance_name": placement.name,
-            "model_instance_device_id": str(placement.device_id),
-            "model_repository": str(self._files.model_dir),
-            "model_version": str(self._files.version),
-            "model_name": self._config.name,
-        }
-        files = (str(self._path), str(self._files.version_dir), str(self._files.model_dir))
 
         def make_process(message: Callable[[Incoming], None], end: Callable[[str], None]) -> WorkerProcess:
             return WorkerProcess(
@@ -134,7 +147,12 @@ class PythonModel:
         instance = PythonInstance(
             placement.name,
             make_process,
-            ("initialize", *files, arguments, placement.name, {"decoupled": self._config.is_decoupled}),
+            (
+                "initialize",
+                *_what_to_load(self._files, self._config, self._path, placement),
+                placement.name,
+                {"decoupled": self._config.is_decoupled},
+            ),
             output_names=tuple(o.name for o in self._config.output),
             start_s_max=self._start_s_max,
             execute_s_max=self._execute_s_max,
@@ -156,6 +174,82 @@ class PythonModel:
     async def aclose(self) -> None:
         """The instances hold everything."""
         self._instances.clear()
+
+
+class ThreadedPythonModel:
+    """A version of a Python model whose instances are threads of the server."""
+
+    def __init__(self, files: ModelFiles, config: ModelConfig, path: Path, server: Server) -> None:
+        self._files = files
+        self._config = config
+        self._path = path
+        self._server = server
+        self._start_s_max = _seconds(config, START_SECONDS, START_S_DEFAULT)
+
+    async def create_instance(self, placement: Placement) -> ThreadInstance:
+        """Start a thread and initialize the model in it."""
+        instance = ThreadInstance(
+            placement.name,
+            _what_to_load(self._files, self._config, self._path, placement),
+            output_names=tuple(o.name for o in self._config.output),
+            start_s_max=self._start_s_max,
+            server=self._server,
+            is_decoupled=self._config.is_decoupled,
+        )
+        await instance.open()
+        return instance
+
+    def memory(self) -> list[MemoryUsage]:
+        """Return nothing: what the model takes is part of the server's memory."""
+        return []
+
+    async def aclose(self) -> None:
+        """The instances hold everything."""
+
+
+def _what_to_load(
+    files: ModelFiles, config: ModelConfig, path: Path, placement: Placement
+) -> tuple[str, str, str, dict[str, str]]:
+    """Return the model's file, the folders of version and model, and the arguments of `initialize`."""
+    arguments = {
+        "model_config": orjson.dumps(to_json(config)).decode(),
+        "model_instance_kind": _KIND.get(placement.kind, "CPU"),
+        "model_instance_name": placement.name,
+        "model_instance_device_id": str(placement.device_id),
+        "model_repository": str(files.model_dir),
+        "model_version": str(files.version),
+        "model_name": config.name,
+    }
+    return str(path), str(files.version_dir), str(files.model_dir), arguments
+
+
+async def _environment(files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Environment | None:
+    """Return the environment of a model's processes, None where it runs in threads of the server.
+
+    Raises:
+        ServingError: It cannot be had, or the model asks for something that a thread cannot have.
+    """
+    mode = config.parameters.get(MODE, PROCESS)
+    if mode == PROCESS:
+        return await environment_of(files, config, settings)
+    if mode != THREAD:
+        raise invalid(f"model '{config.name}': parameter {MODE}: expected {PROCESS} or {THREAD}, got '{mode}'")
+    for parameter, reason in (
+        (ENVIRONMENT, "a thread of the server has the server's packages"),
+        (EXECUTE_SECONDS, "a thread that hangs cannot be ended"),
+    ):
+        if parameter in config.parameters:
+            raise unsupported(
+                f"model '{config.name}': parameter {parameter} cannot be met with {MODE} {THREAD}: {reason}",
+                hint=f"leave one of the two out; {MODE} {PROCESS} is the default",
+            )
+    if settings.values.get(BUILDER) != "none" and requirements_of(files) is not None:
+        raise unsupported(
+            f"model '{config.name}': {REQUIREMENTS} cannot be met with {MODE} {THREAD}: a thread of the server has the "
+            "server's packages",
+            hint=f"install them where the server runs and remove the file, or set {MODE} to {PROCESS}",
+        )
+    return None
 
 
 def _model_path(files: ModelFiles, config: ModelConfig) -> Path:

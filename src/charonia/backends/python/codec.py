@@ -46,20 +46,29 @@ def encode_requests(
     encoded: list[tuple[object, ...]] = []
     for request in requests:
         tensors = _placed(request.inputs.values(), outgoing)
-        wanted = tuple(o.name for o in request.outputs) or output_names
-        parameters = orjson.dumps(request.parameters).decode() if request.parameters else "{}"
-        fields = (
-            request.id,
-            request.correlation_id,
-            request.flags,
-            request.timeout_us,
-            request.priority,
-            parameters,
-            wanted,
-            NO_TRACE,
-        )
+        fields = request_fields(request, output_names)
         encoded.append((fields, tensors))
     return encoded
+
+
+def request_fields(request: InferRequest, output_names: tuple[str, ...]) -> tuple[Any, ...]:
+    """Return what the model's end knows of a request, but for its tensors; `output_names` are for one that names none.
+
+    That is id, correlation id, flags, timeout in us, priority, parameters as JSON text, names of the wanted outputs,
+    and the trace context.
+    """
+    wanted = tuple(o.name for o in request.outputs) or output_names
+    parameters = orjson.dumps(request.parameters).decode() if request.parameters else "{}"
+    return (
+        request.id,
+        request.correlation_id,
+        request.flags,
+        request.timeout_us,
+        request.priority,
+        parameters,
+        wanted,
+        NO_TRACE,
+    )
 
 
 def decode_request(
@@ -73,7 +82,7 @@ def decode_request(
 
     Args:
         model: Name and version of that model.
-        fields: The request but for its tensors, as in `encode_requests`.
+        fields: The request but for its tensors, as in `request_fields`.
         tensors: Its inputs as the worker described them.
         message: The message that holds them.
         release: As for `decode_results`.
@@ -82,11 +91,15 @@ def decode_request(
         ChannelError: The message does not hold what its header says.
         ServingError: A tensor is not what its header says.
     """
+    return made_request(model, fields, _found(tensors, message, release))
+
+
+def made_request(model: tuple[str, str], fields: tuple[Any, ...], inputs: Iterable[Tensor]) -> InferRequest:
+    """Return a request that a model makes: of another model and its version, with fields as in `request_fields`."""
     request_id, correlation_id, flags, timeout_us, priority, parameters, wanted, _ = fields
-    inputs = {tensor.name: tensor for tensor in _found(tensors, message, release)}
     return InferRequest(
         model[0],
-        inputs,
+        {tensor.name: tensor for tensor in inputs},
         model_version=model[1],
         id=request_id,
         outputs=tuple(RequestedOutput(name) for name in wanted),
@@ -119,7 +132,7 @@ def decode_results(
             continue
         code = int(result[0])
         if code >= 0:
-            decoded.append(ServingError(_CODES[code], str(result[1])))
+            decoded.append(decode_error(code, result[1]))
             continue
         decoded.append(Outputs(_found(result[1], message, release), result[2] or None))
     return decoded
@@ -132,6 +145,11 @@ def encode_outcome(outcome: Outcome, outgoing: Outgoing) -> tuple[object, ...] |
     if isinstance(outcome, ServingError):
         return encode_error(outcome)
     return (-1, _placed(outcome.outputs, outgoing), outcome.parameters)
+
+
+def decode_error(code: int, text: object) -> ServingError:
+    """Return an error from the number of its code in `TritonError` and its text."""
+    return ServingError(_CODES[code], str(text))
 
 
 def encode_error(error: ServingError) -> tuple[int, str]:

@@ -22,6 +22,7 @@ from typing import IO
 import psutil
 
 from charonia.backends.python.environment import SERVER_ENVIRONMENT, Environment
+from charonia.backends.python.model_log import log_of_model
 from charonia.backends.python.reaper import reaper
 from charonia.backends.python.worker.charonia_channel import (
     FDS_MAX,
@@ -58,7 +59,6 @@ LAST_READS_MAX = 64
 """Reads of what an ended process has left in the socket: more than its buffers hold."""
 
 _SCRIPT = Path(__file__).parent / "worker" / "charonia_worker.py"
-_LEVELS = (logging.INFO, logging.WARNING, logging.ERROR, logging.DEBUG)
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
@@ -230,8 +230,7 @@ class WorkerProcess:
             return False
         for message in messages:
             if message.header[0] == "log":
-                _, level, text, file, line = message.header
-                _log.log(_LEVELS[level], "%s (%s:%d)", text, file, line, extra={"instance": self.name})
+                log_of_model(self.name, *message.header[1:])
             else:
                 self._on_message(message)
         return True

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from charonia.backends.api import Models
@@ -38,25 +39,123 @@ class Server:
     metrics: CustomMetrics = field(default_factory=CustomMetrics)
 
 
-class WorkerServices:
-    """Answers one instance's worker.
+Answer = Callable[[tuple[object, ...]], None]
+"""Takes the answer to a question: `("ok", value)` or `("error", number of the code in TritonError, text)`."""
+
+
+class ModelServices:
+    """Answers the model of one instance, wherever it runs. To be used on the event loop's thread.
 
     Args:
         server: What the model may use.
-        work_of: Returns the batch of a number, None where it does not run.
 
     Attributes:
         calls: The requests that the model makes.
     """
 
-    def __init__(self, server: Server, work_of: Callable[[int], Work | None]) -> None:
+    def __init__(self, server: Server) -> None:
         self.calls = ModelCalls(server.models, server.caller)
         self._models = server.models
         self._name = server.caller.model
         self._all_metrics = server.metrics
         self._metrics = MetricHolder(server.metrics)
-        self._work_of = work_of
         self._tasks: set[asyncio.Task[None]] = set()
+
+    def control(self, action: str, name: str, options: Mapping[str, Any], answer: Answer, *, is_ready: bool) -> None:
+        """Load or unload a model, or say whether it is ready; the answer comes now or later.
+
+        Args:
+            action: "load", "unload" or "ready".
+            name: The model.
+            options: "config" text or None, "files" bytes by path, "unload_dependents" bool, "version" text.
+            answer: Gets the answer.
+            is_ready: Whether the model that asks is initialized; before, it may change nothing.
+        """
+        if action == "ready":
+            _answer(answer, lambda: self._is_model_ready(name, options.get("version") or ""))
+        elif not is_ready:
+            _refuse(answer, unavailable("models are loaded and unloaded in the 'execute' function only"))
+        elif len(self._tasks) >= CONTROLS_OPEN_MAX:
+            _refuse(answer, unavailable(f"{CONTROLS_OPEN_MAX} loads and unloads are under way already"))
+        else:
+            task = asyncio.get_running_loop().create_task(self._change(action, name, options, answer))
+            self._tasks.add(task)  # the loop itself holds tasks weakly
+            task.add_done_callback(self._tasks.discard)
+
+    def update(self, update: tuple[Any, ...], answer: Answer) -> None:
+        """Take an update of metrics; only the declaration of a family is answered.
+
+        Raises:
+            ValueError: There is none of this kind.
+        """
+        kind, number, *arguments = update
+        metrics = self._metrics
+        match kind:
+            case "add":
+                metrics.increase(number, *arguments)
+            case "set":
+                metrics.set(number, *arguments)
+            case "observe":
+                metrics.observe(number, *arguments)
+            case "metric":
+                try:
+                    metrics.add(number, *arguments)
+                except ServingError as error:  # nobody waits for an answer; the model keeps its value to itself
+                    _log.warning("model '%s': %s", self._name, error)
+            case "family":
+                _answer(answer, lambda: metrics.declare(number, *arguments))
+            case "drop_metric":
+                metrics.drop_metric(number)
+            case "drop_family":
+                metrics.drop_family(number)
+            case _:
+                raise ValueError(f"there is no update of metrics of kind {kind!r}")
+
+    def ended(self) -> None:
+        """The model is gone: its requests and its metrics go with it."""
+        self.calls.cancel_all()
+        self._metrics.drop_all()
+        self._metrics = MetricHolder(self._all_metrics)
+
+    def _is_model_ready(self, name: str, version: str) -> bool:
+        if self._models is None:
+            return False
+        try:
+            return self._models.model_ready(name, version)
+        except ServingError as error:
+            if error.code is Code.NOT_FOUND:
+                return False
+            raise
+
+    async def _change(self, action: str, name: str, options: Mapping[str, Any], answer: Answer) -> None:
+        """Load or unload a model and answer. A model that ends meanwhile does not stop it."""
+        try:
+            if self._models is None:
+                raise unsupported(f"model '{name}' cannot be controlled: there are no other models here")
+            if action == "load":
+                await self._models.load_model(name, options.get("config"), options.get("files") or None)
+            else:
+                await self._models.unload_model(name, bool(options.get("unload_dependents")))
+        except ServingError as error:
+            _refuse(answer, error)
+        except Exception as error:
+            _log.exception("model '%s' failed to %s '%s'", self._name, action, name)
+            _refuse(answer, internal(f"{action} of model '{name}' failed: {type(error).__name__}"))
+        else:
+            answer(("ok", None))
+
+
+class WorkerServices(ModelServices):
+    """Answers the worker of one instance.
+
+    Args:
+        server: What the model may use.
+        work_of: Returns the batch of a number, None where it does not run.
+    """
+
+    def __init__(self, server: Server, work_of: Callable[[int], Work | None]) -> None:
+        super().__init__(server)
+        self._work_of = work_of
 
     def take(self, message: Incoming, link: WorkerLink, *, is_ready: bool) -> None:
         """Take a message of the worker.
@@ -79,18 +178,13 @@ class WorkerServices:
             case "release":
                 link.given_back(header[1], header[2])
             case "control":
-                self._control(header, link, is_ready)
+                _, number, action, name, options = header
+                self.control(action, name, options, partial(_send_answer, link, number), is_ready=is_ready)
             case "metrics":
                 for update in header[1]:
-                    self._update(update, link)
+                    self.update(update, partial(_send_answer, link, update[1]))
             case kind:
                 raise ChannelError(f"there is no message of kind {kind!r}")
-
-    def ended(self) -> None:
-        """The worker is gone: its requests and its metrics go with it."""
-        self.calls.cancel_all()
-        self._metrics.drop_all()
-        self._metrics = MetricHolder(self._all_metrics)
 
     def _call(self, message: Incoming, link: WorkerLink, is_ready: bool) -> None:
         _, call, batch, model, version, allows_decoupled, fields, tensors, released, dropped = message.header
@@ -105,70 +199,6 @@ class WorkerServices:
             return
         self.calls.start(call, request, reply, work=self._work_of(batch), allows_decoupled=bool(allows_decoupled))
 
-    def _control(self, header: tuple[Any, ...], link: WorkerLink, is_ready: bool) -> None:
-        _, number, action, name, options = header
-        if action == "ready":
-            _answer(link, number, lambda: self._is_model_ready(name, options.get("version") or ""))
-        elif not is_ready:
-            _send_error(link, number, unavailable("models are loaded and unloaded in the 'execute' function only"))
-        elif len(self._tasks) >= CONTROLS_OPEN_MAX:
-            _send_error(link, number, unavailable(f"{CONTROLS_OPEN_MAX} loads and unloads are under way already"))
-        else:
-            task = asyncio.get_running_loop().create_task(self._change(link, number, action, name, options))
-            self._tasks.add(task)  # the loop itself holds tasks weakly
-            task.add_done_callback(self._tasks.discard)
-
-    def _is_model_ready(self, name: str, version: str) -> bool:
-        if self._models is None:
-            return False
-        try:
-            return self._models.model_ready(name, version)
-        except ServingError as error:
-            if error.code is Code.NOT_FOUND:
-                return False
-            raise
-
-    async def _change(self, link: WorkerLink, number: int, action: str, name: str, options: Mapping[str, Any]) -> None:
-        """Load or unload a model and answer. A worker that ends meanwhile does not stop it."""
-        try:
-            if self._models is None:
-                raise unsupported(f"model '{name}' cannot be controlled: there are no other models here")
-            if action == "load":
-                await self._models.load_model(name, options.get("config"), options.get("files") or None)
-            else:
-                await self._models.unload_model(name, bool(options.get("unload_dependents")))
-        except ServingError as error:
-            _send_error(link, number, error)
-        except Exception as error:
-            _log.exception("model '%s' failed to %s '%s'", self._name, action, name)
-            _send_error(link, number, internal(f"{action} of model '{name}' failed: {type(error).__name__}"))
-        else:
-            _send(link, ("answer", number, ("ok", None)))
-
-    def _update(self, update: tuple[Any, ...], link: WorkerLink) -> None:
-        kind, number, *arguments = update
-        metrics = self._metrics
-        match kind:
-            case "add":
-                metrics.increase(number, *arguments)
-            case "set":
-                metrics.set(number, *arguments)
-            case "observe":
-                metrics.observe(number, *arguments)
-            case "metric":
-                try:
-                    metrics.add(number, *arguments)
-                except ServingError as error:  # nobody waits for an answer; the model keeps its value to itself
-                    _log.warning("model '%s': %s", self._name, error)
-            case "family":
-                _answer(link, number, lambda: metrics.declare(number, *arguments))
-            case "drop_metric":
-                metrics.drop_metric(number)
-            case "drop_family":
-                metrics.drop_family(number)
-            case _:
-                raise ChannelError(f"there is no update of metrics of kind {kind!r}")
-
 
 def _send_outcome(link: WorkerLink, call: int, outcome: Outcome, final: bool) -> None:
     if not link.is_open:
@@ -182,19 +212,19 @@ def _send_outcome(link: WorkerLink, call: int, outcome: Outcome, final: bool) ->
         link.send(("reply", call, encode_error(failure), final))
 
 
-def _answer(link: WorkerLink, number: int, work: Callable[[], object]) -> None:
+def _send_answer(link: WorkerLink, number: int, value: tuple[object, ...]) -> None:
+    if link.is_open:
+        link.process.send(("answer", number, value))
+
+
+def _answer(answer: Answer, work: Callable[[], object]) -> None:
     try:
         value = work()
     except ServingError as error:
-        _send_error(link, number, error)
+        _refuse(answer, error)
     else:
-        _send(link, ("answer", number, ("ok", value)))
+        answer(("ok", value))
 
 
-def _send_error(link: WorkerLink, number: int, error: ServingError) -> None:
-    _send(link, ("answer", number, ("error", *encode_error(error))))
-
-
-def _send(link: WorkerLink, header: tuple[object, ...]) -> None:
-    if link.is_open:
-        link.process.send(header)
+def _refuse(answer: Answer, error: ServingError) -> None:
+    answer(("error", *encode_error(error)))
