@@ -4,14 +4,17 @@ Names and labels that start with `nv_` are Triton's; those that start with `char
 own conventions (seconds, `_total`). Format source: Prometheus exposition formats, text version 0.0.4.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from charonia.stats.custom import CustomFamily, CustomMetrics
 from charonia.stats.histogram import Histogram
 from charonia.stats.meter import Meter
 from charonia.stats.model import Duration, ModelStatistics, WorkerState
 
 _NS_PER_US = 1000
+_NS_PER_MS = 1e6
 _NS_PER_S = 1e9
 
 
@@ -80,14 +83,18 @@ _WORKERS: tuple[tuple[str, str, str, Callable[[WorkerState], int]], ...] = (
 )
 
 
+FIRST_RESPONSE = "nv_inference_first_response_histogram_ms"
+
+
 def metric_names() -> tuple[str, ...]:
-    """Return the names of every metric family that `render` can write."""
+    """Return the names of every metric family of the server's own that `render` can write."""
     return (
         *(c.name for c in _COUNTERS),
         "nv_inference_request_failure",
         "nv_inference_pending_request_count",
         "nv_model_load_duration_secs",
         *(name for name, _, _ in _DURATIONS),
+        FIRST_RESPONSE,
         "charonia_batch_size",
         "charonia_batches_closed_total",
         *(name for name, _, _, _ in _WORKERS),
@@ -98,8 +105,14 @@ def metric_names() -> tuple[str, ...]:
     )
 
 
-def render(models: Sequence[ModelSample], machine: Machine | None = None) -> bytes:
-    """Return the metrics page of a server with these model versions, and of its machine where asked for."""
+def render(models: Sequence[ModelSample], machine: Machine | None = None, custom: CustomMetrics | None = None) -> bytes:
+    """Return the metrics page of a server with these model versions.
+
+    Args:
+        models: The model versions.
+        machine: The machine, where asked for.
+        custom: The metrics that models make themselves.
+    """
     lines: list[str] = []
     labelled = [(_labels(sample.meter.labels(sample.tags)), sample) for sample in models]
     for counter in _COUNTERS:
@@ -139,6 +152,10 @@ def render(models: Sequence[ModelSample], machine: Machine | None = None) -> byt
         _head(lines, name, "histogram", help_text)
         for labels, sample in labelled:
             _histogram(lines, name, labels, read(sample.meter), _NS_PER_S)
+    _head(lines, FIRST_RESPONSE, "histogram", "Arrival to the first response of decoupled models")
+    for labels, sample in labelled:
+        if sample.meter.first_response_ns.count:
+            _histogram(lines, FIRST_RESPONSE, labels, sample.meter.first_response_ns, _NS_PER_MS)
     _head(lines, "charonia_batch_size", "histogram", "Batch elements of an execution")
     for labels, sample in labelled:
         _histogram(lines, "charonia_batch_size", labels, sample.meter.batch_size, 1)
@@ -167,6 +184,8 @@ def render(models: Sequence[ModelSample], machine: Machine | None = None) -> byt
         )
     if machine is not None:
         _machine(lines, machine)
+    for family in custom.families() if custom is not None else ():
+        _custom(lines, family)
     return ("\n".join(lines) + "\n").encode()
 
 
@@ -180,6 +199,37 @@ def _machine(lines: list[str], machine: Machine) -> None:
         gauges.insert(0, ("nv_cpu_utilization", "Share of all cores in use, 0 to 1", machine.cpu_utilization))
     for name, help_text, value in gauges:
         _family(lines, name, "gauge", help_text, [("", value)])
+
+
+def _custom(lines: list[str], family: CustomFamily) -> None:
+    _head(lines, family.name, family.kind, _escape_help(family.description))
+    for metric in family.metrics.values():
+        labels = _labels(dict(metric.labels))
+        if family.kind != "histogram":
+            lines.append(
+                f"{family.name}{{{labels}}} {_number(metric.value)}"
+                if labels
+                else f"{family.name} {_number(metric.value)}"
+            )
+            continue
+        before = f"{labels}," if labels else ""
+        below = 0
+        for bound, count in zip((*metric.bounds, math.inf), metric.counts, strict=True):
+            below += count
+            lines.append(f'{family.name}_bucket{{{before}le="{_number(bound)}"}} {below}')
+        suffix = f"{{{labels}}}" if labels else ""
+        lines.append(f"{family.name}_sum{suffix} {_number(metric.value)}")
+        lines.append(f"{family.name}_count{suffix} {below}")
+
+
+def _number(value: float) -> str:
+    if math.isfinite(value):
+        return f"{value:.15g}"
+    return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
+
+
+def _escape_help(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("\n", "\\n")
 
 
 def _head(lines: list[str], name: str, kind: str, help_text: str) -> None:
