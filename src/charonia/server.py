@@ -13,6 +13,7 @@ from charonia.config.server import AccessLogFormat, ControlMode, LogOptions, Ser
 from charonia.core.errors import ServingError, invalid, unavailable
 from charonia.core.metadata import ModelIndexEntry, ServerMetadata
 from charonia.engine.backends import Backends
+from charonia.engine.busy_poll import BusyPoll
 from charonia.engine.configure import ConfigureOptions
 from charonia.engine.cores import usable_cores
 from charonia.engine.facade import ModelEngine
@@ -76,7 +77,13 @@ class Server:
         """Put the parts together; nothing is loaded or opened yet. To be called on the event loop."""
         self._options = options
         models = options.models
-        self._backends = Backends(builtin_backends(), options.backends, verbose=options.log.verbose > 0)
+        cores = usable_cores()
+        # With one core only, whoever is waited for could not run.
+        poll_ns = options.busy_poll_us * 1000 if cores > 1 else 0
+        busy_poll = BusyPoll(asyncio.get_running_loop(), poll_ns) if poll_ns else None
+        self._backends = Backends(
+            builtin_backends(), options.backends, verbose=options.log.verbose > 0, busy_poll=busy_poll
+        )
         self._lifecycle = Lifecycle(
             LifecycleOptions(
                 repositories=tuple(Path(r) for r in models.repositories),
@@ -84,7 +91,7 @@ class Server:
                 configure=ConfigureOptions(
                     auto_complete=models.auto_complete, config_name=models.config_name, gpu_count=visible_gpus()
                 ),
-                cores=options.cpu_cores or usable_cores(),
+                cores=options.cpu_cores or cores,
                 load_threads=models.load_thread_count,
                 load_retries=models.load_retry_count,
             ),
@@ -182,7 +189,9 @@ class Server:
         if options.metrics.enabled:
             machine = MachineSampler(options.metrics.interval_ms) if options.metrics.cpu else None
             self.metrics = MetricsFrontend(
-                lambda: render(self.engine.samples(), machine.sample() if machine is not None else None)
+                lambda: render(
+                    self.engine.samples(), machine.sample() if machine is not None else None, self._backends.metrics
+                )
             )
             await self.metrics.start(options.metrics_address, options.metrics.port)
 

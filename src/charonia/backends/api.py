@@ -223,6 +223,23 @@ class Models(Protocol):
         ...
 
 
+class BusyPolling(Protocol):
+    """What a backend has to do with staying awake between requests."""
+
+    @property
+    def worker_ns(self) -> int:
+        """How long a worker process is to look for the next batch without sleeping after it has answered one."""
+        ...
+
+    def thread_runs(self) -> None:
+        """A thread of this process has begun to compute: it needs the interpreter, which a polling loop would keep."""
+        ...
+
+    def thread_done(self) -> None:
+        """It has finished."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class BackendSettings:
     """Settings of `--backend-config` that apply to a backend: its own and the global ones, as text.
@@ -233,6 +250,7 @@ class BackendSettings:
         verbose: Whether verbose logging is on.
         models: The server's models, None where a model cannot call others (tests).
         metrics: Where models' own metrics go, None where nobody shows them (tests).
+        busy_poll: Whether to stay awake between requests, None where nobody does.
     """
 
     values: Mapping[str, str] = field(default_factory=dict)
@@ -240,6 +258,7 @@ class BackendSettings:
     verbose: bool = False
     models: Models | None = None
     metrics: CustomMetrics | None = None
+    busy_poll: BusyPolling | None = None
 
 
 class LoadedModel(Protocol):

@@ -9,6 +9,7 @@ from typing import Any
 
 from charonia.cli.values import assignment, boolean, choice, filled, integer, repository, verbosity
 from charonia.config.server import (
+    BUSY_POLL_US_MAX,
     CPU_CORES_MAX,
     GRPC_INPUT_BYTES_MAX,
     PORT_MAX,
@@ -119,6 +120,10 @@ MODELS = (
     Option(
         *("--cpu-cores", "cpu_cores", integer(0, CPU_CORES_MAX), "N"),
         "Cores that models may use, 0 for all that this process may use",
+    ),
+    Option(
+        *("--busy-poll-us", "busy_poll_us", integer(0, BUSY_POLL_US_MAX), "N"),
+        "Stay awake for so long between the requests of a lone caller, 0 for never",
     ),
 )
 

@@ -239,6 +239,12 @@ class ModelOptions:
             yield f"--repository-poll-secs: expected at least 1 with --model-control-mode=poll, got {self.poll_secs}"
 
 
+BUSY_POLL_US = 500
+"""Default of `ServerOptions.busy_poll_us`."""
+
+BUSY_POLL_US_MAX = 10_000
+
+
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
     """Everything that `charonia serve` can be told.
@@ -255,6 +261,8 @@ class ServerOptions:
         log: Logs.
         backends: Settings by backend name and key; the backend name "" holds those of every backend.
         cpu_cores: Cores that models may use, 0 for those that this process may use.
+        busy_poll_us: Longest time in us between two requests of a lone caller for which the server stays awake, 0 for
+            never.
 
     Raises:
         ServingError: INVALID_ARG with every rule that the values break.
@@ -271,6 +279,7 @@ class ServerOptions:
     log: LogOptions = LogOptions()
     backends: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     cpu_cores: int = 0
+    busy_poll_us: int = BUSY_POLL_US
 
     def __post_init__(self) -> None:
         found = [*self.models.problems(), *self.http.tls.problems("http"), *self.grpc.tls.problems("grpc")]

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 
 from charonia.backends.api import Backend, BackendSettings, Models
 from charonia.core.errors import invalid
+from charonia.engine.busy_poll import BusyPoll
 from charonia.engine.calls import CallGraph
 from charonia.stats.custom import CustomMetrics
 from charonia.stats.prometheus import metric_names
@@ -22,6 +23,7 @@ class Backends:
         models: What models call other models through; set once, before the first model is loaded.
         calls: Which instances wait for which.
         metrics: The metrics that models make themselves.
+        busy_poll: Who stays awake between requests, None where nobody does.
     """
 
     def __init__(
@@ -30,12 +32,14 @@ class Backends:
         settings: Mapping[str, Mapping[str, str]] | None = None,
         *,
         verbose: bool = False,
+        busy_poll: BusyPoll | None = None,
     ) -> None:
         self._factories = factories
         self._settings = settings or {}
         self._verbose = verbose
         self.models: Models | None = None
         self.calls = CallGraph()
+        self.busy_poll = busy_poll
         self.metrics = CustomMetrics(reserved=metric_names())
         self._made: dict[str, Backend] = {}
         self._making = asyncio.Lock()
@@ -73,7 +77,7 @@ class Backends:
             default_max_batch_size = int(text)
         except ValueError:
             raise invalid(f"--backend-config default-max-batch-size: expected an integer, got {text!r}") from None
-        return BackendSettings(values, default_max_batch_size, self._verbose, self.models, self.metrics)
+        return BackendSettings(values, default_max_batch_size, self._verbose, self.models, self.metrics, self.busy_poll)
 
     async def aclose(self) -> None:
         """Close every backend that was made."""

@@ -15,6 +15,7 @@ from typing import Protocol
 from charonia.backends.api import AsyncInstance, BatchSink, BlockingInstance, Execution, Placement
 from charonia.core.errors import ServingError, internal
 from charonia.core.request import InferRequest
+from charonia.engine.busy_poll import BusyPoll
 from charonia.engine.clock import now_ns
 
 IN_PLACE_NS_MAX = 100_000
@@ -145,8 +146,15 @@ def execute(instance: BlockingInstance, requests: Sequence[InferRequest]) -> Exe
 class BlockingLane:
     """A lane of a blocking instance: a thread, or the event loop while that is quicker."""
 
-    def __init__(self, instance: BlockingInstance, placement: Placement, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        instance: BlockingInstance,
+        placement: Placement,
+        loop: asyncio.AbstractEventLoop,
+        busy_poll: BusyPoll | None = None,
+    ) -> None:
         self.placement = placement
+        self._busy_poll = busy_poll
         self._instance = instance
         self._loop = loop
         self._rule = InPlaceRule()
@@ -171,6 +179,8 @@ class BlockingLane:
             self._rule.took(end - start)
             batch.executed(execution, start, end)
         else:
+            if self._busy_poll is not None:
+                self._busy_poll.thread_runs()
             self._queue.put(batch)
 
     def cancel(self, batch: LaneBatch, index: int) -> None:
@@ -196,6 +206,8 @@ class BlockingLane:
 
     def _done(self, batch: LaneBatch, execution: Execution | ServingError, start_ns: int, end_ns: int) -> None:
         self._rule.took(end_ns - start_ns)
+        if self._busy_poll is not None:
+            self._busy_poll.thread_done()
         batch.executed(execution, start_ns, end_ns)
 
     def _report(self, callback: Callable[..., None], *args: object) -> bool:
@@ -241,9 +253,12 @@ class AsyncLane:
 
 
 def make_lane(
-    instance: BlockingInstance | AsyncInstance, placement: Placement, loop: asyncio.AbstractEventLoop
+    instance: BlockingInstance | AsyncInstance,
+    placement: Placement,
+    loop: asyncio.AbstractEventLoop,
+    busy_poll: BusyPoll | None = None,
 ) -> BlockingLane | AsyncLane:
     """Return the lane that fits the form of the instance."""
     if isinstance(instance, BlockingInstance):
-        return BlockingLane(instance, placement, loop)
+        return BlockingLane(instance, placement, loop, busy_poll)
     return AsyncLane(instance, placement)

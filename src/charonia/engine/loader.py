@@ -134,7 +134,7 @@ async def load_version(
         made = await asyncio.gather(*(model.create_instance(p) for p in placed), return_exceptions=True)
         for instance, placement in zip(made, placed, strict=True):
             if not isinstance(instance, BaseException):
-                lanes.append(make_lane(instance, placement, loop))
+                lanes.append(make_lane(instance, placement, loop, backends.busy_poll))
         for instance in made:
             if isinstance(instance, BaseException):
                 raise instance
@@ -151,6 +151,7 @@ async def load_version(
         labels=labels,
         loop=loop,
         calls=backends.calls,
+        busy_poll=backends.busy_poll,
     )
     runner.meter.load_seconds = (now_ns() - started) / 1e9
     runner.meter.statistics.memory = model.memory()

@@ -25,6 +25,7 @@ from charonia.core.response import ExecutionRecord, InferResponse
 from charonia.core.tensor import Tensor
 from charonia.engine.admission import Admission, with_request_id
 from charonia.engine.batches import DONE, QUEUED, RUNNING, Entry, RunningBatch, StreamingBatch
+from charonia.engine.busy_poll import BusyPoll
 from charonia.engine.calls import CallGraph, Pool
 from charonia.engine.clock import WakeTimer, now_ns
 from charonia.engine.lanes import PIPELINE_DEPTH, AsyncLane, BlockingLane
@@ -60,6 +61,7 @@ class ModelRunner:
         labels: dict[str, tuple[str, ...]],
         loop: asyncio.AbstractEventLoop,
         calls: CallGraph | None = None,
+        busy_poll: BusyPoll | None = None,
     ) -> None:
         self.config = config
         self.version = version
@@ -69,6 +71,7 @@ class ModelRunner:
         self._lanes = lanes
         self._labels = labels
         self._loop = loop
+        self._busy_poll = busy_poll
         self._entries: dict[int, Entry] = {}
         self._next_id = 0
         self._idle: asyncio.Event | None = None
@@ -124,6 +127,8 @@ class ModelRunner:
         elif self._order is not None:
             # A request that one before it waits for must not wait for that one.
             self._order.submitted(request_id, entry)
+        if self._busy_poll is not None and request.caller is None:
+            self._busy_poll.submitted(now)
         entry.id = request_id
         entry.batch_size = batch_size
         self._entries[request_id] = entry
@@ -313,7 +318,9 @@ class ModelRunner:
 
     def _deliver(self, entry: Entry, outcome: Outcome, final: bool) -> None:
         if final:
-            self._entries.pop(entry.id, None)
+            is_known = self._entries.pop(entry.id, None) is not None
+            if is_known and self._busy_poll is not None and entry.request.caller is None:
+                self._busy_poll.answered()
         try:
             entry.reply(outcome, final)
         except Exception:  # a front end's own fault must not reach the rest of the batch

@@ -108,7 +108,7 @@ class PythonBackend:
         path = _model_path(files, config)
         environment = await _environment(files, config, settings)
         metrics = settings.metrics if settings.metrics is not None else CustomMetrics()
-        server = Server(CallFrame(config.name, str(files.version)), settings.models, metrics)
+        server = Server(CallFrame(config.name, str(files.version)), settings.models, metrics, settings.busy_poll)
         if environment is None:
             return ThreadedPythonModel(files, config, path, server)
         return PythonModel(files, config, path, environment, server)

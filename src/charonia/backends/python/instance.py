@@ -116,7 +116,10 @@ class PythonInstance:
         self.capabilities: Mapping[str, object] = {}
         self._reason = ""
         self._is_decoupled = is_decoupled
-        self._services = WorkerServices(server or Server(CallFrame(name, "")), self._running)
+        server = server or Server(CallFrame(name, ""))
+        self._services = WorkerServices(server, self._running)
+        self._busy_poll = server.busy_poll
+        self._told_awake_ns = 0
 
     @property
     def pid(self) -> int:
@@ -193,6 +196,7 @@ class PythonInstance:
             self._ended(f"the worker process cannot be started: {error}")
             return
         self._link = WorkerLink(process)
+        self._told_awake_ns = 0
         process.send(self._start_message)
 
     def _unlink(self) -> WorkerLink | None:
@@ -249,6 +253,10 @@ class PythonInstance:
         outgoing = link.outgoing()
         self._sent = batch.number = self._sent + 1
         try:
+            awake_ns = self._busy_poll.worker_ns if self._busy_poll is not None else 0
+            if awake_ns != self._told_awake_ns:
+                link.process.send(("awake", awake_ns))
+                self._told_awake_ns = awake_ns
             encoded = encode_requests(batch.requests, self._output_names, outgoing)
             link.send(("execute", batch.number, encoded), outgoing)
         except (ChannelError, OSError, TypeError, ValueError) as error:

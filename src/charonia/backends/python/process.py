@@ -97,22 +97,26 @@ class WorkerProcess:
         self._gone: asyncio.Future[None] = self._loop.create_future()
         self._kill_reason = ""
         self._waiter: asyncio.Task[None] | None = None
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        for end in (ours, theirs):
+        # Two connections, one in each direction: who waits at one is woken whenever the other end takes what was sent.
+        ours, their_input = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        our_input, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        for end in (ours, their_input, our_input, theirs):
             for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
                 end.setsockopt(socket.SOL_SOCKET, option, SOCKET_BYTES)
         ours.setblocking(False)
-        self._socket = ours
+        our_input.setblocking(False)
+        self._sending, self._receiving = ours, our_input
         variables = {**dict.fromkeys(_THREAD_VARIABLES, str(threads)), **environment.variables(os.environ)}
         variables["PYTHONUNBUFFERED"] = "1"
-        with theirs:
+        arguments = (str(_SCRIPT), str(their_input.fileno()), str(theirs.fileno()), str(os.getpid()))
+        with their_input, theirs:
             # Forked by this thread, not by a pool's: the worker is killed when the thread that forked it ends.
             self._process = subprocess.Popen(
-                [environment.python, str(_SCRIPT), str(theirs.fileno()), str(os.getpid())],
+                [environment.python, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(their_input.fileno(), theirs.fileno()),
                 env=variables,
                 start_new_session=True,
             )
@@ -125,7 +129,7 @@ class WorkerProcess:
             raise RuntimeError("the worker process has no output pipe")
         self._output: IO[bytes] = output
         os.set_blocking(self._output.fileno(), False)
-        self._loop.add_reader(self._socket.fileno(), self._readable)
+        self._loop.add_reader(self._receiving.fileno(), self._readable)
         self._loop.add_reader(self._output.fileno(), self._output_readable)
         self._pidfd = _open_pidfd(self._process.pid)
         if self._pidfd is not None:
@@ -191,11 +195,11 @@ class WorkerProcess:
             return
         try:
             while self._unsent:
-                sent = send_some(self._socket, self._unsent, self._unsent_fds)
+                sent = send_some(self._sending, self._unsent, self._unsent_fds)
                 self._unsent_fds = self._unsent_fds[FDS_MAX:]
                 self._unsent = remaining(self._unsent, sent)
         except BlockingIOError:
-            self._loop.add_writer(self._socket.fileno(), self._writable)
+            self._loop.add_writer(self._sending.fileno(), self._writable)
         except (BrokenPipeError, ConnectionResetError):  # the worker has gone; reading finds out why
             self._unsent.clear()
         except OSError as error:
@@ -203,12 +207,12 @@ class WorkerProcess:
             self.kill(f"a batch cannot be sent to it: {error}")
 
     def _writable(self) -> None:
-        self._loop.remove_writer(self._socket.fileno())
+        self._loop.remove_writer(self._sending.fileno())
         self._write()
 
     def _readable(self) -> None:
         if self._read() is False:
-            self._loop.remove_reader(self._socket.fileno())
+            self._loop.remove_reader(self._receiving.fileno())
             self._loop.call_later(DISCONNECTED_S_MAX, self._kill_group)
             if self._pidfd is None:
                 self._waiter = self._loop.create_task(self._wait())
@@ -216,7 +220,7 @@ class WorkerProcess:
     def _read(self) -> bool | None:
         """Take in what can be read now; return None when there is nothing, False at the end of the connection."""
         try:
-            data, fds = receive(self._socket)
+            data, fds = receive(self._receiving)
         except BlockingIOError:
             return None
         except OSError:
@@ -267,13 +271,14 @@ class WorkerProcess:
         if self._process.returncode is not None:
             reaper.forget(self._process.pid)
         self._gone.set_result(None)
-        for fd in (self._socket.fileno(), self._output.fileno()):
+        for fd in (self._receiving.fileno(), self._output.fileno()):
             self._loop.remove_reader(fd)
-        self._loop.remove_writer(self._socket.fileno())
+        self._loop.remove_writer(self._sending.fileno())
         if self._pidfd is not None:
             self._loop.remove_reader(self._pidfd)
             os.close(self._pidfd)
-        self._socket.close()
+        self._sending.close()
+        self._receiving.close()
         self._output.close()
         self._receiver.close()
         self._mappings.close()

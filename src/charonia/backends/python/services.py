@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from charonia.backends.api import Models
+from charonia.backends.api import BusyPolling, Models
 from charonia.backends.python.calls import ModelCalls, Work
 from charonia.backends.python.codec import decode_request, encode_error, encode_outcome
 from charonia.backends.python.link import WorkerLink
@@ -32,11 +32,13 @@ class Server:
         caller: Who makes requests that belong to no batch: the model, without an instance.
         models: The other models, None where there are none.
         metrics: Where custom metrics go.
+        busy_poll: Whether to stay awake between requests, None where nobody does.
     """
 
     caller: CallFrame
     models: Models | None = None
     metrics: CustomMetrics = field(default_factory=CustomMetrics)
+    busy_poll: BusyPolling | None = None
 
 
 Answer = Callable[[tuple[object, ...]], None]

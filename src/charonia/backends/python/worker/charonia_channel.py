@@ -16,8 +16,10 @@ from __future__ import annotations
 
 import marshal
 import os
+import select
 import socket
 import struct
+import time
 from array import array
 from typing import TYPE_CHECKING
 
@@ -298,3 +300,13 @@ def send_all(sock: socket.socket, buffers: Sequence[Data], fds: Sequence[int]) -
         sent = send_some(sock, buffers, fds)
         fds = fds[FDS_MAX:]
         buffers = remaining(buffers, sent)
+
+
+def poll_for(poll: select.poll, duration_ns: int) -> bool:
+    """Look again and again, for so long, for something to read; return whether there is."""
+    end = time.monotonic_ns() + duration_ns
+    while not poll.poll(0):
+        if time.monotonic_ns() > end:
+            return False
+        os.sched_yield()  # whoever else wants this core gets it
+    return True

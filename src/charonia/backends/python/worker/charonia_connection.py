@@ -1,4 +1,4 @@
-"""The host of a model in a worker process: speaks with the server over the connection.
+"""The host of a model in a worker process: speaks with the server over the connection, a socket in each direction.
 
 No thread of its own reads: the thread that waits does. It takes the lead, reads what arrives and passes on what is for
 others (outcomes to the inbox that somebody waits at, batches to the main thread), until its own is there; then the next
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import select
 import socket
 import sys
 import threading
@@ -54,8 +55,15 @@ POLL_READS_MAX = 16
 METRICS_DELAY_S = 0.05
 """Longest time that updates of metrics wait to travel together, as long as the model reports some."""
 
+THREADS_ALONE = 2
+"""Threads of a worker whose model has started none: the main thread, and the one that watches for the server's end."""
+
 METRICS_WAITING_MAX = 1000
 """Updates of metrics that wait at most."""
+
+
+class Disconnected(TritonModelException):
+    """The server has gone."""
 
 
 class _HeldRegions(Mappings):
@@ -71,18 +79,23 @@ class _HeldRegions(Mappings):
 
 
 class Connection:
-    """A `Host` whose server is at the other end of a socket.
+    """A `Host` whose server is at the other end of two sockets.
 
     Args:
-        sock: The socket, blocking.
+        receiving: The socket that the server writes to, blocking.
+        sending: The socket that the server reads from, blocking.
         name: Name of the instance.
     """
 
-    def __init__(self, sock: socket.socket, name: str = "") -> None:
+    def __init__(self, receiving: socket.socket, sending: socket.socket, name: str = "") -> None:
         self.name = name
         self.tasks: Inbox[Task] = Inbox()
         """For the main thread."""
-        self._socket = sock
+        self._receiving = receiving
+        self._sending = sending
+        self._readable = select.poll()
+        self._readable.register(receiving, select.POLLIN)
+        self._awake_ns = 0
         self._is_child = False
         self._is_over = False
         self._mappings = _HeldRegions()
@@ -118,6 +131,12 @@ class Connection:
             else:
                 self._follow(inbox)
 
+    def stay_awake(self) -> None:
+        """Wait without sleeping, for as long as the server has asked for, until there is something to read."""
+        # Other threads of the model would have to wait for the interpreter, which a polling thread hardly lets go of.
+        if self._awake_ns and threading.active_count() <= THREADS_ALONE:
+            channel.poll_for(self._readable, self._awake_ns)
+
     def poll(self) -> None:
         """Take in what has arrived, without waiting; nothing to do while another thread reads."""
         if not self._lead.acquire(False):
@@ -137,7 +156,7 @@ class Connection:
         """Take in messages also while this event loop runs."""
         if loop not in self._loops:
             self._loops.add(loop)
-            loop.add_reader(self._socket.fileno(), self.poll)
+            loop.add_reader(self._receiving.fileno(), self.poll)
 
     def _follow(self, inbox: Inbox[Any]) -> None:
         """Wait until the inbox holds something, or the lead may be free."""
@@ -163,9 +182,9 @@ class Connection:
 
     def _read(self, flags: int) -> None:
         if self._is_over:
-            raise TritonModelException("the connection to the server has ended")
+            raise Disconnected(_GONE[1])
         try:
-            data, fds = channel.receive(self._socket, flags)
+            data, fds = channel.receive(self._receiving, flags)
             if not data:
                 self._end()
             for message in self._receiver.feed(data, fds):
@@ -181,30 +200,32 @@ class Connection:
         self._is_over = True
         for loop in list(self._loops):
             with contextlib.suppress(RuntimeError):  # it is closed
-                loop.call_soon_threadsafe(loop.remove_reader, self._socket.fileno())
-        self.tasks.put(("finalize",))
+                loop.call_soon_threadsafe(loop.remove_reader, self._receiving.fileno())
+        self.tasks.put(("end",))
         for call in list(self._calls.values()):
             call.inbox.put((_failed(_GONE), True))
         for answer in list(self._answers.values()):
             answer.put(("error", *_GONE))
 
     def _dispatch(self, message: channel.Incoming) -> None:
-        kind, *rest = message.header
+        kind = message.header[0]
         if kind == "execute":
-            self._take_batch(message, *rest)
+            self._take_batch(message)
         elif kind == "reply":
-            self._take_reply(message, *rest)
+            self._take_reply(message)
+        elif kind == "awake":
+            _, self._awake_ns = message.header
         elif kind == "cancel":
-            number, index = rest
+            _, number, index = message.header
             if number in self._batches:
                 self._batches[number].cancelled.add(index)
         elif kind == "answer":
-            number, value = rest
+            _, number, value = message.header
             answer = self._answers.pop(number, None)
             if answer is not None:
                 answer.put(value)
         elif kind == "release":
-            self._give_back(*rest)
+            self._give_back(*message.header[1:])
         else:
             self.tasks.put(message.header)
 
@@ -214,9 +235,8 @@ class Connection:
         if dropped:
             self._mappings.drop(dropped)
 
-    def _take_batch(
-        self, message: channel.Incoming, number: int, sent: Any, released: Sequence[int], dropped: Sequence[int]
-    ) -> None:
+    def _take_batch(self, message: channel.Incoming) -> None:
+        _, number, sent, released, dropped = message.header
         self._give_back(released, dropped)
         find, array_of = message.find, datatypes.array_of
         requests: list[tuple[Fields, list[Tensor]]] = []
@@ -232,15 +252,8 @@ class Connection:
         self._batches[number] = batch
         self.tasks.put(("execute", batch, requests))
 
-    def _take_reply(
-        self,
-        message: channel.Incoming,
-        number: int,
-        result: Any,
-        final: bool,
-        released: Sequence[int],
-        dropped: Sequence[int],
-    ) -> None:
+    def _take_reply(self, message: channel.Incoming) -> None:
+        _, number, result, final, released, dropped = message.header
         self._give_back(released, dropped)
         response = None if result is None else self._response(message, result)
         call = self._calls.pop(number, None) if final else self._calls.get(number)
@@ -277,14 +290,7 @@ class Connection:
         """Answer a batch whose `execute` has returned."""
         with self._send_lock:
             self._send_updates()
-            outgoing = channel.Outgoing(self._pool)
-            try:
-                encoded = [None if result is None else _encode(result, outgoing) for result in results]
-            except Exception as error:
-                outgoing.withdraw()
-                outgoing = channel.Outgoing(self._pool)
-                failure = (TritonError.INTERNAL, f"a response of model '{self.name}' cannot be sent: {error}")
-                encoded = [None if result is None else failure for result in results]
+            encoded, outgoing = self._encode(results)
             self._answered(batch, len(encoded) - encoded.count(None))
             released, dropped = self._take_released(), self._take_dropped()
             self._send(("done", batch.number, encoded, released, dropped, input_end, output_start), outgoing)
@@ -295,8 +301,7 @@ class Connection:
         """Answer a request through its sender."""
         with self._send_lock:
             self._send_updates()
-            outgoing = channel.Outgoing(self._pool)
-            encoded = None if result is None else _encode(result, outgoing)
+            (encoded,), outgoing = self._encode([result])
             self._answered(batch, final)
             released, dropped = self._take_released(), self._take_dropped()
             self._send(("response", batch.number, index, encoded, final, released, dropped), outgoing)
@@ -320,7 +325,7 @@ class Connection:
 
     def end(self, call: Call) -> None:
         """Give a call up that has no last outcome yet."""
-        if self._calls.pop(call.number, None) is not None:
+        if call.number in self._calls:  # it stays there until its last reply, which comes in any case
             self.start(("call_cancel", call.number))
 
     def log(self, level: int, message: str, file: str, line: int) -> None:
@@ -361,7 +366,8 @@ class Connection:
     def become_child(self) -> None:
         """In a process that the model has forked: leave the connection, which has one worker at its end, alone."""
         self._is_child = True
-        self._socket.close()
+        self._receiving.close()
+        self._sending.close()
 
     def _ask(self, number: int, kind: str, *content: object) -> Any:
         answer: Inbox[tuple[Any, ...]] = Inbox()
@@ -384,7 +390,20 @@ class Connection:
         except ChannelError as error:
             outgoing.withdraw()
             raise TritonModelException(str(error)) from error
-        channel.send_all(self._socket, buffers, outgoing.fds)
+        try:
+            channel.send_all(self._sending, buffers, outgoing.fds)
+        except (BrokenPipeError, ConnectionResetError):
+            raise Disconnected(_GONE[1]) from None
+
+    def _encode(self, results: Sequence[Result | None]) -> tuple[list[tuple[object, ...] | None], channel.Outgoing]:
+        """Return results as they travel, and the message that holds their tensors."""
+        outgoing = channel.Outgoing(self._pool)
+        try:
+            return [None if result is None else _encode(result, outgoing) for result in results], outgoing
+        except Exception as error:  # elements of a string tensor may be anything
+            outgoing.withdraw()
+            failure = (TritonError.INTERNAL, f"a response of model '{self.name}' cannot be sent: {error}")
+            return [None if result is None else failure for result in results], channel.Outgoing(self._pool)
 
     def _send_updates(self) -> None:
         if self._updates:
@@ -395,7 +414,7 @@ class Connection:
         """Run what finalizers have left, unless somebody is sending, who will do so afterwards."""
         while self._later and self._send_lock.acquire(False):
             self._send_lock.release()
-            with contextlib.suppress(IndexError, OSError):  # another thread was faster; or the server is gone
+            with contextlib.suppress(IndexError, Disconnected):  # another thread was faster; or nobody is there
                 self._later.popleft()()
 
     def _answered(self, batch: Batch, count: int) -> None:

@@ -53,6 +53,9 @@ WIRE = {np.dtype(t): name[5:] for name, t in NUMPY_BY_TYPE.items() if name != "T
 DTYPES: dict[str, np.dtype[Any]] = {name: dtype for dtype, name in WIRE.items()}
 """Dtype of the arrays that hold a datatype's elements, by its name in the protocol. BF16 is held as its bits."""
 DTYPES["BF16"] = np.dtype(np.uint16)
+COPY_BYTES_MAX = 4096
+"""Up to this size a copy of an array costs less than looking at it as bytes."""
+
 _LENGTH = struct.Struct("<I")
 
 
@@ -96,6 +99,8 @@ def bytes_of(datatype: str, array: Array) -> bytes | memoryview:
     """Return the bytes of a tensor as the wire has them."""
     if datatype == "BYTES":
         return serialize_byte_tensor(array)
+    if array.nbytes <= COPY_BYTES_MAX:
+        return array.tobytes()
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 

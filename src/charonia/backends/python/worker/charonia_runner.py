@@ -95,18 +95,17 @@ class ModelRunner:
             if loop is not None:
                 loop.call_soon_threadsafe(loop.stop)
 
-    def is_ready(self) -> bool:
-        """Return what the model's `is_ready` says.
-
-        Raises:
-            Exception: Whatever it raises, or it does not return a bool.
-        """
-        answer = self._model.is_ready()
-        if hasattr(answer, "__await__"):
-            answer = self._complete_coroutine(answer)
-        if not isinstance(answer, bool):
-            raise TritonModelException(f"is_ready must return a bool, got {type(answer).__name__}")
-        return answer
+    def readiness(self) -> bool | str:
+        """Return what the model's `is_ready` says, or in words why it says nothing; True where it has none."""
+        if not hasattr(self._model, "is_ready"):
+            return True
+        try:
+            answer = self._model.is_ready()
+            if hasattr(answer, "__await__"):
+                answer = self._complete_coroutine(answer)
+        except Exception as error:
+            return describe(error)
+        return answer if isinstance(answer, bool) else f"is_ready must return a bool, got {type(answer).__name__}"
 
     def execute(self, batch: Batch, sent: Sequence[tuple[Fields, list[Tensor]]]) -> tuple[list[Result | None], int]:
         """Run a batch.

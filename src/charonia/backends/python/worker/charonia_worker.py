@@ -14,11 +14,11 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING or __package__:
-    from charonia.backends.python.worker.charonia_connection import Connection
+    from charonia.backends.python.worker.charonia_connection import Connection, Disconnected
     from charonia.backends.python.worker.charonia_errors import describe
     from charonia.backends.python.worker.charonia_runner import ModelRunner
 else:  # siblings of this script; the package is not there
-    from charonia_connection import Connection
+    from charonia_connection import Connection, Disconnected
     from charonia_errors import describe
     from charonia_runner import ModelRunner
 
@@ -32,8 +32,8 @@ _GRACE_S = 5.0
 class Worker:
     """One instance of a model, and the connection to the server that it works for."""
 
-    def __init__(self, sock: socket.socket) -> None:
-        self.connection = Connection(sock)
+    def __init__(self, receiving: socket.socket, sending: socket.socket) -> None:
+        self.connection = Connection(receiving, sending)
         self._runner = ModelRunner(self.connection)
 
     def run(self) -> None:
@@ -42,6 +42,7 @@ class Worker:
         execute = self._runner.execute
         while True:
             if not tasks.items:
+                connection.stay_awake()
                 connection.wait(tasks)
             kind, *content = tasks.items.popleft()
             if kind == "execute":
@@ -56,8 +57,12 @@ class Worker:
                 self._initialize(*content)
             elif kind == "complete":
                 self._complete(*content)
+            elif kind == "is_ready":
+                connection.start(("answer_ready", *content, self._runner.readiness()))
             elif kind == "finalize":
                 self._runner.finalize()
+                return
+            elif kind == "end":
                 return
 
     def _initialize(
@@ -99,17 +104,18 @@ def _watch(sock: socket.socket) -> None:
 
 
 def main() -> None:
-    sock = socket.socket(fileno=int(sys.argv[1]))
-    sock.set_inheritable(False)
+    receiving, sending = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
+    for sock in (receiving, sending):
+        sock.set_inheritable(False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C in the terminal is the server's to handle
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != int(sys.argv[2]):
+        if os.getppid() != int(sys.argv[3]):
             return
-    worker = Worker(sock)
+    worker = Worker(receiving, sending)
     os.register_at_fork(after_in_child=worker.connection.become_child)
-    threading.Thread(target=_watch, args=(sock,), daemon=True).start()
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+    threading.Thread(target=_watch, args=(receiving,), daemon=True).start()
+    with contextlib.suppress(Disconnected):
         worker.run()
 
 
