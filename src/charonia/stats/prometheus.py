@@ -148,6 +148,27 @@ def render(models: Sequence[ModelSample], machine: Machine | None = None, custom
         "Time that loading the model version took",
         ((labels, round(sample.meter.load_seconds, 6)) for labels, sample in labelled),
     )
+    _distributions(lines, labelled)
+    for name, kind, help_text, value in _WORKERS:
+        _family(
+            lines,
+            name,
+            kind,
+            help_text,
+            (
+                (f'{labels},instance="{_escape(worker.instance)}"', int(value(worker)))
+                for labels, sample in labelled
+                for worker in sample.workers
+            ),
+        )
+    if machine is not None:
+        _machine(lines, machine)
+    for family in custom.families() if custom is not None else ():
+        _custom(lines, family)
+    return ("\n".join(lines) + "\n").encode()
+
+
+def _distributions(lines: list[str], labelled: Sequence[tuple[str, ModelSample]]) -> None:
     for name, help_text, read in _DURATIONS:
         _head(lines, name, "histogram", help_text)
         for labels, sample in labelled:
@@ -170,23 +191,6 @@ def render(models: Sequence[ModelSample], machine: Machine | None = None, custom
             for reason, count in sample.meter.closes.items()
         ),
     )
-    for name, kind, help_text, value in _WORKERS:
-        _family(
-            lines,
-            name,
-            kind,
-            help_text,
-            (
-                (f'{labels},instance="{_escape(worker.instance)}"', int(value(worker)))
-                for labels, sample in labelled
-                for worker in sample.workers
-            ),
-        )
-    if machine is not None:
-        _machine(lines, machine)
-    for family in custom.families() if custom is not None else ():
-        _custom(lines, family)
-    return ("\n".join(lines) + "\n").encode()
 
 
 def _machine(lines: list[str], machine: Machine) -> None:
