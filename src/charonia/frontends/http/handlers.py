@@ -131,8 +131,7 @@ class Handlers:
             outcome = exchange.sole.take(outcome, final)
         if outcome is None:
             return
-        if not final and exchange.ticket is not None:
-            exchange.ticket.cancel()
+        ticket = None if final else exchange.ticket
         try:
             if isinstance(outcome, InferResponse):
                 self._respond(exchange, call, outcome)
@@ -143,6 +142,8 @@ class Handlers:
         except Exception as error:  # the model's output is not what it says: this request fails, nothing else
             _log.exception("the response of model '%s' cannot be written", exchange.model)
             exchange.fail(internal(f"the response of model '{exchange.model}' is broken: {type(error).__name__}"))
+        if ticket is not None:  # after the answer, which the outcome of cancelling would take the place of
+            ticket.cancel()
 
     def _respond(self, exchange: Exchange, call: InferCall, response: InferResponse) -> None:
         exchange.outcome = response

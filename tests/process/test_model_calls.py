@@ -1,0 +1,655 @@
+"""Models that call models, with the stock clients over the wire: sync, async, decoupled, and all that goes wrong."""
+
+import asyncio
+import os
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import tritonclient.grpc as grpcclient
+import tritonclient.grpc.aio as aioclient
+import tritonclient.http as httpclient
+from tritonclient.utils import InferenceServerException
+
+import charonia
+from charonia import Code, ServingError
+
+HEAD = """
+import asyncio, os, threading, time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+def value(request):
+    return pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
+
+def out(array):
+    return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.asarray(array, np.float32))])
+
+def call(model, array, **more):
+    return pb_utils.InferenceRequest(
+        model_name=model, requested_output_names=["OUT"], inputs=[pb_utils.Tensor("IN", np.asarray(array, np.float32))],
+        **more)
+
+def passed(response):
+    if response.has_error():
+        return pb_utils.InferenceResponse(error=response.error())
+    return out(pb_utils.get_output_tensor_by_name(response, "OUT").as_numpy())
+"""
+
+CONFIG = """
+backend: "python"
+input {{ name: "IN" data_type: TYPE_FP32 dims: [ -1 ] }}
+output {{ name: "OUT" data_type: TYPE_FP32 dims: [ -1 ] }}
+instance_group {{ count: {instances} kind: KIND_CPU }}
+{more}
+"""
+
+DECOUPLED = "model_transaction_policy { decoupled: true }"
+
+MODELS: dict[str, tuple[str, int, str]] = {
+    "double": (
+        """
+class TritonPythonModel:
+    def execute(self, requests):
+        return [out(value(r) * 2) for r in requests]
+""",
+        1,
+        "",
+    ),
+    "slow": (
+        """
+class TritonPythonModel:
+    def execute(self, requests):
+        time.sleep(float(value(requests[0])[0]))
+        return [out([os.getpid()])]
+""",
+        1,
+        "",
+    ),
+    # Sends n, n - 1, ..., 1, from a thread; negative values end with an error; 1000 waits until it is cancelled.
+    "count": (
+        """
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            work = (request.get_response_sender(), value(request))
+            threading.Thread(target=self.answer, args=work, daemon=True).start()
+
+    def answer(self, sender, array):
+        number = int(array[0])
+        if number == 1000:
+            sender.send(out([1000]))
+            while not sender.is_cancelled():
+                time.sleep(0.002)
+            open(os.path.join(os.path.dirname(__file__), "cancelled"), "a").write("x")
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+            return
+        for left in range(abs(number), 0, -1):
+            sender.send(out(np.full(array.size, left)))
+        if number < 0:
+            error = pb_utils.InferenceResponse(error=pb_utils.TritonError("below zero", pb_utils.TritonError.NOT_FOUND))
+            sender.send(error, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        else:
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+""",
+        1,
+        DECOUPLED,
+    ),
+    "sync": (
+        """
+class TritonPythonModel:
+    def execute(self, requests):
+        return [passed(call("double", value(r)).exec()) for r in requests]
+""",
+        1,
+        "",
+    ),
+    "gather": (
+        """
+class TritonPythonModel:
+    async def execute(self, requests):
+        answers = []
+        for request in requests:
+            calls = [call("double", value(request) + i).async_exec() for i in range(8)]
+            responses = await asyncio.gather(*calls)
+            answers.append(out(sum(pb_utils.get_output_tensor_by_name(r, "OUT").as_numpy() for r in responses)))
+        return answers
+""",
+        1,
+        "",
+    ),
+    "total": (
+        """
+class TritonPythonModel:
+    def execute(self, requests):
+        answers = []
+        for request in requests:
+            total, error = 0.0, None
+            for response in call("count", value(request)).exec(decoupled=True):
+                if response.has_error():
+                    error = response.error()
+                elif response.output_tensors():
+                    total += float(pb_utils.get_output_tensor_by_name(response, "OUT").as_numpy().sum())
+            answers.append(pb_utils.InferenceResponse(error=error) if error is not None else out([total]))
+        return answers
+""",
+        1,
+        "",
+    ),
+    "first": (
+        """
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = call("count", value(requests[0])).exec(decoupled=True)
+        first = next(responses)
+        responses.cancel()
+        return [passed(first)]
+""",
+        1,
+        "",
+    ),
+    "to_missing": (
+        """
+class TritonPythonModel:
+    def execute(self, requests):
+        return [passed(call("nowhere", value(r)).exec()) for r in requests]
+""",
+        1,
+        "",
+    ),
+    "to_decoupled": (
+        """
+class TritonPythonModel:
+    def execute(self, requests):
+        return [passed(call("count", value(r)).exec()) for r in requests]
+""",
+        1,
+        "",
+    ),
+    "with_timeout": (
+        """
+class TritonPythonModel:
+    def execute(self, requests):
+        return [passed(call("slow", value(r), timeout=200_000).exec()) for r in requests]
+""",
+        1,
+        "",
+    ),
+    "to_slow": (
+        """
+class TritonPythonModel:
+    def execute(self, requests):
+        return [passed(call("slow", value(r)).exec()) for r in requests]
+""",
+        1,
+        "",
+    ),
+    "to_endless": (
+        """
+class TritonPythonModel:
+    def execute(self, requests):
+        for response in call("count", [1000.0]).exec(decoupled=True):
+            pass
+        return [out([0])]
+""",
+        1,
+        "",
+    ),
+    # ping calls pong calls ping, as often as the input says.
+    "ping": (
+        """
+class TritonPythonModel:
+    def execute(self, requests):
+        n = value(requests[0])[0]
+        return [out([0]) if n == 0 else passed(call("pong", [n]).exec())]
+""",
+        2,
+        "",
+    ),
+    "pong": (
+        """
+class TritonPythonModel:
+    def execute(self, requests):
+        n = value(requests[0])[0]
+        time.sleep(0.05)
+        return [passed(call("ping", [n - 1]).exec())]
+""",
+        2,
+        "",
+    ),
+    "self": (
+        """
+class TritonPythonModel:
+    def execute(self, requests):
+        return [passed(call("self", value(requests[0])).exec())]
+""",
+        1,
+        "",
+    ),
+}
+
+
+def write(folder: Path, name: str, code: str, instances: int = 1, more: str = "") -> None:
+    (folder / name / "1").mkdir(parents=True)
+    (folder / name / "config.pbtxt").write_text(CONFIG.format(instances=instances, more=more))
+    (folder / name / "1" / "model.py").write_text(HEAD + code)
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    for name, (code, instances, more) in MODELS.items():
+        write(folder, name, code, instances, more)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(repository: Path) -> Iterator[charonia.Server]:
+    with charonia.Server(repository, http=True, grpc=True, control_mode="explicit", load_models=["*"]) as started:
+        yield started
+
+
+def run(server: charonia.Server, model: str, *values: float, **more: Any) -> list[float]:
+    outputs = server.infer(model, {"IN": np.array(values, "f4")}, timeout_s=30, **more)
+    return [float(v) for v in outputs["OUT"]]
+
+
+def refused(server: charonia.Server, model: str, *values: float) -> ServingError:
+    with pytest.raises(ServingError) as caught:
+        run(server, model, *values)
+    return caught.value
+
+
+def grpc_input(*values: float) -> list[Any]:
+    tensor = grpcclient.InferInput("IN", [len(values)], "FP32")
+    tensor.set_data_from_numpy(np.array(values, "f4"))
+    return [tensor]
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "it did not become true"
+        time.sleep(0.01)
+
+
+# Calls.
+
+
+def test_a_model_calls_another_one(server: charonia.Server) -> None:
+    assert run(server, "sync", 1, 2) == [2, 4]
+
+
+def test_a_model_calls_others_at_once(server: charonia.Server) -> None:
+    assert run(server, "gather", 1) == [2 * sum(1 + i for i in range(8))]
+
+
+def test_large_tensors_go_through_a_call(server: charonia.Server) -> None:
+    values = np.arange(500_000, dtype="f4")
+    for _ in range(20):
+        outputs = server.infer("sync", {"IN": values}, timeout_s=30)
+        np.testing.assert_array_equal(outputs["OUT"], values * 2)
+
+
+def test_a_model_takes_the_responses_of_a_decoupled_one(server: charonia.Server) -> None:
+    assert run(server, "total", 4) == [10]
+    assert run(server, "total", 0) == [0]
+    assert refused(server, "total", -2).code is Code.NOT_FOUND
+
+
+def test_a_model_gives_up_a_decoupled_call_after_its_first_response(server: charonia.Server, repository: Path) -> None:
+    marks = repository / "count" / "1" / "cancelled"
+    before = marks.stat().st_size if marks.exists() else 0
+    assert run(server, "first", 1000) == [1000]
+    eventually(lambda: marks.exists() and marks.stat().st_size == before + 1)
+
+
+def test_a_model_that_is_not_there_is_named(server: charonia.Server) -> None:
+    error = refused(server, "to_missing", 1)
+    assert "Failed for execute the inference request. Model 'nowhere' is not ready." in error.message
+
+
+def test_a_decoupled_model_needs_a_call_that_says_so(server: charonia.Server) -> None:
+    error = refused(server, "to_decoupled", 1)
+    assert "Model count is using the decoupled" in error.message
+    assert "Please use 'decoupled=True' argument to the 'exec' or 'async_exec' calls" in error.message
+
+
+def test_a_call_has_a_time_limit(server: charonia.Server) -> None:
+    started = time.monotonic()
+    assert "Request timeout expired" in refused(server, "with_timeout", 2).message
+    assert time.monotonic() - started < 1.5
+    run(server, "slow", 0)
+
+
+def test_a_called_model_that_was_unloaded_is_an_error_of_that_request_and_back_when_loaded(
+    server: charonia.Server,
+) -> None:
+    server.unload("double")
+    assert "Model 'double' is not ready" in refused(server, "sync", 1).message
+    server.load("double")
+    assert run(server, "sync", 1) == [2]
+
+
+# Circles.
+
+
+def test_a_model_with_one_instance_that_calls_itself_is_refused_with_the_chain(server: charonia.Server) -> None:
+    error = refused(server, "self", 1)
+    assert "(self -> self)" in error.message
+    assert "more instances" in str(error)
+
+
+def test_a_model_with_two_instances_calls_itself_once_but_not_twice(server: charonia.Server) -> None:
+    assert run(server, "ping", 1) == [0]
+    assert "(ping -> pong -> ping -> pong -> ping)" in refused(server, "ping", 2).message
+
+
+def test_two_chains_at_once_on_two_instances_end_one_well_and_one_refused(server: charonia.Server) -> None:
+    outcomes: list[object] = []
+
+    def ask() -> None:
+        try:
+            outcomes.append(run(server, "ping", 1))
+        except ServingError as error:
+            outcomes.append(error)
+
+    threads = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    errors = [o for o in outcomes if isinstance(o, ServingError)]
+    assert len(outcomes) == 2
+    assert len(errors) <= 1
+    assert all("(ping -> pong -> ping)" in error.message for error in errors)
+    assert run(server, "ping", 1) == [0]
+
+
+def test_many_chains_at_once_all_end(server: charonia.Server) -> None:
+    done: queue.Queue[bool] = queue.Queue()
+
+    def ask(model: str) -> None:
+        try:
+            run(server, model, 1)
+            done.put(True)
+        except ServingError as error:
+            done.put("would wait for ever" in error.message)
+
+    threads = [threading.Thread(target=ask, args=(model,)) for model in ("ping", "pong") * 8]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert [done.get_nowait() for _ in threads] == [True] * 16
+
+
+# Cancellation and death.
+
+
+def test_a_client_that_leaves_cancels_what_the_model_calls(server: charonia.Server, repository: Path) -> None:
+    marks = repository / "count" / "1" / "cancelled"
+    before = marks.stat().st_size if marks.exists() else 0
+    with grpcclient.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
+        done = threading.Event()
+        call = client.async_infer("to_endless", grpc_input(1), callback=lambda result, error: done.set())
+        time.sleep(0.3)
+        call.cancel()
+        assert done.wait(10)
+    eventually(lambda: marks.exists() and marks.stat().st_size == before + 1)
+    with (
+        grpcclient.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client,
+        pytest.raises(InferenceServerException),
+    ):
+        client.infer("to_endless", grpc_input(1), client_timeout=0.5)
+    eventually(lambda: marks.stat().st_size == before + 2)
+
+
+def test_the_death_of_a_called_worker_fails_the_call_with_the_reason(server: charonia.Server) -> None:
+    (pid,) = run(server, "slow", 0)
+    killer = threading.Timer(0.3, os.kill, (int(pid), signal.SIGKILL))
+    killer.start()
+    error = refused(server, "to_slow", 5)
+    killer.join()
+    assert "slow_0" in error.message
+    assert "SIGKILL" in error.message
+    assert run(server, "to_slow", 0)
+
+
+def test_the_death_of_a_calling_worker_cancels_its_calls_and_leaves_the_others(
+    server: charonia.Server, repository: Path
+) -> None:
+    marks = repository / "count" / "1" / "cancelled"
+    before = marks.stat().st_size if marks.exists() else 0
+    callers = [p for p in psutil.Process().children() if _is_instance(p, server, "to_endless")]
+    errors: list[ServingError] = []
+    asking = threading.Thread(target=lambda: errors.append(refused(server, "to_endless", 1)))
+    asking.start()
+    time.sleep(0.3)
+    for process in callers:
+        process.kill()
+    asking.join(20)
+    assert len(errors) == 1
+    eventually(lambda: marks.exists() and marks.stat().st_size == before + 1)
+    assert run(server, "sync", 3) == [6]
+
+
+def _is_instance(process: psutil.Process, server: charonia.Server, model: str) -> bool:
+    """Whether a worker has the model's code mapped: its folder is in its working state."""
+    parts = server._running()
+    loaded = [v for v in parts._lifecycle.loaded() if v.runner.config.name == model]
+    return any(instance.pid == process.pid for v in loaded for instance in v.model._instances)  # type: ignore[union-attr]
+
+
+# Decoupled models over the wire.
+
+
+class Stream:
+    """A gRPC stream of the stock client and what came on it."""
+
+    def __init__(self, server: charonia.Server) -> None:
+        self.came: queue.Queue[tuple[Any, Any]] = queue.Queue()
+        self.client = grpcclient.InferenceServerClient(f"127.0.0.1:{server.grpc_port}")
+        self.client.start_stream(partial(_put, self.came))
+
+    def send(self, model: str, id: str, *values: float, empty_final: bool = False) -> None:
+        self.client.async_stream_infer(
+            model, grpc_input(*values), request_id=id, enable_empty_final_response=empty_final
+        )
+
+    def take(self) -> tuple[str, list[float] | str, bool]:
+        """Return id, values or the error's text, and the final flag of the next response."""
+        result, error = self.came.get(timeout=20)
+        if error is not None:
+            return "", error.message(), True
+        response = result.get_response()
+        values = result.as_numpy("OUT") if response.outputs else None
+        return (
+            response.id,
+            [] if values is None else values.tolist(),
+            response.parameters["triton_final_response"].bool_param,
+        )
+
+    def close(self) -> None:
+        self.client.stop_stream(cancel_requests=True)
+        self.client.close()
+
+
+def _put(came: "queue.Queue[tuple[Any, Any]]", result: Any, error: Any) -> None:
+    came.put((result, error))
+
+
+@pytest.fixture
+def stream(server: charonia.Server) -> Iterator[Stream]:
+    opened = Stream(server)
+    yield opened
+    opened.close()
+
+
+def test_a_stream_has_every_response_and_the_empty_last_one_on_demand(stream: Stream) -> None:
+    stream.send("count", "a", 3, empty_final=True)
+    assert [stream.take() for _ in range(4)] == [
+        ("a", [3], False),
+        ("a", [2], False),
+        ("a", [1], False),
+        ("a", [], True),
+    ]
+    stream.send("count", "b", 1)
+    stream.send("double", "c", 4)
+    assert sorted(stream.take() for _ in range(2)) == [("b", [1], False), ("c", [8], True)]
+
+
+def test_many_requests_share_a_stream(stream: Stream) -> None:
+    for number in range(1, 30):
+        stream.send("count", str(number), number, empty_final=True)
+    came: dict[str, list[float]] = {}
+    finals = 0
+    while finals < 29:
+        name, values, final = stream.take()
+        assert isinstance(values, list)
+        came.setdefault(name, []).extend(values)
+        finals += final
+    assert came == {str(n): [float(v) for v in range(n, 0, -1)] for n in range(1, 30)}
+
+
+def test_an_error_ends_its_request_and_not_the_stream(stream: Stream) -> None:
+    stream.send("count", "a", -1)
+    assert stream.take() == ("a", [1], False)
+    assert "below zero" in stream.take()[1]
+    stream.send("count", "b", 1)
+    assert stream.take() == ("b", [1], False)
+
+
+def test_large_responses_do_not_pile_up(stream: Stream, server: charonia.Server) -> None:
+    stream.send("count", "a", *([40] + [0] * 200_000), empty_final=True)
+    for left in range(40, 0, -1):
+        _, values, _ = stream.take()
+        assert values[:1] == [left]
+    assert stream.take()[2]
+
+
+def test_cancelling_a_stream_cancels_its_requests(server: charonia.Server, repository: Path) -> None:
+    marks = repository / "count" / "1" / "cancelled"
+    before = marks.stat().st_size if marks.exists() else 0
+    stream = Stream(server)
+    for name in "ab":
+        stream.send("count", name, 1000)
+    assert {stream.take()[0] for _ in range(2)} == {"a", "b"}
+    stream.close()
+    eventually(lambda: marks.stat().st_size == before + 2)
+
+
+def test_the_asynchronous_client_reads_a_stream(server: charonia.Server) -> None:
+    async def scenario() -> list[list[float]]:
+        async with aioclient.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
+
+            async def requests() -> Any:
+                yield {"model_name": "count", "inputs": grpc_input(3), "request_id": "a"}
+
+            return [
+                result.as_numpy("OUT").tolist()
+                async for result, error in client.stream_infer(requests())
+                if error is None
+            ]
+
+    assert asyncio.run(asyncio.wait_for(scenario(), 30)) == [[3], [2], [1]]
+
+
+@pytest.mark.parametrize(("number", "is_answered"), [(0, False), (1, True), (2, False)])
+def test_a_call_with_one_answer_takes_a_decoupled_model_that_sends_one(
+    server: charonia.Server, number: int, is_answered: bool
+) -> None:
+    http_input = httpclient.InferInput("IN", [1], "FP32")
+    http_input.set_data_from_numpy(np.array([number], "f4"))
+    with (
+        httpclient.InferenceServerClient(f"127.0.0.1:{server.http_port}") as http,
+        grpcclient.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as grpc,
+    ):
+        if is_answered:
+            assert http.infer("count", [http_input]).as_numpy("OUT").tolist() == [1]
+            assert grpc.infer("count", grpc_input(number)).as_numpy("OUT").tolist() == [1]
+            assert run(server, "count", number) == [1]
+            return
+        with pytest.raises(InferenceServerException, match="doesn't support models with decoupled") as over_http:
+            http.infer("count", [http_input])
+        assert over_http.value.status() == "501"
+        with pytest.raises(InferenceServerException, match="doesn't support models with decoupled") as over_grpc:
+            grpc.infer("count", grpc_input(number))
+        assert over_grpc.value.status() == "StatusCode.UNIMPLEMENTED"
+        assert refused(server, "count", number).code is Code.UNSUPPORTED
+
+
+def test_responses_are_taken_one_by_one_in_process(server: charonia.Server) -> None:
+    came = [o["OUT"].tolist() for o in server.stream_infer("count", {"IN": np.array([3], "f4")}, timeout_s=10)]
+    assert came == [[3], [2], [1]]
+    stream = server.stream_infer("count", {"IN": np.array([-1], "f4")}, timeout_s=10)
+    assert next(stream)["OUT"].tolist() == [1]
+    with pytest.raises(ServingError, match="below zero"):
+        next(stream)
+
+
+def test_leaving_the_responses_in_process_cancels_the_request(server: charonia.Server, repository: Path) -> None:
+    marks = repository / "count" / "1" / "cancelled"
+    before = marks.stat().st_size if marks.exists() else 0
+    for outputs in server.stream_infer("count", {"IN": np.array([1000], "f4")}, timeout_s=10):
+        assert outputs["OUT"].tolist() == [1000]
+        break
+    eventually(lambda: marks.stat().st_size == before + 1)
+    stream = server.stream_infer("count", {"IN": np.array([1000], "f4")}, timeout_s=0.3)
+    next(stream)
+    with pytest.raises(TimeoutError, match="no response within"):
+        next(stream)
+    eventually(lambda: marks.stat().st_size == before + 2)
+
+
+def test_the_death_of_a_worker_in_mid_stream_ends_the_request_with_the_reason(
+    stream: Stream, server: charonia.Server
+) -> None:
+    stream.send("count", "a", 1000)
+    assert stream.take() == ("a", [1000], False)
+    (process,) = [p for p in psutil.Process().children() if _is_instance(p, server, "count")]
+    process.kill()
+    assert "SIGKILL" in str(stream.take()[1])
+    stream.send("count", "b", 1)
+    assert stream.take() == ("b", [1], False)
+
+
+# Nothing is left behind. The last test of the module.
+
+
+def test_nothing_gathers_in_server_or_workers(server: charonia.Server) -> None:
+    large = np.arange(100_000, dtype="f4")
+
+    def work(rounds: int) -> None:
+        for _ in range(rounds):
+            server.infer("sync", {"IN": large}, timeout_s=30)
+            run(server, "total", 5)
+            run(server, "first", 3)
+            list(server.stream_infer("count", {"IN": np.concatenate([[3], large]).astype("f4")}, timeout_s=30))
+            refused(server, "self", 1)
+            refused(server, "to_missing", 1)
+
+    def open_files() -> int:
+        this = psutil.Process()
+        return this.num_fds() + sum(child.num_fds() for child in this.children())
+
+    async def tasks() -> int:
+        return len(asyncio.all_tasks())
+
+    work(5)
+    files, running = open_files(), server._call(lambda _: tasks())
+    work(15)
+    assert open_files() <= files + 2
+    assert server._call(lambda _: tasks()) <= running
+    parts = server._running()
+    assert len(parts._backends.calls) == 0
+    for loaded in parts._lifecycle.loaded():
+        assert loaded.runner.in_flight == 0
