@@ -595,3 +595,18 @@ def test_a_large_binary_response_is_written_in_parts() -> None:
 
     json_size = int(response.headers["inference-header-content-length"])
     assert response.body[json_size:] == array.tobytes()
+
+
+def test_the_second_response_of_a_request_is_refused_and_cancels_it() -> None:
+    bench = Bench()
+    bench.engine.hold = True
+    bench.client.send(infer("a"))
+    (ticket,) = bench.engine.tickets
+    response = InferResponse("identity", "1", "a", [])
+
+    ticket.answer(response, False)
+    assert bench.client.responses == []
+    ticket.answer(response, False)
+
+    assert ticket.cancelled
+    assert [r.status for r in bench.client.responses] == [501]
