@@ -127,14 +127,14 @@ def test_a_branch_waits_for_a_tensor_from_around_it() -> None:
     flow, started = begin(graph, "d slow")
     root = branch_of(started[0])
 
-    assert flow.respond(root, 1, {"b": "B"}, True) == []
-    (third,) = flow.respond(root, 0, {"slow": "S"}, True)
-    assert runs([third]) == [2]
+    assert flow.respond(root, 1, {"b": "B"}, False) == []
+    assert flow.respond(root, 1, {"b": "B2"}, False) == []
+    third, other = flow.respond(root, 0, {"slow": "S"}, True)
+    assert runs([third, other]) == [2, 2]
     (fourth,) = flow.respond(branch_of(third), 2, {"c": "C"}, True)
-    respond, finish = flow.respond(branch_of(fourth), 3, {"d": "D"}, True)
+    (respond,) = flow.respond(branch_of(fourth), 3, {"d": "D"}, True)
 
     assert (flow.read(branch_of(respond), "d"), flow.read(branch_of(respond), "slow")) == ("D", "S")
-    assert finish == Finish()
 
 
 def test_decoupled_steps_may_follow_each_other() -> None:

@@ -159,34 +159,31 @@ class EnsembleCall:
                 self._deliver(response, False)
 
     def _carry_out(self, command: Command) -> None:
-        match command:
-            case Run(number, branch):
-                self._run(number, branch)
-            case Respond(branch):
-                response = self._response(branch)
-                if self._unsent is not None:
-                    self._deliver(self._unsent, False)
-                self._unsent = response
-            case Finish():
-                self._runner.succeeded(self, self._queue_ns, self._compute_ns)
-                last, self._unsent = self._unsent, None
-                self._end(last)
-            case Stuck(number, tensor):
-                self._fail_step(
-                    self._route.steps[number],
-                    internal(
-                        "unexpected deadlock, at least one output is not set while no more ensemble steps can be made: "
-                        f"the response lacks the output for ensemble tensor '{tensor}'"
-                    ),
-                )
-            case Overflow(number):
-                error = unavailable(
-                    f"{HELD_RESPONSES_MAX} responses wait for the steps that follow",
-                    hint="raise max_inflight_requests of the ensemble, or let the model wait between responses",
-                )
-                self._fail_step(self._route.steps[number], error)
-            case _:
-                assert_never(command)
+        if isinstance(command, Run):
+            self._run(command.step, command.branch)
+        elif isinstance(command, Respond):
+            response = self._response(command.branch)
+            if self._unsent is not None:
+                self._deliver(self._unsent, False)
+            self._unsent = response
+        elif isinstance(command, Finish):
+            self._runner.succeeded(self, self._queue_ns, self._compute_ns)
+            last, self._unsent = self._unsent, None
+            self._end(last)
+        elif isinstance(command, Stuck):
+            error = internal(
+                "unexpected deadlock, at least one output is not set while no more ensemble steps can be made: "
+                f"the response lacks the output for ensemble tensor '{command.tensor}'"
+            )
+            self._fail_step(self._route.steps[command.step], error)
+        elif isinstance(command, Overflow):
+            error = unavailable(
+                f"{HELD_RESPONSES_MAX} responses wait for the steps that follow",
+                hint="raise max_inflight_requests of the ensemble, or let the model wait between responses",
+            )
+            self._fail_step(self._route.steps[command.step], error)
+        else:
+            assert_never(command)
 
     def _run(self, number: int, branch: Branch[Tensor]) -> None:
         request, flow = self.request, self._flow
@@ -203,7 +200,7 @@ class EnsembleCall:
                 step.sequence = value.sequence
         correlation_id, flags = step.sequence or (request.correlation_id, request.flags)
         self._running.add(step)
-        step.ticket = self._runner.infer(
+        ticket = self._runner.infer(
             InferRequest(
                 route.model_name,
                 inputs,
@@ -221,7 +218,9 @@ class EnsembleCall:
             step.reply,
         )
         if self._is_done:  # the caller left while the step was being started
-            step.ticket.cancel()
+            ticket.cancel()
+        else:
+            step.ticket = ticket
 
     def _take(self, step: StepCall, outcome: Outcome, final: bool) -> list[Command]:
         """Take in an outcome of a step and return what follows."""
@@ -240,6 +239,7 @@ class EnsembleCall:
                 values = self._with_sequence(values, outcome.parameters, step)
         if final:
             self._running.discard(step)
+            step.ticket = None  # it refers to this step's reply: what is over is freed without the collector
             if step.record is not None:
                 self._queue_ns += step.record.queue_ns
                 self._compute_ns += step.record.compute_ns
@@ -287,8 +287,9 @@ class EnsembleCall:
         self._inbox.clear()
         running, self._running = self._running, set()
         for step in running:
-            if step.ticket is not None:
-                step.ticket.cancel()
+            ticket, step.ticket = step.ticket, None
+            if ticket is not None:
+                ticket.cancel()
         self._runner.ended(self)
         if self._unsent is not None:
             self._deliver(self._unsent, False)

@@ -98,7 +98,7 @@ class Flow(Generic[V]):
     """
 
     __slots__ = (
-        *("_branches_max", "_commands", "_due", "_has_absent", "_held"),
+        *("_blocked", "_branches_max", "_commands", "_due", "_has_absent", "_held"),
         *("_is_over", "_left_out", "_line", "_plan", "_root"),
     )
 
@@ -112,6 +112,7 @@ class Flow(Generic[V]):
         self._line: deque[Branch[V]] = deque()  # branches that will respond, in the order in which they were opened
         self._held: dict[int, _Held[V]] = {}
         self._due: deque[tuple[Branch[V], int, Mapping[str, V]]] = deque()  # held responses whose turn has come
+        self._blocked: list[tuple[Branch[V], int]] = []  # steps that cannot run
         self._is_over = False
 
     def start(self, values: Mapping[str, V]) -> list[Command]:
@@ -152,8 +153,14 @@ class Flow(Generic[V]):
         return None if isinstance(value, _Absent) else value
 
     def _taken(self) -> list[Command]:
-        while self._due and not self._is_over:
-            self._open(*self._due.popleft())
+        while (self._due or self._blocked) and not self._is_over:
+            if self._due:
+                self._open(*self._due.popleft())
+            else:
+                branch, step = self._blocked.pop()
+                for tensor in self._plan.gives[step]:
+                    self._settle(branch, tensor, _ABSENT)
+                self._closed_one(branch)
         commands = self._commands
         self._commands = []
         return commands
@@ -201,34 +208,30 @@ class Flow(Generic[V]):
         self._closed_one(branch)
 
     def _settle(self, branch: Branch[V], tensor: str, value: V | _Absent) -> None:
-        """A tensor has come, or will not come; likewise whatever follows from that at once."""
-        todo: list[tuple[str, V | _Absent]] = [(tensor, value)]
-        while todo:
-            name, settled = todo.pop()
-            branch.values[name] = settled
-            for step in branch.level.readers.get(name, ()):
-                todo.extend((given, _ABSENT) for given in self._count(branch, step))
-            if branch.awaited:
-                for inner, step in branch.awaited.pop(name, ()):
-                    for given in self._count(inner, step):
-                        self._settle(inner, given, _ABSENT)
+        """A tensor has come, or will not come."""
+        branch.values[tensor] = value
+        for step in branch.level.readers.get(tensor, ()):
+            self._count(branch, step)
+        if branch.awaited:
+            for inner, step in branch.awaited.pop(tensor, ()):
+                self._count(inner, step)
 
-    def _count(self, branch: Branch[V], step: int) -> tuple[str, ...]:
-        """One tensor fewer to wait for. Return the tensors that will not come because of that."""
-        branch.waits[step] -= 1
-        return self._ready(branch, step) if not branch.waits[step] else ()
+    def _count(self, branch: Branch[V], step: int) -> None:
+        """A step has one tensor fewer to wait for."""
+        left = branch.waits[step] = branch.waits[step] - 1
+        if not left:
+            self._ready(branch, step)
 
-    def _ready(self, branch: Branch[V], step: int) -> tuple[str, ...]:
+    def _ready(self, branch: Branch[V], step: int) -> None:
         """Every tensor that a step reads is settled."""
         if self._is_over:
-            return ()
+            return
         if self._has_absent and any(self._value(branch, t) is _ABSENT for t in self._plan.needs[step]):
             if step == SINK or self._plan.graph.steps[step].is_decoupled:
                 self._end(Stuck(*self._left_out))
-                return ()
-            self._closed_one(branch)
-            return self._plan.gives[step]
-        if step != SINK:
+            else:
+                self._blocked.append((branch, step))
+        elif step != SINK:
             self._commands.append(Run(step, branch))
         elif branch.step is None:
             self._commands.append(Respond(branch))
@@ -236,7 +239,6 @@ class Flow(Generic[V]):
         else:
             branch.answered = True
             self._release()
-        return ()
 
     def _value(self, branch: Branch[V], tensor: str) -> V | _Absent:
         depth = self._plan.depth_of[tensor]
