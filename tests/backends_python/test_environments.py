@@ -1,5 +1,6 @@
 """Environments of Python models: prepared ones, archives, and those built from a requirements.txt. All offline."""
 
+import ast
 import asyncio
 import gzip
 import io
@@ -22,12 +23,13 @@ from charonia.backends.python import environment_cache as cache_module
 from charonia.backends.python.backend import PythonBackend
 from charonia.backends.python.build import requirements_key
 from charonia.backends.python.command import CommandError, run_command
-from charonia.backends.python.environment import environment_of
+from charonia.backends.python.environment import PYTHON_MIN, environment_of
 from charonia.config.kinds import InstanceKind
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError
 from charonia.testing.python_model import Loaded, config, request, write
 
+WORKER = Path(build_module.__file__).parent / "worker"
 SITE_PACKAGES = str(Path(np.__file__).parents[1])
 
 WHERE = """
@@ -501,3 +503,11 @@ def test_a_command_has_a_time_limit() -> None:
         asyncio.run(run_command(["sh", "-c", "echo begun; sleep 60"], limit_s=0.2))
 
     assert caught.value.output == "begun"
+
+
+# -- workers
+
+
+@pytest.mark.parametrize("path", sorted(WORKER.glob("*.py")), ids=lambda path: path.name)
+def test_what_runs_in_environments_is_written_for_the_oldest_python(path: Path) -> None:
+    ast.parse(path.read_text(encoding="utf-8"), feature_version=PYTHON_MIN)
