@@ -11,7 +11,7 @@ from charonia.backends.python.calls import ModelCalls, Work
 from charonia.config.model import ModelConfig, TransactionPolicy
 from charonia.core.caller import CallFrame
 from charonia.core.calls import Outcome, Reply
-from charonia.core.errors import Code, ServingError, not_found
+from charonia.core.errors import Code, ServingError, internal, not_found
 from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse
 from charonia.engine.clock import now_ns
@@ -243,6 +243,43 @@ def test_calls_are_given_up_alone_with_their_batch_or_all_at_once() -> None:
         assert [t.cancelled for t in models.tickets] == [True, True, False, False, False]
         calls.cancel_all()
         assert all(o.error.code is Code.CANCELLED for o in outcomes)
+        assert len(calls) == 0
+
+    run(scenario)
+
+
+def test_a_call_that_is_given_up_ends_with_the_reason() -> None:
+    async def scenario() -> None:
+        models, outcomes = Models(), Outcomes()
+        calls = ModelCalls(models, OUTSIDE)
+        calls.start(1, request("many"), outcomes, allows_decoupled=True)
+        calls.fail(1, internal("too fast"))
+        calls.fail(1, internal("over"))
+        assert outcomes.error.message == "too fast"
+        assert models.tickets[0].cancelled
+
+    run(scenario)
+
+
+def test_a_call_may_be_given_up_in_the_middle_of_its_first_response() -> None:
+    async def scenario() -> None:
+        models = Models()
+        calls = ModelCalls(models, OUTSIDE)
+        came: list[tuple[Outcome, bool]] = []
+
+        def reply(outcome: Outcome, final: bool) -> None:
+            came.append((outcome, final))
+            if not final:
+                calls.fail(1, internal("too fast"))
+
+        def infer(request: InferRequest, reply: Reply) -> FakeTicket:
+            ticket = FakeTicket(request, reply)
+            ticket.answer(answer(), False)
+            return ticket
+
+        models.infer = infer  # type: ignore[method-assign] # this model answers at once
+        calls.start(1, request("many"), reply, allows_decoupled=True)
+        assert [final for _, final in came] == [False, True]
         assert len(calls) == 0
 
     run(scenario)

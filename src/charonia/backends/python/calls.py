@@ -43,7 +43,7 @@ class Work:
 class _OpenCall:
     """A call that is not over; also its reply."""
 
-    __slots__ = ("calls", "is_late", "is_over", "key", "reply", "request", "sink", "ticket", "timer")
+    __slots__ = ("calls", "error", "is_over", "key", "reply", "request", "sink", "ticket", "timer")
 
     def __init__(
         self, calls: "ModelCalls", key: int, request: InferRequest, reply: Reply, sink: BatchSink | None
@@ -56,7 +56,7 @@ class _OpenCall:
         self.ticket: Ticket | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.is_over = False
-        self.is_late = False
+        self.error: ServingError | None = None  # why it was given up
 
     def take(self, outcome: Outcome, final: bool) -> None:
         if self.is_over:
@@ -67,19 +67,21 @@ class _OpenCall:
             self.calls._closed(self)
             if self.timer is not None:
                 self.timer.cancel()
-            if self.is_late:
-                outcome = unavailable(
-                    f"Request timeout expired: model '{self.request.model_name}' has not answered in time"
-                )
+            if self.error is not None:
+                outcome = self.error
         self.reply(outcome, final)
 
     def cancel(self) -> None:
         if self.ticket is not None:
             self.ticket.cancel()
 
-    def expire(self) -> None:
-        self.is_late = True
+    def fail(self, error: ServingError) -> None:
+        self.error = error
         self.cancel()
+
+    def expire(self) -> None:
+        name = self.request.model_name
+        self.fail(unavailable(f"Request timeout expired: model '{name}' has not answered in time"))
 
 
 class ModelCalls:
@@ -130,12 +132,20 @@ class ModelCalls:
         ticket = models.infer(request, call.take)
         if not call.is_over:
             call.ticket = ticket
+            if call.error is not None:
+                call.cancel()
 
     def cancel(self, key: int) -> None:
         """The model no longer waits for a call. Ignored for one that is over."""
         call = self._open.get(key)
         if call is not None:
             call.cancel()
+
+    def fail(self, key: int, error: ServingError) -> None:
+        """Give a call up: its last outcome is this error. Ignored for one that is over."""
+        call = self._open.get(key)
+        if call is not None:
+            call.fail(error)
 
     def cancel_batch(self, sink: BatchSink) -> None:
         """Nobody waits for any request of a batch any more."""

@@ -140,6 +140,11 @@ class WorkerProcess:
         """Process id."""
         return self._process.pid
 
+    @property
+    def unsent(self) -> int:
+        """Number of pieces of messages that wait for the worker to read."""
+        return len(self._unsent)
+
     def resident_bytes(self) -> int:
         """Return the resident memory of the process."""
         try:

@@ -23,6 +23,9 @@ _log = logging.getLogger(__name__)
 CONTROLS_OPEN_MAX = 64
 """Most questions about models that one instance has open: loads and unloads that are under way."""
 
+REPLIES_UNSENT_MAX = 65_536
+"""Pieces of messages that wait for a worker to read before calls that get further responses are given up."""
+
 
 @dataclass(frozen=True, slots=True)
 class Server:
@@ -194,7 +197,10 @@ class WorkerServices(ModelServices):
         link.given_back(released, dropped)
 
         def reply(outcome: Outcome, final: bool) -> None:
-            _send_outcome(link, call, outcome, final)
+            if not final and link.process.unsent > REPLIES_UNSENT_MAX:
+                self.calls.fail(call, unavailable(f"the responses of model '{model}' were not read fast enough"))
+            else:
+                _send_outcome(link, call, outcome, final)
 
         if not is_ready:
             reply(unavailable("BLS is only supported during the 'execute' function."), True)
