@@ -1,6 +1,8 @@
 """Requests of an ensemble over models that answer when the test says so."""
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -551,7 +553,6 @@ def test_draining_waits_for_what_is_in_flight_and_refuses_the_rest() -> None:
 
         assert caller.response.outputs[0].array is ONE
         assert late.error.code is Code.UNAVAILABLE
-        assert runner.pending == 0
 
     asyncio.run(scenario())
 
@@ -565,6 +566,21 @@ def test_what_is_in_flight_when_the_time_is_up_gets_the_reason() -> None:
 
     assert caller.error.message == "exit timeout expired"
     assert models.tickets[0].is_cancelled
+
+
+def test_what_is_over_is_freed_without_the_collector() -> None:
+    models = Models(lambda _: {"OUT": np.ones(2, "<f4")})
+    runner = ensemble(models, chain("a", "b"), [model("a"), model("b")])
+    caller = Caller()
+    gc.collect()
+    gc.disable()
+    try:
+        runner.submit(request(), caller)
+        seen = weakref.ref(models.tickets[1].request.inputs["IN"].array)
+        models.tickets.clear()
+        assert seen() is None
+    finally:
+        gc.enable()
 
 
 def test_new_models_are_for_new_requests() -> None:

@@ -349,9 +349,8 @@ class EnsembleRunner:
         self._admission = Admission(wiring.config)
 
     @property
-    def pending(self) -> int:
-        """0: what waits, waits for the models of the steps."""
-        return 0
+    def pending(self) -> None:
+        """None: what waits, waits for the models of the steps, and is counted there."""
 
     @property
     def in_flight(self) -> int:

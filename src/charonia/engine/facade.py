@@ -39,7 +39,7 @@ class ModelEngine:
         strict_readiness: bool = True,
     ) -> None:
         self._lifecycle = lifecycle
-        lifecycle.infer = self.infer
+        lifecycle.ensembles.infer = self.infer
         self._routes = lifecycle.routes
         self._metadata = metadata
         self._strict_readiness = strict_readiness

@@ -20,17 +20,14 @@ from charonia.config.json_form import from_json
 from charonia.config.model import ModelConfig
 from charonia.config.platforms import ENSEMBLE
 from charonia.config.server import ControlMode
-from charonia.core.calls import Reply, Ticket
 from charonia.core.errors import Code, ServingError, internal, invalid, unavailable
 from charonia.core.metadata import ModelIndexEntry, ModelState
-from charonia.core.request import InferRequest
 from charonia.engine.backends import Backends
-from charonia.engine.composition import Composition, Members, cycle, dependents, wire
+from charonia.engine.composition import Composition
 from charonia.engine.configure import Configured, ConfigureOptions, configure
-from charonia.engine.ensemble import EnsembleRunner, Infer
+from charonia.engine.ensembles import Ensembles
 from charonia.engine.entries import AMBIGUOUS, UNLOADED, ModelEntry, VersionEntry, index_of
 from charonia.engine.loader import LoadedVersion, Runner, load_version
-from charonia.engine.wiring import Wiring
 from charonia.repository.labels import read_labels
 from charonia.repository.overrides import remove_override, write_override
 from charonia.repository.scan import ModelFolder, Scan, scan
@@ -69,13 +66,13 @@ class Lifecycle:
     Attributes:
         models: Every model that was ever asked for, by name.
         routes: Runner by model name and version as text, "" for the highest that is ready. Read by the request path.
-        infer: What runs the steps of ensembles: the engine sets it.
+        ensembles: Those among them that are made of others.
     """
 
     def __init__(self, options: LifecycleOptions, backends: Backends) -> None:
         self.models: dict[str, ModelEntry] = {}
         self.routes: dict[tuple[str, str], Runner] = {}
-        self.infer: Infer = _no_engine
+        self.ensembles = Ensembles(self.models, self._route, lambda loaded: self._retire(loaded, None))
         self._options = options
         self._backends = backends
         self._loaders = asyncio.Semaphore(options.load_threads)
@@ -83,7 +80,6 @@ class Lifecycle:
         self._retiring_runners: set[Runner] = set()
         self._loads: dict[str, asyncio.Task[None]] = {}  # those under way, by model
         self._asked: set[str] = set()  # models that were asked for; others were loaded for an ensemble
-        self._members = Members(self._answering, self._why_not)
         self._watch = Watch()
 
     async def load_at_start(self, names: Sequence[str]) -> list[str]:
@@ -221,7 +217,7 @@ class Lifecycle:
         try:
             await self._load_alone(model, folder, override, override_path=override_path)
         finally:
-            self._follow(name)
+            self.ensembles.follow(name)
 
     async def _load_alone(
         self, model: ModelEntry, folder: ModelFolder, override: ModelConfig | None, *, override_path: Path | None
@@ -282,7 +278,7 @@ class Lifecycle:
         _log.info("loading: %s:%d", model.name, version)
         try:
             if model.composition is not None:
-                loaded = self._compose(version, wire(model.composition, self._members))
+                loaded = self.ensembles.load(model.composition, version)
             else:
                 async with self._loaders:
                     loaded = await load_version(
@@ -325,11 +321,9 @@ class Lifecycle:
             model.composition = None
             return
         labels = await asyncio.to_thread(read_labels, folder, config)
-        composition = model.composition = Composition(config, configured.versions, labels)
-        circle = cycle(model.name, self._compositions())
-        if circle:
-            raise invalid(f"circular dependency between ensembles: {' -> '.join(circle)}")
-        missing = [name for name in composition.models if not self._is_loaded(name) and name not in self._loads]
+        composition = Composition(config, configured.versions, labels)
+        self.ensembles.note(model, composition)
+        missing = [name for name in self.ensembles.missing(composition) if name not in self._loads]
         if missing and self._options.control_mode is ControlMode.EXPLICIT:
             found = await asyncio.to_thread(scan, self._options.repositories, fingerprints=False)
             for name in missing:
@@ -339,72 +333,13 @@ class Lifecycle:
         if waited:
             await asyncio.wait(waited)
 
-    def _follow(self, name: str) -> None:
-        """Bring up to date the ensembles that contain a model, and the model itself where it is one."""
-        for ensemble in (name, *dependents(name, self._compositions())):
-            model = self.models.get(ensemble)
-            # One that is being loaded looks for itself when it is.
-            if model is None or model.composition is None or model.lock.locked():
-                continue
-            try:
-                wiring = wire(model.composition, self._members)
-            except ServingError as error:
-                self._take_down(model, model.composition, str(error))
-            else:
-                self._rewire(model, model.composition, wiring)
-
-    def _rewire(self, model: ModelEntry, composition: Composition, wiring: Wiring) -> None:
-        model.failure = ""
-        for version in composition.versions:
-            entry = model.versions.setdefault(version, VersionEntry())
-            if entry.loaded is not None and isinstance(entry.loaded.runner, EnsembleRunner):
-                entry.loaded.runner.rewire(wiring)
-                entry.loaded = LoadedVersion(entry.loaded.runner, None, wiring.labels)
-            else:
-                entry.loaded, entry.state, entry.reason = self._compose(version, wiring), ModelState.READY, ""
-                _log.info("ensemble '%s' version %d is ready: its models are there", model.name, version)
-        self._route(model)
-
-    def _take_down(self, model: ModelEntry, composition: Composition, reason: str) -> None:
-        """An ensemble cannot answer any more, or still not."""
-        if model.failure:
-            return
-        for version in composition.versions:
-            entry = model.versions.setdefault(version, VersionEntry())
-            if entry.loaded is not None:
-                _log.warning("ensemble '%s' version %d is unavailable: %s", model.name, version, reason)
-                self._retire(entry.loaded, None)
-            entry.loaded, entry.state, entry.reason = None, ModelState.UNAVAILABLE, reason
-        self._route(model)
-
-    def _compose(self, version: int, wiring: Wiring) -> LoadedVersion:
-        return LoadedVersion(EnsembleRunner(str(version), wiring, self.infer), None, wiring.labels)
-
-    def _compositions(self) -> dict[str, Composition]:
-        return {name: model.composition for name, model in self.models.items() if model.composition is not None}
-
-    def _is_loaded(self, name: str) -> bool:
-        model = self.models.get(name)
-        return model is not None and model.is_loaded
-
-    def _answering(self, name: str, version: int) -> LoadedVersion | None:
-        """Return a version that answers; 0 for the highest."""
-        model = self.models.get(name)
-        loaded = {v: entry.loaded for v, entry in model.versions.items()} if model is not None else {}
-        return loaded.get(version or max((v for v, there in loaded.items() if there is not None), default=0))
-
-    def _why_not(self, name: str) -> str | None:
-        """Return why a model could not be loaded, "" where nothing is known, None where there is no such model."""
-        model = self.models.get(name)
-        return None if model is None or model.failure.startswith(AMBIGUOUS) else model.problem
-
     async def _forget(self, model: ModelEntry, failure: str = "") -> "list[asyncio.Task[None]]":
         """Unload a model that nobody asks for any more, and return what is under way for that."""
         async with model.lock:
             model.composition = None
             retirements = self._unload(model, set(model.versions))
             model.failure = failure
-        self._follow(model.name)
+        self.ensembles.follow(model.name)
         return retirements
 
     async def _unload_steps(self, composition: Composition, retirements: "list[asyncio.Task[None]]") -> None:
@@ -413,8 +348,7 @@ class Lifecycle:
             await asyncio.wait(retirements)
         for name in composition.models:
             model = self.models.get(name)
-            needed = any(name in other.models for other in self._compositions().values())
-            if model is not None and name not in self._asked and not needed:
+            if model is not None and name not in self._asked and not self.ensembles.needs(name):
                 nested = model.composition
                 retired = await self._forget(model)
                 if nested is not None:
@@ -469,10 +403,6 @@ class Lifecycle:
         if model.override is not None and not any(v.loaded for v in model.versions.values()):
             override, model.override = model.override, None
             await asyncio.to_thread(remove_override, override)
-
-
-def _no_engine(request: InferRequest, reply: Reply) -> Ticket:
-    raise RuntimeError(f"there is no engine to run {request}")
 
 
 def _reason(error: BaseException) -> str:

@@ -32,8 +32,8 @@ class Runner(Protocol):
     meter: Meter
 
     @property
-    def pending(self) -> int:
-        """Number of requests that wait for an instance."""
+    def pending(self) -> int | None:
+        """Number of requests that wait for an instance, None where there are none to wait for."""
         ...
 
     @property

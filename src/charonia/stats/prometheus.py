@@ -37,11 +37,14 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class ModelSample:
-    """What a scrape sees of one model version: its meter, its tags, how many requests wait, and its workers."""
+    """What a scrape sees of one model version: its meter, its tags, how many requests wait, and its workers.
+
+    Of an ensemble nothing waits but for the models of its steps: `pending` is None.
+    """
 
     meter: Meter
     tags: Mapping[str, str]
-    pending: int
+    pending: int | None
     workers: Sequence[WorkerState] = ()
 
 
@@ -139,7 +142,7 @@ def render(models: Sequence[ModelSample], machine: Machine | None = None, custom
         "nv_inference_pending_request_count",
         "gauge",
         "Requests that wait for an instance",
-        ((labels, sample.pending) for labels, sample in labelled),
+        ((labels, sample.pending) for labels, sample in labelled if sample.pending is not None),
     )
     _family(
         lines,
