@@ -89,11 +89,16 @@ class ModelRunner:
     def finalize(self) -> None:
         """Let the model finalize."""
         self._binding.is_serving = False
-        if self._model is not None and hasattr(self._model, "finalize"):
-            self._model.finalize()
-        for loop in (self._background, self._loop):
+        try:
+            if self._model is not None and hasattr(self._model, "finalize"):
+                self._model.finalize()
+        finally:
+            loop, self._loop = self._loop, None
             if loop is not None:
-                loop.call_soon_threadsafe(loop.stop)
+                _close(loop)
+            background, self._background = self._background, None
+            if background is not None:
+                background.call_soon_threadsafe(background.stop)
 
     def readiness(self) -> bool | str:
         """Return what the model's `is_ready` says, or in words why it says nothing; True where it has none."""
@@ -214,7 +219,7 @@ class ModelRunner:
             request.get_response_sender()
         if self._background is None:
             self._background = asyncio.new_event_loop()
-            threading.Thread(target=self._background.run_forever, name="execute", daemon=True).start()
+            threading.Thread(target=_run, args=(self._background,), name="execute", daemon=True).start()
         asyncio.run_coroutine_threadsafe(self._watched(batch, requests, coroutine), self._background)
 
     async def _watched(
@@ -226,6 +231,21 @@ class ModelRunner:
             for index, result in enumerate(self._failed(requests, error)):
                 if result is not None:
                     self._host.respond(batch, index, result, True)
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    loop.run_forever()
+    _close(loop)
+
+
+def _close(loop: asyncio.AbstractEventLoop) -> None:
+    """Cancel what the model has left behind in a loop, and close it."""
+    left = asyncio.all_tasks(loop)
+    for task in left:
+        task.cancel()
+    if left:
+        loop.run_until_complete(asyncio.wait(left))
+    loop.close()
 
 
 _NO_SENDER = "'execute' returned None for the request, whose response sender it has not asked for"

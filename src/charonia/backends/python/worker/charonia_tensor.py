@@ -16,6 +16,8 @@ else:  # siblings of the worker's script; the package is not there
     from charonia_errors import TritonModelException
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from charonia.backends.python.worker.charonia_datatypes import Array
 
 
@@ -86,7 +88,7 @@ class Tensor:
 
     def __dlpack__(
         self, *, stream: object = None, max_version: object = None, dl_device: object = None, copy: bool | None = None
-    ) -> object:
+    ) -> Any:
         if self._datatype == "BYTES":
             raise TritonModelException(f"Tensor '{self._name}': strings cannot be exchanged by dlpack")
         if dl_device not in (None, dlpack.CPU):
