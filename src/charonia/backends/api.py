@@ -121,6 +121,7 @@ class BatchSink(Protocol):
         ...
 
 
+@runtime_checkable
 class AsyncInstance(Protocol):
     """An instance that computes elsewhere."""
 

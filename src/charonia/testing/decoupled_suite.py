@@ -1,0 +1,209 @@
+"""What a backend has to do that runs models with the decoupled transaction policy, as tests.
+
+Beside `charonia.testing.backend_suite`, in the same way: derive `DecoupledSuite` and say in a fixture `decoupled_case`
+what to run it on.
+"""
+# ruff: noqa: D102 the names of the tests are sentences
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from charonia.backends.api import AsyncInstance, Backend, BackendSettings, ModelFiles, Outputs, Result
+from charonia.config.model import ModelConfig
+from charonia.core.caller import CallFrame
+from charonia.core.errors import ServingError
+from charonia.core.request import InferRequest
+from charonia.testing.backend_suite import PLACEMENT, TIMEOUT_S
+
+
+@dataclass(frozen=True, slots=True)
+class DecoupledCase:
+    """A backend and a decoupled model to try it on.
+
+    Attributes:
+        make: Makes the backend.
+        files: Where the model lies.
+        config: Its complete configuration.
+        request: Makes a request that gets this many responses, none of which is an error.
+        failing_request: Makes a request whose last outcome is an error; None where there is none.
+        settings: Settings of the backend.
+    """
+
+    make: Callable[[], Backend]
+    files: ModelFiles
+    config: ModelConfig
+    request: Callable[[int], InferRequest]
+    failing_request: Callable[[], InferRequest] | None = None
+    settings: BackendSettings = field(default_factory=BackendSettings)
+
+
+class StreamSink:
+    """A `BatchSink` that takes any number of responses and checks the rules of one.
+
+    Attributes:
+        outputs: What each request was answered with, in order.
+        over: Of each request, whether it has its last outcome.
+        finished: Done when the instance is idle again; whether it has left requests open.
+        ended: Done when every request is over.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.outputs: list[list[Result]] = [[] for _ in range(count)]
+        self.over = [False] * count
+        self.cancelled = [False] * count
+        self.finished: asyncio.Future[bool] = self._loop.create_future()
+        self.ended: asyncio.Future[None] = self._loop.create_future()
+
+    def respond(self, index: int, result: Result | None, final: bool) -> None:
+        """Take a response."""
+        assert asyncio.get_running_loop() is self._loop, "respond: not on the event loop's thread"
+        assert final or result is not None, "respond: a response that is not final needs a result"
+        if self.cancelled[index]:
+            return
+        assert not self.over[index], "respond: a response after the last one"
+        if result is not None:
+            self.outputs[index].append(result)
+        self._note(index, final)
+
+    def finish(
+        self, input_end_ns: int, output_start_ns: int, error: ServingError | None = None, *, leaves_open: bool = False
+    ) -> None:
+        """Take the end of the batch."""
+        assert input_end_ns <= output_start_ns
+        if not leaves_open:
+            for index, is_over in enumerate(self.over):
+                if not is_over:
+                    assert error is not None, "finish: a request has no last response, and is not left open"
+                    self.outputs[index].append(error)
+                    self._note(index, True)
+        self.finished.set_result(leaves_open)
+
+    def is_cancelled(self, index: int) -> bool:
+        """Return whether the test has cancelled the request, or it is over."""
+        return self.cancelled[index] or self.over[index]
+
+    def frame(self) -> CallFrame:
+        """Return a frame of the suite's instance."""
+        return CallFrame("m", "1", PLACEMENT.name)
+
+    def cancel(self, instance: AsyncInstance, index: int) -> None:
+        """Leave, as a caller does."""
+        self.cancelled[index] = True
+        self._note(index, True)
+        instance.cancel(self, index)
+
+    def _note(self, index: int, final: bool) -> None:
+        self.over[index] = self.over[index] or final
+        if all(self.over) and not self.ended.done():
+            self.ended.set_result(None)
+
+
+def begin(instance: AsyncInstance, requests: Sequence[InferRequest]) -> StreamSink:
+    """Hand over a batch."""
+    sink = StreamSink(len(requests))
+    instance.start(requests, sink)
+    return sink
+
+
+async def ended(*sinks: StreamSink) -> None:
+    """Return when all requests are over and the instance is idle."""
+    for sink in sinks:
+        await asyncio.wait_for(sink.finished, TIMEOUT_S)
+        await asyncio.wait_for(sink.ended, TIMEOUT_S)
+
+
+@asynccontextmanager
+async def _instance(case: DecoupledCase) -> AsyncIterator[AsyncInstance]:
+    backend = case.make()
+    model = await backend.load(case.files, case.config, case.settings)
+    instance = await model.create_instance(PLACEMENT)
+    assert isinstance(instance, AsyncInstance), "an instance that answers more than once is asynchronous"
+    try:
+        yield instance
+    finally:
+        await instance.aclose()
+        await model.aclose()
+        await backend.aclose()
+
+
+def _run(test: Coroutine[object, object, None]) -> None:
+    asyncio.run(test)
+
+
+class DecoupledSuite:
+    """The tests. A derived class has a fixture `decoupled_case`."""
+
+    @pytest.mark.parametrize("counts", [[0], [1], [5], [0, 3, 1], [2, 2, 2, 2]])
+    def test_each_request_gets_its_responses_and_then_its_end(
+        self, decoupled_case: DecoupledCase, counts: Sequence[int]
+    ) -> None:
+        async def test() -> None:
+            async with _instance(decoupled_case) as instance:
+                sink = begin(instance, [decoupled_case.request(count) for count in counts])
+                await ended(sink)
+            assert [len(outputs) for outputs in sink.outputs] == list(counts)
+            assert all(isinstance(result, Outputs) for outputs in sink.outputs for result in outputs)
+
+        _run(test())
+
+    def test_batches_follow_one_another_while_requests_are_open(self, decoupled_case: DecoupledCase) -> None:
+        async def test() -> None:
+            async with _instance(decoupled_case) as instance:
+                sinks = [begin(instance, [decoupled_case.request(n), decoupled_case.request(1)]) for n in range(12)]
+                await ended(*sinks)
+            assert [[len(outputs) for outputs in sink.outputs] for sink in sinks] == [[n, 1] for n in range(12)]
+
+        _run(test())
+
+    def test_responses_stay_what_they_are(self, decoupled_case: DecoupledCase) -> None:
+        async def test() -> None:
+            async with _instance(decoupled_case) as instance:
+                first = begin(instance, [decoupled_case.request(4)])
+                await ended(first)
+                (kept,) = first.outputs
+                before = [t.array.copy() for r in kept if isinstance(r, Outputs) for t in r.tensors]
+                await ended(*[begin(instance, [decoupled_case.request(6)]) for _ in range(4)])
+            after = [t.array for r in kept if isinstance(r, Outputs) for t in r.tensors]
+            assert len(before) == len(after) >= 4
+            for old, new in zip(before, after, strict=True):
+                np.testing.assert_array_equal(old, new)
+
+        _run(test())
+
+    def test_a_request_that_fails_leaves_the_others_their_responses(self, decoupled_case: DecoupledCase) -> None:
+        if decoupled_case.failing_request is None:
+            pytest.skip("the model fails on nothing that its configuration allows")
+        requests = [decoupled_case.request(2), decoupled_case.failing_request(), decoupled_case.request(3)]
+
+        async def test() -> None:
+            async with _instance(decoupled_case) as instance:
+                sink = begin(instance, requests)
+                await ended(sink)
+            assert isinstance(sink.outputs[1][-1], ServingError)
+            assert [len(sink.outputs[index]) for index in (0, 2)] == [2, 3]
+
+        _run(test())
+
+    def test_callers_that_leave_disturb_nobody_else(self, decoupled_case: DecoupledCase) -> None:
+        async def test() -> None:
+            async with _instance(decoupled_case) as instance:
+                sink = begin(instance, [decoupled_case.request(50), decoupled_case.request(3)])
+                sink.cancel(instance, 0)
+                instance.cancel(sink, 0)
+                instance.cancel(StreamSink(1), 0)
+                await ended(sink)
+                assert len(sink.outputs[1]) == 3
+                late = begin(instance, [decoupled_case.request(2)])
+                await ended(late)
+                instance.cancel(late, 0)
+                again = begin(instance, [decoupled_case.request(2)])
+                await ended(again)
+            assert len(again.outputs[0]) == 2
+
+        _run(test())
