@@ -503,6 +503,53 @@ return [answer(np.array([sum(values)], np.float32))]
     run(scenario)
 
 
+def test_a_call_whose_responses_are_not_read_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thread_module, "RESPONSES_UNREAD_MAX", 3)
+    body = """
+responses = call(value_of(request)).exec(decoupled=True)
+time.sleep(0.1)
+*_, last = responses
+return [answer(np.array([last.error().message()], object))]
+"""
+
+    async def scenario() -> None:
+        models = FakeModels(responses=10, is_decoupled=True)
+        instance = await load(tmp_path, executing(body), settings=BackendSettings(models=models))
+        (text,) = array_of(await run_one(instance, request(ONE))).tolist()
+        assert text == b"the responses of model 'other' were not read fast enough"
+        await instance.aclose()
+
+    run(scenario)
+
+
+def test_a_sender_waits_while_the_event_loop_has_much_to_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thread_module, "RESPONSES_UNTAKEN_MAX", 2)
+    code = (
+        HEAD
+        + """
+    def execute(self, requests):
+        sender = requests[0].get_response_sender()
+        with open(__file__ + ".sent", "w") as file:
+            for number in range(20):
+                sender.send(answer(np.array([number], np.float32)))
+                print(number, file=file, flush=True)
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+    )
+
+    async def scenario() -> None:
+        instance = await load(tmp_path, code, in_thread(decoupled=True))
+        sink = Sink()
+        instance.start([request(ONE)], sink)
+        time.sleep(0.1)  # the event loop is held up
+        assert (tmp_path / "m" / "1" / "model.py.sent").read_text().split() == ["0", "1"]
+        await sink.is_final[0].wait()
+        assert len(sink.responses[0]) == 21
+        await instance.aclose()
+
+    run(scenario)
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [

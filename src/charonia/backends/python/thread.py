@@ -11,7 +11,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -38,6 +37,12 @@ _log = logging.getLogger(__name__)
 
 FINALIZE_S_MAX = 10.0
 """Time that a model has for `finalize`, and for what it still computes."""
+
+RESPONSES_UNREAD_MAX = 4096
+"""Responses to one call that the model has not read; with more the call is given up."""
+
+RESPONSES_UNTAKEN_MAX = 1024
+"""Responses through senders that the event loop has not taken; a thread that sends more waits."""
 
 _GONE = "the server has gone"
 
@@ -168,8 +173,16 @@ class ThreadInstance:
         """Make a call of the model."""
         handed = self._handed.get(call.batch)
         work = handed if handed is not None and not handed.is_done else None
-        reply = partial(_take_outcome, call)
-        self._services.calls.start(call.number, request, reply, work=work, allows_decoupled=call.decoupled)
+        calls = self._services.calls
+
+        def reply(outcome: Outcome, final: bool) -> None:
+            if not final and len(call.inbox.items) >= RESPONSES_UNREAD_MAX:
+                error = unavailable(f"the responses of model '{call.model_name}' were not read fast enough")
+                calls.fail(call.number, error)
+            else:
+                call.inbox.put((_response_of(outcome), final))
+
+        calls.start(call.number, request, reply, work=work, allows_decoupled=call.decoupled)
 
     def end(self, number: int) -> None:
         """The model gives a call up."""
@@ -271,12 +284,23 @@ class _ThreadHost:
         self.name = instance.name
         self._instance = instance
         self._numbers = itertools.count(1)
+        self._loop_thread = threading.get_ident()
+        self._room = threading.Semaphore(RESPONSES_UNTAKEN_MAX)
 
     def log(self, level: int, message: str, file: str, line: int) -> None:
         log_of_model(self.name, level, message, file, line)
 
     def respond(self, batch: Batch, index: int, result: Any, final: bool) -> None:
-        self._instance.tell(self._instance.respond, batch.number, index, result_of(result, self.name), final)
+        taken = result_of(result, self.name)
+        waits = threading.get_ident() != self._loop_thread  # which sends for senders that were dropped
+        if waits:
+            self._room.acquire()
+        self._instance.tell(self._take, batch.number, index, taken, final, waits)
+
+    def _take(self, number: int, index: int, result: Result | None, final: bool, has_waited: bool) -> None:
+        if has_waited:
+            self._room.release()
+        self._instance.respond(number, index, result, final)
 
     def poll(self) -> None:
         """Do nothing: the event loop notes cancellations itself."""
@@ -331,15 +355,16 @@ def result_of(result: tuple[Any, ...] | None, name: str) -> Result | None:
         return internal(f"a response of model '{name}' cannot be sent: {error}")
 
 
-def _take_outcome(call: Call, outcome: Outcome, final: bool) -> None:
-    response = None
+def _response_of(outcome: Outcome) -> InferenceResponse | None:
+    """Return the outcome of a call as the model reads it."""
+    if outcome is None:
+        return None
     if isinstance(outcome, ServingError):
         code, text = encode_error(outcome)
-        response = InferenceResponse(error=TritonError(text, code))
-    elif outcome is not None:
-        response = InferenceResponse([_shown(tensor) for tensor in outcome.outputs])
-        response._parameters = outcome.parameters or {}  # type: ignore[assignment] # as a worker gets them
-    call.inbox.put((response, final))
+        return InferenceResponse(error=TritonError(text, code))
+    response = InferenceResponse([_shown(tensor) for tensor in outcome.outputs])
+    response._parameters = outcome.parameters or {}  # type: ignore[assignment] # as a worker gets them
+    return response
 
 
 def _value(answer: Inbox[tuple[Any, ...]]) -> Any:
