@@ -3,20 +3,41 @@ from pathlib import Path
 import pytest
 
 from charonia.core.errors import Code, ServingError
-from charonia.demo.models import build_repository, content_type_labels, recognition_characters, shipped_file
+from charonia.demo.models import build_repository, content_type_labels
+from charonia.demo.shipped import shipped_file
 
 
-def test_the_repository_has_a_model_without_configuration_one_with_labels_and_one_in_python(tmp_path: Path) -> None:
+def test_the_repository_has_the_ocr_pipeline_a_model_with_labels_and_one_in_python(tmp_path: Path) -> None:
     build_repository(tmp_path)
 
     assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()} == {
+        "detection_preprocessing/config.pbtxt",
+        "detection_preprocessing/1/model.py",
+        "detection_preprocessing/1/picture.py",
+        "text_detection/config.pbtxt",
+        "text_detection/1/model.onnx",
+        "detection_postprocessing/config.pbtxt",
+        "detection_postprocessing/1/model.py",
+        "detection_postprocessing/1/boxes.py",
+        "detection_postprocessing/1/lines.py",
+        "angle_classification/config.pbtxt",
+        "angle_classification/1/model.onnx",
+        "text_recognition/config.pbtxt",
         "text_recognition/1/model.onnx",
+        "recognition_postprocessing/config.pbtxt",
+        "recognition_postprocessing/1/model.py",
+        "recognition_postprocessing/1/decoding.py",
+        "recognition_postprocessing/1/characters.txt",
+        "ocr/config.pbtxt",
+        "ocr_bls/config.pbtxt",
+        "ocr_bls/1/model.py",
         "content_type/config.pbtxt",
         "content_type/labels.txt",
         "content_type/1/model.onnx",
         "add_sub/config.pbtxt",
         "add_sub/1/model.py",
     }
+    assert (tmp_path / "ocr" / "1").is_dir()
 
 
 def test_building_it_again_changes_nothing(tmp_path: Path) -> None:
@@ -28,10 +49,12 @@ def test_building_it_again_changes_nothing(tmp_path: Path) -> None:
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
-def test_the_models_come_with_the_names_of_their_classes() -> None:
+def test_the_models_come_with_the_names_of_their_classes(tmp_path: Path) -> None:
+    build_repository(tmp_path)
+
+    characters = (tmp_path / "recognition_postprocessing" / "1" / "characters.txt").read_text(encoding="utf-8")
     assert {"python", "png", "onnx"} <= set(content_type_labels())
-    assert recognition_characters()[0] == ""
-    assert "A" in recognition_characters()
+    assert "A" in characters.split("\n")
 
 
 def test_a_package_that_is_missing_is_named_with_the_way_to_get_it() -> None:

@@ -12,14 +12,18 @@ from charonia.demo.process import free_ports, running_server
 TIMEOUT_S = 120
 
 
-def test_the_demo_reads_a_scanned_page_over_both_protocols_and_stops(tmp_path: Path) -> None:
+def test_the_demo_reads_its_pictures_in_every_way_and_stops(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "charonia", "demo", "--once", f"--repository={tmp_path / 'models'}"]
 
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
 
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("Region-based segmentation") == 2
-    assert done.stdout.count("page.png       png") == 2
+    assert "unambiguously as either object or background" in done.stdout
+    assert "Open daily" in done.stdout
+    assert done.stdout.count("all 6 ways below read the same") == 2
+    assert (tmp_path / "models" / "page_read.png").exists()
+    assert (tmp_path / "models" / "photo_read.png").exists()
+    assert done.stdout.count("labels.txt     csv") == 2
     assert done.stdout.count("= [11. 22. 33. 44.]") == 2
 
 

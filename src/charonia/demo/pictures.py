@@ -12,15 +12,16 @@ from charonia.demo.shipped import shipped_file
 # The notice: text, its size and its distance from the top, in pixels of the board.
 _BOARD = (1000, 640)
 _NOTICE = (
-    ("HARBOUR MUSEUM", 92, 50),
-    ("Shells of the tropical seas", 58, 190),
-    ("Charonia tritonis, the triton's trumpet", 38, 290),
-    ("Open daily 10:00 - 18:30", 46, 400),
-    ("Adults 12.50", 40, 500),
-    ("Last entry at 18:00. Please ring the bell.", 24, 580),
+    ("HARBOUR MUSEUM", 92, 60),
+    ("Shells of the tropical seas", 58, 200),
+    ("Charonia tritonis, the triton's trumpet", 42, 325),
+    ("Open daily 10:00 - 18:30", 46, 430),
+    ("Adults 12.50", 42, 530),
 )
-_PRICE_OF_CHILDREN = ("Children free", 40, (560, 500))
+_PRICE_OF_CHILDREN = ("Children free", 42, (560, 530))
 _LEFT = 60
+_SHOWN_WIDTH = 900
+_INK = (0, 95, 200)
 _PHOTO = (1280, 960)
 # Where the corners of the board are in the photo: upper left, upper right, lower right, lower left.
 _CORNERS = ((190, 150), (1130, 260), (1090, 800), (230, 850))
@@ -52,25 +53,28 @@ def photo() -> bytes:
 
 
 def annotated(picture: bytes, boxes: NDArray[np.float32], texts: list[str], file: Path) -> None:
-    """Write a picture with boxes and texts drawn into it to a PNG file.
+    """Write a picture with its boxes, and beside it what was read in them where it was read, to a PNG file.
 
     Args:
         picture: A picture file.
-        boxes: Corners [lines, 4, 2].
+        boxes: Corners [lines, 4, 2], clockwise from the upper left one.
         texts: What was read in each box.
         file: Where to write.
     """
-    drawn = Image.open(io.BytesIO(picture)).convert("RGB")
-    scale = max(1, round(900 / drawn.width))
-    drawn = drawn.resize((drawn.width * scale, drawn.height * scale), Image.Resampling.LANCZOS)
+    seen = Image.open(io.BytesIO(picture)).convert("RGB")
+    scale = max(1, round(_SHOWN_WIDTH / seen.width))
+    width, height = seen.width * scale, seen.height * scale
+    drawn = Image.new("RGB", (2 * width, height), "white")
+    drawn.paste(seen.resize((width, height), Image.Resampling.LANCZOS))
     pen = ImageDraw.Draw(drawn)
-    font = ImageFont.load_default(18)
     for box, text in zip(boxes * scale, texts, strict=True):
         corners = [(float(x), float(y)) for x, y in box]
-        pen.line([*corners, corners[0]], fill=(0, 120, 255), width=3, joint="curve")
-        left, top = corners[0][0], min(y for _, y in corners) - 20
-        pen.rectangle(pen.textbbox((left, top), text, font=font, anchor="lt"), fill=(0, 120, 255))
-        pen.text((left, top), text, fill="white", font=font, anchor="lt")
+        pen.line([*corners, corners[0]], fill=_INK, width=3, joint="curve")
+        (left, top), (right, _), _, (_, bottom) = corners
+        # Written as high as it was read, and no wider.
+        size = (bottom - top) * 0.7
+        size *= min(1.0, (right - left) / max(1.0, ImageFont.load_default(size).getlength(text)))
+        pen.text((width + left, (top + bottom) / 2), text, fill=_INK, font=ImageFont.load_default(size), anchor="lm")
     drawn.save(file)
 
 

@@ -6,18 +6,15 @@ from pathlib import Path
 import numpy as np
 import tritonclient.grpc.aio
 import tritonclient.http.aio
-from PIL import Image
 
 from charonia.demo.content import detection_input
-from charonia.demo.models import ADD_SUB, CONTENT_TYPE, TEXT_RECOGNITION, recognition_characters, scanned_page
-from charonia.demo.page import read_word, recognition_input, words_of_page
+from charonia.demo.models import ADD_SUB, CONTENT_TYPE
+from charonia.demo.ocr import BLS, ENSEMBLE, TEXT_RECOGNITION
 from charonia.demo.process import Ports
-from charonia.demo.traffic import Answers, Target, executed_batches, send
+from charonia.demo.reading import show_reading
+from charonia.demo.traffic import Answers, Call, Client, executed_batches, send
 
 _CONCURRENCY = 16
-_PAGES = 3
-
-_Protocols = dict[str, Target]
 
 
 def show(repository: Path, ports: Ports) -> None:
@@ -39,91 +36,68 @@ def next_steps(ports: Ports) -> str:
 The server keeps running; end it with Ctrl-C. Commands to try in another terminal:
 
   curl {ports.http_address}/v2/models/{ADD_SUB}/infer -d '{body}]}}'
-  curl {ports.http_address}/v2/models/{TEXT_RECOGNITION}/config
+  curl {ports.http_address}/v2/models/{ENSEMBLE}/config
   curl {ports.http_address}/v2/models/{TEXT_RECOGNITION}/stats
   curl -X POST {ports.http_address}/v2/repository/index
   curl {ports.metrics_address}/metrics
   perf_analyzer -m {ADD_SUB} -u {ports.http_address} --concurrency-range 1:16:5
-  perf_analyzer -m {TEXT_RECOGNITION} -u {ports.grpc_address} -i grpc --shape x:3,48,160 --concurrency-range 8
+  perf_analyzer -m {TEXT_RECOGNITION} -u {ports.grpc_address} -i grpc --shape x:3,48,320 --concurrency-range 8
 
-  python - <<'END'
-  import numpy as np, tritonclient.http as http
-  client = http.InferenceServerClient("{ports.http_address}")
-  inputs = [http.InferInput(name, [1, 4], "FP32") for name in ("INPUT0", "INPUT1")]
-  for tensor in inputs:
-      tensor.set_data_from_numpy(np.ones((1, 4), np.float32))
-  print(client.infer("{ADD_SUB}", inputs).as_numpy("OUTPUT0"))
+  python - some-picture.jpg <<'END'
+  import sys, numpy as np, tritonclient.http as http
+  image = http.InferInput("IMAGE", [1], "BYTES")
+  image.set_data_from_numpy(np.array([open(sys.argv[1], "rb").read()], np.object_))
+  read = http.InferenceServerClient("{ports.http_address}").infer("{BLS}", [image])
+  print(*(line.decode() for line in read.as_numpy("TEXT")), sep="\\n")
   END
 """
 
 
 async def _show(repository: Path, ports: Ports) -> None:
-    await _show_recognition(_protocols(ports, TEXT_RECOGNITION))
-    await _show_detection(_protocols(ports, CONTENT_TYPE, class_count=1), repository)
-    await _show_add_sub(_protocols(ports, ADD_SUB))
+    async with (
+        Client(tritonclient.http.aio, ports.http_address) as http,
+        Client(tritonclient.grpc.aio, ports.grpc_address) as grpc,
+    ):
+        clients = {"HTTP": http, "gRPC": grpc}
+        await show_reading(clients, repository)
+        await _show_content_types(clients, repository)
+        await _print_batches(ports, CONTENT_TYPE)
+        await _show_add_sub(clients)
+        await _print_batches(ports, ADD_SUB)
 
 
-def _protocols(ports: Ports, model: str, class_count: int = 0) -> _Protocols:
-    return {
-        "HTTP": Target(tritonclient.http.aio, ports.http_address, model, class_count),
-        "gRPC": Target(tritonclient.grpc.aio, ports.grpc_address, model, class_count),
-    }
-
-
-async def _show_recognition(protocols: _Protocols) -> None:
-    lines = words_of_page(np.asarray(Image.open(scanned_page())))
-    requests = [{"x": recognition_input(word)} for line in lines for word in line]
-    characters = recognition_characters()
-    _heading(f"{TEXT_RECOGNITION}: {len(requests)} words of a scanned page, {_PAGES} times, {_CONCURRENCY} at once")
-    for protocol, target in protocols.items():
-        answers = await send(target, requests * _PAGES, _CONCURRENCY)
-        words = iter([read_word(scores, characters) for output in answers.outputs for scores in output.values()])
-        print(f"What it read over {protocol}:")
-        for line in lines:
-            print("    " + " ".join(next(words) for _ in line))
-        _print_measured(protocol, answers)
-    await _print_batches(protocols["HTTP"])
-
-
-async def _show_detection(protocols: _Protocols, repository: Path) -> None:
+async def _show_content_types(clients: dict[str, Client], repository: Path) -> None:
     files = [
         Path(__file__),
-        scanned_page(),
         repository / CONTENT_TYPE / "labels.txt",
         repository / CONTENT_TYPE / "config.pbtxt",
         repository / CONTENT_TYPE / "1" / "model.onnx",
     ]
     requests = [{"bytes": detection_input(file.read_bytes())} for file in files]
-    _heading(f"{CONTENT_TYPE}: {len(files)} files, the best class by name")
-    for protocol, target in protocols.items():
-        answers = await send(target, requests, _CONCURRENCY)
+    print(f"\n== {CONTENT_TYPE}: {len(files)} files, the best class by name")
+    for protocol, client in clients.items():
+        answers = await send(client, Call(CONTENT_TYPE, ["target_label"], class_count=1), requests, _CONCURRENCY)
         for file, output in zip(files, answers.outputs, strict=True):
-            (best,) = np.ravel(next(iter(output.values())))
+            (best,) = np.ravel(output["target_label"])
             score, _, label = best.decode().split(":")
             print(f"    {file.name:<14} {label} ({float(score):.3f})")
         _print_measured(protocol, answers)
-    await _print_batches(protocols["HTTP"])
 
 
-async def _show_add_sub(protocols: _Protocols) -> None:
+async def _show_add_sub(clients: dict[str, Client]) -> None:
     left, right = np.array([[1, 2, 3, 4]], np.float32), np.array([[10, 20, 30, 40]], np.float32)
-    _heading(f"{ADD_SUB}: a Python model, in a process of its own")
-    for protocol, target in protocols.items():
-        answers = await send(target, [{"INPUT0": left, "INPUT1": right}] * 100, _CONCURRENCY)
+    print(f"\n== {ADD_SUB}: a Python model, in a process of its own")
+    for protocol, client in clients.items():
+        answers = await send(client, Call(ADD_SUB), [{"INPUT0": left, "INPUT1": right}] * 100, _CONCURRENCY)
         total, difference = answers.outputs[0]["OUTPUT0"], answers.outputs[0]["OUTPUT1"]
         print(f"    {left[0]} + {right[0]} = {total[0]}, - gives {difference[0]}")
         _print_measured(protocol, answers)
-    await _print_batches(protocols["HTTP"])
-
-
-def _heading(text: str) -> None:
-    print(f"\n== {text}")
 
 
 def _print_measured(protocol: str, answers: Answers) -> None:
     print(f"{protocol}: {answers.summary()}")
 
 
-async def _print_batches(target: Target) -> None:
-    batches = await executed_batches(target)
+async def _print_batches(ports: Ports, model: str) -> None:
+    batches = await executed_batches(ports.http_address, model)
     print("Executed: " + ", ".join(f"{count} x batch of {size}" for size, count in sorted(batches.items())))

@@ -1,0 +1,188 @@
+"""The OCR pipelines read what the package's own pipeline reads, and fail for those only whose request is wrong."""
+
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpcclient
+import tritonclient.http as httpclient
+from PIL import Image, ImageDraw, ImageFont
+from tritonclient.utils import InferenceServerException
+
+from charonia.demo.ocr import BLS, ENSEMBLE, build_ocr
+from charonia.demo.pictures import photo, scanned_page
+from charonia.demo.shipped import shipped_file
+from charonia.testing.process import ServeProcess
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
+    repository = tmp_path_factory.mktemp("ocr")
+    build_ocr(repository)
+    with ServeProcess(repository) as running:
+        yield running
+
+
+def file_of(picture: Image.Image, kind: str = "PNG") -> bytes:
+    file = io.BytesIO()
+    picture.save(file, kind)
+    return file.getvalue()
+
+
+def page(**turn: Any) -> bytes:
+    return file_of(Image.open(io.BytesIO(scanned_page())).rotate(**turn))
+
+
+SENTENCE = "Tides turn twice daily; the harbour master writes down wind, depth and every ship that enters (1904-1911)."
+
+
+def dense_page() -> bytes:
+    """Draw forty lines in two columns, of many lengths and sizes."""
+    picture = Image.new("RGB", (1000, 900), (235, 232, 220))
+    pen = ImageDraw.Draw(picture)
+    for number in range(40):
+        text = " ".join((SENTENCE.split() * 2)[number % 17 : number % 17 + 1 + number % 5])
+        place = (20 + 500 * (number // 20), 10 + 44 * (number % 20))
+        pen.text(place, text, fill=(20, 20, 60), font=ImageFont.load_default(16 + number * 7 % 11))
+    return file_of(picture, "JPEG")
+
+
+def blank() -> bytes:
+    return file_of(Image.new("RGB", (640, 480), "white"))
+
+
+PICTURES = {
+    "scanned page": scanned_page,
+    "photo": photo,
+    "lettering": lambda: shipped_file("scikit-image", "skimage/data/text.png").read_bytes(),
+    "aslant": lambda: page(angle=6, expand=True, fillcolor=210),
+    "on its side": lambda: page(angle=90, expand=True),
+    "upside down": lambda: page(angle=180),
+    "a single line": lambda: file_of(Image.open(io.BytesIO(scanned_page())).crop((0, 45, 384, 65))),
+    "larger than 2000 pixels": lambda: file_of(Image.open(io.BytesIO(scanned_page())).resize((3072, 1528))),
+    "forty lines": dense_page,
+    "no text": lambda: shipped_file("scikit-image", "skimage/data/coffee.png").read_bytes(),
+    "nothing": blank,
+}
+
+
+def image_of(client_module: Any, picture: bytes) -> Any:
+    tensor = client_module.InferInput("IMAGE", [1], "BYTES")
+    tensor.set_data_from_numpy(np.array([picture], np.object_))
+    return tensor
+
+
+def read(address: str, model: str, picture: bytes, client_module: Any = httpclient) -> tuple[list[str], Any, Any]:
+    with client_module.InferenceServerClient(address) as client:
+        answer = client.infer(model, [image_of(client_module, picture)])
+    texts = [text.decode() for text in answer.as_numpy("TEXT")]
+    return texts, answer.as_numpy("BOX"), answer.as_numpy("SCORE")
+
+
+# The package with the settings that each pipeline has: the ensemble does not look for lines that stand upside down and
+# reads all lines of a page as one batch.
+SETTINGS: dict[str, dict[str, Any]] = {ENSEMBLE: {"use_cls": False, "rec_batch_num": 128}, BLS: {}}
+
+
+@pytest.fixture(scope="module", params=[ENSEMBLE, BLS])
+def model_and_package(request: pytest.FixtureRequest) -> tuple[str, Any]:
+    package = pytest.importorskip("rapidocr_onnxruntime", reason="the package that ships PP-OCRv4 is for Python < 3.13")
+    return request.param, package.RapidOCR(**SETTINGS[request.param])
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_text_and_boxes_are_those_of_the_packages_own_pipeline(
+    server: ServeProcess, model_and_package: tuple[str, Any], name: str
+) -> None:
+    model, package = model_and_package
+    picture = PICTURES[name]()
+
+    texts, boxes, scores = read(server.http, model, picture)
+
+    expected = package(picture)[0] or []
+    assert texts == [text for _, text, _ in expected]
+    assert boxes.shape == (len(expected), 4, 2)
+    for box, score, (expected_box, _, expected_score) in zip(boxes, scores, expected, strict=True):
+        assert np.abs(box - expected_box).max() <= 1
+        assert score == pytest.approx(expected_score, abs=1e-3)
+
+
+def test_the_pictures_have_text_to_read(server: ServeProcess) -> None:
+    counts = {name: len(read(server.http, BLS, picture())[0]) for name, picture in PICTURES.items()}
+
+    assert counts.pop("no text") == counts.pop("nothing") == 0
+    assert min(counts.values()) >= 1
+    assert counts["forty lines"] == 40
+
+
+@pytest.mark.parametrize("model", [ENSEMBLE, BLS])
+def test_both_protocols_give_the_same_text(server: ServeProcess, model: str) -> None:
+    over_http, over_grpc = read(server.http, model, photo()), read(server.grpc, model, photo(), grpcclient)
+
+    assert over_http[0] == over_grpc[0]
+    assert np.array_equal(over_http[1], over_grpc[1])
+
+
+def test_upside_down_lines_are_turned_unless_the_request_says_not_to(server: ServeProcess) -> None:
+    angles = httpclient.InferInput("ANGLES", [1], "BOOL")
+    angles.set_data_from_numpy(np.array([False]))
+    picture = page(angle=180)
+
+    with httpclient.InferenceServerClient(server.http) as client:
+        answer = client.infer(BLS, [image_of(httpclient, picture), angles])
+
+    as_they_stand = [text.decode() for text in answer.as_numpy("TEXT")]
+    turned = read(server.http, BLS, picture)[0]
+    assert turned
+    assert as_they_stand != turned
+
+
+def executions(address: str, model: str) -> int:
+    with httpclient.InferenceServerClient(address) as client:
+        (statistics,) = client.get_inference_statistics(model)["model_stats"]
+    return int(statistics["execution_count"])
+
+
+def test_a_page_without_text_costs_no_recognition_in_the_bls_model_and_an_empty_line_in_the_ensemble(
+    server: ServeProcess,
+) -> None:
+    before = executions(server.http, "text_recognition")
+    assert read(server.http, BLS, blank())[0] == []
+    after_bls = executions(server.http, "text_recognition")
+    assert read(server.http, ENSEMBLE, blank())[0] == []
+    after_ensemble = executions(server.http, "text_recognition")
+
+    assert (after_bls - before, after_ensemble - after_bls) == (0, 1)
+
+
+@pytest.mark.parametrize("model", [ENSEMBLE, BLS])
+@pytest.mark.parametrize("file", [b"this is no picture", b""], ids=["text", "nothing"])
+def test_a_file_that_is_no_picture_is_refused_by_the_step_that_reads_it(
+    server: ServeProcess, model: str, file: bytes
+) -> None:
+    with pytest.raises(InferenceServerException, match="IMAGE: expected a JPEG or PNG file") as caught:
+        read(server.http, model, file)
+
+    assert "detection_preprocessing" in str(caught.value)
+    assert caught.value.status() == "400"
+
+
+@pytest.mark.parametrize("model", [ENSEMBLE, BLS])
+def test_pictures_read_at_the_same_time_as_a_broken_one_are_read(server: ServeProcess, model: str) -> None:
+    files = [scanned_page(), b"no picture", scanned_page(), blank(), scanned_page()[:9000], photo()]
+    alone = {file: read(server.http, model, file)[0] for file in (files[0], files[3], files[5])}
+
+    with httpclient.InferenceServerClient(server.http, concurrency=len(files)) as client:
+        pending = [client.async_infer(model, [image_of(httpclient, file)]) for file in files]
+        outcomes: list[Any] = []
+        for each in pending:
+            try:
+                outcomes.append([text.decode() for text in each.get_result().as_numpy("TEXT")])
+            except InferenceServerException as error:
+                outcomes.append(error)
+
+    assert "that are neither" in str(outcomes.pop(1))
+    assert "breaks off or is damaged" in str(outcomes.pop(3))
+    assert outcomes == [alone[file] for file in (files[0], files[0], files[3], files[5])]
