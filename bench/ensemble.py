@@ -1,0 +1,125 @@
+"""What an ensemble costs beside the slowest of its steps: an identity, a model, an identity against the model alone.
+
+python -m bench.ensemble
+
+Two servers, one with the ensemble and one with the model, have the same load in turn; a ratio is of one pair. At a
+rate of 0.9 of the model's own, the two other steps and all that connects them take a tenth of the time.
+"""
+
+import argparse
+import json
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from bench.compare import RESULTS, as_line, measure, summary
+from bench.load import Load
+from bench.machine import machine
+from bench.models import INPUT_SHAPES, MODEL, MODELS
+from bench.servers import Server
+from charonia.testing.models import identity_pbtxt, resnet18, write_model
+
+IMAGE_SIZE = 64
+BATCH_SIZE_MAX = 4
+SLOWEST = "slowest"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The slowest step.
+
+    Attributes:
+        given: Name and dims of its input.
+        wanted: Name and dims of its output.
+    """
+
+    given: tuple[str, list[int]]
+    wanted: tuple[str, list[int]]
+
+
+STEPS = {
+    "resnet18": Step(("input", [3, IMAGE_SIZE, IMAGE_SIZE]), ("output", [1000])),
+    "mlp": Step(("INPUT0", [128]), ("OUTPUT0", [10])),
+    "python_mlp": Step(("INPUT0", [128]), ("OUTPUT0", [10])),
+}
+
+_ENSEMBLE = """\
+platform: "ensemble"
+max_batch_size: {batch}
+input {{ name: "INPUT0" data_type: TYPE_FP32 dims: {dims_in} }}
+output {{ name: "OUTPUT0" data_type: TYPE_FP32 dims: {dims_out} }}
+ensemble_scheduling {{
+  step {{ model_name: "before" model_version: -1
+    input_map {{ key: "INPUT0" value: "INPUT0" }} output_map {{ key: "OUTPUT0" value: "prepared" }} }}
+  step {{ model_name: "slowest" model_version: -1
+    input_map {{ key: "{given}" value: "prepared" }} output_map {{ key: "{wanted}" value: "raw" }} }}
+  step {{ model_name: "after" model_version: -1
+    input_map {{ key: "INPUT0" value: "raw" }} output_map {{ key: "OUTPUT0" value: "OUTPUT0" }} }}
+}}
+"""
+
+
+def write_alone(repository: Path, model: str) -> None:
+    """Write the model as the only one."""
+    if model == "resnet18":
+        write_model(repository, MODEL, resnet18(IMAGE_SIZE), config="dynamic_batching { }")
+    else:
+        MODELS[model](repository)
+
+
+def write_ensemble(repository: Path, model: str) -> None:
+    """Write the ensemble around the model, as the one that has the load."""
+    write_alone(repository, model)
+    (repository / MODEL).rename(repository / SLOWEST)
+    step = STEPS[model]
+    (given, dims_in), (wanted, dims_out) = step.given, step.wanted
+    for name, dims in (("before", dims_in), ("after", dims_out)):
+        write_model(repository, name, "", config=identity_pbtxt(dims=dims, max_batch_size=BATCH_SIZE_MAX))
+    config = _ENSEMBLE.format(batch=BATCH_SIZE_MAX, dims_in=dims_in, dims_out=dims_out, given=given, wanted=wanted)
+    write_model(repository, MODEL, "", config=config)
+
+
+def variants(model: str) -> tuple[str, str]:
+    """Register ensemble and model and return the names of the variants."""
+    MODELS[f"ensemble_{model}"] = lambda folder: write_ensemble(folder, model)
+    MODELS[f"alone_{model}"] = lambda folder: write_alone(folder, model)
+    INPUT_SHAPES[f"ensemble_{model}"] = INPUT_SHAPES[f"alone_{model}"] = STEPS[model].given[1]
+    return f"charonia:ensemble_{model}", f"charonia:alone_{model}"
+
+
+def main() -> None:
+    """Measure one model after the other, print and write after each line."""
+    parser = argparse.ArgumentParser(prog="python -m bench.ensemble", description=__doc__)
+    parser.add_argument("--model", nargs="+", choices=sorted(STEPS), default=list(STEPS))
+    parser.add_argument("--protocol", choices=["http", "grpc"], default="http")
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 16])
+    parser.add_argument("--rounds", type=int, default=5, help="pairs of runs, at least 5 for figures to publish")
+    parser.add_argument("--seconds", type=float, default=2.0, help="length of one measurement")
+    parser.add_argument("--output", type=Path, default=RESULTS / "ensemble.json")
+    given = parser.parse_args()
+    record: dict[str, Any] = {
+        "format": 1,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": machine(),
+        "settings": {"rounds": given.rounds, "seconds": given.seconds, "protocol": given.protocol},
+        "points": [],
+    }
+    print(f"{'model':<12}load      | infer/s: ensemble, model, ratio | p50 us | p99 us | server CPU us; medians")
+    for model in given.model:
+        ensemble, alone = variants(model)
+        with Server(ensemble) as a, Server(alone) as b:
+            for concurrency in given.concurrency:
+                load = Load("perf_analyzer", given.protocol, concurrency, given.seconds)
+                pairs = measure(a, b, load, given.rounds)
+                table = summary(pairs)
+                print(f"{model:<12}{as_line(load, table)}", flush=True)
+                runs = [{"a": asdict(first), "b": asdict(second)} for first, second in pairs]
+                point = {"model": model, "concurrency": concurrency, "summary": table, "pairs": runs}
+                record["points"].append(point)
+                given.output.parent.mkdir(parents=True, exist_ok=True)
+                given.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
