@@ -49,6 +49,7 @@ backend: "python"
 input {{ name: "IN" data_type: TYPE_FP32 dims: [ -1 ] }}
 output {{ name: "OUT" data_type: TYPE_FP32 dims: [ -1 ] }}
 instance_group {{ count: {instances} kind: KIND_CPU }}
+parameters {{ key: "EXECUTION_MODE" value {{ string_value: "{mode}" }} }}
 {more}
 """
 
@@ -89,7 +90,8 @@ class TritonPythonModel:
             sender.send(out([1000]))
             while not sender.is_cancelled():
                 time.sleep(0.002)
-            open(os.path.join(os.path.dirname(__file__), "cancelled"), "a").write("x")
+            with open(os.path.join(os.path.dirname(__file__), "cancelled"), "a") as file:
+                file.write("x")
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
             return
         for left in range(abs(number), 0, -1):
@@ -237,17 +239,28 @@ class TritonPythonModel:
 }
 
 
-def write(folder: Path, name: str, code: str, instances: int = 1, more: str = "") -> None:
+def write(folder: Path, name: str, code: str, instances: int = 1, more: str = "", *, mode: str) -> None:
     (folder / name / "1").mkdir(parents=True)
-    (folder / name / "config.pbtxt").write_text(CONFIG.format(instances=instances, more=more))
+    (folder / name / "config.pbtxt").write_text(CONFIG.format(instances=instances, more=more, mode=mode))
     (folder / name / "1" / "model.py").write_text(HEAD + code)
 
 
+@pytest.fixture(scope="module", params=["process", "thread"])
+def mode(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def in_processes(mode: str) -> None:
+    if mode != "process":
+        pytest.skip("only a process can be killed")
+
+
 @pytest.fixture(scope="module")
-def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def repository(tmp_path_factory: pytest.TempPathFactory, mode: str) -> Path:
     folder = tmp_path_factory.mktemp("models")
     for name, (code, instances, more) in MODELS.items():
-        write(folder, name, code, instances, more)
+        write(folder, name, code, instances, more, mode=mode)
     return folder
 
 
@@ -413,6 +426,7 @@ def test_a_client_that_leaves_cancels_what_the_model_calls(server: charonia.Serv
     eventually(lambda: marks.stat().st_size == before + 2)
 
 
+@pytest.mark.usefixtures("in_processes")
 def test_the_death_of_a_called_worker_fails_the_call_with_the_reason(server: charonia.Server) -> None:
     (pid,) = run(server, "slow", 0)
     killer = threading.Timer(0.3, os.kill, (int(pid), signal.SIGKILL))
@@ -424,6 +438,7 @@ def test_the_death_of_a_called_worker_fails_the_call_with_the_reason(server: cha
     assert run(server, "to_slow", 0)
 
 
+@pytest.mark.usefixtures("in_processes")
 def test_the_death_of_a_calling_worker_cancels_its_calls_and_leaves_the_others(
     server: charonia.Server, repository: Path
 ) -> None:
@@ -610,6 +625,7 @@ def test_leaving_the_responses_in_process_cancels_the_request(server: charonia.S
     eventually(lambda: marks.stat().st_size == before + 2)
 
 
+@pytest.mark.usefixtures("in_processes")
 def test_the_death_of_a_worker_in_mid_stream_ends_the_request_with_the_reason(
     stream: Stream, server: charonia.Server
 ) -> None:
