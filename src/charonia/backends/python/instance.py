@@ -197,6 +197,7 @@ class PythonInstance:
             return
         self._link = WorkerLink(process)
         self._told_awake_ns = 0
+        self._told_awake_ns = 0
         process.send(self._start_message)
 
     def _unlink(self) -> WorkerLink | None:

@@ -1,0 +1,300 @@
+"""What an instance makes of a worker's messages, with a process that the test plays."""
+
+import asyncio
+import os
+from collections.abc import Callable, Coroutine
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from charonia.backends.api import Outputs, Result
+from charonia.backends.python.instance import PythonInstance
+from charonia.backends.python.link import RELEASES_HELD_MAX
+from charonia.backends.python.process import WorkerProcess
+from charonia.backends.python.services import Server
+from charonia.backends.python.worker.charonia_channel import Incoming, Outgoing, Receiver
+from charonia.backends.python.worker.charonia_regions import Mappings, RegionPool
+from charonia.core.caller import CallFrame
+from charonia.core.dtypes import DataType
+from charonia.core.errors import Code, ServingError
+from charonia.core.request import InferRequest
+from charonia.core.tensor import Tensor
+from charonia.testing.decoupled_suite import StreamSink
+
+LARGE = np.arange(50_000, dtype="<f4")
+
+
+class Process:
+    """Stands where a `WorkerProcess` does; its worker is the test."""
+
+    pid = 7
+    unsent = 0
+
+    def __init__(self, message: Callable[[Incoming], None], end: Callable[[str], None]) -> None:
+        self.pool = RegionPool()
+        self.sent: list[tuple[Any, ...]] = []
+        self.killed = ""
+        self.dropped: list[int] = []
+        self._message = message
+        self._end = end
+        self._theirs = RegionPool()
+        self._receiver = Receiver(Mappings())
+
+    def send(self, header: tuple[Any, ...], outgoing: Outgoing | None = None) -> None:
+        (outgoing or Outgoing(self.pool)).frame(header)
+        self.sent.append(header)
+
+    def drop(self, regions: list[int]) -> None:
+        self.dropped += regions
+
+    def kill(self, reason: str) -> None:
+        self.killed = self.killed or reason
+
+    async def stop(self, timeout_s: float) -> None:
+        self.pool.close()
+        self._theirs.close()
+        self._receiver.close()
+
+    def says(self, *header: object) -> None:
+        """Have the worker send a message; an array in it becomes the tensors of a result."""
+        outgoing = Outgoing(self._theirs)
+        data = b"".join(bytes(part) for part in outgoing.frame(cast(Any, _placed(header, outgoing))))
+        for message in self._receiver.feed(data, [os.dup(fd) for fd in outgoing.fds]):
+            self._message(message)
+
+    def dies(self, reason: str = "it was killed") -> None:
+        self._end(reason)
+
+    def kinds(self) -> list[str]:
+        return [header[0] for header in self.sent]
+
+
+def _placed(value: object, outgoing: Outgoing) -> object:
+    if isinstance(value, np.ndarray):
+        place = outgoing.place(value.reshape(-1).view(np.uint8).data)
+        return (-1, [("OUT", "FP32", value.shape, place)], {})
+    if isinstance(value, tuple):
+        return tuple(_placed(item, outgoing) for item in value)
+    return [_placed(item, outgoing) for item in value] if isinstance(value, list) else value
+
+
+class Bench:
+    """An instance and the processes that it has started."""
+
+    def __init__(self, *, is_decoupled: bool = True) -> None:
+        self.processes: list[Process] = []
+
+        def make(message: Callable[[Incoming], None], end: Callable[[str], None]) -> WorkerProcess:
+            self.processes.append(Process(message, end))
+            return cast(WorkerProcess, self.processes[-1])
+
+        self.instance = PythonInstance(
+            "m_0",
+            make,
+            ("initialize",),
+            output_names=("OUT",),
+            start_s_max=10,
+            execute_s_max=0,
+            server=Server(CallFrame("m", "1")),
+            is_decoupled=is_decoupled,
+        )
+
+    @property
+    def process(self) -> Process:
+        return self.processes[-1]
+
+    async def open(self) -> None:
+        opening = asyncio.ensure_future(self.instance.open())
+        await asyncio.sleep(0)
+        self.process.says("ready", {"has_is_ready": True})
+        await opening
+
+    def start(self, count: int = 1) -> StreamSink:
+        sink = StreamSink(count)
+        self.instance.start([request() for _ in range(count)], sink)
+        return sink
+
+    async def restarted(self) -> None:
+        count = len(self.processes)
+        while len(self.processes) == count:
+            await asyncio.sleep(0.01)
+        self.process.says("ready", {})
+
+
+def request() -> InferRequest:
+    return InferRequest("m", {"IN": Tensor("IN", DataType.FP32, np.zeros(2, "<f4"))})
+
+
+def run(scenario: Callable[[Bench], Coroutine[object, object, None]], *, is_decoupled: bool = True) -> None:
+    async def main() -> None:
+        bench = Bench(is_decoupled=is_decoupled)
+        await bench.open()
+        await scenario(bench)
+        await bench.instance.aclose()
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def error_of(results: list[Result]) -> ServingError:
+    assert isinstance(results[-1], ServingError)
+    return results[-1]
+
+
+def test_a_request_without_a_result_stays_open_until_its_last_response() -> None:
+    async def scenario(bench: Bench) -> None:
+        sink = bench.start(2)
+        one = np.ones(1, "<f4")
+        bench.process.says("response", 1, 1, one, False, [], [])
+        bench.process.says("done", 1, [one, None], [], [], 1, 2)
+        assert sink.finished.result() is True
+        bench.process.says("response", 1, 1, one, False, [], [])
+        bench.process.says("response", 1, 1, None, True, [], [])
+        assert [len(outputs) for outputs in sink.outputs] == [1, 2]
+        assert sink.over == [True, True]
+        assert bench.instance.capabilities == {"has_is_ready": True}
+
+    run(scenario)
+
+
+def test_a_request_that_was_answered_while_it_ran_is_not_left_open() -> None:
+    async def scenario(bench: Bench) -> None:
+        sink = bench.start()
+        bench.process.says("response", 1, 0, np.ones(1, "<f4"), True, [], [])
+        bench.process.says("done", 1, [None], [], [], 1, 2)
+        assert sink.finished.result() is False
+        assert len(sink.outputs[0]) == 1
+
+    run(scenario)
+
+
+def test_the_first_response_of_an_ordinary_model_is_its_last() -> None:
+    async def scenario(bench: Bench) -> None:
+        sink = bench.start()
+        bench.process.says("done", 1, [None], [], [], 1, 2)
+        bench.process.says("response", 1, 0, np.ones(1, "<f4"), False, [], [])
+        bench.process.dies()
+        assert [isinstance(result, Outputs) for result in sink.outputs[0]] == [True]
+
+    run(scenario, is_decoupled=False)
+
+
+def test_the_end_of_a_worker_fails_what_is_open_and_what_runs_and_not_what_has_not_begun() -> None:
+    async def scenario(bench: Bench) -> None:
+        left_open, runs, waits = bench.start(2), bench.start(), bench.start()
+        bench.process.says("done", 1, [None, None], [], [], 1, 2)
+        bench.process.says("response", 1, 0, None, True, [], [])
+        assert bench.instance.problem == ""
+        bench.process.dies("it was shot")
+        assert left_open.outputs[0] == []
+        for failed in (left_open.outputs[1], runs.outputs[0]):
+            assert error_of(failed).code is Code.INTERNAL
+            assert "it was shot" in error_of(failed).message
+        assert "it was shot" in bench.instance.problem
+        assert bench.instance.pid == 0
+        await bench.restarted()
+        assert bench.instance.problem == ""
+        (execute,) = [header for header in bench.process.sent if header[0] == "execute"]
+        bench.process.says("done", execute[1], [np.ones(1, "<f4")], [], [], 1, 2)
+        assert waits.finished.result() is False
+
+    run(scenario)
+
+
+def test_the_model_is_told_of_a_caller_that_leaves_while_its_request_runs_or_is_open() -> None:
+    async def scenario(bench: Bench) -> None:
+        sink = bench.start(3)
+        sink.cancel(bench.instance, 2)
+        bench.process.says("done", 1, [None, None, None], [], [], 1, 2)
+        sink.cancel(bench.instance, 0)
+        assert [header for header in bench.process.sent if header[0] == "cancel"] == [
+            ("cancel", 1, 2),
+            ("cancel", 1, 0),
+        ]
+        sink.cancel(bench.instance, 1)
+        bench.process.says("response", 1, 0, np.ones(1, "<f4"), True, [], [])
+        bench.instance.cancel(sink, 1)
+        assert bench.process.kinds().count("cancel") == 3
+        assert bench.process.killed == ""
+
+    run(scenario)
+
+
+def test_callers_that_left_before_the_batch_was_sent_are_told_of_with_it() -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.process.dies()
+        sink = bench.start(2)
+        sink.cancel(bench.instance, 1)
+        await bench.restarted()
+        kinds = bench.process.kinds()
+        assert kinds[kinds.index("execute") + 1] == "cancel"
+        bench.process.says("done", 1, [None, None], [], [], 1, 2)
+        assert sink.finished.result() is True
+        sink.cancel(bench.instance, 0)
+
+    run(scenario)
+
+
+def test_responses_of_batches_that_are_not_known_are_ignored_and_their_memory_given_back() -> None:
+    async def scenario(bench: Bench) -> None:
+        for _ in range(RELEASES_HELD_MAX):
+            bench.process.says("response", 99, 0, LARGE, False, [], [])
+        release = bench.process.sent[-1]
+        assert release[0] == "release"
+        assert len(release[1]) == RELEASES_HELD_MAX
+        assert bench.process.killed == ""
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        ("response", 1, 7, None, True, [], []),
+        ("response", 1, 0),
+        ("done", 1, [(-1, [("OUT", "FP32", (9,), (0, False, 4))], {})], [], [], 1, 2),
+        ("nonsense",),
+        ("metrics", [("nonsense", 1)]),
+        ("call", 1, 1, "other", "", False, ("too few",), [], [], []),
+    ],
+)
+def test_a_worker_that_sends_what_cannot_be_read_is_ended(message: tuple[object, ...]) -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.start()
+        bench.process.says(*message)
+        assert "cannot be read" in bench.process.killed
+
+    run(scenario)
+
+
+def test_a_model_that_is_not_initialized_may_call_no_other_and_change_none() -> None:
+    async def scenario() -> None:
+        bench = Bench()
+        opening = asyncio.ensure_future(bench.instance.open())
+        await asyncio.sleep(0)
+        fields = ("", 0, 0, 0, 0, "{}", (), "")
+        bench.process.says("call", 5, 0, "other", "", False, fields, [], [], [])
+        bench.process.says("control", 6, "load", "other", {})
+        reply, answer = bench.process.sent[1:]
+        assert reply[:2] == ("reply", 5)
+        assert "BLS is only supported during the 'execute' function." in reply[2][1]
+        assert answer[:2] == ("answer", 6)
+        assert answer[2][0] == "error"
+        bench.process.says("ready", {})
+        await opening
+        await bench.instance.aclose()
+
+    asyncio.run(asyncio.wait_for(scenario(), 20))
+
+
+def test_an_instance_that_is_closed_refuses_batches_and_hears_nothing() -> None:
+    async def scenario() -> None:
+        bench = Bench()
+        await bench.open()
+        await bench.instance.aclose()
+        sink = bench.start()
+        assert error_of(sink.outputs[0]).code is Code.UNAVAILABLE
+        bench.process.says("nonsense")
+        assert bench.process.killed == ""
+
+    asyncio.run(asyncio.wait_for(scenario(), 20))
