@@ -282,6 +282,36 @@ def test_missing_models_and_versions_are_all_named(tmp_path: Path) -> None:
     run(scenario)
 
 
+def test_what_only_the_whole_graph_tells_is_named(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        decoupled = "model_transaction_policy { decoupled: true }"
+        write_identity(tmp_path, "a", more=decoupled)
+        pair = (
+            'backend: "identity" input { name: "INPUT0" data_type: TYPE_FP32 dims: [ 4 ] } '
+            'input { name: "INPUT1" data_type: TYPE_FP32 dims: [ 4 ] } '
+            'output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 4 ] } '
+            'output { name: "OUTPUT1" data_type: TYPE_FP32 dims: [ 4 ] } '
+        )
+        write_model(tmp_path, "pair", "", config=pair)
+        inputs = 'input_map {{ key: "INPUT0" value: "{}" }} input_map {{ key: "INPUT1" value: "{}" }} '
+        outputs = 'output_map {{ key: "OUTPUT0" value: "{}" }}'
+        both = f'step {{ model_name: "pair" model_version: -1 {inputs.format("x", "y")} {outputs.format("OUT")} }}'
+        circle = step("a", "p", "q") + step("a", "q", "p")
+        write_ensemble(tmp_path, step("a", "IN", "x"), step("a", "IN", "y"), both, circle)
+        harness = Harness(tmp_path)
+
+        with pytest.raises(ServingError) as raised:
+            await harness.engine.load_model("e")
+
+        text = str(raised.value)
+        assert "step[2].input_map: in ensemble e, step pair receives inputs originated from different decoupled" in text
+        assert "step[3].input_map: in ensemble e, step a can never run" in text
+        assert "step[4].input_map: in ensemble e, step a can never run" in text
+        await harness.close()
+
+    run(scenario)
+
+
 def test_an_ensemble_whose_load_failed_answers_once_its_model_does(tmp_path: Path) -> None:
     async def scenario() -> None:
         write_chain(tmp_path)

@@ -65,6 +65,9 @@ def wire(composition: Composition, members: Members) -> Wiring:
     for index in sorted(wiring.graph.origins.conflicts):
         message = f"step {steps[index].model_name} receives inputs originated from different decoupled models"
         problems.append(Problem(f"{STEP_PATH}[{index}].input_map", f"in ensemble {config.name}, {message}"))
+    for index in wiring.graph.cyclic:
+        message = f"step {steps[index].model_name} can never run: it waits for what only follows from it"
+        problems.append(Problem(f"{STEP_PATH}[{index}].input_map", f"in ensemble {config.name}, {message}"))
     if problems:
         raise_problems(config.name, problems)
     return wiring
