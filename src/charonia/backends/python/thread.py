@@ -98,6 +98,7 @@ class ThreadInstance:
         self._is_decoupled = is_decoupled
         self._loop = asyncio.get_running_loop()
         self._services = ModelServices(server)
+        self._busy_poll = server.busy_poll
         self._runner = ModelRunner(_ThreadHost(self), shares_process=True)
         self._queue: SimpleQueue[_Handed | None] = SimpleQueue()
         self._handed: dict[int, _Handed] = {}
@@ -136,6 +137,8 @@ class ThreadInstance:
         self._batches += 1
         handed = _Handed(sink, requests, Batch(self._batches, len(requests)))
         self._handed[self._batches] = handed
+        if self._busy_poll is not None:
+            self._busy_poll.thread_runs()
         self._queue.put(handed)
 
     def cancel(self, sink: BatchSink, index: int) -> None:
@@ -211,6 +214,8 @@ class ThreadInstance:
 
     def _done(self, handed: _Handed, results: Sequence[Result | None], input_end: int, output_start: int) -> None:
         handed.is_done = True
+        if self._busy_poll is not None:
+            self._busy_poll.thread_done()
         for index, result in enumerate(results):
             if result is not None:
                 handed.over.add(index)
