@@ -43,6 +43,22 @@ output { name: "Y" data_type: TYPE_FP32 dims: [ 4 ] }
 dynamic_batching { max_queue_delay_microseconds: 20000 }
 """
 
+CALL = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        given = pb_utils.Tensor("IN", pb_utils.get_input_tensor_by_name(request, "X").as_numpy())
+        called = pb_utils.InferenceRequest(model_name="{model}", requested_output_names=["OUT"], inputs=[given]).exec()
+        if called.has_error():
+            return pb_utils.InferenceResponse(error=called.error())
+        output = pb_utils.get_output_tensor_by_name(called, "OUT")
+        return pb_utils.InferenceResponse([pb_utils.Tensor("Y", output.as_numpy())])
+"""
+
 COUNT = """
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -101,6 +117,14 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
         + step("double", {"X": "copy"}, {"Y": "TWICE"})
     )
     write_model(folder, "branches", "", config=ensemble("A B", "DIFFERENCE TWICE", branches))
+    plain = DOUBLE_CONFIG.replace("dynamic_batching", "# ")
+    write_model(folder, "caller", CALL.replace("{model}", "pipeline"), config=plain)
+    write_model(
+        folder, "around", "", config=ensemble("IN", "OUT", step("caller", {"X": "IN"}, {"Y": "OUT"}), max_batch_size=8)
+    )
+    write_model(folder, "recaller", CALL.replace("{model}", "circle"), config=plain)
+    circle = step("echo", {"INPUT0": "IN"}, {"OUTPUT0": "mid"}) + step("recaller", {"X": "mid"}, {"Y": "OUT"})
+    write_model(folder, "circle", "", config=ensemble("IN", "OUT", circle, max_batch_size=8))
     stream = step("count", {"X": "IN"}, {"Y": "number"}) + step("double", {"X": "number"}, {"Y": "OUT"})
     write_model(folder, "stream", "", config=ensemble("IN", "OUT", stream, more="max_inflight_requests: 2"))
     waits = step("slow", {"INPUT0": "IN"}, {"OUTPUT0": "mid"}) + step("alone", {"INPUT0": "mid"}, {"OUTPUT0": "OUT"})
@@ -112,7 +136,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(repository: Path) -> Iterator[ServeProcess]:
-    names = ("pipeline", "nested", "branches", "stream", "waits")
+    names = ("pipeline", "nested", "branches", "stream", "waits", "around", "circle")
     loads = [f"--load-model={name}" for name in names]
     with ServeProcess(repository, "--model-control-mode=explicit", *loads) as started:
         yield started
@@ -172,6 +196,22 @@ def test_models_with_and_without_a_batch_dimension_work_together(server: ServePr
         assert only.as_numpy("TWICE") is None
         if before is not None:
             assert client.get_inference_statistics("double", as_json=True) == before
+
+
+def test_a_step_may_call_an_ensemble(server: ServeProcess) -> None:
+    assert ask(server, "around", 3) == [[6] * 4]
+    with pytest.raises(InferenceServerException, match=r"^.*in ensemble 'around', step 'caller': .*less than nothing"):
+        ask(server, "around", -1)
+
+
+def test_a_step_that_calls_its_own_ensemble_is_told_instead_of_waiting_for_ever(server: ServeProcess) -> None:
+    with pytest.raises(InferenceServerException) as raised:
+        ask(server, "circle", 1)
+
+    message = raised.value.message()
+    assert message.startswith("in ensemble 'circle', step 'recaller': ")
+    assert "would wait for ever" in message
+    assert "circle -> recaller -> circle -> recaller" in message
 
 
 def test_an_ensemble_describes_itself(server: ServeProcess) -> None:
