@@ -1,0 +1,1 @@
+"""Frozen, versioned records of measurements, and their JSON form."""
