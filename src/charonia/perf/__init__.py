@@ -1,0 +1,1 @@
+"""Load generation and measurement of any server of the KServe v2 protocol."""
