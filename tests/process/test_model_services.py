@@ -1,0 +1,189 @@
+"""What models ask of the server besides answers: metrics of their own, other models loaded, and an orderly end."""
+
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import tritonclient.grpc as grpcclient
+from tritonclient.utils import InferenceServerException
+
+from charonia.testing.process import ServeProcess
+
+CONFIG = """
+backend: "python"
+input { name: "IN" data_type: TYPE_STRING dims: [ 1 ] }
+output { name: "OUT" data_type: TYPE_STRING dims: [ 1 ] }
+"""
+
+HEAD = """
+import os, time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+def words(request):
+    return pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()[0].decode().split()
+
+def out(text):
+    return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([str(text)], object))])
+"""
+
+ECHO = """
+class TritonPythonModel:
+    def execute(self, requests):
+        return [out(" ".join(words(r))) for r in requests]
+"""
+
+COUNTER = """
+class TritonPythonModel:
+    def initialize(self, args):
+        family = pb_utils.MetricFamily
+        self.pages = family(name="pages_total", description="Pages read", kind=family.COUNTER)
+        self.metric = self.pages.Metric(labels={"kind": "scan"})
+        self.time = family(name="page_seconds", description="Time", kind=family.HISTOGRAM)
+        self.histogram = self.time.Metric(labels={}, buckets=[0.1, 1.0])
+
+    def execute(self, requests):
+        answers = []
+        for request in requests:
+            self.metric.increment(1)
+            self.histogram.observe(0.5)
+            answers.append(out(os.getpid()))
+        return answers
+"""
+
+CONFLICT = """
+class TritonPythonModel:
+    def execute(self, requests):
+        pb_utils.MetricFamily(name="pages_total", description="other", kind=pb_utils.MetricFamily.GAUGE)
+        return [out("") for r in requests]
+"""
+
+CONTROL = """
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.answer(*words(r)) for r in requests]
+
+    def answer(self, what, model):
+        if what == "load":
+            pb_utils.load_model(model)
+        elif what == "unload":
+            pb_utils.unload_model(model)
+        return out(pb_utils.is_model_ready(model))
+"""
+
+SLEEPER = """
+class TritonPythonModel:
+    def execute(self, requests):
+        time.sleep(0.7)
+        late = pb_utils.Tensor("IN", np.array(["late"], object))
+        answer = pb_utils.InferenceRequest(model_name="echo", requested_output_names=["OUT"], inputs=[late]).exec()
+        if answer.has_error():
+            return [pb_utils.InferenceResponse(error=answer.error()) for r in requests]
+        return [pb_utils.InferenceResponse([pb_utils.get_output_tensor_by_name(answer, "OUT")]) for r in requests]
+"""
+
+EARLY = """
+class TritonPythonModel:
+    def initialize(self, args):
+        pb_utils.load_model("echo")
+
+    def execute(self, requests):
+        return [out("") for r in requests]
+"""
+
+MODELS = {
+    "echo": ECHO,
+    "counter": COUNTER,
+    "conflict": CONFLICT,
+    "control": CONTROL,
+    "sleeper": SLEEPER,
+    "early": EARLY,
+}
+LOADED = [name for name in MODELS if name != "early"]
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    for name, code in MODELS.items():
+        (folder / name / "1").mkdir(parents=True)
+        (folder / name / "config.pbtxt").write_text(CONFIG)
+        (folder / name / "1" / "model.py").write_text(HEAD + code)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(repository: Path) -> Iterator[ServeProcess]:
+    loads = [f"--load-model={name}" for name in LOADED]
+    with ServeProcess(repository, "--model-control-mode=explicit", *loads) as started:
+        yield started
+
+
+def ask(server: ServeProcess, model: str, text: str = "x") -> str:
+    tensor = grpcclient.InferInput("IN", [1], "BYTES")
+    tensor.set_data_from_numpy(np.array([text.encode()], object))
+    with grpcclient.InferenceServerClient(server.grpc) as client:
+        (answer,) = client.infer(model, [tensor], client_timeout=30).as_numpy("OUT")
+    return str(answer.decode())
+
+
+def metrics(server: ServeProcess, *names: str) -> list[str]:
+    with urllib.request.urlopen(f"http://{server.metrics}/metrics") as page:
+        return [line for line in page.read().decode().splitlines() if line.startswith(names)]
+
+
+def test_metrics_of_a_model_are_on_the_page_until_its_process_ends(server: ServeProcess) -> None:
+    pid = int(ask(server, "counter"))
+    ask(server, "counter")
+    assert metrics(server, "pages_total") == ['pages_total{kind="scan"} 2']
+    assert 'page_seconds_bucket{le="1"} 2' in metrics(server, "page_seconds")
+    psutil.Process(pid).kill()
+    deadline = time.monotonic() + 20
+    while metrics(server, "pages_total") != ['pages_total{kind="scan"} 0']:
+        assert time.monotonic() < deadline, metrics(server, "pages_total")
+        time.sleep(0.02)
+    ask(server, "counter")
+    assert metrics(server, "pages_total") == ['pages_total{kind="scan"} 1']
+
+
+def test_a_family_that_contradicts_another_models_is_refused(server: ServeProcess) -> None:
+    with pytest.raises(InferenceServerException, match="exists with kind counter and description 'Pages read'"):
+        ask(server, "conflict")
+
+
+def test_a_model_loads_and_unloads_another(server: ServeProcess) -> None:
+    assert ask(server, "control", "ready echo") == "True"
+    assert ask(server, "control", "unload echo") == "False"
+    with pytest.raises(InferenceServerException):
+        ask(server, "echo")
+    assert ask(server, "control", "load echo") == "True"
+    assert ask(server, "echo", "here again") == "here again"
+    assert ask(server, "control", "ready nowhere") == "False"
+    with pytest.raises(InferenceServerException, match="there is no such model folder"):
+        ask(server, "control", "load nowhere")
+
+
+def test_a_model_cannot_load_another_while_it_is_initialized(server: ServeProcess) -> None:
+    with (
+        grpcclient.InferenceServerClient(server.grpc) as client,
+        pytest.raises(InferenceServerException, match="'execute' function"),
+    ):
+        client.load_model("early")
+
+
+def test_a_server_that_stops_lets_models_finish_what_they_ask_of_others(repository: Path) -> None:
+    with ServeProcess(
+        repository, "--model-control-mode=explicit", "--load-model=sleeper", "--load-model=echo"
+    ) as server:
+        answers: list[str] = []
+        asking = threading.Thread(target=lambda: answers.append(ask(server, "sleeper")))
+        asking.start()
+        time.sleep(0.3)
+        assert server.stop() == 0
+        asking.join(20)
+    assert answers == ["late"]
