@@ -1,1 +1,1 @@
-"""Load generation and measurement of any server of the KServe v2 protocol."""
+"""The load generator: sends requests to a server, measures, and says how far the numbers can be trusted."""
