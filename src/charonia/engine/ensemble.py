@@ -129,11 +129,10 @@ class EnsembleCall:
         """A step reports an outcome."""
         if self._is_done:
             return
-        if self._is_busy:
-            # A step that runs in place answers while it is being started. One after the other, not inside each other.
-            self._inbox.append((step, outcome, final))
-        else:
-            self._work(self._take(step, outcome, final))
+        # A step that runs in place answers while it is being started. One after the other, not inside each other.
+        self._inbox.append((step, outcome, final))
+        if not self._is_busy:
+            self._work([])
 
     def _work(self, commands: list[Command]) -> None:
         """Carry out commands, and what follows from steps that answer meanwhile."""
