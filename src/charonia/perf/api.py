@@ -88,7 +88,7 @@ class Target:
     url: str
     model: str
     version: str = ""
-    wire: WireOptions = WireOptions()
+    wire: WireOptions = field(default_factory=WireOptions)
     streaming: bool = False
     json_inputs: bool = False
     json_outputs: bool = False
@@ -136,7 +136,8 @@ class SequencePlan:
 
     Attributes:
         concurrent: Sequences that run at a time under an open loop; under a closed one it is the concurrency.
-        length: Requests of a sequence; data with several streams has its own lengths.
+        length: Requests of a sequence.
+        length_from_data: Whether a sequence has as many requests as its stream of data has steps, and no `length`.
         variation: Largest difference from `length`, as a share of it (0.2: from 80 % to 120 %).
         first_id: First correlation id.
         id_count: Ids in use, over and over.
@@ -145,6 +146,7 @@ class SequencePlan:
 
     concurrent: int = 4
     length: int = 20
+    length_from_data: bool = False
     variation: float = 0.2
     first_id: int = 1
     id_count: int = 2**32 - 2
