@@ -227,6 +227,17 @@ class TritonPythonModel:
         2,
         "",
     ),
+    # Calls an ensemble: one that ends, or one that the model itself is a step of.
+    "round": (
+        """
+class TritonPythonModel:
+    def execute(self, requests):
+        n = value(requests[0])[0]
+        return [passed(call("ensemble_of_round" if n < 0 else "ensemble_of_double", [n]).exec())]
+""",
+        1,
+        "",
+    ),
     "self": (
         """
 class TritonPythonModel:
@@ -256,11 +267,23 @@ def in_processes(mode: str) -> None:
         pytest.skip("only a process can be killed")
 
 
+ENSEMBLE = """
+platform: "ensemble"
+input { name: "IN" data_type: TYPE_FP32 dims: [ -1 ] }
+output { name: "OUT" data_type: TYPE_FP32 dims: [ -1 ] }
+ensemble_scheduling { step { model_name: "%s" model_version: -1
+  input_map { key: "IN" value: "IN" } output_map { key: "OUT" value: "OUT" } } }
+"""
+
+
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory, mode: str) -> Path:
     folder = tmp_path_factory.mktemp("models")
     for name, (code, instances, more) in MODELS.items():
         write(folder, name, code, instances, more, mode=mode)
+    for name, step in (("ensemble_of_double", "double"), ("ensemble_of_round", "round")):
+        (folder / name / "1").mkdir(parents=True)
+        (folder / name / "config.pbtxt").write_text(ENSEMBLE % step)
     return folder
 
 
@@ -403,6 +426,14 @@ def test_many_chains_at_once_all_end(server: charonia.Server) -> None:
     for thread in threads:
         thread.join(30)
     assert [done.get_nowait() for _ in threads] == [True] * 16
+
+
+def test_a_model_calls_an_ensemble_and_is_called_by_one(server: charonia.Server) -> None:
+    assert run(server, "round", 3) == [6]
+    assert run(server, "ensemble_of_round", 3) == [6]
+    assert "(round -> ensemble_of_round -> round)" in refused(server, "round", -1).message
+    chain = "(ensemble_of_round -> round -> ensemble_of_round -> round)"
+    assert chain in refused(server, "ensemble_of_round", -1).message
 
 
 # Cancellation and death.
