@@ -108,6 +108,7 @@ class Connection:
         self._send_lock = threading.Lock()
         self._later: deque[Callable[[], None]] = deque()
         self._returned: deque[Sequence[int]] = deque()  # regions of ours that the server no longer looks at
+        self._dropped: list[int] = []  # of these, those that were given up
         self._released: list[int] = []  # regions of the server that nobody here looks at any more
         self._batches: dict[int, Batch] = {}
         self._numbers = itertools.count(1)
@@ -313,15 +314,21 @@ class Connection:
         self._calls[number] = call
         try:
             with self._send_lock:
-                outgoing = channel.Outgoing(self._pool)
-                tensors = [_encode_tensor(tensor, outgoing) for tensor in call.inputs]
-                target = (call.batch, call.model_name, call.model_version, call.decoupled)
-                lists = (self._take_released(), self._take_dropped())
-                self._send(("call", number, *target, call.fields, tensors, *lists), outgoing)
+                self._begin(call, self._compose())
         except BaseException:
             self._calls.pop(number, None)
             raise
         self._run_later()
+
+    def _begin(self, call: Call, outgoing: channel.Outgoing) -> None:
+        try:
+            tensors = [_encode_tensor(tensor, outgoing) for tensor in call.inputs]
+        except BaseException:
+            outgoing.withdraw()
+            raise
+        target = (call.batch, call.model_name, call.model_version, call.decoupled)
+        released, dropped = self._take_released(), self._take_dropped()
+        self._send(("call", call.number, *target, call.fields, tensors, released, dropped), outgoing)
 
     def end(self, call: Call) -> None:
         """Give a call up that has no last outcome yet."""
@@ -397,7 +404,7 @@ class Connection:
 
     def _encode(self, results: Sequence[Result | None]) -> tuple[list[tuple[object, ...] | None], channel.Outgoing]:
         """Return results as they travel, and the message that holds their tensors."""
-        outgoing = channel.Outgoing(self._pool)
+        outgoing = self._compose()
         try:
             return [None if result is None else _encode(result, outgoing) for result in results], outgoing
         except Exception as error:  # elements of a string tensor may be anything
@@ -431,11 +438,14 @@ class Connection:
         self._mappings.held.difference_update(released)
         return released
 
-    def _take_dropped(self) -> list[int]:
-        """Put regions back into the pool; return those that it gives up."""
-        dropped: list[int] = []
+    def _compose(self) -> channel.Outgoing:
+        """Return an empty message, to be placed in with the lock; what the server has given back can be used for it."""
         while self._returned:
-            dropped += self._pool.release(self._returned.popleft())
+            self._dropped += self._pool.release(self._returned.popleft())
+        return channel.Outgoing(self._pool)
+
+    def _take_dropped(self) -> list[int]:
+        dropped, self._dropped = self._dropped, []
         return dropped
 
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 PB_UTILS = "triton_python_backend_utils"
 
+_PACKAGE = "charonia_model_"
+
 _numbers = itertools.count(1)
 _shared_lock = threading.RLock()
 """Held while a model of a process with several models imports: `sys.path` and `sys.modules` are then its own."""
@@ -40,6 +42,7 @@ class ModelImports:
         self._folders = [version_dir, model_dir]
         self._pb_utils = pb_utils
         self._shares_process = shares_process
+        self._package = f"{_PACKAGE}{next(_numbers)}"
         self._own: dict[str, types.ModuleType] = {}
         if not shares_process:
             sys.path[:0] = self._folders
@@ -53,10 +56,10 @@ class ModelImports:
             AttributeError: It has no class TritonPythonModel.
         """
         # The package that the folder is for imports like `from .helpers import f` in model.py.
-        package = types.ModuleType(f"charonia_model_{next(_numbers)}")
+        package = types.ModuleType(self._package)
         package.__path__ = [os.path.dirname(path)]
-        sys.modules[package.__name__] = package
-        spec = importlib.util.spec_from_file_location(package.__name__ + ".model", path)
+        sys.modules[self._package] = package
+        spec = importlib.util.spec_from_file_location(self._package + ".model", path)
         if spec is None or spec.loader is None:
             raise ImportError(f"{path} is not a Python file")
         module = importlib.util.module_from_spec(spec)
@@ -82,17 +85,21 @@ class ModelImports:
                 sys.path[:] = path
                 self._hide(before)
 
+    def close(self) -> None:
+        """The model is gone: forget its modules."""
+        if self._shares_process:
+            self._own.clear()
+            for name in [name for name in sys.modules if name == self._package or name.startswith(self._package + ".")]:
+                del sys.modules[name]
+
     def _hide(self, before: dict[str, types.ModuleType]) -> None:
         """Take the model's own modules out of `sys.modules` again."""
         folder = os.path.join(os.path.realpath(self._folders[1]), "")
-        for name, module in list(sys.modules.items()):
-            if module is before.get(name) or name.startswith("charonia_model_"):
-                continue
-            file = getattr(module, "__file__", None)
-            if name == PB_UTILS or (file and os.path.realpath(file).startswith(folder)):
-                if name != PB_UTILS:
-                    self._own[name] = module
-                if name in before:
-                    sys.modules[name] = before[name]
-                else:
-                    del sys.modules[name]
+        for name in [name for name in sys.modules if name not in before and not name.startswith(_PACKAGE)]:
+            file = getattr(sys.modules[name], "__file__", None)
+            if file and os.path.realpath(file).startswith(folder):
+                self._own[name] = sys.modules.pop(name)
+        if PB_UTILS in before:
+            sys.modules[PB_UTILS] = before[PB_UTILS]
+        else:
+            del sys.modules[PB_UTILS]

@@ -44,6 +44,7 @@ class ModelRunner:
         self._binding = Binding(host)
         self._pb_utils = pb_utils.bound_to(self._binding)
         self._request_class: type[InferenceRequest] = self._pb_utils.InferenceRequest
+        self._imports: ModelImports | None = None
         self._model: Any = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._background: asyncio.AbstractEventLoop | None = None
@@ -56,14 +57,18 @@ class ModelRunner:
         Raises:
             BaseException: Whatever the model raises.
         """
-        imports = self._imports(version_dir, model_dir)
+        imports = self._make_imports(version_dir, model_dir)
         self._binding.is_decoupled = is_decoupled
-        model = imports.load(path)()
-        if not callable(getattr(model, "execute", None)):
-            raise AttributeError(f"TritonPythonModel in {path} has no method 'execute'")
-        if hasattr(model, "initialize"):
-            with imports.visible():
-                model.initialize(arguments)
+        try:
+            model = imports.load(path)()
+            if not callable(getattr(model, "execute", None)):
+                raise AttributeError(f"TritonPythonModel in {path} has no method 'execute'")
+            if hasattr(model, "initialize"):
+                with imports.visible():
+                    model.initialize(arguments)
+        except BaseException:
+            imports.close()
+            raise
         self._model = model
         self._binding.thread = threading.get_ident()
         self._binding.is_serving = True
@@ -75,7 +80,7 @@ class ModelRunner:
         Raises:
             BaseException: Whatever the model raises.
         """
-        model = self._imports(version_dir, model_dir).load(path)
+        model = self._make_imports(version_dir, model_dir).load(path)
         if not hasattr(model, "auto_complete_config"):
             return ""
         completed = model.auto_complete_config(pb_utils.ModelConfig(json.loads(config_json)))
@@ -99,6 +104,8 @@ class ModelRunner:
             background, self._background = self._background, None
             if background is not None:
                 background.call_soon_threadsafe(background.stop)
+            if self._imports is not None:
+                self._imports.close()
 
     def readiness(self) -> bool | str:
         """Return what the model's `is_ready` says, or in words why it says nothing; True where it has none."""
@@ -150,9 +157,10 @@ class ModelRunner:
             binding.running = 0
         return results, output_start
 
-    def _imports(self, version_dir: str, model_dir: str) -> ModelImports:
+    def _make_imports(self, version_dir: str, model_dir: str) -> ModelImports:
         self._binding.model_dir = version_dir
-        return ModelImports(version_dir, model_dir, self._pb_utils, self._shares_process)
+        self._imports = ModelImports(version_dir, model_dir, self._pb_utils, self._shares_process)
+        return self._imports
 
     def _complete_coroutine(self, coroutine: Coroutine[Any, Any, object]) -> object:
         if self._loop is None:
