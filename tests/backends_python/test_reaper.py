@@ -52,3 +52,17 @@ def test_one_that_was_killed_is_replaced_and_told_everything_again() -> None:
         os.close(reaper._pipe)
         assert wait_until(lambda: None not in (first.poll(), second.poll()))
         os.waitpid(reaper._pid, 0)
+
+
+def test_it_ends_when_there_is_nothing_left_to_watch() -> None:
+    reaper = Reaper()
+    with subprocess.Popen(["sleep", "60"], start_new_session=True) as watched:
+        reaper.watch(watched.pid)
+        assert reaper.end() == 0  # not while it has something to watch
+
+        reaper.forget(watched.pid)
+        watched.kill()
+
+    pid = reaper.end()
+    assert os.waitpid(pid, 0) == (pid, 0)
+    assert reaper.end() == 0

@@ -1,6 +1,8 @@
 """The `python` backend."""
 
 import asyncio
+import contextlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from charonia.backends.python.environment import (
 )
 from charonia.backends.python.instance import PythonInstance
 from charonia.backends.python.process import WorkerProcess
+from charonia.backends.python.reaper import reaper
 from charonia.backends.python.services import Server
 from charonia.backends.python.thread import ThreadInstance
 from charonia.backends.python.worker.charonia_channel import Incoming
@@ -114,7 +117,11 @@ class PythonBackend:
         return PythonModel(files, config, path, environment, server)
 
     async def aclose(self) -> None:
-        """Nothing is shared between models."""
+        """End the process that watches over what workers have started."""
+        pid = reaper.end()
+        if pid:
+            with contextlib.suppress(ChildProcessError):  # somebody else has waited for it
+                await asyncio.to_thread(os.waitpid, pid, 0)
 
 
 class PythonModel:

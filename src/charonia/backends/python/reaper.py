@@ -34,6 +34,14 @@ class Reaper:
             self._groups.discard(group)
             self._tell(f"-{group}\n")
 
+    def end(self) -> int:
+        """Let the process end, unless there are groups left to watch; return its number to wait for, or 0."""
+        if self._owner != os.getpid() or self._groups:
+            return 0
+        self._owner = 0
+        os.close(self._pipe)
+        return self._pid
+
     def _tell(self, lines: str) -> None:
         try:
             os.write(self._pipe, lines.encode())
