@@ -201,7 +201,9 @@ def test_an_archive_that_holds_too_much_is_refused(tmp_path: Path, monkeypatch: 
     assert "holds more than" in refusal(files, settings(tmp_path), EXECUTION_ENV_PATH="env.tar.gz").message
 
 
-@pytest.mark.parametrize("content", [b"", b"no archive", gzip.compress(b"neither" * 999)[:-9]])
+@pytest.mark.parametrize(
+    "content", [b"", b"no archive", gzip.compress(b"neither" * 999)[:-9]], ids=["empty", "text", "cut off"]
+)
 def test_what_is_no_archive_is_refused(tmp_path: Path, content: bytes) -> None:
     files = write(tmp_path, WHERE)
     (files.model_dir / "env.tar.gz").write_bytes(content)
