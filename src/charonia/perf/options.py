@@ -10,6 +10,8 @@ from enum import Enum
 from pathlib import Path
 
 from charonia.core.errors import invalid
+from charonia.perf.api import Distribution, MeasurementMode, SharedMemory
+from charonia.results.records import LoadMode
 
 SEQUENCE_ID_MAX = 2**32 - 1
 """Largest correlation id where `--sequence-id-range` names no end."""
@@ -20,21 +22,6 @@ class WireProtocol(Enum):
 
     HTTP = "http"
     GRPC = "grpc"
-
-
-class MeasurementMode(Enum):
-    """When a level is measured well enough."""
-
-    TIME_WINDOWS = "time_windows"
-    COUNT_WINDOWS = "count_windows"
-    ADAPTIVE = "adaptive"
-
-
-class Distribution(Enum):
-    """How the gaps between arrivals are spread in an open loop."""
-
-    CONSTANT = "constant"
-    POISSON = "poisson"
 
 
 class TensorFormat(Enum):
@@ -52,15 +39,8 @@ class Compression(Enum):
     DEFLATE = "deflate"
 
 
-class SharedMemory(Enum):
-    """Where tensors are put."""
-
-    NONE = "none"
-    SYSTEM = "system"
-
-
 class CallStyle(Enum):
-    """Whether a caller waits for each answer. Here it only decides how a level counts as stable."""
+    """Whether a caller waits for each answer. Here nobody does: it only says what the settings print."""
 
     SYNC = "sync"
     ASYNC = "async"
@@ -71,15 +51,6 @@ class CertificateFormat(Enum):
 
     PEM = "PEM"
     DER = "DER"
-
-
-class LoadMode(Enum):
-    """What decides when a request is sent."""
-
-    CONCURRENCY = "concurrency"
-    PERIODIC = "periodic concurrency"
-    RATE = "request rate"
-    INTERVALS = "request intervals"
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +168,7 @@ class LoadOptions:
         intervals_us: Gaps between requests, repeated (open loop).
         distribution: How the gaps of `rate` are spread.
         request_period: Responses of each request after which `periodic` adds requests.
-        call_style: Whether a caller waits for each answer; None for what the model asks for.
+        call_style: How perf_analyzer would call; None for what the model asks for.
         seed: Of arrivals and of generated data.
         processes: Processes that send, 0 for as many as the machine has use for.
     """
@@ -216,7 +187,7 @@ class LoadOptions:
     def mode(self) -> LoadMode:
         """Which mode is set."""
         if self.rate is not None:
-            return LoadMode.RATE
+            return LoadMode.REQUEST_RATE
         if self.intervals_us:
             return LoadMode.INTERVALS
         return LoadMode.PERIODIC if self.periodic is not None else LoadMode.CONCURRENCY
@@ -432,7 +403,7 @@ def _search_problems(options: PerfOptions) -> list[str]:
     levels = options.load.levels
     if options.measurement.latency_threshold_ms == 0:
         problems.append("--binary-search: expected --latency-threshold with it, got none")
-    if levels.end <= levels.start or options.load.mode not in (LoadMode.CONCURRENCY, LoadMode.RATE):
+    if levels.end <= levels.start or options.load.mode not in (LoadMode.CONCURRENCY, LoadMode.REQUEST_RATE):
         problems.append(
             "--binary-search: expected --concurrency-range or --request-rate-range with start and end, "
             f"got {levels.start:g}:{levels.end:g}"
@@ -455,7 +426,7 @@ def _sequence_problems(options: PerfOptions) -> list[str]:
     sequences = options.sequences
     levels = options.load.levels
     available = sequences.id_end - sequences.id_start
-    by_schedule = options.load.mode in (LoadMode.RATE, LoadMode.INTERVALS)
+    by_schedule = options.load.mode in (LoadMode.REQUEST_RATE, LoadMode.INTERVALS)
     needed = sequences.concurrent if by_schedule else max(levels.start, levels.end)
     if available < needed:
         return [

@@ -1,0 +1,360 @@
+from pathlib import Path
+
+import pytest
+
+from charonia.cli.perf_foreign import DEPRECATED, REFUSED, ForeignOption
+from charonia.cli.perf_options import HELP_COLUMNS_MAX, default_text, described, help_text, parse
+from charonia.cli.perf_table import OPTIONS
+from charonia.core.errors import ServingError
+from charonia.perf.api import Distribution, MeasurementMode, SharedMemory
+from charonia.perf.options import CallStyle, FloatRange, IntRange, PerfOptions, WireProtocol
+from charonia.results.records import LoadMode
+
+M = ("-m", "resnet")
+
+
+def options(*arguments: str) -> PerfOptions:
+    return parse([*M, *arguments]).options
+
+
+def problems(*arguments: str) -> list[str]:
+    with pytest.raises(ServingError) as caught:
+        parse(list(arguments))
+    return caught.value.message.splitlines()
+
+
+def test_a_common_line_means_what_it_says(tmp_path: Path) -> None:
+    csv = tmp_path / "perf.csv"
+
+    made = options("-u", "host:9000", "-b", "16", "-a", "--concurrency-range", "1:8", "-f", str(csv))
+
+    assert (made.target.model, made.target.url, made.target.batch_size) == ("resnet", "host:9000", 16)
+    assert made.load.concurrency == IntRange(1, 8, 1)
+    assert made.load.call_style is CallStyle.ASYNC
+    assert made.report.csv == csv
+
+
+def test_a_line_over_grpc_with_data_and_percentile(tmp_path: Path) -> None:
+    data = tmp_path / "real_data.json"
+    data.write_text('{"data": []}')
+
+    made = options(
+        *("-b", "16", "--input-data", str(data), "--measurement-interval", "10000"),
+        *("--concurrency-range", "1:10", "--percentile=90", "-i", "grpc"),
+    )
+
+    assert made.data.sources == (str(data),)
+    assert made.measurement.interval_ms == 10_000
+    assert made.measurement.percentile == 90
+    assert made.target.protocol is WireProtocol.GRPC
+    assert made.target.address == "localhost:8001"
+
+
+def test_without_options_it_is_one_request_at_a_time_over_http() -> None:
+    made = options()
+
+    assert made.load.mode is LoadMode.CONCURRENCY
+    assert made.load.levels == IntRange(1, 1, 1)
+    assert made.target.address == "localhost:8000"
+    assert made.data.sources == ("random",)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("-b", "8", "--max-trials", "3"),
+        ("-b8", "-r3"),
+        ("--max-tri=3", "-b", "8"),
+        ("--batch-size=8", "--max-trials=3"),
+    ],
+)
+def test_forms_of_the_same_options_are_the_same(arguments: tuple[str, ...]) -> None:
+    made = options(*arguments)
+
+    assert (made.target.batch_size, made.measurement.trials_max) == (8, 3)
+
+
+def test_short_options_can_be_joined() -> None:
+    made = options("-vva", "-i", "GRPC")
+
+    assert made.report.verbosity == 2
+    assert made.load.call_style is CallStyle.ASYNC
+    assert made.target.protocol is WireProtocol.GRPC
+
+
+def test_a_prefix_that_only_perf_analyzer_shares_keeps_its_meaning(tmp_path: Path) -> None:
+    made = options("--pro", str(tmp_path / "out.json"))  # --profile-export-file, though there is --processes here
+
+    assert made.report.profile_export == tmp_path / "out.json"
+
+
+def test_an_ambiguous_prefix_is_refused() -> None:
+    assert problems(*M, "--max-t", "3") == ["option '--max-t' is ambiguous: --max-threads, --max-trials"]
+
+
+def test_negative_values_are_values() -> None:
+    made = options("--trace-count", "-1", "--percentile", "-1")
+
+    assert made.server.trace_count == -1
+    assert made.measurement.percentile is None
+
+
+def test_repeatable_options_add_up() -> None:
+    made = options("--shape", "a:b:3,4", "--shape=IDS:8", "-H", "X-Key: a:b", "-H", "Y:2", "--input-range", "IDS:0:100")
+
+    assert made.data.shapes == (("a:b", (3, 4)), ("IDS", (8,)))
+    assert made.target.headers == (("X-Key", "a:b"), ("Y", "2"))
+    assert made.data.ranges == (("IDS", 0.0, 100.0),)
+
+
+def test_parameters_have_their_types() -> None:
+    made = options(
+        *("--request-parameter", "n:5:int", "--request-parameter", "on:true:bool"),
+        *("--request-parameter", "s:a:b:string"),
+    )
+
+    assert made.target.parameters == (("n", 5), ("on", True), ("s", "a:b"))
+
+
+def test_times_take_units() -> None:
+    made = options("--request-timeout", "1.5", "--goodput", "latency:50ms")
+
+    assert made.target.request_timeout_ns == 1_500_000_000
+    assert made.measurement.goodput_latency_ns == 50_000_000
+    assert options("--request-timeout", "250us").target.request_timeout_ns == 250_000
+
+
+def test_rates_and_their_distribution() -> None:
+    made = options("--request-rate-range=20:40.5:10", "--request-distribution", "poisson", "--seed", "7")
+
+    assert made.load.rate == FloatRange(20.0, 40.5, 10.0)
+    assert made.load.distribution is Distribution.POISSON
+    assert made.load.seed == 7
+
+
+def test_intervals_come_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "gaps.txt"
+    file.write_text("100000\n50000\n\n0\n")
+
+    assert options("--request-intervals", str(file)).load.intervals_us == (100_000, 50_000, 0)
+
+
+def test_a_file_of_intervals_names_the_line_that_is_wrong(tmp_path: Path) -> None:
+    file = tmp_path / "gaps.txt"
+    file.write_text("100\nfast\n")
+
+    assert problems(*M, "--request-intervals", str(file)) == [
+        f"--request-intervals: {file}: line 2: expected an integer from 0 to 2147483647, got 'fast'"
+    ]
+
+
+def test_sequences() -> None:
+    made = options(
+        *("--sequence-length", "5", "--sequence-length-variation", "0", "--sequence-id-range", "10:20"),
+        "--serial-sequences",
+    )
+
+    assert (made.sequences.length, made.sequences.is_length_given) == (5, True)
+    assert (made.sequences.id_start, made.sequences.id_end) == (10, 20)
+    assert made.sequences.serial
+    assert made.sequences.length_variation_percent == 0
+
+
+def test_tls_of_either_protocol(tmp_path: Path) -> None:
+    ca = tmp_path / "ca.pem"
+    ca.write_text("")
+
+    made = options(
+        *("-u", "https://host", "--ssl-https-ca-certificates-file", str(ca), "--ssl-https-verify-host", "0"),
+        *("--ssl-grpc-use-ssl", "--ssl-grpc-root-certifications-file", str(ca)),
+    )
+
+    assert (made.target.http_tls.root, made.target.http_tls.verify_host) == (ca, False)
+    assert made.target.grpc_tls.enabled
+    assert made.target.grpc_tls.root == ca
+
+
+def test_other_kinds_of_values() -> None:
+    made = options(
+        *("--measurement-mode", "adaptive", "--shared-memory", "system", "--bls-composing-models", "a:1, b"),
+        *("--trace-level", "timestamps", "--trace-level=TENSORS"),
+    )
+
+    assert made.measurement.mode is MeasurementMode.ADAPTIVE
+    assert made.target.shared_memory is SharedMemory.SYSTEM
+    assert made.server.composing_models == (("a", "1"), ("b", ""))
+    assert made.server.trace_level == ("TIMESTAMPS", "TENSORS")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "levels"),
+    [
+        (("-t", "4"), IntRange(4, 4, 1)),
+        (("-d", "-t", "2", "-c", "8"), IntRange(2, 8, 1)),
+        (("-d", "-l", "50"), IntRange(1, 0, 1)),
+    ],
+)
+def test_old_names_of_the_concurrency_are_understood(arguments: tuple[str, ...], levels: IntRange) -> None:
+    parsed = parse([*M, *arguments])
+
+    assert parsed.options.load.concurrency == levels
+    assert parsed.notes
+    assert all("is an old name: use --concurrency-range" in note for note in parsed.notes)
+
+
+def test_old_names_of_the_data_are_understood(tmp_path: Path) -> None:
+    assert options("-z").data.sources == ("zero",)
+    assert options("--data-directory", str(tmp_path)).data.sources == (str(tmp_path),)
+
+
+def test_options_without_effect_are_noted() -> None:
+    parsed = parse([*M, "--max-threads", "8", "--verbose-csv", "--ssl-https-verify-peer", "0"])
+
+    assert parsed.notes == (
+        "--max-threads has no effect: an event loop sends, not threads",
+        "--ssl-https-... has no effect without a URL such as -u https://HOST:PORT",
+        "--verbose-csv has no effect without -f",
+    )
+
+
+@pytest.mark.parametrize("option", REFUSED, ids=lambda option: option.name)
+def test_what_has_no_meaning_here_is_refused_with_a_reason(option: ForeignOption) -> None:
+    assert problems(*M, option.name, *(["x"] if option.metavar else [])) == [f"{option.name}: {option.reason}"]
+
+
+@pytest.mark.parametrize("kind", ["tfserving", "triton_c_api", "openai", "torchserve"])
+def test_other_services_are_refused(kind: str) -> None:
+    assert problems(*M, "--service-kind", kind) == [
+        f"--service-kind: expected triton, got '{kind}': only servers of the KServe v2 protocol are measured"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("--streaming",), "--streaming: expected -i grpc with it, got -i http"),
+        (("--sync", "-a"), "--sync and --async: expected one of them, got both"),
+        (
+            ("-i", "grpc", "--streaming", "--sync"),
+            "--streaming: expected --async with it, got --sync (hint: leave --sync out)",
+        ),
+        (
+            ("--concurrency-range", "2", "--request-rate-range", "5"),
+            "--concurrency-range and --request-rate-range: expected one way to send requests, got 2",
+        ),
+        (
+            ("--concurrency-range", "1:0"),
+            "--concurrency-range: expected --latency-threshold with a range without end, got none",
+        ),
+        (("--concurrency-range", "4:2"), "--concurrency-range: expected an end of at least 4, got 2"),
+        (
+            ("--binary-search", "--concurrency-range", "1:8"),
+            "--binary-search: expected --latency-threshold with it, got none",
+        ),
+        (
+            ("--binary-search", "-l", "5"),
+            "--binary-search: expected --concurrency-range or --request-rate-range with start and end, got 1:1",
+        ),
+        (("--percentile", "101"), "--percentile: expected a number above 0 and at most 100, got '101'"),
+        (("--percentile", "100"), "--percentile: expected a number below 100, or -1 for the mean, got '100'"),
+        (
+            ("--request-count", "9", "--concurrency-range", "1:4"),
+            "--request-count: expected a single level with it, got a range",
+        ),
+        (
+            ("--request-count", "3", "--concurrency-range", "4"),
+            "--request-count: expected at least the level, 4, got 3",
+        ),
+        (("--metrics-interval", "5"), "--metrics-interval: expected --collect-metrics with it, got none"),
+        (
+            ("--sequence-id-range", "1:3", "--concurrency-range", "4"),
+            "--sequence-id-range: expected at least 4 ids, one for each sequence at a time, got 2",
+        ),
+        (
+            ("--periodic-concurrency-range", "1:4"),
+            "--periodic-concurrency-range: expected --streaming and --profile-export-file with it",
+        ),
+        (("--shape", "X:0"), "--shape: expected NAME:D1,D2,... with dimensions of at least 1, got 'X:0'"),
+        (("--input-range", "X:2:1"), "--input-range: expected NAME:LOW:HIGH with LOW not above HIGH, got 'X:2:1'"),
+        (("-c", "4"), "-c: expected -d with it, got none (hint: --concurrency-range START:END)"),
+        (("-b", "0"), "--batch-size: expected an integer from 1 to 2147483647, got '0'"),
+        (
+            ("--shared-memory", "cuda"),
+            "--shared-memory: expected none or system, got 'cuda': memory of GPUs is not offered",
+        ),
+        (("--measurement-modus", "x"), "unknown option '--measurement-modus' (hint: did you mean --measurement-mode?)"),
+        (("-w",), "unknown option '-w' (hint: charonia perf --help lists the options)"),
+        (("resnet",), "unexpected argument 'resnet' (hint: a model is named with -m)"),
+        (("--seed",), "--seed: expected a value behind it, got none"),
+        (("--async=1",), "--async: expected no value, got '1'"),
+        (
+            ("-f", "/no/such/folder/x.csv"),
+            "--csv: expected a file in a folder that exists, got '/no/such/folder/x.csv'",
+        ),
+        (
+            ("--input-data", "/no/such"),
+            "--input-data: expected random, zero, a folder or a JSON file, got '/no/such', which does not exist",
+        ),
+    ],
+)
+def test_what_contradicts_itself_is_refused_with_one_line(arguments: tuple[str, ...], problem: str) -> None:
+    assert problem in problems(*M, *arguments)
+
+
+def test_all_problems_come_at_once() -> None:
+    assert problems("--streaming", "--percentile", "x", "--seed=-1", "--foo") == [
+        "unknown option '--foo' (hint: charonia perf --help lists the options)",
+        "--seed: expected an integer from 0 to 2147483647, got '-1'",
+        "--percentile: expected a number above 0 and at most 100, got 'x'",
+        "-m: expected the name of a model, got none (hint: charonia perf -m NAME -u HOST:PORT)",
+        "--streaming: expected -i grpc with it, got -i http",
+    ]
+
+
+def test_what_follows_from_an_unreadable_option_is_not_reported() -> None:
+    assert problems("-m", "", "--streaming", "-i", "grcp") == [
+        "--model: expected a value, got ''",
+        "--protocol: expected http or grpc, got 'grcp'",
+    ]
+
+
+def test_an_export_never_replaces_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "out.json"
+    file.write_text("")
+
+    assert problems(*M, "--profile-export-file", str(file)) == [
+        f"--profile-export-file: expected a file that does not exist yet, got '{file}'"
+    ]
+
+
+def test_two_reports_do_not_share_a_file(tmp_path: Path) -> None:
+    file = str(tmp_path / "out")
+
+    assert problems(*M, "-f", file, "--json", file) == [f"--json: expected a file of its own, got that of -f, {file}"]
+
+
+def test_the_help_names_every_option_and_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    text = help_text()
+
+    assert [option.name for option in OPTIONS if option.name not in text] == []
+    assert [foreign.name for foreign in (*DEPRECATED, *REFUSED) if foreign.name not in text] == []
+    assert max(map(len, text.splitlines())) <= 100 <= HELP_COLUMNS_MAX
+
+
+def test_the_options_in_force_are_described() -> None:
+    parsed = parse([*M, "-b", "4"])
+
+    text = described(parsed.options, parsed.named)
+
+    assert text["--model"] == "resnet"
+    assert text["--batch-size"] == "4"
+    assert text["--measurement-interval"] == "5000"
+    assert "--html" not in text
+
+
+def test_no_two_options_share_a_name() -> None:
+    names = [name for option in OPTIONS for name in (option.name, option.short) if name]
+
+    assert len(names) == len(set(names))
+    assert all(default_text(option) is not None for option in OPTIONS)
