@@ -22,8 +22,13 @@ INTERNAL = {
     "frontends": {"core", "config", "protocol", "stats", "engine.api"},
     "server": {"__version__", "core", "config", "stats", "repository", "backends", "engine", "frontends"},
     "embedding": {"core", "config.server", "frontends.inproc", "server"},
+    "results": {"core", "stats"},
+    "client": {"core", "protocol", "schema"},
+    "perf": {"core", "config", "stats", "protocol", "results", "client"},
+    "report": {"core", "stats", "results"},
     "demo": {"core.errors"},
-    "cli": {"__version__", "core", "config", "stats", "repository", "backends", "engine", "server", "demo"},
+    "cli": {"__version__", "core", "config", "stats", "repository", "backends", "engine", "server", "demo"}
+    | {"results", "perf", "report"},
     "__main__": {"cli.main"},
 }
 
@@ -75,6 +80,7 @@ PURE = {
     "schema": {"google.protobuf", "importlib.resources"},
     "sched": set(),
     "stats": set(),
+    "results": set(),
 }
 
 
