@@ -144,6 +144,13 @@ class TritonPythonModel:
 """
 
 
+def test_every_name_of_the_module_is_documented() -> None:
+    pages = Path(__file__).parents[2] / "docs"
+    text = (pages / "python_models.md").read_text(encoding="utf-8")
+
+    assert [name for name in unbound.__all__ if name not in text] == []
+
+
 # Requests
 
 

@@ -1,9 +1,8 @@
 """The host of a model in a worker process: speaks with the server over the connection, a socket in each direction.
 
-No thread of its own reads: the thread that waits does. It takes the lead, reads what arrives and passes on what is for
-others (outcomes to the inbox that somebody waits at, batches to the main thread), until its own is there; then the next
-one that waits takes the lead. Whatever is read is decoded at once, because descriptors belong to messages in the order
-in which these arrive. Everything that is sent is placed and written under one lock.
+No thread of its own reads: the thread that waits does, and passes on what is for others: outcomes to the inbox that
+somebody waits at, batches to the main thread. Whatever is read is decoded at once, because descriptors belong to
+messages in the order in which these arrive. Everything that is sent is placed and written under one lock.
 """
 
 from __future__ import annotations
@@ -19,22 +18,24 @@ import weakref
 from collections import deque
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 if TYPE_CHECKING or __package__:
     from charonia.backends.python.worker import charonia_channel as channel
     from charonia.backends.python.worker import charonia_datatypes as datatypes
+    from charonia.backends.python.worker.charonia_accounts import RegionAccounts
     from charonia.backends.python.worker.charonia_errors import TritonError, TritonModelException
     from charonia.backends.python.worker.charonia_host import Batch, Inbox
-    from charonia.backends.python.worker.charonia_regions import ChannelError, Mappings, RegionPool
+    from charonia.backends.python.worker.charonia_reading import SharedReading
+    from charonia.backends.python.worker.charonia_regions import ChannelError
     from charonia.backends.python.worker.charonia_responses import InferenceResponse
     from charonia.backends.python.worker.charonia_tensor import received
 else:  # siblings of the worker's script; the package is not there
     import charonia_channel as channel
     import charonia_datatypes as datatypes
+    from charonia_accounts import RegionAccounts
     from charonia_errors import TritonError, TritonModelException
     from charonia_host import Batch, Inbox
-    from charonia_regions import ChannelError, Mappings, RegionPool
+    from charonia_reading import SharedReading
+    from charonia_regions import ChannelError
     from charonia_responses import InferenceResponse
     from charonia_tensor import received
 
@@ -49,9 +50,6 @@ if TYPE_CHECKING:
     Task = tuple[Any, ...]
     """A header for the main thread, or ("execute", batch, fields and inputs of each request)."""
 
-POLL_READS_MAX = 16
-"""Reads of one look at the connection that does not wait, so that a busy server cannot keep a model from its work."""
-
 METRICS_DELAY_S = 0.05
 """Longest time that updates of metrics wait to travel together, as long as the model reports some."""
 
@@ -64,18 +62,6 @@ METRICS_WAITING_MAX = 1000
 
 class Disconnected(TritonModelException):
     """The server has gone."""
-
-
-class _HeldRegions(Mappings):
-    """The server's regions. Those that were given back are not named in messages any more, whoever kept an array."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.held: set[int] = set()
-
-    def id_at(self, address: int) -> int:
-        region = super().id_at(address)
-        return region if region in self.held else 0
 
 
 class Connection:
@@ -98,18 +84,12 @@ class Connection:
         self._awake_ns = 0
         self._is_child = False
         self._is_over = False
-        self._mappings = _HeldRegions()
-        self._pool = RegionPool(self._mappings)
-        self._receiver = channel.Receiver(self._mappings)
-        self._lead = threading.Lock()
-        self._followers: dict[threading.Event, None] = {}
-        self._followers_lock = threading.Lock()
+        self._accounts = RegionAccounts()
+        self._receiver = channel.Receiver(self._accounts.mappings)
+        self._reading = SharedReading(self._read)
         self._loops: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
         self._send_lock = threading.Lock()
         self._later: deque[Callable[[], None]] = deque()
-        self._returned: deque[Sequence[int]] = deque()  # regions of ours that the server no longer looks at
-        self._dropped: list[int] = []  # of these, those that were given up
-        self._released: list[int] = []  # regions of the server that nobody here looks at any more
         self._batches: dict[int, Batch] = {}
         self._numbers = itertools.count(1)
         self._calls: dict[int, Call] = {}
@@ -121,16 +101,12 @@ class Connection:
 
     def wait(self, inbox: Inbox[Any]) -> None:
         """Return when the inbox holds something; takes part in reading until then."""
-        while not inbox.items:
-            if self._lead.acquire(False):
-                try:
-                    while not inbox.items:
-                        self._read(0)
-                finally:
-                    self._lead.release()
-                self._hand_on()
-            else:
-                self._follow(inbox)
+        self._reading.wait(inbox)
+
+    def poll(self) -> None:
+        """Take in what has arrived, without waiting."""
+        if not self._is_over:
+            self._reading.poll()
 
     def stay_awake(self) -> None:
         """Wait without sleeping, for as long as the server has asked for, until there is something to read."""
@@ -138,56 +114,21 @@ class Connection:
         if self._awake_ns and threading.active_count() <= THREADS_ALONE:
             channel.poll_for(self._readable, self._awake_ns)
 
-    def poll(self) -> None:
-        """Take in what has arrived, without waiting; nothing to do while another thread reads."""
-        if not self._lead.acquire(False):
-            return
-        try:
-            for _ in range(POLL_READS_MAX):
-                if self._is_over:
-                    break
-                self._read(socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            pass  # there is nothing more
-        finally:
-            self._lead.release()
-            self._hand_on()
-
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         """Take in messages also while this event loop runs."""
         if loop not in self._loops:
             self._loops.add(loop)
             loop.add_reader(self._receiving.fileno(), self.poll)
 
-    def _follow(self, inbox: Inbox[Any]) -> None:
-        """Wait until the inbox holds something, or the lead may be free."""
-        event = threading.Event()
-        with self._followers_lock:
-            self._followers[event] = None
-        inbox.listen(event.set)
-        if self._lead.locked() and not inbox.items:
-            event.wait()
-        with self._followers_lock:
-            self._followers.pop(event, None)
-        # It may have been this thread's to take the lead.
-        self._hand_on()
-
-    def _hand_on(self) -> None:
-        """Wake a thread that waits, unless somebody leads."""
-        if self._followers and not self._lead.locked():
-            with self._followers_lock:
-                for event in self._followers:
-                    if not event.is_set():
-                        event.set()
-                        return
-
-    def _read(self, flags: int) -> None:
+    def _read(self, waits: bool) -> None:
         if self._is_over:
             raise Disconnected(_GONE[1])
         try:
-            data, fds = channel.receive(self._receiving, flags)
+            data, fds = channel.receive(self._receiving, 0 if waits else socket.MSG_DONTWAIT)
             if not data:
                 self._end()
+                if not waits:
+                    raise BlockingIOError
             for message in self._receiver.feed(data, fds):
                 self._dispatch(message)
         except BlockingIOError:
@@ -226,19 +167,13 @@ class Connection:
             if answer is not None:
                 answer.put(value)
         elif kind == "release":
-            self._give_back(*message.header[1:])
+            self._accounts.given_back(*message.header[1:])
         else:
             self.tasks.put(message.header)
 
-    def _give_back(self, released: Sequence[int], dropped: Sequence[int]) -> None:
-        if released:
-            self._returned.append(released)  # to the pool, which belongs to those who send
-        if dropped:
-            self._mappings.drop(dropped)
-
     def _take_batch(self, message: channel.Incoming) -> None:
         _, number, sent, released, dropped = message.header
-        self._give_back(released, dropped)
+        self._accounts.given_back(released, dropped)
         find, array_of = message.find, datatypes.array_of
         requests: list[tuple[Fields, list[Tensor]]] = []
         for fields, places in sent:
@@ -249,13 +184,13 @@ class Connection:
         batch = Batch(number, len(requests))
         if message.regions:
             batch.regions = message.regions
-            self._mappings.held.update(message.regions)
+            self._accounts.hold(message.regions)
         self._batches[number] = batch
         self.tasks.put(("execute", batch, requests))
 
     def _take_reply(self, message: channel.Incoming) -> None:
         _, number, result, final, released, dropped = message.header
-        self._give_back(released, dropped)
+        self._accounts.given_back(released, dropped)
         response = None if result is None else self._response(message, result)
         call = self._calls.pop(number, None) if final else self._calls.get(number)
         if call is not None:
@@ -268,13 +203,9 @@ class Connection:
         for name, datatype, shape, place in result[1]:
             data = message.find(place)
             if place[0]:
-                # The region is the server's until the last array over it is gone. Views of an array keep what it was
-                # made over, and numpy does not look through a memoryview to find something else to keep.
-                holder = np.frombuffer(data, np.uint8)
-                weakref.finalize(holder, self._released.append, place[0]).atexit = False
-                data = memoryview(holder)  # type: ignore[arg-type] # an array is a buffer
+                data = self._accounts.leased(data, place[0])
             outputs.append(received(name, datatype, datatypes.array_of(datatype, shape, data)))
-        self._mappings.held.update(message.regions)
+        self._accounts.hold(message.regions)
         response = InferenceResponse(outputs)
         response._parameters = result[2]
         return response
@@ -293,7 +224,7 @@ class Connection:
             self._send_updates()
             encoded, outgoing = self._encode(results)
             self._answered(batch, len(encoded) - encoded.count(None))
-            released, dropped = self._take_released(), self._take_dropped()
+            released, dropped = self._accounts.take()
             self._send(("done", batch.number, encoded, released, dropped, input_end, output_start), outgoing)
         if self._later:
             self._run_later()
@@ -304,7 +235,7 @@ class Connection:
             self._send_updates()
             (encoded,), outgoing = self._encode([result])
             self._answered(batch, final)
-            released, dropped = self._take_released(), self._take_dropped()
+            released, dropped = self._accounts.take()
             self._send(("response", batch.number, index, encoded, final, released, dropped), outgoing)
         self._run_later()
 
@@ -314,7 +245,7 @@ class Connection:
         self._calls[number] = call
         try:
             with self._send_lock:
-                self._begin(call, self._compose())
+                self._begin(call, self._accounts.compose())
         except BaseException:
             self._calls.pop(number, None)
             raise
@@ -327,7 +258,7 @@ class Connection:
             outgoing.withdraw()
             raise
         target = (call.batch, call.model_name, call.model_version, call.decoupled)
-        released, dropped = self._take_released(), self._take_dropped()
+        released, dropped = self._accounts.take()
         self._send(("call", call.number, *target, call.fields, tensors, released, dropped), outgoing)
 
     def end(self, call: Call) -> None:
@@ -391,7 +322,7 @@ class Connection:
         """Send a message, with the lock."""
         if self._is_child:
             raise TritonModelException("a process that a model has forked cannot reach the server")
-        outgoing = outgoing or channel.Outgoing(self._pool)
+        outgoing = outgoing or self._accounts.compose()
         try:
             buffers = outgoing.frame(header)
         except ChannelError as error:
@@ -404,13 +335,13 @@ class Connection:
 
     def _encode(self, results: Sequence[Result | None]) -> tuple[list[tuple[object, ...] | None], channel.Outgoing]:
         """Return results as they travel, and the message that holds their tensors."""
-        outgoing = self._compose()
+        outgoing = self._accounts.compose()
         try:
             return [None if result is None else _encode(result, outgoing) for result in results], outgoing
         except Exception as error:  # elements of a string tensor may be anything
             outgoing.withdraw()
             failure = (TritonError.INTERNAL, f"a response of model '{self.name}' cannot be sent: {error}")
-            return [None if result is None else failure for result in results], channel.Outgoing(self._pool)
+            return [None if result is None else failure for result in results], self._accounts.compose()
 
     def _send_updates(self) -> None:
         if self._updates:
@@ -428,25 +359,7 @@ class Connection:
         """Count final answers; with the last one the memory of the inputs goes back."""
         batch.unanswered -= count
         if batch.unanswered <= 0 and self._batches.pop(batch.number, None) is not None:
-            self._released += batch.regions
-
-    def _take_released(self) -> list[int]:
-        if not self._released:
-            return []
-        released = self._released.copy()
-        del self._released[: len(released)]  # in place: finalizers append to it
-        self._mappings.held.difference_update(released)
-        return released
-
-    def _compose(self) -> channel.Outgoing:
-        """Return an empty message, to be placed in with the lock; what the server has given back can be used for it."""
-        while self._returned:
-            self._dropped += self._pool.release(self._returned.popleft())
-        return channel.Outgoing(self._pool)
-
-    def _take_dropped(self) -> list[int]:
-        dropped, self._dropped = self._dropped, []
-        return dropped
+            self._accounts.released += batch.regions
 
 
 def _failed(failure: tuple[int, str]) -> InferenceResponse:
