@@ -1,0 +1,151 @@
+"""Making connections to a server, and seeing to it that none is left."""
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from charonia.client.endpoint import Endpoint
+from charonia.client.tls import tls_context
+from charonia.client.wire import Failure, WireOptions
+
+RECONNECT_DELAY_FIRST_S = 0.01
+RECONNECT_DELAY_MAX_S = 1.0
+"""After a connection could not be made, the next try waits; each further failure doubles the time, up to this one."""
+
+CLOSE_TIMEOUT_S = 1.0
+"""Time for connections to close in an orderly way before they are cut."""
+
+
+class Connection(Protocol):
+    """A connection, as the dialer sees it. It is an `asyncio.Protocol`, too."""
+
+    def abort(self) -> None:
+        """Cut it."""
+        ...
+
+
+_C = TypeVar("_C", bound=asyncio.Protocol)
+
+
+class Dialer:
+    """Makes connections and knows those that are open.
+
+    Attributes:
+        failures: How often something failed, by kind; what uses the connections counts here, too.
+        dialing: Connections that are being made.
+    """
+
+    def __init__(self, endpoint: Endpoint, options: WireOptions, *, http2: bool) -> None:
+        """Make a dialer; to be called on the event loop.
+
+        Raises:
+            ServingError: INVALID_ARG for TLS options that cannot be used.
+        """
+        self.failures = dict.fromkeys(Failure, 0)
+        self._endpoint = endpoint
+        self._timeout_s = options.connect_timeout_s
+        self._tls: ssl.SSLContext | None = tls_context(options.tls, http2=http2) if endpoint.tls else None
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._open: set[Connection] = set()
+        self._all_closed = asyncio.Event()
+        self._backoff = Backoff()
+
+    @property
+    def dialing(self) -> int:
+        """Connections that are being made."""
+        return len(self._tasks)
+
+    def dial(self, make: Callable[[], _C], on_made: Callable[[_C], None], on_failed: Callable[[str], None]) -> None:
+        """Begin to make a connection; one of the two callbacks gets it, or the reason why there is none."""
+        task = self._loop.create_task(self._dial(make, on_made, on_failed))
+        self._tasks.add(task)
+
+    async def settle(self) -> None:
+        """Wait until no connection is being made."""
+        if self._tasks:
+            await asyncio.wait(tuple(self._tasks))
+
+    def opened(self, connection: Connection) -> None:
+        """A connection was made."""
+        self._open.add(connection)
+
+    def closed(self, connection: Connection) -> None:
+        """A connection is gone."""
+        self._open.discard(connection)
+        if not self._open:
+            self._all_closed.set()
+
+    async def close(self) -> None:
+        """Make no more connections, and wait for the end of those that are open."""
+        for task in tuple(self._tasks):
+            task.cancel()
+        await self.settle()
+        for _ in range(2):
+            if not self._open:
+                return
+            self._all_closed.clear()
+            try:
+                await asyncio.wait_for(self._all_closed.wait(), CLOSE_TIMEOUT_S)
+            except TimeoutError:
+                for connection in tuple(self._open):
+                    connection.abort()
+
+    async def _dial(
+        self, make: Callable[[], _C], on_made: Callable[[_C], None], on_failed: Callable[[str], None]
+    ) -> None:
+        endpoint = self._endpoint
+        wait_s = self._backoff.wait_s(self._loop.time())
+        if wait_s:
+            await asyncio.sleep(wait_s)
+        message = ""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                _, connection = await self._loop.create_connection(make, endpoint.host, endpoint.port, ssl=self._tls)
+        except (OSError, ssl.SSLError, UnicodeError) as error:  # TimeoutError is an OSError
+            message = _reason(endpoint, error)
+        finally:
+            # Here and not in a callback, so that whoever is told sees the true number.
+            task = asyncio.current_task()
+            if task is not None:
+                self._tasks.discard(task)
+        if message:
+            self._backoff.failed(self._loop.time())
+            on_failed(message)
+        else:
+            self._backoff.succeeded()
+            on_made(connection)
+
+
+class Backoff:
+    """How long to wait before the next try to connect."""
+
+    __slots__ = ("_delay_s", "_not_before_s")
+
+    def __init__(self) -> None:
+        self._delay_s = 0.0
+        self._not_before_s = 0.0
+
+    def wait_s(self, now_s: float) -> float:
+        """Return the seconds until the next try may begin."""
+        return max(self._not_before_s - now_s, 0.0)
+
+    def failed(self, now_s: float) -> None:
+        """A try failed. Tries that ran side by side count as one."""
+        if now_s >= self._not_before_s:
+            self._delay_s = min(max(2 * self._delay_s, RECONNECT_DELAY_FIRST_S), RECONNECT_DELAY_MAX_S)
+            self._not_before_s = now_s + self._delay_s
+
+    def succeeded(self) -> None:
+        """A connection was made."""
+        self._delay_s = self._not_before_s = 0.0
+
+
+def _reason(endpoint: Endpoint, error: BaseException) -> str:
+    if isinstance(error, TimeoutError):
+        return f"no connection to {endpoint}: it was not made in time"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"no connection to {endpoint}: its certificate is not trusted: {error.verify_message}"
+    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return f"no connection to {endpoint}: {reason}"

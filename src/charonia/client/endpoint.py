@@ -1,0 +1,63 @@
+"""URLs of servers: which protocol, which host and port, and whether with TLS."""
+
+import re
+from dataclasses import dataclass
+
+from charonia.core.errors import invalid
+
+_PORTS = {"http": 8000, "https": 443, "grpc": 8001, "grpcs": 443}
+_URL = re.compile(
+    r"(?:(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://)?(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s/:\[\]@?#]+)(?::(?P<port>\d{1,5}))?"
+    r"(?P<path>/[^\s?#]*)?"
+)
+_HINT = "expected HOST:PORT, http://HOST:PORT, https://HOST:PORT, grpc://HOST:PORT or grpcs://HOST:PORT"
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a server answers.
+
+    Attributes:
+        protocol: "http" or "grpc".
+        host: Host name or address, an IPv6 address without brackets.
+        port: Port.
+        tls: Whether the connection is encrypted.
+        prefix: Path before that of the protocol, without a slash at its end (HTTP only).
+    """
+
+    protocol: str
+    host: str
+    port: int
+    tls: bool
+    prefix: str
+
+    @property
+    def authority(self) -> str:
+        """Host and port as a URL has them."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    def __str__(self) -> str:
+        return f"{self.protocol}{'s' if self.tls else ''}://{self.authority}{self.prefix}"
+
+
+def parse_url(url: str) -> Endpoint:
+    """Return what a URL says; without a scheme it means HTTP, without a port the usual one of the scheme.
+
+    Raises:
+        ServingError: INVALID_ARG for anything else than such a URL.
+    """
+    match = _URL.fullmatch(url)
+    if match is None:
+        raise invalid(f"'{url}' is no URL of a server", hint=_HINT)
+    scheme = (match["scheme"] or "http").lower()
+    if scheme not in _PORTS:
+        raise invalid(f"URL '{url}': expected one of the schemes {', '.join(_PORTS)}, got '{scheme}'", hint=_HINT)
+    port = int(match["port"]) if match["port"] else _PORTS[scheme]
+    if not 0 < port < 65_536:
+        raise invalid(f"URL '{url}': expected a port from 1 to 65535, got {port}")
+    prefix = (match["path"] or "").rstrip("/")
+    tls = scheme.endswith("s")
+    protocol = scheme.removesuffix("s")
+    if prefix and protocol == "grpc":
+        raise invalid(f"URL '{url}': a gRPC server has no path, got '{prefix}'")
+    return Endpoint(protocol, match["host"].strip("[]"), port, tls, prefix)

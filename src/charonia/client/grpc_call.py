@@ -1,0 +1,258 @@
+"""One gRPC call of the client: from what its stream received to answers."""
+
+import asyncio
+import time
+from typing import Protocol
+
+from charonia.client.endpoint import Endpoint
+from charonia.client.failing import failed
+from charonia.client.grpc_codec import CODES, GrpcRequest, decode_status_message, stream_error
+from charonia.client.http2 import ErrorCode
+from charonia.client.wire import Answer, Failure, OnAnswer, WireOptions
+from charonia.core.errors import Code, ServingError
+from charonia.protocol.grpc_framing import ENCODINGS, PREFIX_BYTES, Buffer, MessageReader
+from charonia.protocol.grpc_headers import OK_TRAILERS, Headers
+from charonia.protocol.grpc_status import RpcError, Status
+
+_STATUS_DIGITS_MAX = 4
+
+_now_ns = time.monotonic_ns
+
+
+class CallOwner(Protocol):
+    """The wire, as its calls see it.
+
+    Attributes:
+        endpoint: The server.
+        options: Settings and limits.
+        failures: How often something failed, by kind.
+    """
+
+    endpoint: Endpoint
+    options: WireOptions
+    failures: dict[Failure, int]
+
+    def send_again(self, call: "GrpcCall") -> None:
+        """Send a call that the server has not looked at."""
+        ...
+
+
+class Carrier(Protocol):
+    """The connection, as its calls see it."""
+
+    def forget(self, call: "GrpcCall") -> None:
+        """Give a call up."""
+        ...
+
+
+class GrpcCall:
+    """A request and its answers: the handle of whoever sent it."""
+
+    __slots__ = (
+        "_encoding",
+        "_first_byte_ns",
+        "_messages",
+        "_on_answer",
+        "_reader",
+        "_received",
+        "_sent_ns",
+        "_unary",
+        "_wire",
+        "connection",
+        "deadline_s",
+        "is_over",
+        "keep_body",
+        "request",
+        "send_end_ns",
+        "stream_id",
+        "timer",
+        "tries",
+    )
+
+    def __init__(self, wire: CallOwner, request: GrpcRequest, on_answer: OnAnswer, keep_body: bool) -> None:
+        self._sent_ns = _now_ns()
+        self._wire = wire
+        self._on_answer = on_answer
+        self._reader: MessageReader | None = None
+        self._encoding = b"identity"
+        self._first_byte_ns = 0
+        self._messages = 0
+        self._received = 0
+        self._unary: Buffer = b""
+        self.request = request
+        self.keep_body = keep_body
+        self.connection: Carrier | None = None
+        self.stream_id = 0
+        self.deadline_s = 0.0
+        self.timer: asyncio.TimerHandle | None = None
+        self.is_over = False
+        self.send_end_ns = 0
+        self.tries = 0
+
+    def cancel(self) -> None:
+        """Give it up: no answer comes any more."""
+        if not self.is_over:
+            self._end()
+            self._leave()
+
+    def expire(self) -> None:
+        """The time is over."""
+        if not self.is_over:
+            self._leave()
+            took_s = (_now_ns() - self._sent_ns) / 1e9
+            self.fail(Failure.TIMEOUT, f"{self._wire.endpoint} did not answer within {took_s:.3g} s")
+
+    def fail(self, failure: Failure, message: str) -> None:
+        """Answer with a failure."""
+        if not self.is_over:
+            self._wire.failures[failure] += 1
+            self._finish(failed(self._new_answer(), failure, message))
+
+    def break_off(self, failure: Failure, message: str) -> None:
+        """Answer with a failure, and want no more of the server."""
+        if not self.is_over:
+            self._leave()
+            self.fail(failure, f"{self._wire.endpoint}: {message}")
+
+    # What the connection received.
+
+    def headers_received(self, headers: Headers) -> None:
+        """The response begins."""
+        if not self._first_byte_ns:
+            self._first_byte_ns = _now_ns()
+        fields = dict(headers)
+        status = fields.get(b":status", b"")
+        if status != b"200" or not fields.get(b"content-type", b"").startswith(b"application/grpc"):
+            kind = fields.get(b"content-type", b"no type").decode("latin-1")
+            text = status.decode("latin-1")
+            self.break_off(Failure.GARBLED, f"expected a gRPC response, got HTTP status {text} with {kind:.60}")
+            return
+        encoding = fields.get(b"grpc-encoding", b"identity")
+        if encoding not in ENCODINGS:
+            self.break_off(Failure.GARBLED, f"grpc-encoding '{encoding.decode('latin-1'):.40}' was not asked for")
+        else:
+            self._encoding = encoding
+
+    def data_received(self, data: bytes) -> None:
+        """A part of the response."""
+        if not self._first_byte_ns:
+            self._first_byte_ns = _now_ns()
+        reader = self._reader
+        if reader is None:
+            size = len(data) - PREFIX_BYTES
+            if (
+                size >= 0
+                and not data[0]
+                and int.from_bytes(data[1:PREFIX_BYTES], "big") == size <= self._wire.options.response_bytes_max
+            ):
+                self._message_received(size, memoryview(data)[PREFIX_BYTES:])
+                return
+            reader = self._reader = MessageReader(self._encoding, self._wire.options.response_bytes_max)
+        try:
+            reader.feed(data)
+            while not self.is_over:
+                message = reader.next_message()
+                if message is None:
+                    break
+                self._message_received(len(message), message)
+        except RpcError as error:
+            is_large = error.status is Status.RESOURCE_EXHAUSTED
+            self.break_off(Failure.OVERSIZE if is_large else Failure.GARBLED, error.message)
+            return
+        if not reader.pending_bytes:
+            self._reader = None
+
+    def trailers_received(self, headers: Headers) -> None:
+        """The response ends, with its status."""
+        if headers == OK_TRAILERS:
+            status = 0
+            text = b""
+        else:
+            fields = dict(headers)
+            digits = fields.get(b"grpc-status", b"")
+            if not digits.isdigit() or len(digits) > _STATUS_DIGITS_MAX:
+                self.headers_received(headers)  # perhaps the answer of something that is no gRPC server
+                self.break_off(Failure.GARBLED, "the answer ends without a status")
+                return
+            status = int(digits)
+            text = fields.get(b"grpc-message", b"")
+        if status:
+            self._refused(status, decode_status_message(text))
+            return
+        is_stream = self.request.is_stream
+        if self._reader is not None or (not is_stream and self._messages != 1):
+            self.break_off(Failure.GARBLED, f"the answer is truncated: {self._messages} complete messages")
+            return
+        answer = self._new_answer()
+        answer.done_ns = _now_ns()
+        answer.is_empty = is_stream
+        if not is_stream:
+            answer.received_bytes = self._received
+            answer.body = self._unary
+        self._finish(answer)
+
+    def stream_closed(self, code: int, was_sent: bool) -> None:
+        """The stream is closed; an answer that was not complete never will be."""
+        if self.is_over:
+            return
+        if not was_sent or (code == ErrorCode.REFUSED_STREAM and not self._first_byte_ns):
+            self.connection = None
+            self._wire.send_again(self)
+        else:
+            self.fail(Failure.RESET, f"{self._wire.endpoint} broke the call off, HTTP/2 error code {code}")
+
+    def _message_received(self, size: int, message: Buffer) -> None:
+        self._messages += 1
+        self._received += size
+        if not self.request.is_stream:
+            if self._messages > 1:
+                self.break_off(Failure.GARBLED, "expected one response, got several")
+            elif self.keep_body:
+                self._unary = message
+            return
+        answer = self._new_answer()
+        answer.done_ns = _now_ns()
+        answer.final = False
+        answer.received_bytes = size
+        self._first_byte_ns = 0
+        try:
+            error = stream_error(message)
+        except ServingError as problem:
+            self.break_off(Failure.GARBLED, problem.message)
+            return
+        if error:
+            self._wire.failures[Failure.STATUS] += 1
+            answer.failure = Failure.STATUS
+            answer.message = error
+        if self.keep_body:
+            answer.body = message
+        self._on_answer(answer)
+
+    def _refused(self, status: int, message: str) -> None:
+        if status == Status.DEADLINE_EXCEEDED and self.deadline_s:
+            self.fail(Failure.TIMEOUT, f"{self._wire.endpoint} did not answer in time: {message}")
+            return
+        self._wire.failures[Failure.STATUS] += 1
+        answer = self._new_answer()
+        answer.done_ns = _now_ns()
+        answer.failure = Failure.STATUS
+        answer.status = status
+        answer.code = CODES.get(status, Code.UNKNOWN)
+        answer.message = message or f"gRPC status {status}"
+        self._finish(answer)
+
+    def _new_answer(self) -> Answer:
+        return Answer(self._sent_ns, self.send_end_ns, self._first_byte_ns)
+
+    def _leave(self) -> None:
+        if self.connection is not None:
+            self.connection.forget(self)
+
+    def _finish(self, answer: Answer) -> None:
+        self._end()
+        self._on_answer(answer)
+
+    def _end(self) -> None:
+        self.is_over = True
+        if self.timer is not None:
+            self.timer.cancel()

@@ -1,0 +1,128 @@
+"""The client's side of one HTTP/2 connection: the one place of the client that knows which library speaks it.
+
+The library is ngh2 (libnghttp2). Streams come and go while a batch of events is being handled, so sending to one that
+has gone is not an error here: the event that says so is on its way.
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+import ngh2
+from ngh2 import (
+    ConnectionClosed,
+    DataReceived,
+    Event,
+    GoAwayReceived,
+    ResponseReceived,
+    StreamClosed,
+    StreamReset,
+    TrailersReceived,
+)
+
+__all__ = [
+    "ClientConnection",
+    "ConnectionClosed",
+    "DataReceived",
+    "ErrorCode",
+    "Event",
+    "GoAwayReceived",
+    "Http2Error",
+    "ResponseReceived",
+    "StreamClosed",
+    "StreamReset",
+    "TrailersReceived",
+]
+
+STREAM_WINDOW_BYTES = 4 * 1024 * 1024
+"""Data that the server may send on a stream before it was read."""
+
+CONNECTION_WINDOW_BYTES = 64 * 1024 * 1024
+"""The same for all streams of a connection."""
+
+FRAME_BYTES_MAX = 1024 * 1024
+"""Largest frame that the server may send."""
+
+HEADER_LIST_BYTES_MAX = 64 * 1024
+"""Largest list of headers or trailers that the server may send."""
+
+ErrorCode = ngh2.ErrorCode
+Headers = Sequence[tuple[bytes, bytes]]
+
+_GONE = (ngh2.StreamProtocolError, ngh2.ConnectionStateError)
+
+
+class Http2Error(Exception):
+    """The connection cannot go on."""
+
+
+class ClientConnection:
+    """Bytes in, events out; requests in, bytes out."""
+
+    __slots__ = ("_connection",)
+
+    def __init__(self) -> None:
+        self._connection = ngh2.Connection(
+            ngh2.Role.CLIENT, ngh2.Configuration(max_inbound_header_list_size=HEADER_LIST_BYTES_MAX)
+        )
+        self._connection.initiate_connection(
+            {
+                ngh2.Setting.ENABLE_PUSH: 0,
+                ngh2.Setting.INITIAL_WINDOW_SIZE: STREAM_WINDOW_BYTES,
+                ngh2.Setting.MAX_FRAME_SIZE: FRAME_BYTES_MAX,
+                ngh2.Setting.MAX_HEADER_LIST_SIZE: HEADER_LIST_BYTES_MAX,
+            }
+        )
+        self._connection.set_local_window_size(CONNECTION_WINDOW_BYTES)
+
+    def receive(self, data: bytes) -> list[Event]:
+        """Take bytes from the server and return what they mean, in order.
+
+        Raises:
+            Http2Error: They break the protocol in a way that ends the connection.
+        """
+        try:
+            self._connection.receive_data(data)
+        except ngh2.NGH2Error as error:
+            raise Http2Error(str(error)) from error
+        return self._connection.events()
+
+    def events(self) -> list[Event]:
+        """Return events that sending brought about: streams that could not be opened any more."""
+        return self._connection.events()
+
+    def output(self) -> bytes:
+        """Return the bytes to send now."""
+        return self._connection.data_to_send()
+
+    def request(self, headers: Headers, body: Sequence[bytes | memoryview]) -> int:
+        """Send a whole request and return its stream; it waits where the server allows no more streams now.
+
+        Raises:
+            Http2Error: The connection takes no more requests.
+        """
+        connection = self._connection
+        try:
+            stream_id = connection.send_request(headers)
+            last = len(body) - 1
+            for index, part in enumerate(body):
+                connection.send_data(stream_id, part, end_stream=index == last)
+        except ngh2.NGH2Error as error:
+            raise Http2Error(str(error)) from error
+        return stream_id
+
+    def unsent_bytes(self, stream_id: int) -> int:
+        """Return how much of a request's body waits for the server's window."""
+        try:
+            return self._connection.queued_body_size(stream_id)
+        except _GONE:
+            return 0
+
+    def reset(self, stream_id: int) -> None:
+        """Give a stream up."""
+        with suppress(*_GONE):
+            self._connection.reset_stream(stream_id, ErrorCode.CANCEL)
+
+    def terminate(self) -> None:
+        """Say that the connection ends."""
+        with suppress(*_GONE):
+            self._connection.terminate_connection(ErrorCode.NO_ERROR)

@@ -1,0 +1,287 @@
+"""Responses of HTTP/1.1, one at a time, from bytes that come in any pieces. No I/O.
+
+Servers send the same response head again and again, so heads are remembered: one that was seen before costs a look-up,
+and of its response only the number of bytes is counted. llhttp reads heads that are new, and bodies in chunks.
+
+Invariants, which a property test holds:
+
+1. However the bytes of a response are split, the same response or the same error comes out.
+2. What is held is never more than was received, and a body over the limit is refused as soon as its size is known.
+"""
+
+import httptools
+
+HEAD_BYTES_MAX = 64 * 1024
+"""Longest response head."""
+
+REMEMBERED_MAX = 256
+"""Most heads that a wire remembers."""
+
+REMEMBERED_BYTES_MAX = 1024
+"""Longest head that is remembered."""
+
+INTERIMS_MAX = 16
+"""Most interim responses (status 1xx) before the real one."""
+
+ERROR_BODY_BYTES_MAX = 64 * 1024
+"""Most bytes that are kept of the body of an error where the body was not to be kept."""
+
+_END = b"\r\n\r\n"
+_BODILESS = (204, 304)
+_DIGITS_MAX = 18
+
+
+class BadResponseError(Exception):
+    """What came is no response, or one over a limit.
+
+    Attributes:
+        is_oversize: Whether a limit was broken.
+    """
+
+    def __init__(self, message: str, *, is_oversize: bool = False) -> None:
+        super().__init__(message)
+        self.is_oversize = is_oversize
+
+
+class Head:
+    """What the head of a response says.
+
+    Attributes:
+        status: HTTP status.
+        length: Size of the body; -1 for a body in chunks, -2 for one that ends with the connection.
+        json_bytes: Bytes of JSON at the start of the body; -1 where nothing says so.
+        coding: Content coding of the body, "" for none.
+        keep_alive: Whether the connection can be used again.
+    """
+
+    __slots__ = ("coding", "json_bytes", "keep_alive", "length", "status")
+
+    def __init__(self, status: int, length: int, json_bytes: int, coding: str, keep_alive: bool) -> None:
+        self.status = status
+        self.length = length
+        self.json_bytes = json_bytes
+        self.coding = coding
+        self.keep_alive = keep_alive
+
+
+IN_CHUNKS = -1
+UNTIL_CLOSE = -2
+
+Heads = dict[bytes, Head]
+
+
+class ResponseReader:
+    """Reads the responses of one connection.
+
+    Attributes:
+        head: Head of the response in progress or just complete, None before it is there.
+        received: Bytes of its body so far, as sent.
+        is_begun: Whether any byte of it has come.
+    """
+
+    __slots__ = (
+        "_buffer",
+        "_chunks",
+        "_heads",
+        "_interims",
+        "_is_over",
+        "_keeps",
+        "_limit",
+        "_parts",
+        "head",
+        "is_begun",
+        "received",
+    )
+
+    def __init__(self, heads: Heads, limit: int) -> None:
+        """Make a reader.
+
+        Args:
+            heads: Heads that were seen before; connections to the same server share them.
+            limit: Largest body in bytes.
+        """
+        self._heads = heads
+        self._limit = limit
+        self.begin(keep_body=False)
+
+    def begin(self, *, keep_body: bool) -> None:
+        """Expect a new response. The bodies of errors are kept in any case, up to `ERROR_BODY_BYTES_MAX`."""
+        self._keeps = keep_body
+        self._buffer = b""
+        self._chunks: _Chunks | None = None
+        self._parts: list[bytes | memoryview] = []
+        self._is_over = False
+        self._interims = 0
+        self.head: Head | None = None
+        self.received = 0
+        self.is_begun = False
+
+    @property
+    def body(self) -> bytes:
+        """The body of a response that is complete, as far as it was kept."""
+        parts = self._parts
+        first = parts[0] if parts else b""
+        return first if len(parts) < 2 and type(first) is bytes else b"".join(parts)
+
+    def feed(self, data: bytes) -> bool:
+        """Take bytes and return whether the response is complete.
+
+        Raises:
+            BadResponseError: They are no response, go on after its end, or break a limit.
+        """
+        if self.head is not None:
+            return self._take(data)
+        if self._buffer:
+            data = self._buffer + data
+        self.is_begun = True
+        end = data.find(_END) + 4
+        if end == 3:
+            return self._await_head(data)
+        head = self._heads.get(data[:end])
+        if head is None:
+            return self._feed_new(data, end)
+        self.head = head
+        size = len(data) - end
+        if size == head.length <= self._limit and not self._keeps and head.status == 200:
+            self.received = size
+            return True
+        self._check_length(head)
+        return self._take(data[end:])
+
+    def feed_eof(self) -> bool:
+        """Take the end of the connection and return whether the response ends with it."""
+        return self.head is not None and self.head.length == UNTIL_CLOSE
+
+    def _await_head(self, data: bytes) -> bool:
+        if len(data) > HEAD_BYTES_MAX:
+            raise BadResponseError(f"the response head is larger than {HEAD_BYTES_MAX} bytes", is_oversize=True)
+        if not b"HTTP/1.".startswith(data[:7]):
+            raise BadResponseError(f"expected an HTTP response, got {data[:40]!r}")
+        self._buffer = data
+        return False
+
+    def _feed_new(self, data: bytes, end: int) -> bool:
+        """Read a head that is not remembered, and what follows."""
+        if end > HEAD_BYTES_MAX:
+            raise BadResponseError(f"the response head is larger than {HEAD_BYTES_MAX} bytes", is_oversize=True)
+        text = data[:end]
+        chunks = _Chunks(self)
+        head = chunks.read_head(text)
+        self._buffer = b""
+        if head.status < 200:  # an interim response; the real one follows
+            self._interims += 1
+            if self._interims > INTERIMS_MAX:
+                raise BadResponseError(f"more than {INTERIMS_MAX} interim responses")
+            return self.feed(data[end:]) if len(data) > end else False
+        self.head = head
+        if head.length == IN_CHUNKS:
+            self._chunks = chunks
+        elif head.length >= 0 and len(text) <= REMEMBERED_BYTES_MAX:
+            if len(self._heads) >= REMEMBERED_MAX:
+                self._heads.clear()
+            self._heads[text] = head
+        self._check_length(head)
+        return self._take(data[end:])
+
+    def _check_length(self, head: Head) -> None:
+        if head.length > self._limit:
+            raise self._too_large(f"got one of {head.length}")
+
+    def _take(self, data: bytes) -> bool:
+        """Take a part of the body."""
+        head = self.head
+        if head is None or self._is_over:
+            raise BadResponseError("the server sent more than its response")
+        if self._chunks is not None:
+            self._is_over = self._chunks.feed(data)
+            return self._is_over
+        self.add(data)
+        if head.length == UNTIL_CLOSE:
+            return False
+        if self.received > head.length:
+            raise BadResponseError(f"the server sent more than its response: {self.received - head.length} bytes")
+        self._is_over = self.received == head.length
+        return self._is_over
+
+    def add(self, data: bytes) -> None:
+        """Count and keep bytes of the body."""
+        if not data:
+            return
+        self.received += len(data)
+        if self.received > self._limit:
+            raise self._too_large("got more")
+        if self._keeps or (self.head is not None and self.head.status != 200 and self.received <= ERROR_BODY_BYTES_MAX):
+            self._parts.append(data)
+
+    def _too_large(self, got: str) -> BadResponseError:
+        return BadResponseError(f"expected a response of at most {self._limit} bytes, {got}", is_oversize=True)
+
+
+class _Chunks:
+    """llhttp behind what the reader needs: a head, and a body in chunks."""
+
+    __slots__ = ("_headers", "_is_complete", "_parser", "_reader")
+
+    def __init__(self, reader: ResponseReader) -> None:
+        self._reader = reader
+        self._headers: dict[bytes, bytes] = {}
+        self._is_complete = False
+        self._parser = httptools.HttpResponseParser(self)
+
+    def read_head(self, text: bytes) -> Head:
+        try:
+            self._parser.feed_data(text)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            raise _no_response(text, error) from error
+        headers = self._headers
+        status = self._parser.get_status_code()
+        length_text = headers.get(b"content-length", b"")
+        if len(length_text) > _DIGITS_MAX:
+            raise BadResponseError(f"content-length of {len(length_text)} digits")
+        if b"chunked" in headers.get(b"transfer-encoding", b"").lower():
+            length = IN_CHUNKS
+        elif status in _BODILESS or status < 200:
+            length = 0
+        else:
+            length = int(length_text) if length_text else UNTIL_CLOSE
+        json_text = headers.get(b"inference-header-content-length", b"")
+        coding = headers.get(b"content-encoding", b"").decode("latin-1").strip().lower()
+        return Head(
+            status,
+            length,
+            int(json_text) if json_text.isdigit() and len(json_text) <= _DIGITS_MAX else -1,
+            "" if coding == "identity" else coding,
+            self._parser.should_keep_alive() and length != UNTIL_CLOSE,
+        )
+
+    def feed(self, data: bytes) -> bool:
+        if self._is_complete and data:
+            raise BadResponseError("the server sent more than its response")
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            cause = error.__context__
+            if isinstance(cause, BadResponseError):
+                raise cause from None
+            raise _no_response(data, error) from error
+        return self._is_complete
+
+    # The parser's calls.
+
+    def on_message_begin(self) -> None:
+        if self._is_complete:
+            raise BadResponseError("the server sent more than its response")
+
+    def on_header(self, name: bytes, value: bytes | None) -> None:
+        if self._reader.head is None:  # what comes after the body must not change what the head says
+            self._headers[name.lower()] = value or b""
+
+    def on_body(self, body: bytes) -> None:
+        self._reader.add(body)
+
+    def on_message_complete(self) -> None:
+        self._is_complete = True
+
+
+def _no_response(data: bytes, error: Exception) -> BadResponseError:
+    return BadResponseError(f"expected an HTTP response, got {data[:40]!r}: {error}")
