@@ -1,0 +1,1 @@
+"""What people and programs read of a measurement: tables, CSV, JSON files, HTML, comparison, progress."""
