@@ -198,6 +198,8 @@ class GrpcCall:
         if not was_sent or (code == ErrorCode.REFUSED_STREAM and not self._first_byte_ns):
             self.connection = None
             self._wire.send_again(self)
+        elif code == ErrorCode.NO_ERROR:
+            self.fail(Failure.GARBLED, f"{self._wire.endpoint}: the answer ends without a status")
         else:
             self.fail(Failure.RESET, f"{self._wire.endpoint} broke the call off, HTTP/2 error code {code}")
 

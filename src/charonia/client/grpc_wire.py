@@ -29,6 +29,7 @@ from charonia.client.http2 import (
 )
 from charonia.client.wire import DEFAULT_FORM, Failure, OnAnswer, RequestForm, WireOptions
 from charonia.core.request import InferRequest
+from charonia.protocol.grpc_headers import Headers
 
 TRIES_MAX = 4
 """How often a call is sent that no server looks at."""
@@ -110,7 +111,7 @@ class GrpcConnection(asyncio.Protocol):
             elif kind is TrailersReceived:
                 call = calls.pop(event.stream_id, None)  # type: ignore[attr-defined]
                 if call is not None:
-                    call.trailers_received(event.headers)  # type: ignore[attr-defined]
+                    self._ended(call, event.headers)  # type: ignore[attr-defined]
             else:
                 self._control(event)
         self._is_reading = False
@@ -154,6 +155,11 @@ class GrpcConnection(asyncio.Protocol):
         """Cut the connection."""
         self._transport.abort()
 
+    def _ended(self, call: GrpcCall, trailers: Headers) -> None:
+        if not call.send_end_ns:  # the server does not want the rest of the request
+            self._http2.reset(call.stream_id)
+        call.trailers_received(trailers)
+
     def _control(self, event: Event) -> None:
         match event:
             case ResponseReceived():
@@ -162,7 +168,7 @@ class GrpcConnection(asyncio.Protocol):
                     return
                 if event.end_stream:
                     del self._calls[event.stream_id]
-                    call.trailers_received(event.headers)
+                    self._ended(call, event.headers)
                 else:
                     call.headers_received(event.headers)
             case StreamReset() | StreamClosed():

@@ -1,0 +1,279 @@
+"""The asynchronous client."""
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import AsyncGenerator, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from charonia.client.connect import connect
+from charonia.client.errors import ClientError, error_of
+from charonia.client.failing import failed
+from charonia.client.grpc_dialect import GrpcDialect
+from charonia.client.http_dialect import HttpDialect
+from charonia.client.http_wire import HttpWire
+from charonia.client.model_requests import Ask, MetadataCache, SequencePart
+from charonia.client.query import Dialect, Json, Query, SharedMemoryRegion, T
+from charonia.client.tensors import InferResult, Inputs, Outputs, needs_metadata
+from charonia.client.wire import Answer, Failure, Handle, OnAnswer, WireOptions
+from charonia.core.errors import Code, ServingError
+from charonia.core.metadata import ModelIndexEntry, ModelMetadata, ServerMetadata
+from charonia.core.request import ParameterValue
+
+TIMEOUT_S = 60.0
+"""Time for a request that names none, in seconds."""
+
+LOAD_TIMEOUT_S = 600.0
+"""Time for loading a model, in seconds."""
+
+UNREAD_RESPONSES_MAX = 4096
+"""Responses of a stream that wait to be taken; with more the request is given up: a server cannot be made to wait."""
+
+_DEFAULT_OPTIONS = WireOptions()
+_NO = frozenset((Code.NOT_FOUND, Code.UNAVAILABLE, Code.INVALID_ARG))
+"""How an error says that something is not ready."""
+
+
+class _Answers:
+    """The answers to a request that wait to be taken."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Answer] = deque()
+        self._arrived = asyncio.Event()
+        self._is_full = False
+
+    def put(self, answer: Answer) -> None:
+        if self._is_full:
+            return
+        if len(self._waiting) >= UNREAD_RESPONSES_MAX:
+            self._is_full = True
+            text = f"{UNREAD_RESPONSES_MAX} responses were not taken"
+            answer = failed(Answer(answer.sent_ns), Failure.OVERSIZE, text)
+        self._waiting.append(answer)
+        self._arrived.set()
+
+    async def next(self) -> Answer:
+        while not self._waiting:
+            self._arrived.clear()
+            await self._arrived.wait()
+        return self._waiting.popleft()
+
+
+class AsyncClient:
+    """A client of one server, for asyncio. Use it as an asynchronous context manager.
+
+    Every method raises `ClientError`, which is a `ServingError`, when the server refuses, does not answer in time, is
+    not there, or goes away; nothing is retried but what never reached it.
+
+    Args:
+        url: `HOST:PORT` or `http://HOST:PORT` for HTTP, `grpc://HOST:PORT` for gRPC; `https://`, `grpcs://` with TLS.
+        timeout_s: Time for a request that names none, in seconds.
+        options: Headers, TLS, compression, limits.
+    """
+
+    def __init__(self, url: str, *, timeout_s: float = TIMEOUT_S, options: WireOptions = _DEFAULT_OPTIONS) -> None:
+        self._timeout_s = timeout_s
+        wire = connect(url, options)
+        self._wire: Any = wire  # the dialect makes the requests that this very wire takes
+        self._dialect: Dialect[Any] = (
+            HttpDialect(wire.encoder) if isinstance(wire, HttpWire) else GrpcDialect(wire.encoder)
+        )
+        self._metadata = MetadataCache()
+
+    async def __aenter__(self) -> Self:
+        """Do nothing: connections are made when they are needed."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close."""
+        await self.close()
+
+    async def close(self) -> None:
+        """Close all connections; what is in flight fails."""
+        await self._wire.close()
+
+    async def server_live(self) -> bool:
+        """Whether the server answers."""
+        return await self._is(self._dialect.live())
+
+    async def server_ready(self) -> bool:
+        """Whether the server takes inference requests."""
+        return await self._is(self._dialect.ready())
+
+    async def model_ready(self, model: str, version: str = "") -> bool:
+        """Whether a model takes inference requests; also False where there is no such model."""
+        return await self._is(self._dialect.model_ready(model, version))
+
+    async def server_metadata(self) -> ServerMetadata:
+        """Return the server's name, version and extensions."""
+        return await self._ask(self._dialect.server_metadata())
+
+    async def model_metadata(self, model: str, version: str = "") -> ModelMetadata:
+        """Return a model's versions and tensors."""
+        return await self._ask(self._dialect.model_metadata(model, version))
+
+    async def model_config(self, model: str, version: str = "") -> Json:
+        """Return a model's configuration as a JSON object."""
+        return await self._ask(self._dialect.model_config(model, version))
+
+    async def statistics(self, model: str = "", version: str = "") -> list[Json]:
+        """Return what the server has counted, a JSON object for each model and version."""
+        return await self._ask(self._dialect.statistics(model, version))
+
+    async def repository_index(self, *, ready: bool = False) -> list[ModelIndexEntry]:
+        """Return the models of the repositories, or only those that are ready."""
+        return await self._ask(self._dialect.index(ready))
+
+    async def load_model(
+        self,
+        model: str,
+        *,
+        config: str | Mapping[str, object] = "",
+        files: Mapping[str, bytes] | None = None,
+        timeout_s: float = LOAD_TIMEOUT_S,
+    ) -> None:
+        """Load or reload a model.
+
+        Args:
+            model: Model name.
+            config: Configuration, as JSON, to use instead of the model's own.
+            files: Files by path, such as "1/model.onnx", to use instead of the model's folder; they need a `config`.
+            timeout_s: Longest time to wait, in seconds.
+        """
+        text = config if isinstance(config, str) else json.dumps(config)
+        await self._ask(self._dialect.load(model, text, files or {}), timeout_s)
+
+    async def unload_model(
+        self, model: str, *, unload_dependents: bool = False, timeout_s: float = LOAD_TIMEOUT_S
+    ) -> None:
+        """Unload a model, and where asked the models that an ensemble is made of."""
+        await self._ask(self._dialect.unload(model, unload_dependents), timeout_s)
+
+    async def register_shared_memory(self, region: SharedMemoryRegion) -> None:
+        """Register a region of system shared memory."""
+        await self._ask(self._dialect.register(region))
+
+    async def unregister_shared_memory(self, name: str = "") -> None:
+        """Forget a region of system shared memory, or all of every client where no name is given."""
+        await self._ask(self._dialect.unregister(name))
+
+    async def shared_memory_regions(self, name: str = "") -> list[SharedMemoryRegion]:
+        """Return the regions of system shared memory that are registered, or the one of this name."""
+        return await self._ask(self._dialect.regions(name))
+
+    async def infer(
+        self,
+        model: str,
+        inputs: Inputs,
+        outputs: Outputs | None = None,
+        *,
+        version: str = "",
+        request_id: str = "",
+        parameters: Mapping[str, ParameterValue] | None = None,
+        sequence: SequencePart | None = None,
+        timeout_s: float | None = None,
+    ) -> InferResult:
+        """Run a model. Cancelling the awaiting task gives the request up.
+
+        Args:
+            model: Model name.
+            inputs: By name: an array, whose dtype decides on the datatype; a pair of an array and a datatype, such as
+                `(x, "BF16")`; a list, or one element, which take the datatype of the model's metadata.
+            outputs: Names of the outputs to return, None for all; a mapping also says how many top classes to return
+                instead of an output, 0 for the output itself.
+            version: Model version, "" for the newest that is ready.
+            request_id: Id that the response carries.
+            parameters: Request parameters; "priority" and "timeout" (microseconds in the queue) steer the scheduler.
+            sequence: The request's place in a sequence.
+            timeout_s: Longest time to wait, in seconds; None for that of the client.
+
+        Raises:
+            ClientError: There is no result.
+            ServingError: INVALID_ARG or NOT_FOUND for inputs that cannot be sent.
+        """
+        ask = Ask(model, inputs, outputs, version, request_id, parameters, sequence)
+        query = self._dialect.infer(ask.request(await self._metadata_for(ask)))
+        try:
+            return InferResult(await self._ask(query, timeout_s))
+        except ClientError as error:
+            if error.code is Code.INVALID_ARG:
+                self._metadata.forget(ask)
+            raise
+
+    async def stream_infer(
+        self,
+        model: str,
+        inputs: Inputs,
+        outputs: Outputs | None = None,
+        *,
+        version: str = "",
+        request_id: str = "",
+        parameters: Mapping[str, ParameterValue] | None = None,
+        sequence: SequencePart | None = None,
+        timeout_s: float | None = None,
+    ) -> AsyncGenerator[InferResult, None]:
+        """Run a model that gives any number of responses, over gRPC only; iterate over them.
+
+        The request begins with the first step. Closing the iterator (`aclose`), or cancelling the task in it, gives
+        the request up. The arguments are those of `infer`; `timeout_s` is the time until the last response.
+
+        Raises:
+            ClientError: The request failed; raised after the responses that came before.
+            ServingError: UNSUPPORTED over HTTP; INVALID_ARG or NOT_FOUND for inputs that cannot be sent.
+        """
+        ask = Ask(model, inputs, outputs, version, request_id, parameters, sequence)
+        query = self._dialect.stream(ask.request(await self._metadata_for(ask)))
+        answers = _Answers()
+        handle = self._send(query, answers.put, timeout_s)
+        try:
+            while not (answer := await answers.next()).is_empty:
+                error = error_of(answer)
+                if error is not None:
+                    raise error
+                yield InferResult(query.decode(answer))
+        finally:
+            handle.cancel()
+
+    async def _metadata_for(self, ask: Ask) -> ModelMetadata | None:
+        if not needs_metadata(ask.inputs):
+            return None
+        known = self._metadata.get(ask)
+        if known is None:
+            known = await self.model_metadata(ask.model, ask.version)
+            self._metadata.put(ask, known)
+        return known
+
+    def _send(self, query: Query[Any, T], on_answer: OnAnswer, timeout_s: float | None) -> Handle:
+        handle: Handle = self._wire.send(
+            query.request, on_answer, self._timeout_s if timeout_s is None else timeout_s, keep_body=True
+        )
+        return handle
+
+    async def _ask(self, query: Query[Any, T], timeout_s: float | None = None) -> T:
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+
+        def take(answer: Answer) -> None:
+            if not future.done():  # cancelled, and the task that waits for it has not run yet
+                future.set_result(answer)
+
+        handle = self._send(query, take, timeout_s)
+        try:
+            answer = await future
+        except asyncio.CancelledError:
+            handle.cancel()
+            raise
+        error = error_of(answer)
+        if error is not None:
+            raise error
+        return query.decode(answer)
+
+    async def _is(self, query: Query[Any, bool]) -> bool:
+        try:
+            return await self._ask(query)
+        except ServingError as error:
+            if error.code in _NO:
+                return False
+            raise

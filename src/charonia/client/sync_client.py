@@ -1,0 +1,236 @@
+"""The client for programs without an event loop: the asynchronous one, on a loop in a thread of its own."""
+
+import asyncio
+import sys
+import threading
+from collections.abc import Coroutine, Iterator, Mapping
+from concurrent.futures import CancelledError
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from charonia.client.async_client import LOAD_TIMEOUT_S, TIMEOUT_S, AsyncClient
+from charonia.client.errors import ClientError
+from charonia.client.model_requests import SequencePart
+from charonia.client.query import Json, SharedMemoryRegion
+from charonia.client.tensors import InferResult, Inputs, Outputs
+from charonia.client.wire import Failure, WireOptions
+from charonia.core.errors import Code
+from charonia.core.metadata import ModelIndexEntry, ModelMetadata, ServerMetadata
+from charonia.core.request import ParameterValue
+
+_DEFAULT_OPTIONS = WireOptions()
+_T = TypeVar("_T")
+
+
+class Client:
+    """A client of one server, for any number of threads.
+
+    Use it as a context manager::
+
+        with Client("localhost:8000") as client:
+            result = client.infer("add_sub", {"INPUT0": a, "INPUT1": b})
+
+    Methods, arguments and errors are those of `AsyncClient`.
+
+    Args:
+        url: `HOST:PORT` or `http://HOST:PORT` for HTTP, `grpc://HOST:PORT` for gRPC; `https://`, `grpcs://` with TLS.
+        timeout_s: Time for a request that names none, in seconds.
+        options: Headers, TLS, compression, limits.
+    """
+
+    def __init__(self, url: str, *, timeout_s: float = TIMEOUT_S, options: WireOptions = _DEFAULT_OPTIONS) -> None:
+        async def make() -> AsyncClient:
+            return AsyncClient(url, timeout_s=timeout_s, options=options)
+
+        self._lock = threading.Lock()  # around `_is_closed`, and handing work to the loop while it runs
+        self._is_closed = False
+        self._loop = _new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="charonia-client", daemon=True)
+        self._thread.start()
+        try:
+            self._client = self._run(make())
+        except BaseException:
+            self._stop()
+            raise
+
+    def __enter__(self) -> Self:
+        """Do nothing: connections are made when they are needed."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close."""
+        self.close()
+
+    def close(self) -> None:
+        """Close all connections and end the thread; what is in flight fails. A second call does nothing."""
+        if not self._is_closed:
+            self._run(self._client.close())
+            self._stop()
+
+    def server_live(self) -> bool:
+        """Whether the server answers."""
+        return self._run(self._client.server_live())
+
+    def server_ready(self) -> bool:
+        """Whether the server takes inference requests."""
+        return self._run(self._client.server_ready())
+
+    def model_ready(self, model: str, version: str = "") -> bool:
+        """Whether a model takes inference requests; also False where there is no such model."""
+        return self._run(self._client.model_ready(model, version))
+
+    def server_metadata(self) -> ServerMetadata:
+        """Return the server's name, version and extensions."""
+        return self._run(self._client.server_metadata())
+
+    def model_metadata(self, model: str, version: str = "") -> ModelMetadata:
+        """Return a model's versions and tensors."""
+        return self._run(self._client.model_metadata(model, version))
+
+    def model_config(self, model: str, version: str = "") -> Json:
+        """Return a model's configuration as a JSON object."""
+        return self._run(self._client.model_config(model, version))
+
+    def statistics(self, model: str = "", version: str = "") -> list[Json]:
+        """Return what the server has counted, a JSON object for each model and version."""
+        return self._run(self._client.statistics(model, version))
+
+    def repository_index(self, *, ready: bool = False) -> list[ModelIndexEntry]:
+        """Return the models of the repositories, or only those that are ready."""
+        return self._run(self._client.repository_index(ready=ready))
+
+    def load_model(
+        self,
+        model: str,
+        *,
+        config: str | Mapping[str, object] = "",
+        files: Mapping[str, bytes] | None = None,
+        timeout_s: float = LOAD_TIMEOUT_S,
+    ) -> None:
+        """Load or reload a model; see `AsyncClient.load_model`."""
+        self._run(self._client.load_model(model, config=config, files=files, timeout_s=timeout_s))
+
+    def unload_model(self, model: str, *, unload_dependents: bool = False, timeout_s: float = LOAD_TIMEOUT_S) -> None:
+        """Unload a model, and where asked the models that an ensemble is made of."""
+        self._run(self._client.unload_model(model, unload_dependents=unload_dependents, timeout_s=timeout_s))
+
+    def register_shared_memory(self, region: SharedMemoryRegion) -> None:
+        """Register a region of system shared memory."""
+        self._run(self._client.register_shared_memory(region))
+
+    def unregister_shared_memory(self, name: str = "") -> None:
+        """Forget a region of system shared memory, or all of every client where no name is given."""
+        self._run(self._client.unregister_shared_memory(name))
+
+    def shared_memory_regions(self, name: str = "") -> list[SharedMemoryRegion]:
+        """Return the regions of system shared memory that are registered, or the one of this name."""
+        return self._run(self._client.shared_memory_regions(name))
+
+    def infer(
+        self,
+        model: str,
+        inputs: Inputs,
+        outputs: Outputs | None = None,
+        *,
+        version: str = "",
+        request_id: str = "",
+        parameters: Mapping[str, ParameterValue] | None = None,
+        sequence: SequencePart | None = None,
+        timeout_s: float | None = None,
+    ) -> InferResult:
+        """Run a model; see `AsyncClient.infer`."""
+        return self._run(
+            self._client.infer(
+                model,
+                inputs,
+                outputs,
+                version=version,
+                request_id=request_id,
+                parameters=parameters,
+                sequence=sequence,
+                timeout_s=timeout_s,
+            )
+        )
+
+    def stream_infer(
+        self,
+        model: str,
+        inputs: Inputs,
+        outputs: Outputs | None = None,
+        *,
+        version: str = "",
+        request_id: str = "",
+        parameters: Mapping[str, ParameterValue] | None = None,
+        sequence: SequencePart | None = None,
+        timeout_s: float | None = None,
+    ) -> Iterator[InferResult]:
+        """Run a model that gives any number of responses, over gRPC only; see `AsyncClient.stream_infer`.
+
+        The request begins with the first step of the iterator. Leaving it, or closing it, gives the request up.
+        """
+        responses = self._client.stream_infer(
+            model,
+            inputs,
+            outputs,
+            version=version,
+            request_id=request_id,
+            parameters=parameters,
+            sequence=sequence,
+            timeout_s=timeout_s,
+        )
+
+        async def take() -> InferResult | None:
+            return await anext(responses, None)
+
+        try:
+            while (result := self._run(take())) is not None:
+                yield result
+        finally:
+            if not self._is_closed:
+                self._run(responses.aclose())
+
+    def _run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        with self._lock:
+            if self._is_closed:
+                work.close()
+                raise _closed()
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except CancelledError:
+            raise _closed() from None
+        except BaseException:
+            future.cancel()
+            raise
+
+    def _stop(self) -> None:
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+        asyncio.run_coroutine_threadsafe(_cancel_rest(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+async def _cancel_rest() -> None:
+    """Cancel what other threads still wait for, and let it end."""
+    rest = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in rest:
+        task.cancel()
+    await asyncio.gather(*rest, return_exceptions=True)
+
+
+def _closed() -> ClientError:
+    return ClientError(Code.UNAVAILABLE, "the client was closed", Failure.CLOSED)
+
+
+def _new_event_loop() -> asyncio.AbstractEventLoop:
+    if sys.platform == "win32":
+        return asyncio.new_event_loop()
+    import uvloop  # it does not exist there
+
+    return uvloop.new_event_loop()
