@@ -17,6 +17,10 @@ SEQUENCE_ID_MAX = 2**32 - 1
 """Largest correlation id where `--sequence-id-range` names no end."""
 
 
+GENERATED = ("random", "zero")
+"""Sources of input data that are no files."""
+
+
 class WireProtocol(Enum):
     """What requests are sent over."""
 
@@ -341,6 +345,7 @@ class PerfOptions:
 
     def __post_init__(self) -> None:
         problems = [*_target_problems(self), *_load_problems(self), *_count_problems(self), *_sequence_problems(self)]
+        problems += _data_problems(self)
         problems += [*_server_problems(self), *_report_problems(self)]
         if problems:
             raise invalid("\n".join(problems))
@@ -432,6 +437,14 @@ def _sequence_problems(options: PerfOptions) -> list[str]:
         return [
             f"--sequence-id-range: expected at least {needed:g} ids, one for each sequence at a time, got {available}"
         ]
+    return []
+
+
+def _data_problems(options: PerfOptions) -> list[str]:
+    sources = options.data.sources
+    others = [source for source in sources if source in GENERATED or Path(source).suffix.lower() != ".json"]
+    if len(sources) > 1 and others:
+        return [f"--input-data: expected JSON files where there is more than one, got {others[0]}"]
     return []
 
 

@@ -1,0 +1,1 @@
+"""Input data of the load generator: generated, or from JSON, .npy, folders and pictures."""
