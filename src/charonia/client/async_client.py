@@ -7,10 +7,11 @@ from collections.abc import AsyncGenerator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from charonia.client.connect import connect
+from charonia.client.endpoint import parse_url
 from charonia.client.errors import ClientError, error_of
 from charonia.client.failing import failed
 from charonia.client.grpc_dialect import GrpcDialect
+from charonia.client.grpc_wire import GrpcWire
 from charonia.client.http_dialect import HttpDialect
 from charonia.client.http_wire import HttpWire
 from charonia.client.model_requests import Ask, MetadataCache, SequencePart
@@ -74,11 +75,15 @@ class AsyncClient:
 
     def __init__(self, url: str, *, timeout_s: float = TIMEOUT_S, options: WireOptions = _DEFAULT_OPTIONS) -> None:
         self._timeout_s = timeout_s
-        wire = connect(url, options)
-        self._wire: Any = wire  # the dialect makes the requests that this very wire takes
-        self._dialect: Dialect[Any] = (
-            HttpDialect(wire.encoder) if isinstance(wire, HttpWire) else GrpcDialect(wire.encoder)
-        )
+        endpoint = parse_url(url)
+        self._wire: HttpWire | GrpcWire
+        self._dialect: Dialect[Any]  # it makes the requests that this very wire takes
+        if endpoint.protocol == "grpc":
+            self._wire = GrpcWire(endpoint, options)
+            self._dialect = GrpcDialect(self._wire.encoder)
+        else:
+            self._wire = HttpWire(endpoint, options)
+            self._dialect = HttpDialect(self._wire.encoder)
         self._metadata = MetadataCache()
 
     async def __aenter__(self) -> Self:
@@ -247,10 +252,9 @@ class AsyncClient:
         return known
 
     def _send(self, query: Query[Any, T], on_answer: OnAnswer, timeout_s: float | None) -> Handle:
-        handle: Handle = self._wire.send(
+        return self._wire.send(
             query.request, on_answer, self._timeout_s if timeout_s is None else timeout_s, keep_body=True
         )
-        return handle
 
     async def _ask(self, query: Query[Any, T], timeout_s: float | None = None) -> T:
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()

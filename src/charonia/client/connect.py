@@ -1,14 +1,16 @@
 """From a URL to a wire."""
 
+from typing import cast
+
 from charonia.client.endpoint import parse_url
 from charonia.client.grpc_wire import GrpcWire
 from charonia.client.http_wire import HttpWire
-from charonia.client.wire import WireOptions
+from charonia.client.wire import Wire, WireOptions
 
 _DEFAULT = WireOptions()
 
 
-def connect(url: str, options: WireOptions = _DEFAULT) -> HttpWire | GrpcWire:
+def connect(url: str, options: WireOptions = _DEFAULT) -> Wire:
     """Return a wire to the server at a URL, still without connections; to be called on the event loop.
 
     Args:
@@ -19,4 +21,5 @@ def connect(url: str, options: WireOptions = _DEFAULT) -> HttpWire | GrpcWire:
         ServingError: INVALID_ARG for a URL or options that cannot be used.
     """
     endpoint = parse_url(url)
-    return GrpcWire(endpoint, options) if endpoint.protocol == "grpc" else HttpWire(endpoint, options)
+    wire = GrpcWire(endpoint, options) if endpoint.protocol == "grpc" else HttpWire(endpoint, options)
+    return cast(Wire, wire)  # each sends what it prepared itself, which the interface cannot say

@@ -99,6 +99,7 @@ class Dialer:
         wait_s = self._backoff.wait_s(self._loop.time())
         if wait_s:
             await asyncio.sleep(wait_s)
+        failures_before = self._backoff.failures
         message = ""
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -111,7 +112,7 @@ class Dialer:
             if task is not None:
                 self._tasks.discard(task)
         if message:
-            self._backoff.failed(self._loop.time())
+            self._backoff.failed(self._loop.time(), failures_before)
             on_failed(message)
         else:
             self._backoff.succeeded()
@@ -119,21 +120,27 @@ class Dialer:
 
 
 class Backoff:
-    """How long to wait before the next try to connect."""
+    """How long to wait before the next try to connect.
 
-    __slots__ = ("_delay_s", "_not_before_s")
+    Attributes:
+        failures: How often the delay has grown.
+    """
+
+    __slots__ = ("_delay_s", "_not_before_s", "failures")
 
     def __init__(self) -> None:
         self._delay_s = 0.0
         self._not_before_s = 0.0
+        self.failures = 0
 
     def wait_s(self, now_s: float) -> float:
         """Return the seconds until the next try may begin."""
         return max(self._not_before_s - now_s, 0.0)
 
-    def failed(self, now_s: float) -> None:
-        """A try failed. Tries that ran side by side count as one."""
-        if now_s >= self._not_before_s:
+    def failed(self, now_s: float, failures_before: int) -> None:
+        """A try failed that began at this value of `failures`. Tries that ran side by side count as one."""
+        if failures_before == self.failures:
+            self.failures += 1
             self._delay_s = min(max(2 * self._delay_s, RECONNECT_DELAY_FIRST_S), RECONNECT_DELAY_MAX_S)
             self._not_before_s = now_s + self._delay_s
 
