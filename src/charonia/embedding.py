@@ -198,7 +198,7 @@ class Server:
         """Whether the server, or one model, is ready."""
 
         async def ask(parts: ServerParts) -> bool:
-            return parts.engine.model_ready(model) if model else parts.engine.is_ready()
+            return await parts.engine.model_ready(model) if model else parts.engine.is_ready()
 
         return self._call(ask)
 

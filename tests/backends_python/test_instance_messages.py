@@ -298,3 +298,31 @@ def test_an_instance_that_is_closed_refuses_batches_and_hears_nothing() -> None:
         assert bench.process.killed == ""
 
     asyncio.run(asyncio.wait_for(scenario(), 20))
+
+
+def test_a_model_is_asked_whether_it_is_ready() -> None:
+    async def scenario(bench: Bench) -> None:
+        for said in (True, False):
+            asking = asyncio.ensure_future(bench.instance.is_ready())
+            await asyncio.sleep(0)
+            kind, number = bench.process.sent[-1]
+            assert kind == "is_ready"
+            bench.process.says("answer_ready", number, said)
+            assert await asking is said
+        assert bench.process.killed == ""
+
+    run(scenario)
+
+
+def test_a_model_that_ends_is_not_ready_and_one_that_cannot_say_is() -> None:
+    async def scenario(bench: Bench) -> None:
+        asking = asyncio.ensure_future(bench.instance.is_ready())
+        await asyncio.sleep(0)
+        bench.process.dies()
+        assert not await asking
+        assert not await bench.instance.is_ready()
+        await bench.restarted()  # as one without is_ready
+        assert await bench.instance.is_ready()
+        assert "is_ready" not in bench.process.kinds()
+
+    run(scenario)

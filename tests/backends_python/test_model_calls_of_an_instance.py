@@ -38,7 +38,7 @@ class Models:
             ticket.answer(self.at_once)
         return ticket
 
-    def model_ready(self, name: str, version: str = "") -> bool:
+    async def model_ready(self, name: str, version: str = "") -> bool:
         return True
 
     def model_config(self, name: str, version: str = "") -> ModelConfig:

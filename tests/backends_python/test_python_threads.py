@@ -112,7 +112,7 @@ class FakeModels:
                 reply(None, True)
         return FakeTicket(reply)
 
-    def model_ready(self, name: str, version: str = "") -> bool:
+    async def model_ready(self, name: str, version: str = "") -> bool:
         return name == "other"
 
     def model_config(self, name: str, version: str = "") -> ModelConfig:
@@ -643,6 +643,47 @@ def test_metrics_of_a_model_last_as_long_as_it(tmp_path: Path) -> None:
         assert (metric.labels, metric.value) == ((("a", "b"),), 1)
         await instance.aclose()
         assert list(metrics.families()) == []
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("body", "expected", "logged"),
+    [
+        ("", True, ""),
+        ("def is_ready(self): return True", True, ""),
+        ("async def is_ready(self): return False", False, ""),
+        ("def is_ready(self): sys.exit(3)", False, "SystemExit: 3"),
+    ],
+)
+def test_a_model_says_whether_it_is_ready(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, body: str, expected: bool, logged: str
+) -> None:
+    async def scenario() -> None:
+        instance = await load(tmp_path, f"{IDENTITY}    {body}\n")
+        assert await instance.is_ready() is expected
+        assert array_of(await run_one(instance, request(ONE))).tolist() == [1]
+        await instance.aclose()
+        assert not await instance.is_ready()
+
+    run(scenario)
+
+    assert logged in caplog.text
+
+
+def test_a_thread_that_computes_does_not_hold_up_who_asks_others(tmp_path: Path) -> None:
+    code = executing("time.sleep(0.3)\nreturn [answer(value_of(request))]") + "    def is_ready(self): return True\n"
+
+    async def scenario() -> None:
+        instance = await load(tmp_path, code)
+        sink = Sink()
+        instance.start([request(ONE)], sink)
+        asking = asyncio.ensure_future(instance.is_ready())
+        await asyncio.sleep(0.05)
+        assert not asking.done()
+        assert await asking
+        assert sink.done.is_set()
+        await instance.aclose()
 
     run(scenario)
 

@@ -430,10 +430,10 @@ def test_nothing_is_taken_in_from_the_moment_the_server_exits(tmp_path: Path) ->
         await harness.engine.load_model("m")
         harness.engine.started()
         assert harness.engine.is_ready()
-        assert harness.engine.model_ready("m")
+        assert await harness.engine.model_ready("m")
         harness.engine.begin_exit()
         assert not harness.engine.is_ready()
-        assert not harness.engine.model_ready("m")
+        assert not await harness.engine.model_ready("m")
         with pytest.raises(ServingError, match="Server is stopping") as caught:
             await harness.value()
         assert caught.value.code is Code.UNAVAILABLE

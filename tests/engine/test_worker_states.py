@@ -69,12 +69,12 @@ def test_a_model_is_ready_while_one_of_its_workers_is_and_says_what_happened_to_
             os.kill(pid, signal.SIGKILL)
             return pid
 
-        assert (engine.model_ready("m"), index().state, index().reason) == (True, ModelState.READY, "")
+        assert (await engine.model_ready("m"), index().state, index().reason) == (True, ModelState.READY, "")
         assert all(w.memory_bytes > 1_000_000 and w.restarts == 0 for w in workers().values())
 
         pid = kill("m_0_1")
         await until(lambda: workers()["m_0_1"].problem)
-        assert engine.model_ready("m")
+        assert await engine.model_ready("m")
         assert index().state is ModelState.READY
         assert index().reason.startswith("instance 'm_0_1': its worker has ended and is started again after 0.4 s: ")
         assert f"ended by SIGKILL: often the system's answer to a lack of memory; its last output:\nprocess {pid}" in (
@@ -83,12 +83,12 @@ def test_a_model_is_ready_while_one_of_its_workers_is_and_says_what_happened_to_
 
         kill("m_0_0")
         await until(lambda: workers()["m_0_0"].problem)
-        assert not engine.model_ready("m")
+        assert not await engine.model_ready("m")
         assert workers()["m_0_0"].memory_bytes == 0
         assert index().state is ModelState.READY
 
         await until(lambda: not index().reason)
-        assert engine.model_ready("m")
+        assert await engine.model_ready("m")
         assert [w.restarts for w in workers().values()] == [1, 1]
         await lifecycle.drain()
 

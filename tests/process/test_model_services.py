@@ -10,6 +10,7 @@ import numpy as np
 import psutil
 import pytest
 import tritonclient.grpc as grpcclient
+import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
 from charonia.testing.process import ServeProcess
@@ -96,6 +97,20 @@ class TritonPythonModel:
         return [out("") for r in requests]
 """
 
+PICKY = """
+class TritonPythonModel:
+    def initialize(self, args):
+        self.name = args["model_name"]
+        self.state = "True"
+
+    def execute(self, requests):
+        self.state = words(requests[0])[0]
+        return [out(pb_utils.is_model_ready(self.name)) for r in requests]
+
+    def is_ready(self):
+        return {"True": True, "False": False}[self.state]
+"""
+
 MODELS = {
     "echo": ECHO,
     "counter": COUNTER,
@@ -103,6 +118,8 @@ MODELS = {
     "control": CONTROL,
     "sleeper": SLEEPER,
     "early": EARLY,
+    "picky": PICKY,
+    "picky_thread": PICKY,
 }
 LOADED = [name for name in MODELS if name != "early"]
 
@@ -112,7 +129,9 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     for name, code in MODELS.items():
         (folder / name / "1").mkdir(parents=True)
-        (folder / name / "config.pbtxt").write_text(CONFIG)
+        mode = "thread" if name.endswith("_thread") else "process"
+        parameter = f'parameters {{ key: "EXECUTION_MODE" value {{ string_value: "{mode}" }} }}'
+        (folder / name / "config.pbtxt").write_text(CONFIG + parameter)
         (folder / name / "1" / "model.py").write_text(HEAD + code)
     return folder
 
@@ -174,6 +193,19 @@ def test_a_model_cannot_load_another_while_it_is_initialized(server: ServeProces
         pytest.raises(InferenceServerException, match="'execute' function"),
     ):
         client.load_model("early")
+
+
+@pytest.mark.parametrize("model", ["picky", "picky_thread"])
+def test_a_model_that_says_that_it_is_not_ready_is_not(server: ServeProcess, model: str) -> None:
+    with (
+        grpcclient.InferenceServerClient(server.grpc) as grpc,
+        httpclient.InferenceServerClient(server.http) as http,
+    ):
+        for state, expected in (("True", True), ("False", False), ("broken", False), ("True", True)):
+            assert ask(server, model, state) == "True"  # of itself: it runs
+            assert (grpc.is_model_ready(model), http.is_model_ready(model, "1")) == (expected, expected)
+            assert ask(server, "control", f"ready {model}") == str(expected)
+    assert f"is_ready of '{model}_0': KeyError: 'broken'" in server.log
 
 
 def test_a_server_that_stops_lets_models_finish_what_they_ask_of_others(repository: Path) -> None:

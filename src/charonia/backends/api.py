@@ -191,8 +191,8 @@ class Models(Protocol):
         """Run a request. Never raises for a request's fault: every outcome goes to `reply`."""
         ...
 
-    def model_ready(self, name: str, version: str = "") -> bool:
-        """Whether a version of a model is ready.
+    async def model_ready(self, name: str, version: str = "") -> bool:
+        """Whether a version of a model is ready, and says so where it has something to say.
 
         Raises:
             ServingError: NOT_FOUND for an unknown model, INVALID_ARG for a version that is no number.
@@ -288,6 +288,15 @@ class SupervisedModel(Protocol):
 
     def workers(self) -> list[WorkerState]:
         """Return how the worker of each instance does now."""
+        ...
+
+
+@runtime_checkable
+class SelfChecking(Protocol):
+    """A `LoadedModel` that may know itself whether it is ready."""
+
+    async def is_ready(self) -> bool:
+        """Return what it says; never raises, and answers within seconds."""
         ...
 
 

@@ -33,8 +33,8 @@ class Engine(Protocol):
         """Whether the server is shutting down."""
         ...
 
-    def model_ready(self, name: str, version: str = "") -> bool:
-        """Whether a version of the model is ready.
+    async def model_ready(self, name: str, version: str = "") -> bool:
+        """Whether a version of the model is ready, and says so where it has something to say.
 
         Raises:
             ServingError: NOT_FOUND for an unknown model, INVALID_ARG for a version that is no number.

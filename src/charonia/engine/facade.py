@@ -86,7 +86,7 @@ class ModelEngine:
         """Whether the server is shutting down."""
         return self._is_exiting
 
-    def model_ready(self, name: str, version: str = "") -> bool:
+    async def model_ready(self, name: str, version: str = "") -> bool:
         """Whether a version of the model is ready; not while all of its workers are being started again."""
         try:
             runner = self._find(name, version)
@@ -94,9 +94,8 @@ class ModelEngine:
             if name not in self._lifecycle.models or not _is_version(version):
                 raise
             return False
-        return not self._is_exiting and not any(
-            loaded.is_down for loaded in self._lifecycle.loaded() if loaded.runner is runner
-        )
+        loaded = next((each for each in self._lifecycle.loaded() if each.runner is runner), None)
+        return not self._is_exiting and loaded is not None and not loaded.is_down and await loaded.is_ready()
 
     def server_metadata(self) -> ServerMetadata:
         """Return name, version and extensions of the server."""

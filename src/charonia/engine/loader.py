@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from charonia.backends.api import LoadedModel, Placement, SupervisedModel
+from charonia.backends.api import LoadedModel, Placement, SelfChecking, SupervisedModel
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig
 from charonia.core.calls import Reply, Ticket
@@ -86,6 +86,10 @@ class LoadedVersion:
         """Whether none of its workers is ready."""
         workers = self.workers()
         return bool(workers) and all(worker.problem for worker in workers)
+
+    async def is_ready(self) -> bool:
+        """Return whether the model says that it is ready; True for one that says nothing."""
+        return not isinstance(self.model, SelfChecking) or await self.model.is_ready()
 
     async def retire(self) -> None:
         """Answer what is in flight, then give back everything."""

@@ -147,7 +147,7 @@ class FakeEngine:
         """Return `exiting`."""
         return self.exiting
 
-    def model_ready(self, name: str, version: str = "") -> bool:
+    async def model_ready(self, name: str, version: str = "") -> bool:
         """Return `ready` for a known model."""
         self.model_config(name, version)
         return self.ready

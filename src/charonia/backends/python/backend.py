@@ -178,6 +178,10 @@ class PythonModel:
         """Return how the worker of each instance does now."""
         return [WorkerState(i.name, i.resident_bytes(), i.health.restarts, i.health.problem) for i in self._instances]
 
+    async def is_ready(self) -> bool:
+        """Return whether the models of all workers that run say that they are ready."""
+        return all(await asyncio.gather(*(i.is_ready() for i in self._instances if not i.problem)))
+
     async def aclose(self) -> None:
         """The instances hold everything."""
         self._instances.clear()
@@ -192,6 +196,7 @@ class ThreadedPythonModel:
         self._path = path
         self._server = server
         self._start_s_max = _seconds(config, START_SECONDS, START_S_DEFAULT)
+        self._instances: list[ThreadInstance] = []
 
     async def create_instance(self, placement: Placement) -> ThreadInstance:
         """Start a thread and initialize the model in it."""
@@ -204,14 +209,20 @@ class ThreadedPythonModel:
             is_decoupled=self._config.is_decoupled,
         )
         await instance.open()
+        self._instances.append(instance)
         return instance
 
     def memory(self) -> list[MemoryUsage]:
         """Return nothing: what the model takes is part of the server's memory."""
         return []
 
+    async def is_ready(self) -> bool:
+        """Return whether all instances say that they are ready."""
+        return all(await asyncio.gather(*(i.is_ready() for i in self._instances)))
+
     async def aclose(self) -> None:
         """The instances hold everything."""
+        self._instances.clear()
 
 
 def _what_to_load(

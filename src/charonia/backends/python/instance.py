@@ -18,6 +18,7 @@ from charonia.backends.python.codec import decode_results, encode_requests
 from charonia.backends.python.health import WorkerHealth
 from charonia.backends.python.link import WorkerLink
 from charonia.backends.python.process import WorkerProcess
+from charonia.backends.python.readiness import Readiness
 from charonia.backends.python.services import Server, WorkerServices
 from charonia.backends.python.worker.charonia_channel import Incoming
 from charonia.backends.python.worker.charonia_regions import ChannelError
@@ -118,6 +119,7 @@ class PythonInstance:
         self._is_decoupled = is_decoupled
         server = server or Server(CallFrame(name, ""))
         self._services = WorkerServices(server, self._running)
+        self._readiness = Readiness(name, self._ask_whether_ready)
         self._busy_poll = server.busy_poll
         self._told_awake_ns = 0
 
@@ -168,6 +170,12 @@ class PythonInstance:
             self._services.calls.cancel_batch(sink)
             self._left_open.pop(batch.number, None)
 
+    async def is_ready(self) -> bool:
+        """Return whether a worker runs and its model does not say that it is not ready."""
+        if self._state is not _State.READY:
+            return False
+        return not self.capabilities.get("has_is_ready") or await self._readiness.ask()
+
     def resident_bytes(self) -> int:
         """Return the resident memory of the worker process."""
         return self._link.process.resident_bytes() if self._link is not None else 0
@@ -197,7 +205,6 @@ class PythonInstance:
             return
         self._link = WorkerLink(process)
         self._told_awake_ns = 0
-        self._told_awake_ns = 0
         process.send(self._start_message)
 
     def _unlink(self) -> WorkerLink | None:
@@ -206,6 +213,7 @@ class PythonInstance:
         if link is not None:
             link.is_open = False
             self._services.ended()
+            self._readiness.gone()
         return link
 
     def _message(self, message: Incoming) -> None:
@@ -222,6 +230,8 @@ class PythonInstance:
                 self._ready(message)
             elif kind == "failed":
                 self._reason = str(message.header[1])
+            elif kind == "answer_ready":
+                self._readiness.answered(*message.header[1:])
             else:
                 self._services.take(message, link, is_ready=self._state is _State.READY)
         except (ChannelError, ServingError, LookupError, TypeError, ValueError) as error:
@@ -241,6 +251,10 @@ class PythonInstance:
     def _running(self, number: int) -> Work | None:
         """Return the batch that runs, if it has this number."""
         return self._batches[0] if number and self._batches and self._batches[0].number == number else None
+
+    def _ask_whether_ready(self, number: int) -> None:
+        if self._link is not None:
+            self._link.process.send(("is_ready", number))
 
     def _send_waiting(self) -> None:
         for batch in list(self._batches):

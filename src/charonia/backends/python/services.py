@@ -21,7 +21,7 @@ from charonia.stats.custom import CustomMetrics, MetricHolder
 _log = logging.getLogger(__name__)
 
 CONTROLS_OPEN_MAX = 64
-"""Most questions about models that one instance has open: loads and unloads that are under way."""
+"""Most questions about models that one instance has open: loads and unloads that are under way, and who is ready."""
 
 REPLIES_UNSENT_MAX = 65_536
 """Pieces of messages that wait for a worker to read before calls that get further responses are given up."""
@@ -62,6 +62,7 @@ class ModelServices:
         self.calls = ModelCalls(server.models, server.caller)
         self._models = server.models
         self._name = server.caller.model
+        self._version = server.caller.version
         self._all_metrics = server.metrics
         self._metrics = MetricHolder(server.metrics)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -76,14 +77,12 @@ class ModelServices:
             answer: Gets the answer.
             is_ready: Whether the model that asks is initialized; before, it may change nothing.
         """
-        if action == "ready":
-            _answer(answer, lambda: self._is_model_ready(name, options.get("version") or ""))
-        elif not is_ready:
+        if action != "ready" and not is_ready:
             _refuse(answer, unavailable("models are loaded and unloaded in the 'execute' function only"))
         elif len(self._tasks) >= CONTROLS_OPEN_MAX:
-            _refuse(answer, unavailable(f"{CONTROLS_OPEN_MAX} loads and unloads are under way already"))
+            _refuse(answer, unavailable(f"{CONTROLS_OPEN_MAX} questions about models are open already"))
         else:
-            task = asyncio.get_running_loop().create_task(self._change(action, name, options, answer))
+            task = asyncio.get_running_loop().create_task(self._control(action, name, options, answer))
             self._tasks.add(task)  # the loop itself holds tasks weakly
             task.add_done_callback(self._tasks.discard)
 
@@ -122,32 +121,41 @@ class ModelServices:
         self._metrics.drop_all()
         self._metrics = MetricHolder(self._all_metrics)
 
-    def _is_model_ready(self, name: str, version: str) -> bool:
+    async def _is_model_ready(self, name: str, version: str) -> bool:
         if self._models is None:
             return False
+        if name == self._name and version in ("", self._version):
+            return True  # it is running: it could not say so itself before it is done
         try:
-            return self._models.model_ready(name, version)
+            return await self._models.model_ready(name, version)
         except ServingError as error:
             if error.code is Code.NOT_FOUND:
                 return False
             raise
 
-    async def _change(self, action: str, name: str, options: Mapping[str, Any], answer: Answer) -> None:
-        """Load or unload a model and answer. A model that ends meanwhile does not stop it."""
+    async def _change(self, action: str, name: str, options: Mapping[str, Any]) -> None:
+        if self._models is None:
+            raise unsupported(f"model '{name}' cannot be controlled: there are no other models here")
+        if action == "load":
+            await self._models.load_model(name, options.get("config"), options.get("files") or None)
+        else:
+            await self._models.unload_model(name, bool(options.get("unload_dependents")))
+
+    async def _control(self, action: str, name: str, options: Mapping[str, Any], answer: Answer) -> None:
+        """Do something with a model and answer. A model that ends meanwhile does not stop it."""
+        value = None
         try:
-            if self._models is None:
-                raise unsupported(f"model '{name}' cannot be controlled: there are no other models here")
-            if action == "load":
-                await self._models.load_model(name, options.get("config"), options.get("files") or None)
+            if action == "ready":
+                value = await self._is_model_ready(name, options.get("version") or "")
             else:
-                await self._models.unload_model(name, bool(options.get("unload_dependents")))
+                await self._change(action, name, options)
         except ServingError as error:
             _refuse(answer, error)
         except Exception as error:
             _log.exception("model '%s' failed to %s '%s'", self._name, action, name)
             _refuse(answer, internal(f"{action} of model '{name}' failed: {type(error).__name__}"))
         else:
-            answer(("ok", None))
+            answer(("ok", value))
 
 
 class WorkerServices(ModelServices):

@@ -10,7 +10,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from queue import SimpleQueue
 from typing import Any
 
@@ -20,6 +20,7 @@ from charonia.backends.api import BatchSink, Outputs, Result
 from charonia.backends.python.calls import Work
 from charonia.backends.python.codec import decode_error, encode_error, made_request, request_fields
 from charonia.backends.python.model_log import log_of_model
+from charonia.backends.python.readiness import Readiness
 from charonia.backends.python.services import ModelServices, Server
 from charonia.backends.python.worker.charonia_errors import TritonError, TritonModelException, describe
 from charonia.backends.python.worker.charonia_host import Batch, Call, Inbox
@@ -100,7 +101,9 @@ class ThreadInstance:
         self._services = ModelServices(server)
         self._busy_poll = server.busy_poll
         self._runner = ModelRunner(_ThreadHost(self), shares_process=True)
-        self._queue: SimpleQueue[_Handed | None] = SimpleQueue()
+        self._queue: SimpleQueue[_Handed | int | None] = SimpleQueue()  # a number asks whether the model is ready
+        self._readiness = Readiness(name, self._queue.put)
+        self._has_is_ready = False
         self._handed: dict[int, _Handed] = {}
         self._batches = 0
         self._started: asyncio.Future[None] = self._loop.create_future()
@@ -158,6 +161,13 @@ class ThreadInstance:
         if not self._ended.done():
             _log.warning("%s did not finalize within %g s; its thread goes on", self.name, FINALIZE_S_MAX)
         self._services.ended()
+        self._readiness.gone()
+
+    async def is_ready(self) -> bool:
+        """Return whether the model does not say that it is not ready."""
+        if self._is_closed:
+            return False
+        return not self._has_is_ready or await self._readiness.ask()
 
     def tell(self, action: Callable[..., None], *arguments: object) -> None:
         """Have an action run on the event loop. Callable from any thread.
@@ -232,13 +242,14 @@ class ThreadInstance:
             self._is_closed = True
             self._queue.put(None)
 
-    def _start_ended(self, error: ServingError | None) -> None:
+    def _start_ended(self, started: Mapping[str, object] | ServingError) -> None:
         if self._started.done():
             return
-        if error is None:
-            self._started.set_result(None)
+        if isinstance(started, ServingError):
+            self._started.set_exception(started)
         else:
-            self._started.set_exception(error)
+            self._has_is_ready = bool(started.get("has_is_ready"))
+            self._started.set_result(None)
 
     def _thread_ended(self) -> None:
         self._ended.set_result(None)
@@ -248,15 +259,18 @@ class ThreadInstance:
     def _run(self) -> None:
         try:
             try:
-                self._runner.initialize(*self._load, self._is_decoupled)
+                capabilities = self._runner.initialize(*self._load, self._is_decoupled)
             except BaseException as error:  # sys.exit must not end the server
                 reason = internal(f"instance '{self.name}' failed to start: {describe(error)}")
                 self.tell(self._start_ended, reason)
                 return
-            self.tell(self._start_ended, None)
-            while (handed := self._queue.get()) is not None:
-                self._execute(handed)
-                del handed
+            self.tell(self._start_ended, capabilities)
+            while (task := self._queue.get()) is not None:
+                if isinstance(task, int):
+                    self._say_whether_ready(task)
+                else:
+                    self._execute(task)
+                del task
             try:
                 self._runner.finalize()
             except BaseException as error:
@@ -280,6 +294,13 @@ class ThreadInstance:
             text = f"Failed to process the request(s) for model '{self.name}', message: {describe(error)}"
             results = [internal(text)] * len(handed.requests)
         self.tell(self._done, handed, results, input_end, output_start)
+
+    def _say_whether_ready(self, number: int) -> None:
+        try:
+            said = self._runner.readiness()
+        except BaseException as error:  # sys.exit must not end the server
+            said = describe(error)
+        self.tell(self._readiness.answered, number, said)
 
 
 class _ThreadHost:

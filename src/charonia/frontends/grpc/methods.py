@@ -59,7 +59,6 @@ def method_table() -> dict[bytes, Method]:
     answers: dict[str, Answer] = {
         "ServerLive": _server_live,
         "ServerReady": _server_ready,
-        "ModelReady": _model_ready,
         "ServerMetadata": _server_metadata,
         "ModelMetadata": _model_metadata,
         "ModelConfig": _model_config,
@@ -70,7 +69,12 @@ def method_table() -> dict[bytes, Method]:
     }
     for name, answer in answers.items():
         _add(table, _SERVICE, Method(name, run=_answering(answer)))
-    for name, work in {"RepositoryModelLoad": _load, "RepositoryModelUnload": _unload}.items():
+    works: dict[str, Work] = {
+        "ModelReady": _model_ready,
+        "RepositoryModelLoad": _load,
+        "RepositoryModelUnload": _unload,
+    }
+    for name, work in works.items():
         _add(table, _SERVICE, Method(name, run=_working(work)))
     for name, what in _NOT_OFFERED.items():
         _add(table, _SERVICE, Method(name, run=_refusing(f"{name}: {what} not offered by this server")))
@@ -146,9 +150,9 @@ def _server_ready(engine: Engine, message: Buffer) -> bytes:
     return messages.encode_server_ready(engine.is_ready())
 
 
-def _model_ready(engine: Engine, message: Buffer) -> bytes:
+async def _model_ready(engine: Engine, message: Buffer) -> bytes:
     name, version = messages.decode_model_reference("ModelReadyRequest", message)
-    return messages.encode_model_ready(engine.model_ready(name, version))
+    return messages.encode_model_ready(await engine.model_ready(name, version))
 
 
 def _server_metadata(engine: Engine, message: Buffer) -> bytes:

@@ -175,10 +175,12 @@ class Handlers:
         exchange.respond(200 if self._engine.is_ready() else 400, [])
 
     def _model_ready(self, exchange: Exchange, target: Target) -> None:
-        if self._engine.model_ready(*target):
+        async def answer() -> None:
+            if not await self._engine.model_ready(*target):
+                raise invalid("Model version not ready")
             exchange.respond(200, [])
-        else:
-            raise invalid("Model version not ready")
+
+        self._later(exchange, answer())
 
     def _server(self, exchange: Exchange, target: Target) -> None:
         _json(exchange, describe.server_metadata(self._engine.server_metadata()))

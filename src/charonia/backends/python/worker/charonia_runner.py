@@ -115,7 +115,7 @@ class ModelRunner:
             answer = self._model.is_ready()
             if hasattr(answer, "__await__"):
                 answer = self._complete_coroutine(answer)
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
             return describe(error)
         return answer if isinstance(answer, bool) else f"is_ready must return a bool, got {type(answer).__name__}"
 
