@@ -166,10 +166,10 @@ def default_text(option: Option) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value) if value is not None else ""
 
 
-def described(options: PerfOptions, named: Mapping[str, str]) -> dict[str, str]:
-    """Return the options in force as text: those named, and the defaults of the others that have one."""
+def described(named: Mapping[str, str]) -> dict[str, str]:
+    """Return the options in force as text by name without dashes: those named, and the defaults of the others."""
     defaults = {option.name: default_text(option) for option in OPTIONS if default_text(option)}
-    return defaults | dict(named)
+    return {name.removeprefix("--"): text for name, text in (defaults | dict(named)).items()}
 
 
 def _take(given: Given, name: str, text: str | None, rest: deque[str]) -> None:

@@ -267,19 +267,6 @@ SERVER = (
     Option(
         *("--metrics-interval", "", "server.metrics_interval_ms", integer(1), "MS"), "Time between two readings of it"
     ),
-    Option(
-        *("--trace-level", "", "server.trace_level", read.trace_level),
-        "OFF|TIMESTAMPS|TENSORS",
-        "Trace settings to send to the server before the run; repeatable",
-        joined,
-        default="",
-    ),
-    Option("--trace-rate", "", "server.trace_rate", integer(1), "N", "Requests of which the server traces one"),
-    Option("--trace-count", "", "server.trace_count", integer(-1), "N", "Requests that it traces, -1 for no limit"),
-    Option(
-        *("--log-frequency", "", "server.trace_log_frequency", integer(0), "N"),
-        "Traces after which it begins a new file, 0 for one file",
-    ),
 )
 
 TLS = (
@@ -364,7 +351,7 @@ GROUPS: dict[str, tuple[Option, ...]] = {
     "Data": DATA,
     "Sequences": SEQUENCES,
     "Reports": REPORT,
-    "Statistics, metrics and traces of the server": SERVER,
+    "Statistics and metrics of the server": SERVER,
     "TLS and compression": TLS,
 }
 """Options by the heading they stand under."""

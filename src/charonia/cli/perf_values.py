@@ -185,14 +185,6 @@ def service_kind(text: str) -> str:
     return "triton"
 
 
-def trace_level(text: str) -> tuple[str]:
-    """Read one level of tracing."""
-    word = text.strip().upper()
-    if word not in ("OFF", "TIMESTAMPS", "TENSORS"):
-        raise ValueError(f"expected OFF, TIMESTAMPS or TENSORS, got '{text}'")
-    return (word,)
-
-
 def present_file(text: str) -> Path:
     """Read the path of a file that is there."""
     path = Path(filled(text))

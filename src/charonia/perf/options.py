@@ -286,20 +286,12 @@ class ServerSideOptions:
         collect_metrics: Whether the metrics page is read.
         metrics_url: Where it is, "" for port 8002 of the server's host.
         metrics_interval_ms: Time between two readings.
-        trace_level: Levels of `trace` settings to send, none for no such request.
-        trace_rate: Requests of which one is traced.
-        trace_count: Requests to trace, -1 for no limit.
-        trace_log_frequency: Traces after which the server writes its file, 0 for at the end.
     """
 
     composing_models: tuple[tuple[str, str], ...] = ()
     collect_metrics: bool = False
     metrics_url: str = ""
     metrics_interval_ms: int = 1000
-    trace_level: tuple[str, ...] = ()
-    trace_rate: int = 1000
-    trace_count: int = -1
-    trace_log_frequency: int = 0
 
 
 @dataclass(frozen=True, slots=True)
