@@ -14,6 +14,7 @@ from charonia.backends.api import BackendSettings, Outputs, Placement, Result
 from charonia.backends.python import thread as thread_module
 from charonia.backends.python.backend import PythonBackend
 from charonia.backends.python.thread import ThreadInstance
+from charonia.backends.python.worker import charonia_host
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig, TransactionPolicy
 from charonia.core.caller import CallFrame
@@ -504,7 +505,7 @@ return [answer(np.array([sum(values)], np.float32))]
 
 
 def test_a_call_whose_responses_are_not_read_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(thread_module, "RESPONSES_UNREAD_MAX", 3)
+    monkeypatch.setattr(charonia_host, "RESPONSES_UNREAD_MAX", 3)
     body = """
 responses = call(value_of(request)).exec(decoupled=True)
 time.sleep(0.1)

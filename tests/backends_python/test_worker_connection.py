@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from charonia.backends.python.worker import charonia_channel as channel
-from charonia.backends.python.worker import charonia_tensor
+from charonia.backends.python.worker import charonia_host, charonia_tensor
 from charonia.backends.python.worker.charonia_channel import INLINE_BYTES_MAX, Incoming, Outgoing, Receiver
 from charonia.backends.python.worker.charonia_connection import Connection, Disconnected
 from charonia.backends.python.worker.charonia_errors import TritonError, TritonModelException
@@ -283,6 +283,26 @@ def test_a_call_is_given_up_until_its_last_reply(server: Server) -> None:
     server.connection.start(("after",))
 
     assert [server.receive().header[0] for _ in range(4)] == ["call", "call_cancel", "call_cancel", "after"]
+
+
+def test_a_call_whose_responses_are_not_read_is_given_up(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(charonia_host, "RESPONSES_UNREAD_MAX", 3)
+    stream = call(decoupled=True)
+    server.connection.begin(stream)
+    for value in range(5):
+        server.reply(stream.number, ones(1, value), final=False)
+
+    server.connection.poll()
+
+    *read, (last, final) = stream.inbox.items
+    assert [value_of(outcome) for outcome in read] == [0, 1, 2]
+    assert final
+    assert last is not None
+    error = last.error()
+    assert error is not None
+    assert error.code() == TritonError.UNAVAILABLE
+    assert error.message() == "the responses of model 'other' were not read fast enough"
+    assert [server.receive().header[:2] for _ in range(2)][1] == ("call_cancel", stream.number)
 
 
 def test_a_batch_that_arrives_while_a_call_waits_is_kept(server: Server) -> None:

@@ -148,9 +148,10 @@ class PythonInstance:
 
     def start(self, requests: Sequence[InferRequest], sink: BatchSink) -> None:
         """Begin to run the requests as one batch."""
-        self._batches.append(_Batch(sink, requests))
+        batch = _Batch(sink, requests)
+        self._batches.append(batch)
         if self._state is _State.READY:
-            self._send_waiting()
+            self._send(batch)
         elif self._state is _State.CLOSED:
             self._fail_first(unavailable(f"instance '{self.name}' is closed"))
         elif len(self._batches) == 1:

@@ -39,9 +39,6 @@ _log = logging.getLogger(__name__)
 FINALIZE_S_MAX = 10.0
 """Time that a model has for `finalize`, and for what it still computes."""
 
-RESPONSES_UNREAD_MAX = 4096
-"""Responses to one call that the model has not read; with more the call is given up."""
-
 RESPONSES_UNTAKEN_MAX = 1024
 """Responses through senders that the event loop has not taken; a thread that sends more waits."""
 
@@ -189,9 +186,9 @@ class ThreadInstance:
         calls = self._services.calls
 
         def reply(outcome: Outcome, final: bool) -> None:
-            if not final and len(call.inbox.items) >= RESPONSES_UNREAD_MAX:
-                error = unavailable(f"the responses of model '{call.model_name}' were not read fast enough")
-                calls.fail(call.number, error)
+            overrun = "" if final else call.overrun()
+            if overrun:
+                calls.fail(call.number, unavailable(overrun))
             else:
                 call.inbox.put((_response_of(outcome), final))
 

@@ -213,31 +213,32 @@ class Receiver:
             ChannelError: The bytes are no messages.
         """
         self._fds.extend(fds)
+        if self._data:
+            self._data += data
+            data = self._data
         messages: list[Incoming] = []
-        if not self._data and len(data) >= _FRAME.size:
-            header_size, rest_size = _FRAME.unpack_from(data)
-            start = _FRAME.size + header_size
-            if start + rest_size == len(data) and header_size <= HEADER_BYTES_MAX:
-                # Just one whole message, the usual case: nothing to put together.
-                whole = memoryview(data)
-                header = _read_header(whole[_FRAME.size : start])
-                messages.append(Incoming(header, whole[start:], self._fds, self._mappings, self._ours))
-                return messages
-        self._data += data
-        while len(self._data) >= _FRAME.size:
-            header_size, rest_size = _FRAME.unpack_from(self._data)
+        whole = memoryview(data)
+        size = len(data)
+        start = 0
+        while size - start >= _FRAME.size:
+            header_size, rest_size = _FRAME.unpack_from(data, start)
             if header_size > HEADER_BYTES_MAX:
                 raise ChannelError(f"a header of {header_size} bytes is too large")
-            start = _FRAME.size + header_size
-            end = start + rest_size
-            if len(self._data) < end:
+            middle = _FRAME.size + header_size
+            end = start + middle + rest_size
+            if end > size:
                 break
-            whole = memoryview(self._data[:end])
-            del self._data[:end]
-            header = _read_header(whole[_FRAME.size : start])
+            # A frame after one whose tensors end anywhere is copied to where its own are aligned.
+            frame = memoryview(bytearray(whole[start:end])) if start % ALIGNMENT else whole[start:end]
+            header = _read_header(frame[_FRAME.size : middle])
             # Descriptors arrive with the first byte of their message, so those here belong to this message or to a
             # later one; a message takes only those that it announces.
-            messages.append(Incoming(header, whole[start:], self._fds, self._mappings, self._ours))
+            messages.append(Incoming(header, frame[middle:], self._fds, self._mappings, self._ours))
+            start = end
+        if start:
+            self._data = bytearray(whole[start:])
+        elif data is not self._data:
+            self._data = bytearray(data)
         return messages
 
     def close(self) -> None:

@@ -193,8 +193,14 @@ class Connection:
         self._accounts.given_back(released, dropped)
         response = None if result is None else self._response(message, result)
         call = self._calls.pop(number, None) if final else self._calls.get(number)
-        if call is not None:
-            call.inbox.put((response, final))
+        if call is None:
+            return
+        overrun = "" if final else call.overrun()
+        if overrun:
+            self.end(call)
+            del self._calls[number]
+            response, final = _failed((TritonError.UNAVAILABLE, overrun)), True
+        call.inbox.put((response, final))
 
     def _response(self, message: channel.Incoming, result: Any) -> InferenceResponse:
         if result[0] >= 0:

@@ -112,6 +112,9 @@ if TYPE_CHECKING:
             ...
 
 
+RESPONSES_UNREAD_MAX = 16_384
+"""Responses to one call that have arrived and that the model has not read; with more the call is given up."""
+
 Item = TypeVar("Item")
 
 
@@ -172,6 +175,12 @@ class Call:
         self.fields = fields
         self.inputs = inputs
         self.inbox: Inbox[tuple[InferenceResponse | None, bool]] = Inbox()
+
+    def overrun(self) -> str:
+        """Return in words that the model does not read the responses, "" while not too many wait for it."""
+        if len(self.inbox.items) < RESPONSES_UNREAD_MAX:
+            return ""
+        return f"the responses of model '{self.model_name}' were not read fast enough"
 
 
 class Batch:
