@@ -87,6 +87,7 @@ class ModelRunner:
         # come together then run together, without waiting for anything.
         self._gathers = dynamic is not None and config.max_batch_size > 1
         self._running: set[int] = set()  # slots
+        self._depths = [1] * len(lanes)
         # Lane i has the slots i, i + n, i + 2n and so on. Those beyond the first are offered while the lane takes
         # several batches at once.
         self._parked = set(range(len(lanes), len(lanes) * PIPELINE_DEPTH))
@@ -227,7 +228,10 @@ class ModelRunner:
         else:
             self._parked.add(slot)
             self._note_idle()
-        self._follow_depth(slot % len(self._lanes), lane.depth)
+        index = slot % len(self._lanes)
+        if lane.depth != self._depths[index]:
+            self._depths[index] = lane.depth
+            self._follow_depth(index, lane.depth)
 
     def _follow_depth(self, lane: int, depth: int) -> None:
         """Offer, or take back, the slots with which a lane is kept supplied ahead of time."""

@@ -151,7 +151,10 @@ class PythonInstance:
         batch = _Batch(sink, requests)
         self._batches.append(batch)
         if self._state is _State.READY:
-            self._send(batch)
+            if len(self._batches) > 1 and not self._batches[-2].number:
+                self._send_waiting()
+            else:
+                self._send(batch)
         elif self._state is _State.CLOSED:
             self._fail_first(unavailable(f"instance '{self.name}' is closed"))
         elif len(self._batches) == 1:
