@@ -191,11 +191,12 @@ class GrpcCall:
             answer.body = self._unary
         self._finish(answer)
 
-    def stream_closed(self, code: int, was_sent: bool) -> None:
+    def stream_closed(self, code: int) -> None:
         """The stream is closed; an answer that was not complete never will be."""
         if self.is_over:
             return
-        if not was_sent or (code == ErrorCode.REFUSED_STREAM and not self._first_byte_ns):
+        # The code of streams that the server refuses, that a GOAWAY leaves out, and that never left this side.
+        if code == ErrorCode.REFUSED_STREAM and not self._first_byte_ns:
             self.connection = None
             self._wire.send_again(self)
         elif code == ErrorCode.NO_ERROR:
@@ -214,6 +215,7 @@ class GrpcCall:
             return
         answer = self._new_answer()
         answer.done_ns = _now_ns()
+        answer.first_byte_ns = self._first_byte_ns or answer.done_ns  # several may come in one piece
         answer.final = False
         answer.received_bytes = size
         self._first_byte_ns = 0

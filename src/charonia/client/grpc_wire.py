@@ -18,6 +18,7 @@ from charonia.client.grpc_call import GrpcCall
 from charonia.client.grpc_codec import GrpcEncoder, GrpcRequest, PreparedGrpc, timeout_header
 from charonia.client.http2 import (
     ClientConnection,
+    ConnectionClosed,
     DataReceived,
     Event,
     GoAwayReceived,
@@ -26,6 +27,7 @@ from charonia.client.http2 import (
     StreamClosed,
     StreamReset,
     TrailersReceived,
+    is_greeting,
 )
 from charonia.client.wire import DEFAULT_FORM, Failure, OnAnswer, RequestForm, WireOptions
 from charonia.core.request import InferRequest
@@ -48,6 +50,7 @@ class GrpcConnection(asyncio.Protocol):
         "_calls",
         "_flush_is_due",
         "_http2",
+        "_is_greeted",
         "_is_paused",
         "_is_reading",
         "_is_retired",
@@ -64,6 +67,7 @@ class GrpcConnection(asyncio.Protocol):
         self._unsent: list[GrpcCall] = []
         self._transport: asyncio.Transport
         self._flush_is_due = False
+        self._is_greeted = False
         self._is_paused = False
         self._is_reading = False
         self._is_retired = False
@@ -94,11 +98,15 @@ class GrpcConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take what the server sent, and send what came of it."""
+        if not self._is_greeted:
+            self._is_greeted = True
+            if not is_greeting(data):
+                self._garbled(f"expected HTTP/2 of {self._wire.endpoint}, got {data[:40]!r}")
+                return
         try:
             events = self._http2.receive(data)
         except Http2Error as error:
-            self._fail_all(Failure.GARBLED, f"expected HTTP/2 of {self._wire.endpoint}, got {data[:40]!r}: {error}")
-            self._transport.abort()
+            self._garbled(f"{self._wire.endpoint} breaks the rules of HTTP/2: {error}")
             return
         self._is_reading = True
         calls = self._calls
@@ -174,11 +182,17 @@ class GrpcConnection(asyncio.Protocol):
             case StreamReset() | StreamClosed():
                 call = self._calls.pop(event.stream_id, None)
                 if call is not None:
-                    was_sent = isinstance(event, StreamReset) or event.local_error is None
-                    call.stream_closed(event.error_code, was_sent)
+                    call.stream_closed(event.error_code)
                 self._close_if_done()
             case GoAwayReceived():
                 self._retire()
+            case ConnectionClosed() if event.error_code:
+                reason = event.debug_data.decode("latin-1") or f"HTTP/2 error code {event.error_code}"
+                self._garbled(f"{self._wire.endpoint} breaks the rules of HTTP/2: {reason:.100}")
+
+    def _garbled(self, message: str) -> None:
+        self._fail_all(Failure.GARBLED, message)
+        self._transport.abort()
 
     def _retire(self) -> None:
         """Take no more calls, and close once the last one is over."""

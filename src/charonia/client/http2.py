@@ -31,6 +31,7 @@ __all__ = [
     "StreamClosed",
     "StreamReset",
     "TrailersReceived",
+    "is_greeting",
 ]
 
 STREAM_WINDOW_BYTES = 4 * 1024 * 1024
@@ -48,7 +49,14 @@ HEADER_LIST_BYTES_MAX = 64 * 1024
 ErrorCode = ngh2.ErrorCode
 Headers = Sequence[tuple[bytes, bytes]]
 
+_TYPE_OFFSET = 3
+_SETTINGS_TYPE = b"\x04"
 _GONE = (ngh2.StreamProtocolError, ngh2.ConnectionStateError)
+
+
+def is_greeting(data: bytes) -> bool:
+    """Return whether a server's first bytes can be those of HTTP/2: it begins with settings."""
+    return data[_TYPE_OFFSET : _TYPE_OFFSET + 1] in (b"", _SETTINGS_TYPE)
 
 
 class Http2Error(Exception):

@@ -1,0 +1,486 @@
+"""gRPC for load: what becomes of calls, over real sockets."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from typing import Any
+
+import ngh2
+import numpy as np
+import pytest
+
+from charonia.client.connect import connect
+from charonia.client.grpc_codec import decode_response, decode_stream_response
+from charonia.client.wire import Answer, Failure, RequestForm, Wire, WireOptions
+from charonia.core.errors import Code, ServingError
+from charonia.core.response import InferResponse
+from charonia.frontends.grpc.limits import GrpcLimits
+from charonia.testing.client_servers import Answers, Talk, ask, identity_request, scripted, served
+
+Play = Callable[[Coroutine[Any, Any, None]], None]
+
+STREAM = RequestForm(streaming=True)
+HEAD = ((b":status", b"200"), (b"content-type", b"application/grpc"))
+OK = ((b"grpc-status", b"0"),)
+EMPTY_MESSAGE = bytes(5)
+
+
+def grpc(url: str, **options: Any) -> Wire:
+    return connect(url, WireOptions(**options))
+
+
+def output(answer: Answer) -> list[float]:
+    return [float(value) for value in decode_response(answer.body).outputs[0].array.ravel()]
+
+
+@pytest.mark.parametrize("coding", ["", "gzip", "deflate"])
+def test_a_call_is_answered(play: Play, coding: str) -> None:
+    async def scenario() -> None:
+        async with served() as server:
+            wire = grpc(server.urls["grpc"], request_compression=coding, response_compression=coding)
+
+            answer = await ask(wire, identity_request(rows=40))
+
+            assert output(answer) == list(range(640))
+            assert answer.final
+            assert 0 < answer.sent_ns <= answer.send_end_ns <= answer.first_byte_ns <= answer.done_ns
+            await wire.close()
+
+    play(scenario())
+
+
+def test_responses_that_the_server_compresses_are_read(play: Play) -> None:
+    async def scenario() -> None:
+        async with served(replace(GrpcLimits(), compression_level=1)) as server:
+            wire = grpc(server.urls["grpc"])
+
+            assert output(await ask(wire, identity_request(rows=40))) == list(range(640))
+            await wire.close()
+
+    play(scenario())
+
+
+def test_many_calls_share_a_connection(play: Play) -> None:
+    async def scenario() -> None:
+        async with served() as server:
+            server.engine.hold = True
+            wire = grpc(server.urls["grpc"])
+            assert await wire.open(1) == 1
+            answers = Answers()
+            for _ in range(50):
+                wire.send(wire.prepare(identity_request()), answers.take)
+            while len(server.engine.tickets) < 50:
+                await asyncio.sleep(0)
+
+            for index in range(50):
+                server.engine.release(index)
+            while len(answers.all) < 50:
+                await answers.final()
+
+            assert {answer.failure for answer in answers.all} == {None}
+            await wire.close()
+
+    play(scenario())
+
+
+def test_more_calls_than_the_server_allows_wait_and_are_answered(play: Play) -> None:
+    async def scenario() -> None:
+        async with served(replace(GrpcLimits(), streams_max=4)) as server:
+            wire = grpc(server.urls["grpc"])
+            answers = Answers()
+            for _ in range(100):
+                wire.send(wire.prepare(identity_request()), answers.take)
+            while len(answers.all) < 100:
+                await answers.final()
+
+            assert {answer.failure for answer in answers.all} == {None}
+            await wire.close()
+
+    play(scenario())
+
+
+def test_a_prepared_request_becomes_a_part_of_a_sequence_or_gets_an_id(play: Play) -> None:
+    async def scenario() -> None:
+        async with served() as server:
+            wire = grpc(server.urls["grpc"])
+            prepared = wire.prepare(identity_request(parameters={"custom": 1.5}, priority=2, timeout_us=9))
+            for part in (prepared.with_sequence(7, True, False), prepared.with_sequence("s", False, True).with_id("a")):
+                answers = Answers()
+                wire.send(part, answers.take)
+                await answers.final()
+            answers = Answers()
+            wire.send(prepared, answers.take)
+            await answers.final()
+
+            requests = [ticket.request for ticket in server.engine.tickets]
+            assert [(r.correlation_id, r.flags, r.id) for r in requests] == [(7, 1, ""), ("s", 2, "a"), (0, 0, "")]
+            assert [(r.parameters, r.priority, r.timeout_us) for r in requests] == [({"custom": 1.5}, 2, 9)] * 3
+            await wire.close()
+
+    play(scenario())
+
+
+def test_a_stream_gives_each_response_and_then_its_end(play: Play) -> None:
+    async def scenario() -> None:
+        async with served() as server:
+            wire = grpc(server.urls["grpc"])
+            responses = [InferResponse("identity", "1", str(number), []) for number in range(3)]
+            server.engine.outcomes.append([(response, response is responses[-1]) for response in responses])
+            answers = Answers()
+
+            wire.send(wire.prepare(identity_request(), STREAM), answers.take, keep_body=True)
+            end = await answers.final()
+
+            assert [answer.final for answer in answers.all] == [False, False, False, True]
+            assert end.is_empty
+            ids = [decode_stream_response(answer.body) for answer in answers.all[:-1]]
+            assert [response.id for response in ids if isinstance(response, InferResponse)] == ["0", "1", "2"]
+            assert all(0 < answer.first_byte_ns <= answer.done_ns for answer in answers.all[:-1])
+            await wire.close()
+
+    play(scenario())
+
+
+def test_an_error_in_a_stream_is_an_answer_that_failed(play: Play) -> None:
+    async def scenario() -> None:
+        async with served() as server:
+            wire = grpc(server.urls["grpc"])
+            server.engine.errors["identity"] = ServingError(Code.INTERNAL, "the model broke")
+            answers = Answers()
+
+            wire.send(wire.prepare(identity_request(), STREAM), answers.take)
+            await answers.final()
+
+            first = answers.all[0]
+            assert (first.failure, first.message) == (Failure.STATUS, "the model broke")
+            await wire.close()
+
+    play(scenario())
+
+
+def test_an_error_of_the_server_comes_with_its_words(play: Play) -> None:
+    async def scenario() -> None:
+        async with served() as server:
+            wire = grpc(server.urls["grpc"])
+            server.engine.errors["identity"] = ServingError(Code.NOT_FOUND, "100 % gone: über")
+
+            answer = await ask(wire)
+
+            assert (answer.failure, answer.code, answer.status) == (Failure.STATUS, Code.NOT_FOUND, 5)
+            assert answer.message == "100 % gone: über"
+            await wire.close()
+
+    play(scenario())
+
+
+@pytest.mark.parametrize("form", [RequestForm(), STREAM], ids=["unary", "stream"])
+def test_a_call_that_is_late_times_out_and_is_cancelled_at_the_server(play: Play, form: RequestForm) -> None:
+    async def scenario() -> None:
+        async with served() as server:
+            server.engine.hold = True
+            wire = grpc(server.urls["grpc"])
+            await wire.open(1)
+
+            answer = await ask(wire, form=form, timeout_s=0.05)
+            while not server.engine.tickets[0].cancelled:
+                await asyncio.sleep(0)
+
+            assert (answer.failure, answer.code) == (Failure.TIMEOUT, Code.UNAVAILABLE)
+            assert wire.failures[Failure.TIMEOUT] == 1
+            await wire.close()
+
+    play(scenario())
+
+
+@pytest.mark.parametrize("form", [RequestForm(), STREAM], ids=["unary", "stream"])
+def test_a_call_that_is_cancelled_is_cancelled_at_the_server_and_gets_no_answer(play: Play, form: RequestForm) -> None:
+    async def scenario() -> None:
+        async with served() as server:
+            server.engine.hold = True
+            wire = grpc(server.urls["grpc"])
+            answers = Answers()
+            handle = wire.send(wire.prepare(identity_request(), form), answers.take)
+            while not server.engine.tickets:
+                await asyncio.sleep(0)
+
+            handle.cancel()
+            while not server.engine.tickets[0].cancelled:
+                await asyncio.sleep(0)
+
+            assert answers.all == []
+            await wire.close()
+
+    play(scenario())
+
+
+def test_a_connection_that_the_server_retires_is_replaced_without_a_failure(play: Play) -> None:
+    async def scenario() -> None:
+        async with served(replace(GrpcLimits(), connection_age_max_s=0.02)) as server:
+            wire = grpc(server.urls["grpc"])
+            begin = asyncio.get_running_loop().time()
+            count = 0
+
+            while asyncio.get_running_loop().time() - begin < 0.5:
+                answers = [ask(wire) for _ in range(8)]
+                assert {answer.failure for answer in await asyncio.gather(*answers)} == {None}
+                count += 8
+
+            assert count > 100
+            assert sum(wire.failures.values()) == 0
+            await wire.close()
+
+    play(scenario())
+
+
+def test_a_server_that_is_not_there_is_an_answer_and_not_a_storm(play: Play) -> None:
+    async def scenario() -> None:
+        async with scripted(lambda reader, writer: asyncio.sleep(0), "grpc") as url:
+            pass
+        wire = grpc(url)
+
+        begin = asyncio.get_running_loop().time()
+        answers = [await ask(wire) for _ in range(5)]
+        took_s = asyncio.get_running_loop().time() - begin
+
+        assert {answer.failure for answer in answers} == {Failure.REFUSED}
+        assert all(answer.message.startswith(f"no connection to {url}: ") for answer in answers)
+        assert 0.1 < took_s < 2
+        await wire.close()
+
+    play(scenario())
+
+
+def test_a_server_that_dies_in_the_middle_fails_what_is_in_flight(play: Play) -> None:
+    async def scenario() -> None:
+        async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            while b"INPUT0" not in await reader.read(65536):
+                pass
+
+        async with scripted(talk, "grpc") as url:
+            wire = grpc(url)
+
+            answers = await asyncio.gather(*(ask(wire) for _ in range(3)))
+
+            assert {answer.failure for answer in answers} == {Failure.RESET}
+            await wire.close()
+
+    play(scenario())
+
+
+Reply = Callable[[ngh2.Connection, int], None]
+
+
+def speaking(*replies: Reply) -> Talk:
+    """Return what a server does: reply to the n-th request with the n-th of these, or the last, on any connection."""
+    left = list(replies)
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        http2 = ngh2.Connection(ngh2.Role.SERVER)
+        http2.initiate_connection()
+        while True:
+            writer.write(http2.data_to_send())
+            data = await reader.read(65536)
+            if not data:
+                return
+            http2.receive_data(data)
+            for event in http2.events():
+                if isinstance(event, ngh2.DataReceived) and event.end_stream:
+                    (left.pop(0) if len(left) > 1 else left[0])(http2, event.stream_id)
+
+    return talk
+
+
+def respond(data: bytes = EMPTY_MESSAGE, head: Any = HEAD, trailers: Any = OK) -> Reply:
+    def reply(http2: ngh2.Connection, stream_id: int) -> None:
+        http2.send_response(stream_id, head)
+        if data:
+            http2.send_data(stream_id, data, end_stream=trailers is None)
+        if trailers is not None:
+            http2.send_trailers(stream_id, trailers)
+
+    return reply
+
+
+def only_head(*head: tuple[bytes, bytes]) -> Reply:
+    return lambda http2, stream_id: http2.send_response(stream_id, head, end_stream=True)
+
+
+def go_away(http2: ngh2.Connection, stream_id: int) -> None:
+    http2.send_goaway(0, last_stream_id=stream_id - 2 if stream_id > 1 else 0)
+
+
+def reset(code: ngh2.ErrorCode) -> Reply:
+    return lambda http2, stream_id: http2.reset_stream(stream_id, code)
+
+
+WRONG: dict[str, tuple[Reply, Failure, str]] = {
+    "no status at the end": (respond(trailers=None), Failure.GARBLED, "without a status"),
+    "a status that is none": (respond(trailers=((b"grpc-status", b"x"),)), Failure.GARBLED, ""),
+    "no message": (respond(b""), Failure.GARBLED, "0 complete messages"),
+    "two messages": (respond(bytes(10)), Failure.GARBLED, "got several"),
+    "half a message": (respond(b"\0\0\0\0\x09ab"), Failure.GARBLED, "truncated"),
+    "too large": (respond(b"\0\0\0\x10\0"), Failure.OVERSIZE, "at most 1000 bytes are accepted, got 4096"),
+    "a flag that is none": (respond(b"\x07\0\0\0\0"), Failure.GARBLED, "compression flag 7"),
+    "compressed garbage": (
+        respond(b"\1\0\0\0\2ab", (*HEAD, (b"grpc-encoding", b"gzip"))),
+        Failure.GARBLED,
+        "cannot be decompressed",
+    ),
+    "an encoding that is unknown": (respond(head=(*HEAD, (b"grpc-encoding", b"br"))), Failure.GARBLED, "'br'"),
+    "a page of a proxy": (
+        respond(b"<html>", ((b":status", b"502"), (b"content-type", b"text/html"))),
+        Failure.GARBLED,
+        "got HTTP status 502 with text/html",
+    ),
+    "a head alone that is no gRPC": (only_head((b":status", b"404")), Failure.GARBLED, "got HTTP status 404"),
+    "a reset": (reset(ngh2.ErrorCode.INTERNAL_ERROR), Failure.RESET, "HTTP/2 error code 2"),
+    "refused for ever": (reset(ngh2.ErrorCode.REFUSED_STREAM), Failure.REFUSED, "refused the call 4 times"),
+    "an error": (
+        only_head(*HEAD, (b"grpc-status", b"8"), (b"grpc-message", b"full")),
+        Failure.STATUS,
+        "full",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_server_that_answers_wrongly_is_an_answer_and_the_next_call_is_served(play: Play, case: str) -> None:
+    wrong, failure, message = WRONG[case]
+
+    async def scenario() -> None:
+        tries = 4 if failure is Failure.REFUSED else 1
+        async with scripted(speaking(*[wrong] * tries, respond()), "grpc") as url:
+            wire = grpc(url, response_bytes_max=1000)
+
+            answer = await ask(wire, timeout_s=10)
+            after = await ask(wire, timeout_s=10)
+
+            assert answer.failure is failure
+            assert message in answer.message
+            assert wire.failures[failure] == 1
+            assert after.failure is None
+            await wire.close()
+
+    play(scenario())
+
+
+@pytest.mark.parametrize("case", [go_away, reset(ngh2.ErrorCode.REFUSED_STREAM)], ids=["goaway", "refused"])
+def test_what_the_server_has_not_looked_at_is_sent_again(play: Play, case: Reply) -> None:
+    async def scenario() -> None:
+        async with scripted(speaking(case, respond()), "grpc") as url:
+            wire = grpc(url)
+
+            answer = await ask(wire, timeout_s=10)
+
+            assert answer.failure is None
+            await wire.close()
+
+    play(scenario())
+
+
+def test_a_server_that_speaks_http1_is_said_to(play: Play) -> None:
+    async def scenario() -> None:
+        async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read(65536)
+            writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+            await reader.read()
+
+        async with scripted(talk, "grpc") as url:
+            wire = grpc(url)
+
+            answer = await ask(wire, timeout_s=10)
+
+            assert answer.failure is Failure.GARBLED
+            assert "expected HTTP/2" in answer.message
+            assert "HTTP/1.1 400" in answer.message
+            await wire.close()
+
+    play(scenario())
+
+
+def test_a_server_that_says_nothing_times_out(play: Play) -> None:
+    async def scenario() -> None:
+        async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read(-1)
+
+        async with scripted(talk, "grpc") as url:
+            wire = grpc(url)
+
+            assert (await ask(wire, timeout_s=0.05)).failure is Failure.TIMEOUT
+            await wire.close()
+
+    play(scenario())
+
+
+def test_a_wire_that_is_closed_answers_what_is_in_flight_and_what_comes_after(play: Play) -> None:
+    async def scenario() -> None:
+        async with served() as server:
+            server.engine.hold = True
+            wire = grpc(server.urls["grpc"])
+            answers = Answers()
+            wire.send(wire.prepare(identity_request()), answers.take)
+            while not server.engine.tickets:
+                await asyncio.sleep(0)
+
+            await wire.close()
+            after = await ask(wire)
+
+            assert [answer.failure for answer in answers.all] == [Failure.CLOSED]
+            assert after.failure is Failure.CLOSED
+
+    play(scenario())
+
+
+def test_calls_that_wait_for_a_connection_have_a_limit(play: Play) -> None:
+    async def scenario() -> None:
+        async with served() as server:
+            wire = grpc(server.urls["grpc"], waiting_max=2)
+
+            answers = await asyncio.gather(*(ask(wire) for _ in range(3)))
+
+            assert [answer.failure for answer in answers] == [None, None, Failure.EXHAUSTED]
+            await wire.close()
+
+    play(scenario())
+
+
+def test_metadata_of_the_options_is_sent_and_checked(play: Play) -> None:
+    async def scenario() -> None:
+        seen: list[tuple[bytes, bytes]] = []
+
+        async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            http2 = ngh2.Connection(ngh2.Role.SERVER)
+            http2.initiate_connection()
+            writer.write(http2.data_to_send())
+            while not seen:
+                http2.receive_data(await reader.read(65536))
+                for event in http2.events():
+                    if isinstance(event, ngh2.RequestReceived):
+                        seen.extend((bytes(name), bytes(value)) for name, value in event.headers)
+
+        async with scripted(talk, "grpc") as url:
+            wire = grpc(url, headers=(("X-Tag", "a"),))
+            await ask(wire, timeout_s=2)
+
+            assert (b"x-tag", b"a") in seen
+            assert any(name == b"grpc-timeout" and value.endswith(b"u") for name, value in seen)
+            await wire.close()
+            with pytest.raises(ServingError, match="metadata 'grpc-x'"):
+                grpc(url, headers=(("grpc-x", "a"),))
+
+    play(scenario())
+
+
+def test_a_large_tensor_goes_there_and_back(play: Play) -> None:
+    async def scenario() -> None:
+        async with served() as server:
+            wire = grpc(server.urls["grpc"])
+
+            answer = await ask(wire, identity_request(rows=200_000))
+
+            array = decode_response(answer.body).outputs[0].array
+            assert np.array_equal(array.ravel(), np.arange(3_200_000, dtype=np.float32))
+            assert answer.send_end_ns <= answer.done_ns
+            await wire.close()
+
+    play(scenario())
