@@ -24,7 +24,7 @@ INTERNAL = {
     "embedding": {"core", "config.server", "frontends.inproc", "server"},
     "results": {"core", "stats"},
     "client": {"core", "protocol", "schema"},
-    "perf": {"core", "config", "stats", "protocol", "results", "client"},
+    "perf": {"__version__", "core", "config", "stats", "protocol", "results", "client"},
     "report": {"core", "stats", "results"},
     "demo": {"core.errors"},
     "cli": {"__version__", "core", "config", "stats", "repository", "backends", "engine", "server", "demo"}

@@ -11,7 +11,7 @@ from typing import Protocol
 from charonia.client.wire import WireOptions
 from charonia.core.request import InferRequest
 from charonia.core.tensor import Tensor
-from charonia.results.records import LevelResult, LoadLevel, LoadMode, Window
+from charonia.results.records import LevelResult, LoadLevel, LoadMode, Run, Window
 
 
 class InputSource(Protocol):
@@ -229,7 +229,9 @@ class RunSettings:
         sequences: How sequences are made, None for a model without.
         server: What is asked of the server.
         keep_requests: Whether `LevelResult.requests` is filled; it takes memory.
+        tolerance: Of floating-point numbers in answers that are compared with validation data, absolute and relative.
         options: The options in force by name, for the record of the run.
+        command: The command line for the record of the run, "" where a program starts it.
     """
 
     target: Target
@@ -238,7 +240,9 @@ class RunSettings:
     sequences: SequencePlan | None = None
     server: ServerPlan = ServerPlan()
     keep_requests: bool = False
+    tolerance: float = 0.0
     options: Mapping[str, str] = field(default_factory=dict)
+    command: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,9 +312,11 @@ class LevelDone:
 
     Attributes:
         result: What was found.
+        run: The whole run so far, this level included.
     """
 
     result: LevelResult
+    run: Run
 
 
 Event = LevelBegun | Tick | WindowDone | LevelDone

@@ -1,0 +1,238 @@
+"""A process that sends load. It is started by `perf.pool`, told what to do over a socket, and tells what it measured.
+
+It has its own event loop and connections, and ends when the socket closes.
+"""
+
+import asyncio
+import gc
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from typing import Any
+
+from charonia.client.connect import connect
+from charonia.client.wire import RequestForm, Wire
+from charonia.core.errors import ServingError
+from charonia.perf import schedule
+from charonia.perf.loops import ClosedLoop, Loop, OpenLoop, PeriodicLoop, Slot
+from charonia.perf.messages import Begin, Broken, End, Go, Prepared, Setup
+from charonia.perf.sending import Journal, Sender
+from charonia.perf.sequences import SequenceIds, SequenceSlot, steps
+from charonia.perf.validation import Validator
+from charonia.results.records import LoadMode
+
+if sys.platform != "win32":
+    import resource
+
+    import uvloop
+
+FLUSH_S = 0.04
+"""Time between two chunks."""
+
+OPEN_AHEAD = 16
+"""Connections that an open loop makes before it begins; more are made when they are needed."""
+
+CALLS_PER_CONNECTION = 6
+"""Calls in flight for which gRPC has one connection, as the C++ client library has."""
+
+
+Tell = Callable[[object], None]
+
+
+class Worker:
+    """One process's part of a run.
+
+    Args:
+        commands: From the process that measures.
+        tell: Says something to it, without ever waiting.
+        setup: What it said first.
+    """
+
+    def __init__(self, commands: Connection, tell: Tell, setup: Setup) -> None:
+        self._commands = commands
+        self._tell = tell
+        self._setup = setup
+        settings, source = setup.settings, setup.source
+        target = settings.target
+        self._events = asyncio.get_running_loop()
+        self._wire: Wire = connect(target.url, target.wire)
+        form = RequestForm(target.json_inputs, target.json_outputs, target.streaming)
+        validator = Validator(source, target, settings.tolerance) if source.expected(0, 0) is not None else None
+        self._sender = Sender(self._wire, source, form, Journal(settings.keep_requests), validator)
+        ids = SequenceIds(settings.sequences, setup.process, setup.process_count) if settings.sequences else None
+        self._ids = ids
+        self._steps = steps(source, setup.process, setup.process_count)
+        self._next = asyncio.Event()
+        self._message: Begin | Go | End | None = None
+        self._events.add_reader(commands.fileno(), self._receive)
+
+    async def run(self) -> None:
+        """Do what is told until the connection closes."""
+        try:
+            while (message := await self._told()) is not None:
+                if isinstance(message, Begin):
+                    await self._load(message)
+                else:
+                    self._tell(self._sender.journal.chunk(0, finished=True))
+        finally:
+            self._events.remove_reader(self._commands.fileno())
+            self._sender.cancel()
+            await self._wire.close()
+
+    async def _load(self, begin: Begin) -> None:
+        self._sender.journal = Journal(self._setup.settings.keep_requests)
+        slots = self._slots(begin)
+        await self._wire.open(self._connection_count(begin, len(slots)))
+        self._sender.warm()
+        gc.collect()
+        gc.freeze()
+        self._tell(Prepared())
+        go = await self._told()
+        if not isinstance(go, Go):
+            return
+        loop = self._make(begin, slots, go.begin_ns)
+        loop.start()
+        give_up_s = 0.0
+        while not loop.is_finished and not (give_up_s and self._events.time() >= give_up_s):
+            await asyncio.sleep(FLUSH_S)
+            self._tell(self._sender.journal.chunk(len(self._sender.flights), finished=False))
+            if self._next.is_set() and not give_up_s:
+                message = await self._told()
+                if message is None:
+                    raise EOFError
+                if isinstance(message, End):
+                    loop.stop()
+                    give_up_s = self._events.time() + message.wait_s
+        loop.stop()
+        unanswered = len(self._sender.flights)
+        self._sender.cancel()
+        self._tell(self._sender.journal.chunk(unanswered, finished=True))
+
+    def _slots(self, begin: Begin) -> list[Slot]:
+        settings, process, count = self._setup.settings, self._setup.process, self._setup.process_count
+        plan = settings.sequences
+        mode, value = begin.level.mode, int(begin.level.value)
+        if mode is LoadMode.PERIODIC:
+            return [self._steps]
+        if plan is None or self._ids is None:
+            return [self._steps] * (schedule.split(value, count)[process] if mode is LoadMode.CONCURRENCY else 1)
+        total = value if mode is LoadMode.CONCURRENCY else plan.concurrent
+        seed = settings.load.seed
+        return [
+            SequenceSlot(plan, self._setup.source, self._ids, seed * 1_000_003 + number)
+            for number in range(process, total, count)
+        ]
+
+    def _make(self, begin: Begin, slots: list[Slot], begin_ns: int) -> Loop:
+        settings, process, count = self._setup.settings, self._setup.process, self._setup.process_count
+        plan = settings.load
+        mine = schedule.split(begin.request_count, count)[process] if begin.request_count else 0
+        if begin.level.mode is LoadMode.PERIODIC:
+            numbers = (int(plan.start), int(plan.end), int(plan.step), plan.request_period)
+            return PeriodicLoop(self._sender, self._steps, *numbers)
+        if begin.level.mode is LoadMode.CONCURRENCY:
+            return ClosedLoop(self._sender, slots, mine)
+        offsets = schedule.arrivals(plan.distribution, begin.level.value, plan.intervals_ns, plan.seed)
+        times = _from(begin_ns, schedule.share(offsets, process, count))
+        serial = settings.sequences is not None and settings.sequences.serial
+        return OpenLoop(self._sender, slots, times, mine, serial)
+
+    def _connection_count(self, begin: Begin, slot_count: int) -> int:
+        wanted = slot_count if begin.level.mode is LoadMode.CONCURRENCY else OPEN_AHEAD
+        if self._setup.settings.target.protocol == "grpc":
+            return -(-wanted // CALLS_PER_CONNECTION)
+        return wanted
+
+    async def _told(self) -> Begin | Go | End | None:
+        await self._next.wait()
+        self._next.clear()
+        message, self._message = self._message, None
+        return message
+
+    def _receive(self) -> None:
+        try:
+            self._message = self._commands.recv()
+        except (EOFError, OSError):
+            self._message = None
+            self._events.remove_reader(self._commands.fileno())
+        self._next.set()
+
+
+class Teller:
+    """Sends messages from a thread of its own: a measuring process that is busy must not hold up the load.
+
+    Args:
+        connection: To the measuring process.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._messages: SimpleQueue[object] = SimpleQueue()
+        self._thread = threading.Thread(target=self._send, daemon=True)
+        self._thread.start()
+
+    def tell(self, message: object) -> None:
+        """Send a message, later."""
+        self._messages.put(message)
+
+    def close(self) -> None:
+        """Send what there is, and end."""
+        self._messages.put(None)
+        self._thread.join()
+
+    def _send(self) -> None:
+        try:
+            while (message := self._messages.get()) is not None:
+                self._connection.send(message)
+        except OSError:
+            os._exit(0)  # the measuring process has gone: so do we
+
+
+def main(commands_descriptor: int, answers_descriptor: int) -> None:
+    """Run a process that sends load, with the sockets from and to the one that measures as file descriptors."""
+    # Ctrl-C goes to the whole group: the measuring process decides what becomes of it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _allow_descriptors()
+    commands = Connection(commands_descriptor)
+    teller = Teller(Connection(answers_descriptor))
+    try:
+        setup = commands.recv()
+        _run(_work(commands, teller.tell, setup))
+    except ServingError as error:
+        teller.tell(Broken(error.code.name, error.message, error.hint))
+        teller.close()
+    except (EOFError, OSError):
+        pass  # the same
+    # Nothing here needs the interpreter to tidy up, and big inputs would take it long.
+    os._exit(0)
+
+
+async def _work(commands: Connection, tell: Tell, setup: Setup) -> None:
+    await Worker(commands, tell, setup).run()
+
+
+def _run(work: Coroutine[Any, Any, None]) -> None:
+    if sys.platform == "win32":
+        asyncio.run(work)
+    else:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(work)
+
+
+def _allow_descriptors() -> None:
+    """Raise the number of open files as far as the system lets us: every request of an open loop may need a socket."""
+    if sys.platform != "win32":
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def _from(begin_ns: int, offsets: Iterator[int]) -> Iterator[int]:
+    return (begin_ns + offset for offset in offsets)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))
