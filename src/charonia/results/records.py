@@ -356,6 +356,7 @@ class Run:
         levels: One result a level, in the order they were measured.
         notes: What a reader has to know about the whole run.
         answer: Level that a search found best within the latency limit, None for a sweep or where none was.
+        command: The command line, "" where a program started the run.
     """
 
     tool: str
@@ -370,3 +371,4 @@ class Run:
     levels: tuple[LevelResult, ...]
     notes: tuple[str, ...] = ()
     answer: LoadLevel | None = None
+    command: str = ""
