@@ -12,7 +12,7 @@ from charonia.core.request import ParameterValue, RequestedOutput
 from charonia.core.response import InferResponse
 from charonia.core.tensor import Array, Tensor
 
-InputValue = Array | Sequence[Any] | bytes | str | bool | int | float
+InputValue = Array | np.generic | Sequence[Any] | bytes | str | bool | int | float
 """An array, whose dtype decides on the datatype; a pair of an array and the name of a datatype; a list or one element,
 which take the datatype that the model's metadata names."""
 
@@ -154,9 +154,12 @@ def _from_elements(metadata: TensorMetadata, value: Any) -> Tensor:
         return Tensor(name, datatype, array.astype(datatype.numpy))
     wanted = datatype.numpy.kind
     fits = array.dtype.kind in {"f": "iuf", "b": "b"}.get(wanted, "iu")
-    if fits and wanted in "iu":
+    if wanted in "iu":
+        if array.dtype.kind in "fO":  # what integers become together where no integer dtype holds them all
+            array = np.array(value, object)
+            fits = all(type(element) is int for element in array.ravel().tolist())
         limits = np.iinfo(datatype.numpy.name)
-        fits = int(array.min()) >= limits.min and int(array.max()) <= limits.max
+        fits = fits and limits.min <= int(array.min()) and int(array.max()) <= limits.max
     if not fits:
         raise invalid(f"input '{name}': not every element is a valid {datatype.wire} value")
     return Tensor(name, datatype, array.astype(datatype.numpy))
