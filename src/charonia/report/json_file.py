@@ -1,14 +1,39 @@
 """JSON files of runs. A file is whole at every moment: a new one takes the place of the old one in a single step."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from charonia.core.errors import ServingError, invalid, not_found, unavailable
+from charonia.perf.api import Event, LevelDone
 from charonia.results.json_form import from_json, to_json
 from charonia.results.records import Run
 
 FILE_BYTES_MAX = 1 << 30
 """Largest file that is read."""
+
+UNFINISHED = "The run had not ended when this was written."
+"""Note of a run in a file that was written between two levels."""
+
+
+class JsonFile:
+    """A file that has the run so far after every level: whatever ends the run, what was measured is there.
+
+    Args:
+        path: Where it is.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __call__(self, event: Event) -> None:
+        """Write the run so far when a level was measured.
+
+        Raises:
+            ServingError: UNAVAILABLE when the file cannot be written.
+        """
+        if isinstance(event, LevelDone):
+            write_run(self._path, replace(event.run, notes=(*event.run.notes, UNFINISHED)))
 
 
 def write_run(path: Path, run: Run) -> None:

@@ -40,6 +40,7 @@ def _levels(run: Run) -> list[dict[str, Any]]:
     return [
         {
             "label": str(result.level),
+            "value": f"{result.level.value:g}",
             "best": result is best,
             "verdict": result.verdict.value,
             "throughput": [result.throughput.value, result.throughput.low, result.throughput.high],

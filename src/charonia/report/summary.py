@@ -1,6 +1,4 @@
-"""What a run says at a glance: its best level, how far to trust it, the command that made it. Pure."""
-
-import shlex
+"""What a run says at a glance: its best level, how far to trust it. Pure."""
 
 from charonia.report.quantities import duration, number
 from charonia.results.records import LevelResult, LoadMode, Run, Verdict
@@ -60,12 +58,3 @@ def headline(run: Run) -> str:
 def is_open_loop(run: Run) -> bool:
     """Whether requests were sent at a rate, whatever the answers did."""
     return any(result.level.mode in (LoadMode.REQUEST_RATE, LoadMode.INTERVALS) for result in run.levels)
-
-
-def command_line(run: Run) -> str:
-    """Return the command that makes such a run, ready for a shell."""
-    words = ["charonia", "perf"]
-    for name, value in run.options.items():
-        words.append(name if name.startswith("-") else f"--{name}")
-        words += [value] if value else []
-    return shlex.join(words)

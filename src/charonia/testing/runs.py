@@ -1,5 +1,6 @@
 """Runs of the load generator that nobody measured: records with believable numbers, for tests of what reads them."""
 
+import shlex
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,6 +79,7 @@ def synthetic_run(
         batch_size=1,
         stabilising_percentile=None,
         levels=tuple(results),
+        command=shlex.join(["charonia", "perf", "-m", model, "--concurrency-range", "1:8"]),
     )
 
 
