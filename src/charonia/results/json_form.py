@@ -15,7 +15,7 @@ from charonia.stats.latency import LatencyHistogram
 
 def to_json(run: Run) -> str:
     """Return a run as JSON text."""
-    return json.dumps({"format": FORMAT, "version": VERSION, **_plain(run)}, allow_nan=False)
+    return json.dumps({"format": FORMAT, "version": VERSION, **plain(run)}, allow_nan=False)
 
 
 def from_json(text: str | bytes, source: str = "the JSON text") -> Run:
@@ -37,7 +37,7 @@ def from_json(text: str | bytes, source: str = "the JSON text") -> Run:
     if data.get("version") != VERSION:
         raise invalid(f"{source}: expected version {VERSION} of the format, got {data.get('version')!r}")
     try:
-        run = _record(Run, data)
+        run = record(Run, data)
     except ServingError as error:
         raise invalid(f"{source}: {error.message}") from None
     except (KeyError, TypeError, ValueError) as error:
@@ -47,22 +47,30 @@ def from_json(text: str | bytes, source: str = "the JSON text") -> Run:
     return run
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Return a record of this package, or of a tool's own, as what JSON has."""
     if is_dataclass(value) and not isinstance(value, type):
         kept = [field.name for field in fields(value) if field.metadata.get("json", True)]
-        return {name: _plain(getattr(value, name)) for name in kept}
+        return {name: plain(getattr(value, name)) for name in kept}
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, LatencyHistogram):
         return value.to_json()
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return value
 
 
-def _record(kind: type, data: Any) -> Any:
+def record(kind: type, data: Any) -> Any:
+    """Return the record of a type that `plain` returned `data` for.
+
+    Raises:
+        KeyError: A field without a default is missing.
+        TypeError: A value is of another type.
+        ValueError: A value cannot be.
+    """
     if not isinstance(data, dict):
         raise TypeError(f"{kind.__name__}: expected an object, got {type(data).__name__}")
     hints = _hints(kind)
@@ -87,14 +95,14 @@ def _value(hint: Any, data: Any, where: str) -> Any:
         return None if data is None else _value(inner, data, where)
     if origin is tuple:
         return tuple(_value(get_args(hint)[0], item, where) for item in _of(list, data, where))
-    if origin is dict:
+    if origin in (dict, Mapping):
         return {key: _value(get_args(hint)[1], item, where) for key, item in _of(dict, data, where).items()}
     if hint is LatencyHistogram:
         return LatencyHistogram.from_json(_of(dict, data, where))
     if issubclass(hint, Enum):
         return hint(data)
     if isinstance(hint, type) and is_dataclass(hint):
-        return _record(hint, data)
+        return record(hint, data)
     if hint is float:
         return float(_of((int, float), data, where))
     return _of(hint, data, where)
