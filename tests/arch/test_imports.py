@@ -28,7 +28,7 @@ INTERNAL = {
     "report": {"core", "stats", "results"},
     "demo": {"core.errors"},
     "cli": {"__version__", "core", "config", "stats", "repository", "backends", "engine", "server", "demo"}
-    | {"results", "perf", "report"},
+    | {"results", "client", "perf", "report"},
     "__main__": {"cli.main"},
 }
 

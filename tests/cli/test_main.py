@@ -42,7 +42,7 @@ def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None
             "--http-port",
             "charonia: unknown option '--http-port'. Options go behind the command: charonia serve --http-",
         ),
-        ("xyzzy", "charonia: unknown command 'xyzzy'. Commands: serve, config, "),
+        ("xyzzy", "charonia: unknown command 'xyzzy'. Commands: serve, perf, "),
     ],
 )
 def test_an_unknown_command_is_misuse(name: str, reaction: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -347,6 +347,16 @@ def test_the_options_in_force_are_described() -> None:
     assert "html" not in text
 
 
+def test_the_command_line_is_kept_without_secrets() -> None:
+    parsed = parse([*M, "-a", "-H", "Authorization: Bearer abc", "--string-data", "two words"])
+
+    assert (
+        parsed.command == "charonia perf --model resnet --async --header 'Authorization:***' --string-data 'two words'"
+    )
+    assert "abc" not in str(described(parsed.named))
+    assert parsed.options.target.headers == (("Authorization", "Bearer abc"),)
+
+
 def test_no_two_options_share_a_name() -> None:
     names = [name for option in OPTIONS for name in (option.name, option.short) if name]
 

@@ -14,6 +14,7 @@ from importlib import import_module
 
 COMMANDS = {
     "serve": "Serve the models of a repository over HTTP and gRPC.",
+    "perf": "Measure how fast a server answers: latency, throughput, under any load.",
     "config": "Print the complete configuration of a model and what was inferred.",
     "demo": "Serve models that packages ship and send them real inputs.",
 }

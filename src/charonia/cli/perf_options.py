@@ -6,6 +6,7 @@ Our own long options come second there, so that a prefix that worked with perf_a
 """
 
 import difflib
+import shlex
 import shutil
 import textwrap
 from collections import deque
@@ -52,9 +53,10 @@ Measure a model on a server of the KServe v2 protocol: Charonia, Triton and othe
 EXIT_CODES = """\
 Exit status:
    0  measured, and every level is stable
-   1  measured, but requests failed, the server was overloaded or it was lost
+   1  measured, but requests failed or the server was lost
    2  measured, but a level is not stable
    3  no request was answered
+   4  measured, but the server did not keep up with the offered rate
   99  wrong options or data, no such model, server not there
  130  interrupted; what was measured is reported
 """
@@ -81,12 +83,14 @@ class Parsed:
 
     Attributes:
         options: The options.
-        named: Those that were named on the command line, as text.
+        named: Those that were named on the command line, as text by name.
+        command: The command line, for the record.
         notes: Remarks, one sentence each.
     """
 
     options: PerfOptions
     named: dict[str, str]
+    command: str = ""
     notes: tuple[str, ...] = ()
 
 
@@ -114,7 +118,10 @@ def parse(arguments: Sequence[str]) -> Parsed:
     options = _build(groups, given)
     if given.problems:
         raise invalid("\n".join(given.problems))
-    return Parsed(options, {name: ",".join(texts) for name, texts in given.values.items()}, tuple(given.notes))
+    shown = given.values | _without_secrets(given.values)
+    words = [word for name, texts in shown.items() for text in texts for word in ([name, text] if text else [name])]
+    command = shlex.join(["charonia", "perf", *words])
+    return Parsed(options, {name: ",".join(texts) for name, texts in shown.items()}, command, tuple(given.notes))
 
 
 def split(arguments: Sequence[str]) -> Given:
@@ -170,6 +177,12 @@ def described(named: Mapping[str, str]) -> dict[str, str]:
     """Return the options in force as text by name without dashes: those named, and the defaults of the others."""
     defaults = {option.name: default_text(option) for option in OPTIONS if default_text(option)}
     return {name.removeprefix("--"): text for name, text in (defaults | dict(named)).items()}
+
+
+def _without_secrets(values: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    """Return headers without their values: tokens and passwords do not belong into reports."""
+    headers = values.get("--header", [])
+    return {"--header": [f"{text.partition(':')[0]}:***" for text in headers]} if headers else {}
 
 
 def _take(given: Given, name: str, text: str | None, rest: deque[str]) -> None:

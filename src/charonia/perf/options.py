@@ -276,6 +276,11 @@ class DataOptions:
     ranges: tuple[tuple[str, float, float], ...] = ()
     validation_tolerance: float = 0.0
 
+    @property
+    def is_from_files(self) -> bool:
+        """Whether nothing of it is generated."""
+        return not any(source in GENERATED for source in self.sources)
+
 
 @dataclass(frozen=True, slots=True)
 class ServerSideOptions:

@@ -272,8 +272,13 @@ def _error(error: ErrorKind) -> str:
 
 
 def _interval(estimate: Estimate, factor: float, unit: str) -> str:
-    low, high = estimate.low * factor, estimate.high * factor
-    return f"{low:g} to {high:g} {unit} ({estimate.confidence:.0%} confidence)"
+    low, high = (_short(max(0.0, end * factor)) for end in (estimate.low, estimate.high))
+    return f"{low} to {high} {unit} ({estimate.confidence:.0%} confidence)"
+
+
+def _short(value: float) -> str:
+    """Return a number with no more digits than a reader wants."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _table(levels: Sequence[LevelResult]) -> Iterator[str]:
@@ -294,7 +299,7 @@ def _table(levels: Sequence[LevelResult]) -> Iterator[str]:
         [
             f"{result.level.value:g}",
             f"{result.throughput.value:.1f}",
-            *(_milliseconds(result.percentile(percent)) for percent in (50, 90, 95, 99, 99.9)),
+            *(str(_usec(result.percentile(percent))) for percent in (50, 90, 95, 99, 99.9)),
             f"{result.error_count}",
             result.verdict.value.replace("_", " "),
         ]
@@ -304,11 +309,7 @@ def _table(levels: Sequence[LevelResult]) -> Iterator[str]:
     for row in [head, *rows]:
         cells = [cell.rjust(width) for cell, width in zip(row[:-1], widths, strict=False)]
         yield f"  {'  '.join(cells)}  {row[-1]}"
-    yield "  Latencies in milliseconds."
-
-
-def _milliseconds(duration_ns: int) -> str:
-    return f"{duration_ns / 1e6:.2f}"
+    yield "  Latencies in usec."
 
 
 def _usec(duration_ns: float) -> int:

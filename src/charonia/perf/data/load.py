@@ -8,7 +8,7 @@ from charonia.perf.data.generate import Generator
 from charonia.perf.data.source import Inputs
 from charonia.perf.data.spec import ModelSpec, check_batch_size, names, with_shapes
 from charonia.perf.data.steps import Step, Stream
-from charonia.perf.options import GENERATED, DataOptions, PerfOptions
+from charonia.perf.options import DataOptions, PerfOptions
 
 
 def load_inputs(spec: ModelSpec, options: PerfOptions) -> Inputs:
@@ -20,11 +20,10 @@ def load_inputs(spec: ModelSpec, options: PerfOptions) -> Inputs:
     batch_size = options.target.batch_size
     check_batch_size(spec, batch_size)
     spec = with_shapes(spec, options.data.shapes)
-    generated = [source for source in options.data.sources if source in GENERATED]
-    if generated:
-        streams = [_generate(spec, generated[0], options.data, options.load.seed, batch_size)]
-    else:
+    if options.data.is_from_files:
         streams = [stream for source in options.data.sources for stream in read_path(Path(source), spec)]
+    else:
+        streams = [_generate(spec, options.data.sources[0], options.data, options.load.seed, batch_size)]
     return Inputs(spec, streams, batch_size, dict(options.target.parameters))
 
 
