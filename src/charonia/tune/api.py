@@ -384,12 +384,14 @@ class SearchSpace:
         dimensions: The settings; their product without what cannot fit are the variants, besides the default one.
         load: The loads.
         memory: What memory there is, None for not caring.
+        core_count: Cores of the server: instances x threads beyond them are left out. 0: unknown.
     """
 
     models: tuple[ModelFacts, ...]
     dimensions: tuple[Dimension, ...]
     load: LoadSpace = LoadSpace()
     memory: MemoryLimit | None = None
+    core_count: int = 0
 
     @property
     def profiled(self) -> tuple[str, ...]:

@@ -57,6 +57,7 @@ class Point:
         score: How good it is.
         violation: Sum of the relative distances to the constraints that are missed, 0 where all are kept.
         surely_violates: Whether a constraint is missed by the whole interval.
+        effort: Of the measurements that count.
     """
 
     variant: Variant
@@ -66,6 +67,7 @@ class Point:
     score: Score
     violation: float
     surely_violates: bool
+    effort: float
 
     @property
     def order(self) -> tuple[bool, float]:
@@ -131,19 +133,23 @@ class Evidence:
         have been judged already when the former were picked.
         """
         points = list(self.points(variant))
-        if not points:
-            return None
-        efforts = {point.loads: self._effort(variant.key, point.loads) for point in points}
-        most = max(efforts.values())
-        return max((point for point in points if efforts[point.loads] == most), key=lambda point: point.order)
+        most = max((point.effort for point in points), default=0.0)
+        return max((point for point in points if point.effort == most), key=lambda point: point.order, default=None)
 
     def ranking(self) -> list[Point]:
-        """Return the best point of each variant, best first."""
-        points = (self.best(variant) for variant in self.variants())
-        return sorted((point for point in points if point), key=lambda point: point.order, reverse=True)
+        """Return the best point of each variant, best first.
 
-    def _effort(self, key: str, loads: Loads) -> float:
-        return max(told.trial.effort for told in self._groups[key][loads])
+        Of those that keep the constraints, whoever was measured with more effort comes first: the others were passed
+        over when they were compared at equal effort, and one of them may look better by now by luck alone.
+        """
+        points = [point for variant in self.variants() if (point := self.best(variant))]
+        most = max((point.effort for point in points if not point.variant.is_default), default=0.0)
+
+        def order(point: Point) -> tuple[bool, float, float]:
+            keeps, value = point.order
+            return keeps, min(point.effort, most), value
+
+        return sorted(points, key=order, reverse=True)
 
     def _point(self, key: str, loads: Loads) -> Point:
         group = self._groups[key][loads]
@@ -165,6 +171,7 @@ class Evidence:
             self._score(pools),
             violation,
             surely,
+            effort,
         )
 
     def _pool(self, name: str, effort: float, estimates: Sequence[Estimate]) -> "_Pool":

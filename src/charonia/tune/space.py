@@ -7,7 +7,7 @@ import itertools
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from charonia.core.errors import invalid
 from charonia.tune.api import (
@@ -27,25 +27,24 @@ VARIANTS_MAX = 100_000
 """Most variants that a space may have: a larger product is a mistake in the ranges."""
 
 Value = int | tuple[int, ...] | str
-_Number = TypeVar("_Number", int, float)
 
 
-def doubling(minimum: _Number, maximum: _Number) -> tuple[_Number, ...]:
+def doubling(minimum: float, maximum: float) -> tuple[float, ...]:
     """Return the minimum, the powers of two above it, and the maximum.
 
     Raises:
         ServingError: INVALID_ARGUMENT when the bounds are not above 0 or the wrong way round.
     """
     if minimum <= 0 or maximum < minimum:
-        raise invalid(f"expected bounds with 0 < minimum <= maximum, got {minimum} and {maximum}")
-    kind = type(minimum)
-    first = math.floor(math.log2(minimum)) + 1
-    powers = (kind(2**exponent) for exponent in range(first, first + _EXPONENTS_MAX))
-    between = tuple(itertools.takewhile(lambda power: power < maximum, powers))
-    return (minimum,) if maximum == minimum else (minimum, *between, maximum)
+        raise invalid(f"expected bounds with 0 < minimum <= maximum, got {minimum:g} and {maximum:g}")
+    first, last = math.floor(math.log2(minimum)) + 1, math.ceil(math.log2(maximum)) - 1
+    values = [minimum, *(2.0**exponent for exponent in range(first, last + 1))]
+    return (*values, maximum) if maximum > minimum else (minimum,)
 
 
-_EXPONENTS_MAX = 64
+def powers_of_two(minimum: int, maximum: int) -> tuple[int, ...]:
+    """Return `doubling` of whole numbers."""
+    return tuple(int(value) for value in doubling(minimum, maximum))
 
 
 def automatic_dimensions(
@@ -69,7 +68,7 @@ def automatic_dimensions(
     if facts.instances_tunable:
         dimensions.append(Dimension(facts.name, Setting.INSTANCE_COUNT, tuple(instance_counts)))
     if facts.threads_tunable and core_count > 1:
-        dimensions.append(Dimension(facts.name, Setting.THREAD_COUNT, doubling(1, core_count)))
+        dimensions.append(Dimension(facts.name, Setting.THREAD_COUNT, powers_of_two(1, core_count)))
     if facts.batching_tunable and facts.max_batch_size > 0:
         dimensions.append(Dimension(facts.name, Setting.MAX_BATCH_SIZE, tuple(batch_sizes)))
         if queue_delays_us:
@@ -143,19 +142,14 @@ def _elements(name: str, given: Sequence[Any]) -> list[Any]:
 class Grid:
     """The variants of a space by coordinate."""
 
-    def __init__(self, space: SearchSpace, core_count: int = 0) -> None:
+    def __init__(self, space: SearchSpace) -> None:
         """Check the space.
-
-        Args:
-            space: What may be tried.
-            core_count: Cores of the server, 0 for unknown: instances x threads beyond them are left out.
 
         Raises:
             ServingError: INVALID_ARGUMENT for unknown models, empty or repeated dimensions, too many variants.
         """
         self.space = space
         self.shape = tuple(len(dimension.values) for dimension in space.dimensions)
-        self._core_count = core_count
         names = {model.name for model in space.models}
         seen = set()
         for dimension in space.dimensions:
@@ -211,10 +205,11 @@ class Grid:
 
     def misfit(self, variant: Variant) -> str:
         """Return why a variant is not worth a try, "" where it is: its threads do not find cores."""
+        cores = self.space.core_count
         for change in variant.changes:
             threads, count = change.thread_count or 1, instance_count(self._facts(change.model), change)
-            if self._core_count and threads > 1 and threads * count > self._core_count:
-                return f"{change.model}: {count} instances x {threads} threads are more than {self._core_count} cores"
+            if cores and threads > 1 and threads * count > cores:
+                return f"{change.model}: {count} instances x {threads} threads are more than {cores} cores"
         return ""
 
     def _facts(self, model: str) -> ModelFacts:

@@ -1,0 +1,124 @@
+"""The verdict of a search: what is recommended, how sure that is, and what else would do as well. Pure."""
+
+from collections.abc import Sequence
+
+from charonia.results.records import Estimate
+from charonia.tune.api import Conclusion, Constraint, Decision, Failed, Goal, Ranked, Told, Variant
+from charonia.tune.objective import Evidence, Point, gain
+
+_TIES_NAMED_MAX = 3
+
+
+def decide(goal: Goal, history: Sequence[Told], comparisons: int = 3) -> Decision:
+    """Return the verdict on what was measured.
+
+    Args:
+        goal: What is wanted.
+        history: Everything that was measured, from a running search too.
+        comparisons: Variants that the best one was picked from at the end (`SearchOptions.finalist_count`): the more,
+            the clearer the gain has to be, as the best of many is a lucky one.
+    """
+    evidence = Evidence(goal)
+    for told in history:
+        evidence.add(told)
+    points = evidence.ranking()
+    if not points:
+        return Decision(Conclusion.NOTHING_MEASURED, None, None, (), (), _nothing(goal, history))
+    level = 1 - (1 - goal.confidence) / max(1, comparisons)
+    default = evidence.best(Variant())
+    # What was repeated decides. Who was only looked at and looked better would have been repeated, but for time.
+    ranking = tuple(_ranked(point, default, level) for point in points)
+    conclusion, best = _conclude(points, default, level)
+    tied = [point for point in points if point is not best and _is_tie(point, best, level)]
+    ties = tuple(_ranked(point, default, level) for point in tied)
+    chosen, base = _ranked(best, default, level), _ranked(default, default, level) if default else None
+    sentences = (*_verdict(conclusion, chosen, base, goal), *_tie_sentences(ties))
+    return Decision(conclusion, chosen, base, ranking, ties, sentences)
+
+
+def _conclude(points: Sequence[Point], default: Point | None, level: float) -> tuple[Conclusion, Point]:
+    first = points[0]
+    if first.violation:
+        return Conclusion.CONSTRAINTS_NOT_MET, first
+    if default is None:
+        return Conclusion.NO_DEFAULT, first
+    if default.violation:
+        return Conclusion.BETTER, first
+    if gain(first, default, level).low > 0:
+        return Conclusion.BETTER, first
+    return Conclusion.NO_GAIN, default
+
+
+def _is_tie(point: Point, best: Point, level: float) -> bool:
+    if best.violation or point.violation:
+        return False
+    return gain(point, best, level).high >= 0
+
+
+def _ranked(point: Point, default: Point | None, level: float) -> Ranked:
+    return Ranked(
+        point.variant,
+        point.loads,
+        point.metrics,
+        point.trial_numbers,
+        not point.violation,
+        point.violation,
+        gain(point, default, level) if default else None,
+    )
+
+
+def _verdict(conclusion: Conclusion, best: Ranked, default: Ranked | None, goal: Goal) -> tuple[str, ...]:
+    if conclusion is Conclusion.CONSTRAINTS_NOT_MET:
+        missed = missed_constraints(best, goal)
+        return (f"No configuration keeps the constraints. The closest is '{best.variant}': {'; '.join(missed)}.",)
+    if conclusion is Conclusion.NO_DEFAULT:
+        return (f"Best is '{best.variant}'. The default configuration could not be measured, so the gain is unknown.",)
+    if conclusion is Conclusion.NO_GAIN or best.gain is None:
+        return ("No significant gain over the default configuration: keep it.",)
+    if default and not default.keeps_constraints:
+        missed = missed_constraints(default, goal)
+        return (f"'{best.variant}' keeps the constraints, the default does not: {'; '.join(missed)}.",)
+    return (f"'{best.variant}' is {percent(best.gain)} better than the default configuration.",)
+
+
+def _tie_sentences(ties: Sequence[Ranked]) -> tuple[str, ...]:
+    others = [str(tie.variant) for tie in ties if len(tie.trial_numbers) > 1][:_TIES_NAMED_MAX]
+    return (f"As good, as far as the measurements tell: {'; '.join(others)}.",) if others else ()
+
+
+def _nothing(goal: Goal, history: Sequence[Told]) -> tuple[str, ...]:
+    reasons = dict.fromkeys(told.outcome.reason for told in history if isinstance(told.outcome, Failed))
+    missing = dict.fromkeys(
+        name for told in history if not isinstance(told.outcome, Failed) for name in Evidence(goal).lacks(told.outcome)
+    )
+    lines = [f"Nothing was measured: {len(history)} measurements, none of which counts."]
+    lines += [f"Failed: {reason}" for reason in list(reasons)[:_TIES_NAMED_MAX]]
+    if missing:
+        lines.append(f"The server or the machine does not tell {', '.join(missing)}.")
+    return tuple(lines)
+
+
+def missed_constraints(ranked: Ranked, goal: Goal) -> list[str]:
+    """Return each constraint that a variant misses, with the value that it has and by how much that is off."""
+    lines = []
+    for model in goal.models:
+        for constraint in model.constraints:
+            estimate = ranked.metrics[model.model][constraint.metric]
+            limit = _missed(constraint, estimate)
+            if limit is not None:
+                off = f", {abs(estimate.value - limit) / abs(limit):.1%} off" if limit else ""
+                lines.append(f"{constraint.metric.value} is {estimate.value:.4g}, the limit {limit:.4g}{off}")
+    return lines or ["the server does not keep up with the offered rate"]
+
+
+def _missed(constraint: Constraint, estimate: Estimate) -> float | None:
+    if constraint.maximum is not None and estimate.value > constraint.maximum:
+        return constraint.maximum
+    if constraint.minimum is not None and estimate.value < constraint.minimum:
+        return constraint.minimum
+    return None
+
+
+def percent(share: Estimate) -> str:
+    """Return a gain in percent, with its interval: `12 % (9 to 15 %)`."""
+    return f"{share.value * 100:.3g} % ({share.low * 100:.3g} to {share.high * 100:.3g} %)"

@@ -1,0 +1,81 @@
+"""The end of every search: the edges of the constraints for the best variants, then repeats until it is decided."""
+
+from charonia.tune.api import Variant
+from charonia.tune.objective import Point, gain
+from charonia.tune.search import load
+from charonia.tune.search.bench import FULL, USUAL, Bench, Steps
+
+TIE = 0.02
+"""Variants whose gains over each other lie within this share, interval and all, are as good as each other."""
+
+_REFINED_MAX = 12
+_REPEATS_MIN = 2
+
+
+def refine(bench: Bench) -> Steps[None]:
+    """Sweep the loads of the best variants, and approach the edges of the constraints while that may win."""
+    for best in bench.evidence.ranking()[: bench.options.finalist_count]:
+        yield from _sweep(bench, best.variant)
+    yield from _sweep(bench, bench.default)
+    yield from load.approach_edges(bench, bench.default, USUAL)
+    promising = [(point, point.variant) for v in bench.evidence.variants() if (point := load.potential(bench, v))]
+    promising.sort(key=lambda pair: pair[0].score.value, reverse=True)
+    promising.sort(key=lambda pair: _keeps(bench, pair[1]), reverse=True)
+    for point, variant in promising[:_REFINED_MAX]:
+        leader = bench.evidence.ranking()[0]
+        if not leader.violation and point.score.value <= leader.score.value:
+            continue
+        yield from load.approach_edges(bench, variant, USUAL)
+
+
+def _sweep(bench: Bench, variant: Variant) -> Steps[None]:
+    yield from load.sweep(bench, variant, USUAL, "loads of the best variants")
+
+
+def _keeps(bench: Bench, variant: Variant) -> bool:
+    best = bench.evidence.best(variant)
+    return best is not None and not best.violation
+
+
+def repeat(bench: Bench) -> Steps[None]:
+    """Measure the best variants and the default one in turn until one is better, or they are as good as each other."""
+    count = max(1, bench.options.finalist_count)
+    finalists = [point for point in bench.evidence.ranking() if not point.variant.is_default][:count]
+    default = bench.evidence.best(bench.default)
+    running = finalists + ([default] if default else [])
+    for number in range(bench.options.repeats_max):
+        for point in running:
+            yield from bench.again(point.variant, point.loads, FULL, "repeat of the best")
+        if number + 1 < _REPEATS_MIN:
+            continue
+        running = _still_running(bench, [_fresh(bench, point) for point in running])
+        if len(running) == 1 or _tied(bench, running):
+            return
+
+
+def _fresh(bench: Bench, point: Point) -> Point:
+    return bench.evidence.point(point.variant, point.loads) or point
+
+
+def confidence(bench: Bench) -> float:
+    """Return the confidence of each look: several looks at several variants shall not find a difference by chance."""
+    looks = max(1, bench.options.finalist_count) * max(1, bench.options.repeats_max - 1)
+    return 1 - (1 - bench.goal.confidence) / looks
+
+
+def _still_running(bench: Bench, points: list[Point]) -> list[Point]:
+    leader = max(points, key=lambda point: point.order)
+    return [point for point in points if may_win(leader, point, confidence(bench))]
+
+
+def may_win(leader: Point, point: Point, level: float) -> bool:
+    """Return whether a point may still turn out as good as the leader."""
+    if leader.violation:
+        return True
+    return not point.surely_violates and gain(leader, point, level).low <= 0
+
+
+def _tied(bench: Bench, points: list[Point]) -> bool:
+    leader = max(points, key=lambda point: point.order)
+    others = [gain(point, leader, confidence(bench)) for point in points if point is not leader]
+    return not leader.violation and all(other.low >= -TIE and other.high <= TIE for other in others)
