@@ -243,7 +243,7 @@ def parsed(name: str, data: Buffer) -> Any:
 
 
 def decode_response(data: Buffer) -> InferResponse:
-    """Return the response in a ModelInferResponse.
+    """Return the response in a ModelInferResponse, without outputs whose elements it does not hold.
 
     Raises:
         ServingError: INTERNAL for bytes that are no such response.
@@ -279,15 +279,13 @@ def _response(message: Any) -> InferResponse:
     used = 0
     try:
         for item in message.outputs:
-            if "shared_memory_region" in item.parameters:
-                # The server may, or may not, hold the place of such an output with empty contents.
-                used += used < len(raw) and len(raw) == len(message.outputs)
-                continue
             datatype, shape = BY_WIRE[item.datatype], tuple(item.shape)
             if used < len(raw):
-                outputs.append(decode_tensor(item.name, datatype, shape, raw[used]))
+                # Elements in shared memory leave an empty place.
+                if raw[used] or 0 in shape:
+                    outputs.append(decode_tensor(item.name, datatype, shape, raw[used]))
                 used += 1
-            else:
+            elif item.HasField("contents") or 0 in shape:
                 outputs.append(Tensor(item.name, datatype, _contents(item.name, datatype, shape, item.contents)))
     except (ServingError, KeyError, ValueError, OverflowError) as error:
         raise internal(f"the server's answer is no inference response: {error}") from error

@@ -188,7 +188,7 @@ def model_path(model: str, version: str) -> str:
 
 
 def decode_response(body: Buffer, json_bytes: int) -> InferResponse:
-    """Return the response in a body.
+    """Return the response in a body, without outputs whose elements it does not hold: those in shared memory.
 
     Args:
         body: The whole body, without compression.
@@ -247,8 +247,8 @@ def _outputs(entries: object, view: memoryview, position: int) -> tuple[list[Ten
                 raise invalid(f"output '{name}' ends too early: {size} bytes expected, {len(view) - position} left")
             outputs.append(decode_tensor(name, datatype, shape, view[position:end]))
             position = end
-        elif "shared_memory_region" not in parameters:
-            outputs.append(decode_data(name, datatype, shape, entry.get("data"), TENSOR_BYTES_MAX))
+        elif "data" in entry:
+            outputs.append(decode_data(name, datatype, shape, entry["data"], TENSOR_BYTES_MAX))
     return outputs, position
 
 
