@@ -23,6 +23,7 @@ _BATCHES_MAX = 64
 _CORRELATION_MAX = 0.15
 _CORRELATION_COUNTED_MAX = 0.9
 _WARMUP_GROUP = 5
+_BEYOND_MIN = 5
 
 
 def no_interval(value: float) -> Estimate:
@@ -48,8 +49,9 @@ def percentile_interval(samples: Floats, percentile: float, confidence: float) -
         return no_interval(0.0)
     ordered = np.sort(samples)
     value = _at(ordered, percentile / 100)
+    beyond = samples.size * min(percentile, 100 - percentile) / 100
     half = _half_width((samples <= value).astype(np.float64), confidence)
-    if half is None:
+    if half is None or beyond < _BEYOND_MIN:
         return no_interval(value)
     low, high = percentile / 100 - half, percentile / 100 + half
     if low <= 0 or high >= 1:

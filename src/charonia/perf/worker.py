@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any
@@ -36,9 +37,17 @@ FLUSH_S = 0.04
 OPEN_AHEAD = 16
 """Connections that an open loop makes before it begins; more are made when they are needed."""
 
+RESERVED_DESCRIPTORS = 64
+"""Open files that are left for others than connections."""
+
+WAITING_MAX = 1_000_000
+"""Requests that wait for their connection to be made."""
+
 CALLS_PER_CONNECTION = 6
 """Calls in flight for which gRPC has one connection, as the C++ client library has."""
 
+
+_DESCRIPTORS_MAX = 65_536  # as many as there are ports
 
 Tell = Callable[[object], None]
 
@@ -59,7 +68,9 @@ class Worker:
         settings, source = setup.settings, setup.source
         target = settings.target
         self._events = asyncio.get_running_loop()
-        self._wire: Wire = connect(target.url, target.wire)
+        # An open loop has no limit of its own: what the system gives us is the only one, and reaching it is an error.
+        options = replace(target.wire, connections_max=_descriptors() - RESERVED_DESCRIPTORS, waiting_max=WAITING_MAX)
+        self._wire: Wire = connect(target.url, options)
         form = RequestForm(target.json_inputs, target.json_outputs, target.streaming)
         validator = Validator(source, target, settings.tolerance) if source.expected(0, 0) is not None else None
         self._sender = Sender(self._wire, source, form, Journal(settings.keep_requests), validator)
@@ -196,7 +207,6 @@ def main(commands_descriptor: int, answers_descriptor: int) -> None:
     """Run a process that sends load, with the sockets from and to the one that measures as file descriptors."""
     # Ctrl-C goes to the whole group: the measuring process decides what becomes of it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _allow_descriptors()
     commands = Connection(commands_descriptor)
     teller = Teller(Connection(answers_descriptor))
     try:
@@ -223,11 +233,14 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
             runner.run(work)
 
 
-def _allow_descriptors() -> None:
-    """Raise the number of open files as far as the system lets us: every request of an open loop may need a socket."""
-    if sys.platform != "win32":
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+def _descriptors() -> int:
+    """Allow as many open files as the system lets us, and return how many: a request over HTTP has its own socket."""
+    if sys.platform == "win32":
+        return _DESCRIPTORS_MAX
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = min(most, _DESCRIPTORS_MAX) if most != resource.RLIM_INFINITY else _DESCRIPTORS_MAX
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    return most
 
 
 def _from(begin_ns: int, offsets: Iterator[int]) -> Iterator[int]:
