@@ -1,8 +1,6 @@
 """The measurement of `charonia perf`: from parsed options to reports."""
 
 import sys
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TextIO
 
 from charonia.cli.perf_options import Parsed
@@ -11,14 +9,11 @@ from charonia.cli.perf_progress import watched
 from charonia.cli.perf_settings import is_decoupled, printed_settings, run_settings, target
 from charonia.client.sync_client import Client
 from charonia.core.errors import ServingError
-from charonia.perf.api import Event, Progress, silent
 from charonia.perf.data.load import load_inputs
 from charonia.perf.data.spec import model_spec
 from charonia.perf.options import PerfOptions
 from charonia.perf.run import Subject, ask, run, stopped_by_signals
 from charonia.report.console import settings_text
-from charonia.report.json_file import JsonFile
-from charonia.report.live import live_progress
 from charonia.results.records import Run
 
 CONTEXT = "failed to get model metadata"
@@ -41,26 +36,12 @@ def measure(parsed: Parsed) -> Run:
         printer = None if out is None else Printer(options, is_decoupled(subject.config), out)
         if out is not None:
             print(settings_text(printed_settings(options, subject.config)), file=out, flush=True)
-        with stopped_by_signals() as stop, _display(options) as display:
-            # The display comes first: it leaves its line before results are printed.
-            listeners: list[Progress] = [display, *_report_writer(options)]
-            if printer is not None:
-                listeners.append(printer)
-            made = run(settings, source, client, subject, told_to(listeners), stop)
+        with stopped_by_signals() as stop, watched(options.report, printer) as progress:
+            made = run(settings, source, client, subject, progress, stop)
     if printer is not None:
         printer.end(made)
     write_reports(made, options, source)
     return made
-
-
-def told_to(listeners: Sequence[Progress]) -> Progress:
-    """Return progress that tells several, in this order."""
-
-    def tell(event: Event) -> None:
-        for listener in listeners:
-            listener(event)
-
-    return tell
 
 
 def _asked(client: Client, options: PerfOptions) -> Subject:
@@ -68,27 +49,6 @@ def _asked(client: Client, options: PerfOptions) -> Subject:
         return ask(client, target(options))
     except ServingError as error:
         raise ServingError(error.code, f"{CONTEXT}: {error.message}", hint=error.hint) from None
-
-
-def _display(options: PerfOptions) -> AbstractContextManager[Progress]:
-    if options.report.quiet or not options.report.progress:
-        return nullcontext(silent)
-    return live_progress(sys.stderr)
-
-
-def _report_writer(options: PerfOptions) -> list[Progress]:
-    """Return what writes the result after each level, if there is such a file."""
-    path = options.report.json
-    if path is None or path == STDOUT:
-        return []
-    write = JsonFile(path)
-
-    def attempt(event: Event) -> None:
-        # A disk that is full now must not end the run; at its end the file is written again, and that may fail.
-        with suppress(ServingError):
-            write(event)
-
-    return [attempt]
 
 
 def _text_output(options: PerfOptions) -> TextIO | None:

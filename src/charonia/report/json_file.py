@@ -1,46 +1,21 @@
 """JSON files of runs. A file is whole at every moment: a new one takes the place of the old one in a single step."""
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
-from charonia.core.errors import ServingError, invalid, not_found, unavailable
-from charonia.perf.api import Event, LevelDone
+from charonia.core.errors import ServingError, invalid, not_found
 from charonia.results.json_form import from_json, to_json
 from charonia.results.records import Run
 
 FILE_BYTES_MAX = 1 << 30
 """Largest file that is read."""
 
-UNFINISHED = "The run had not ended when this was written."
-"""Note of a run in a file that was written between two levels."""
-
-
-class JsonFile:
-    """A file that has the run so far after every level: whatever ends the run, what was measured is there.
-
-    Args:
-        path: Where it is.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __call__(self, event: Event) -> None:
-        """Write the run so far when a level was measured.
-
-        Raises:
-            ServingError: UNAVAILABLE when the file cannot be written.
-        """
-        if isinstance(event, LevelDone):
-            write_run(self._path, replace(event.run, notes=(*event.run.notes, UNFINISHED)))
-
 
 def write_run(path: Path, run: Run) -> None:
     """Write a run as JSON.
 
     Raises:
-        ServingError: UNAVAILABLE when the file cannot be written.
+        OSError: The file cannot be written.
     """
     write_whole(path, to_json(run).encode() + b"\n")
 
@@ -49,15 +24,12 @@ def write_whole(path: Path, content: bytes) -> None:
     """Write a file such that whoever opens it finds the old content or the new one, never a part.
 
     Raises:
-        ServingError: UNAVAILABLE when it cannot be written.
+        OSError: It cannot be written.
     """
-    try:
-        if path.exists() and not path.is_file():
-            path.write_bytes(content)  # a pipe or a device: there is nothing to replace
-        else:
-            _replace(path.resolve(), content)
-    except OSError as error:
-        raise unavailable(f"{path}: cannot be written: {error.strerror or error}") from None
+    if path.exists() and not path.is_file():
+        path.write_bytes(content)  # a pipe or a device: there is nothing to replace
+    else:
+        _replace(path.resolve(), content)
 
 
 def read_run(path: Path) -> Run:

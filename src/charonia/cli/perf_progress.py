@@ -1,18 +1,21 @@
-"""One line that tells how a run goes on, on a terminal, while it goes on.
-
-The line is written over itself a few times a second, and is gone before anybody prints results: it is drawn for ticks
-only, and wiped for every other event and at the end. So whoever prints on other events is told of them after this.
-It has neither colours nor escape sequences: a carriage return and blanks do on every terminal, and it takes
-microseconds, because it is drawn on the thread that may send the load.
-"""
+"""What is told while a run goes on, beside its results: a line on the terminal, a file after each level."""
 
 import os
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
 from typing import TextIO
 
-from charonia.perf.api import Event, LevelBegun, LevelDone, Progress, Tick, silent
+from charonia.cli.perf_output import STDOUT
+from charonia.perf.api import Event, LevelBegun, LevelDone, Progress, Tick
+from charonia.perf.options import ReportOptions
+from charonia.report.json_file import write_run
 from charonia.report.quantities import clock, duration, number
+
+UNFINISHED = "The run had not ended when this was written."
+"""Note of a run in a file that was written between two levels."""
 
 _WIDTH_UNKNOWN = 80
 _BAR = 12
@@ -20,20 +23,54 @@ _SEPARATOR = "  "
 
 
 @contextmanager
-def live_progress(stream: TextIO) -> Iterator[Progress]:
-    """Yield progress that is shown on a stream if that is a terminal, and wipe it at the end."""
-    if not stream.isatty():
-        yield silent
-        return
-    line = ProgressLine(stream)
+def watched(report: ReportOptions, printer: Progress | None) -> Iterator[Progress]:
+    """Yield progress that is shown, printed and saved as the options want.
+
+    Args:
+        report: What is wanted.
+        printer: Prints results, None for nobody.
+    """
+    wanted = report.progress and not report.quiet and sys.stderr.isatty()
+    line = ProgressLine(sys.stderr) if wanted else None
+    saved = None if report.json is None or report.json == STDOUT else SavedLevels(report.json)
+    # The line goes before something else is printed.
+    watchers = [watcher for watcher in (line, printer, saved) if watcher is not None]
+
+    def tell(event: Event) -> None:
+        for watcher in watchers:
+            watcher(event)
+
     try:
-        yield line
+        yield tell
     finally:
-        line.wipe()
+        if line is not None:
+            line.wipe()
+
+
+class SavedLevels:
+    """A file that has the run so far after every level: whatever ends the run, what was measured is there."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __call__(self, event: Event) -> None:
+        """Write the run so far when a level was measured."""
+        if isinstance(event, LevelDone):
+            # A disk that is full must not end the run; at its end the file is written again, and that may fail.
+            with suppress(OSError):
+                write_run(self._path, replace(event.run, notes=(*event.run.notes, UNFINISHED)))
 
 
 class ProgressLine:
-    """The line."""
+    """One line on a terminal that tells how a run goes on.
+
+    It is written over itself a few times a second, and is gone before anybody prints results: it is drawn for ticks
+    only, and wiped for every other event. It has neither colours nor escape sequences: a carriage return and blanks do
+    on every terminal, and take microseconds, which counts on a thread that may send the load too.
+
+    Args:
+        stream: The terminal.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -63,11 +100,10 @@ class ProgressLine:
     def _draw(self, text: str) -> None:
         # The blanks cover what is left of a longer line before.
         end = "" if text else "\r"
-        try:
+        # Where the terminal has gone nobody sees progress, and the run is worth more.
+        with suppress(OSError, ValueError):
             self._stream.write(f"\r{text.ljust(self._drawn)}{end}")
             self._stream.flush()
-        except (OSError, ValueError):
-            pass  # the terminal has gone: nobody is there to see progress, and the run is worth more
         self._drawn = len(text)
 
     def _width(self) -> int:
