@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -92,6 +93,21 @@ def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
             return True
         time.sleep(0.02)
     return False
+
+
+def test_a_crash_in_a_library_says_where_the_model_was(tmp_path: Path) -> None:
+    code = IDENTITY.replace("return", "import ctypes; ctypes.string_at(0)  #")
+
+    async def scenario() -> None:
+        loaded = await load(tmp_path, code)
+        (result,) = await loaded.run([request(ZERO)])
+        message = error_of(result).message
+        assert "ended by SIGSEGV; its last output:" in message
+        assert "Fatal Python error: Segmentation fault" in message
+        assert re.search(r'model\.py", line \d+ in execute', message)
+        await loaded.close()
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("has_pidfd", [True, False])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import os
 import select
 import signal
@@ -107,6 +108,7 @@ def main() -> None:
     receiving, sending = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
     for sock in (receiving, sending):
         sock.set_inheritable(False)
+    faulthandler.enable()  # a crash in a library says which line of the model was in it
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C in the terminal is the server's to handle
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
