@@ -377,6 +377,7 @@ def test_a_large_tensor_goes_there_and_back(play: Play) -> None:
 
             array = decode_response(answer.body, answer.json_bytes).outputs[0].array
             assert array.shape == (50_000, 16)
+            assert answer.sent_ns < answer.send_end_ns < answer.done_ns
             assert np.array_equal(array.ravel(), np.arange(800_000, dtype=np.float32))
             await wire.close()
 

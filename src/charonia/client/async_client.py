@@ -238,7 +238,7 @@ class AsyncClient:
                 error = error_of(answer)
                 if error is not None:
                     raise error
-                yield InferResult(query.decode(answer))
+                yield InferResult(query.read(answer))
         finally:
             handle.cancel()
 
@@ -272,7 +272,7 @@ class AsyncClient:
         error = error_of(answer)
         if error is not None:
             raise error
-        return query.decode(answer)
+        return query.read(answer)
 
     async def _is(self, query: Query[Any, bool]) -> bool:
         try:

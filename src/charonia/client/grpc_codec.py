@@ -287,7 +287,7 @@ def _response(message: Any) -> InferResponse:
                 used += 1
             elif item.HasField("contents") or 0 in shape:
                 outputs.append(Tensor(item.name, datatype, _contents(item.name, datatype, shape, item.contents)))
-    except (ServingError, KeyError, ValueError, OverflowError) as error:
+    except (ServingError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise internal(f"the server's answer is no inference response: {error}") from error
     if used != len(raw):
         raise internal(f"the server's answer is no inference response: {len(raw)} raw outputs, {used} expected")

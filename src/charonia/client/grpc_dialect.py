@@ -12,7 +12,7 @@ from charonia.client.grpc_codec import GrpcEncoder, GrpcRequest, decode_response
 from charonia.client.query import Json, Query, SharedMemoryRegion
 from charonia.client.wire import Answer, RequestForm
 from charonia.core.dtypes import BY_WIRE
-from charonia.core.errors import ServingError, internal
+from charonia.core.errors import ServingError
 from charonia.core.metadata import ModelIndexEntry, ModelMetadata, ModelState, ServerMetadata, TensorMetadata
 from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse
@@ -168,10 +168,7 @@ def _model_metadata(message: Any) -> ModelMetadata:
 
 
 def _tensor(tensor: Any) -> TensorMetadata:
-    datatype = BY_WIRE.get(tensor.datatype)
-    if datatype is None:
-        raise internal(f"the server's answer is no model metadata: datatype '{tensor.datatype}' of '{tensor.name}'")
-    return TensorMetadata(tensor.name, datatype, tuple(tensor.shape))
+    return TensorMetadata(tensor.name, BY_WIRE[tensor.datatype], tuple(tensor.shape))
 
 
 def _index(message: Any) -> list[ModelIndexEntry]:

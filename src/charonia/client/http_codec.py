@@ -207,7 +207,7 @@ def decode_response(body: Buffer, json_bytes: int) -> InferResponse:
         parameters = document.get("parameters", {})
         if type(parameters) is not dict:
             raise invalid("'parameters' is no object")
-    except (ServingError, KeyError, TypeError, ValueError) as error:
+    except (ServingError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise _no_response(str(error)) from error
     if position != len(view):
         raise _no_response(f"{len(view) - position} bytes are left over")

@@ -8,6 +8,8 @@ from base64 import b64encode
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+import orjson
+
 from charonia.client.http_codec import HttpEncoder, HttpRequest, decode_response, model_path
 from charonia.client.query import Json, Query, SharedMemoryRegion
 from charonia.client.wire import Answer, RequestForm
@@ -137,9 +139,7 @@ def _object(answer: Answer) -> Json:
 
 def _list(answer: Answer, key: str = "") -> list[Any]:
     """Return the array that an answer is, or has under a key."""
-    # An array is no document for the parser, so it becomes a member of one.
-    document = parse_object(b'{"":%b}' % bytes(answer.body)) if not key else _object(answer)
-    found = document.get(key)
+    found = _object(answer).get(key) if key else orjson.loads(answer.body)
     if type(found) is not list or any(type(entry) is not dict for entry in found):
         raise internal(f"the server's answer: expected an array of objects, got {kind_of(found)}")
     return found
@@ -154,16 +154,13 @@ def _server_metadata(answer: Answer) -> ServerMetadata:
 
 def _model_metadata(answer: Answer) -> ModelMetadata:
     document: Any = _object(answer)
-    try:
-        return ModelMetadata(
-            document["name"],
-            tuple(document.get("versions") or ()),
-            document.get("platform", ""),
-            tuple(_tensor(entry) for entry in document.get("inputs") or ()),
-            tuple(_tensor(entry) for entry in document.get("outputs") or ()),
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise internal(f"the server's answer is no model metadata: {error!r}") from error
+    return ModelMetadata(
+        document["name"],
+        tuple(document.get("versions") or ()),
+        document.get("platform", ""),
+        tuple(_tensor(entry) for entry in document.get("inputs") or ()),
+        tuple(_tensor(entry) for entry in document.get("outputs") or ()),
+    )
 
 
 def _tensor(entry: Any) -> TensorMetadata:
@@ -186,10 +183,7 @@ def _index(answer: Answer) -> list[ModelIndexEntry]:
 
 
 def _regions(answer: Answer) -> list[SharedMemoryRegion]:
-    try:
-        return [
-            SharedMemoryRegion(entry["name"], entry["key"], int(entry["byte_size"]), int(entry.get("offset", 0)))
-            for entry in _list(answer)
-        ]
-    except (KeyError, TypeError, ValueError) as error:
-        raise internal(f"the server's answer is no list of regions: {error!r}") from error
+    return [
+        SharedMemoryRegion(entry["name"], entry["key"], int(entry["byte_size"]), int(entry.get("offset", 0)))
+        for entry in _list(answer)
+    ]

@@ -94,18 +94,20 @@ class HttpConnection(asyncio.Protocol):
         is_lost: Whether it is gone.
     """
 
-    __slots__ = ("_exchange", "_reader", "_transport", "_wire", "is_lost")
+    __slots__ = ("_exchange", "_is_paused", "_reader", "_transport", "_wire", "is_lost")
 
     def __init__(self, wire: "HttpWire") -> None:
         self._wire = wire
         self._reader = ResponseReader(wire.heads, wire.options.response_bytes_max)
         self._exchange: Exchange | None = None
         self._transport: asyncio.Transport
+        self._is_paused = False
         self.is_lost = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
         self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(0)  # so that what the system has not taken is known
         self._wire.dialer.opened(self)
 
     def start(self, exchange: Exchange) -> None:
@@ -118,7 +120,18 @@ class HttpConnection(asyncio.Protocol):
             self._transport.write(pieces[0])
         else:
             self._transport.writelines(pieces)
-        exchange.send_end_ns = _now_ns()
+        if not self._is_paused:
+            exchange.send_end_ns = _now_ns()
+
+    def pause_writing(self) -> None:
+        """A part of the request waits for the system."""
+        self._is_paused = True
+
+    def resume_writing(self) -> None:
+        """All of it was taken."""
+        self._is_paused = False
+        if self._exchange is not None:
+            self._exchange.send_end_ns = _now_ns()
 
     def data_received(self, data: bytes) -> None:
         """Take a part of the response."""

@@ -10,6 +10,7 @@ from typing import Generic, Protocol, TypeVar
 from charonia.client.grpc_codec import GrpcRequest
 from charonia.client.http_codec import HttpRequest
 from charonia.client.wire import Answer
+from charonia.core.errors import internal
 from charonia.core.metadata import ModelIndexEntry, ModelMetadata, ServerMetadata
 from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse
@@ -42,11 +43,22 @@ class Query(Generic[R, T]):
 
     Attributes:
         request: What to send.
-        decode: Reads a successful answer; it raises ServingError (INTERNAL) for one that it does not understand.
+        decode: Reads a successful answer that is as the protocol says.
     """
 
     request: R
     decode: Callable[[Answer], T]
+
+    def read(self, answer: Answer) -> T:
+        """Return what a successful answer says.
+
+        Raises:
+            ServingError: INTERNAL for an answer that is not as the protocol says; any code for an error in a stream.
+        """
+        try:
+            return self.decode(answer)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise internal(f"the server's answer is not as the protocol says: {error!r:.200}") from error
 
 
 class Dialect(Protocol[R]):
