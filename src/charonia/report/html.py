@@ -156,15 +156,23 @@ def _badge(result: LevelResult) -> str:
 
 def _cautions(run: Run) -> Iterator[str]:
     lines = [escape(note) for note in run.notes]
+    levels: dict[tuple[str, str], list[str]] = {}
     for result in run.levels:
-        notes = [*result.reasons, *result.server.notes]
-        if result.server.other_traffic:
-            notes.append("The server had other traffic too: its own statistics are not of this run alone.")
-        if notes or not is_trusted(result):
-            text = escape(" ".join(dict.fromkeys(notes)))
-            lines.append(f"{escape(str(result.level))} {_badge(result)} {text}")
+        # Why a level is stable is of no interest unless there is more to say.
+        is_plain = is_trusted(result) and len(result.reasons) == 1
+        sentences = [*(() if is_plain else result.reasons), *result.server.notes]
+        if sentences or not is_trusted(result):
+            levels.setdefault((_badge(result), " ".join(sentences)), []).append(str(result.level))
+    lines += [f"{escape(_enumerated(names))} {badge} {escape(text)}" for (badge, text), names in levels.items()]
     if lines:
         yield f'<div class="cautions"><h3>To know</h3><ul>{_items(lines)}</ul></div>'
+
+
+def _enumerated(levels: Sequence[str]) -> str:
+    """Return levels of one kind as `concurrency 1, 2 and 4`."""
+    *others, last = [level.rsplit(" ", 1)[1] for level in levels]
+    values = f"{', '.join(others)} and {last}" if others else last
+    return f"{levels[0].rsplit(' ', 1)[0]} {values}"
 
 
 def _items(lines: Iterable[str]) -> str:

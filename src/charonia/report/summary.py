@@ -4,6 +4,7 @@ from charonia.report.quantities import duration, number
 from charonia.results.records import LevelResult, LoadMode, Run, Verdict
 
 _TRUSTED = (Verdict.STABLE, Verdict.COMPLETE)
+_SUSTAINED = (*_TRUSTED, Verdict.UNSTABLE)
 
 VERDICT_TEXTS = {
     Verdict.STABLE: "stable",
@@ -23,16 +24,17 @@ def is_trusted(result: LevelResult) -> bool:
 
 
 def best_level(run: Run) -> LevelResult | None:
-    """Return the answer of a search, or the level with the highest throughput among those to trust within the limit.
+    """Return the answer of a search, or the level with the highest throughput within the latency limit.
 
-    Where no level is to be trusted, the best of the others; None where nothing was answered or all were over the limit.
+    Levels that the server could not sustain count where there are no others. None where nothing was answered, or no
+    level was within the limit.
     """
     answered = [result for result in run.levels if result.request_count]
     if run.answer is not None:
         return next((result for result in answered if result.level == run.answer), None)
     within = [result for result in answered if not result.over_latency_limit]
     return max(
-        [result for result in within if is_trusted(result)] or within,
+        [result for result in within if result.verdict in _SUSTAINED] or within,
         key=lambda result: result.throughput.value,
         default=None,
     )

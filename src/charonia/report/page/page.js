@@ -73,17 +73,28 @@ function percentName(percent) {
   return `p${percent}`;
 }
 
+// The axis of latencies to begin with: where the slowest dwarf the usual ones, a linear axis shows the slowest only.
+function fittingAxis(usual, slowest) {
+  const usable = usual.filter((value) => value > 0).sort((a, b) => a - b);
+  return usable.length && slowest.some((value) => value > 20 * usable[usable.length >> 1]) ? "log" : "linear";
+}
+
+function axisChoice(kind, change) {
+  return choice("Latency axis", ["Linear", "Log"], kind === "log" ? 1 : 0, (place) => change(place ? "log" : "linear"));
+}
+
 // ---- latency against throughput
 
 function drawTradeoff() {
   const several = data.runs.length > 1;
   let percentile = data.percentiles.indexOf(99);
-  let kind = "linear";
+  const latencies = data.runs.flatMap((run) => answered(run).map((level) => level.latencies));
+  let kind = fittingAxis(latencies.map((values) => values[0]), latencies.flat());
   const body = element("div");
   const redraw = () => body.replaceChildren(several ? tradeoffOfRuns(percentile, kind) : tradeoffOfRun(data.runs[0], kind));
   const controls = element("div", { class: "controls" });
   if (several) controls.append(choice("Percentile", data.percentiles.map(percentName), percentile, (place) => { percentile = place; redraw(); }));
-  controls.append(choice("Latency axis", ["Linear", "Log"], 0, (place) => { kind = place ? "log" : "linear"; redraw(); }));
+  controls.append(axisChoice(kind, (chosen) => { kind = chosen; redraw(); }));
   section("tradeoff", controls, body);
   redraw();
 }
@@ -163,7 +174,7 @@ function drawDistribution(run) {
     button.setAttribute("aria-pressed", shown.has(place));
     redraw();
   }, levelColor(place, levels.length))));
-  const axis = choice("Latency axis", ["Linear", "Log"], 1, (place) => { kind = place ? "log" : "linear"; redraw(); });
+  const axis = axisChoice(kind, (chosen) => { kind = chosen; redraw(); });
   const controls = element("div", { class: "controls" }, axis);
   if (levels.length > 1) controls.append(captioned(loadName(levels), chips));
   section("distribution", controls, body);
@@ -207,11 +218,11 @@ function drawTimeline(run) {
   const levels = run.levels.filter((level) => level.time.begin.length);
   if (!levels.length) return;
   let chosen = 0;
-  let kind = "linear";
+  let kind = fittingAxis(levels.flatMap((level) => level.time.p50), levels.flatMap((level) => level.time.max));
   const body = element("div");
   const redraw = () => body.replaceChildren(...timelinePlots(chosen ? [levels[chosen - 1]] : levels, kind));
   const controls = element("div", { class: "controls" });
-  controls.append(choice("Latency axis", ["Linear", "Log"], 0, (place) => { kind = place ? "log" : "linear"; redraw(); }));
+  controls.append(axisChoice(kind, (picked) => { kind = picked; redraw(); }));
   if (levels.length > 1)
     controls.append(captioned(loadName(levels), choice("Level", ["Whole run", ...levels.map((level) => level.value)], 0, (place) => { chosen = place; redraw(); })));
   section("timeline", controls, body);

@@ -197,12 +197,12 @@ function tagShapes(line, x, y) {
   });
 }
 
-// Names behind the last point of each line, moved apart where they would overlap.
+// Names behind the rightmost point of each line, moved apart where they would overlap.
 function endNames(series, x, y, frame) {
   const names = series
     .filter((line) => line.points.length && line.endName)
     .map((line) => {
-      const [at, value] = line.points[line.points.length - 1];
+      const [at, value] = line.points.reduce((right, point) => (point[0] >= right[0] ? point : right));
       return { text: line.endName, color: line.color, x: x(at) + 9, y: y(value) + 4 };
     })
     .filter((name) => Number.isFinite(name.y))
