@@ -73,7 +73,7 @@ def _curve(result: LevelResult) -> dict[str, Any]:
     count = max(result.response_times.count, 1)
     steps = math.ceil(math.log10(count) * STEPS_A_DECADE) + 1
     xs = [min(step / STEPS_A_DECADE, math.log10(count)) for step in range(steps)]
-    percents = [100 * (1 - 10**-x) for x in xs]
+    percents = [*(100 * (1 - 10**-x) for x in xs[:-1]), 100.0]
     response = _at(result.response_times, percents)
     service = _at(result.service_times, percents)
     return {"x": [round(x, 4) for x in xs], "response": response, "service": None if service == response else service}
