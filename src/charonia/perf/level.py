@@ -36,9 +36,9 @@ def measure(context: Context, level: LoadLevel) -> LevelResult:
         warmup = RunningLoad(context, level, plan.warmup_request_count)
         warmup.wait()
         warmup.end()
+    load = RunningLoad(context, level, plan.request_count)
     context.observer.begin()
     context.observer.mark()
-    load = RunningLoad(context, level, plan.request_count)
     if plan.request_count or level.mode is LoadMode.PERIODIC:
         span = _to_the_end(load)
     elif plan.mode is MeasurementMode.ADAPTIVE:
