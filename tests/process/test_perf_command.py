@@ -1,0 +1,346 @@
+"""Command lines of `charonia perf` as a user types them, against a real server."""
+
+import csv
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import trustme
+
+from charonia.core.dtypes import DataType
+from charonia.testing.models import PYTHON_IDENTITY, identity_pbtxt, write_model
+from charonia.testing.process import ServeProcess
+
+SECONDS_MAX = 60
+
+FAST = ("--measurement-interval", "100", "--stability-percentage", "1000")
+"""Short windows, and any of them are stable."""
+
+THREE_RESPONSES = """\
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            array = pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy()
+            sender = request.get_response_sender()
+            for _ in range(3):
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", array)]))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+
+SLOW = PYTHON_IDENTITY.replace("import triton", "import time\nimport triton").replace(
+    "        responses = []", "        time.sleep(0.02)\n        responses = []"
+)
+
+ENSEMBLE = """\
+platform: "ensemble"
+max_batch_size: 64
+input { name: "INPUT0" data_type: TYPE_FP32 dims: [16] }
+output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [16] }
+ensemble_scheduling {
+  step {
+    model_name: "identity" model_version: -1
+    input_map { key: "INPUT0" value: "INPUT0" } output_map { key: "OUTPUT0" value: "between" }
+  }
+  step {
+    model_name: "python" model_version: -1
+    input_map { key: "INPUT0" value: "between" } output_map { key: "OUTPUT0" value: "OUTPUT0" }
+  }
+}
+"""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    status: int
+    out: str
+    err: str
+
+    def number(self, name: str) -> float:
+        found = re.search(rf"^\s*{re.escape(name)}: ([\d.e+]+)", self.out, re.MULTILINE)
+        assert found is not None, f"no '{name}' in:\n{self.out}\n{self.err}"
+        return float(found[1])
+
+
+def perf(*arguments: str | Path) -> Outcome:
+    command = [sys.executable, "-m", "charonia", "perf", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS_MAX, check=False)
+    return Outcome(done.returncode, done.stdout, done.stderr)
+
+
+def write_models(repository: Path) -> None:
+    write_model(repository, "identity", "", config=identity_pbtxt())
+    write_model(repository, "flat", "", config=identity_pbtxt(max_batch_size=0))
+    write_model(repository, "text", "", config=identity_pbtxt(datatype=DataType.BYTES, dims=(-1,)))
+    write_model(repository, "ensemble", "", config=ENSEMBLE)
+    write_model(repository, "python", PYTHON_IDENTITY, config=identity_pbtxt("python"))
+    write_model(repository, "slow", SLOW, config=identity_pbtxt("python", max_batch_size=0))
+    decoupled = identity_pbtxt("python", more="model_transaction_policy { decoupled: true }")
+    write_model(repository, "decoupled", THREE_RESPONSES, config=decoupled)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
+    repository = tmp_path_factory.mktemp("models")
+    write_models(repository)
+    with ServeProcess(repository) as running:
+        yield running
+
+
+def test_a_sweep_over_http_prints_every_level_and_writes_a_row_for_each(server: ServeProcess, tmp_path: Path) -> None:
+    file = tmp_path / "perf.csv"
+
+    done = perf("-m", "identity", "-u", server.http, "-b", "16", "-a", "--concurrency-range", "1:3", "-f", file, *FAST)
+
+    assert (done.status, done.err) == (0, "")
+    assert re.findall(r"^Request concurrency: (\d)$", done.out, re.MULTILINE) == ["1", "2", "3"]
+    summary = re.findall(
+        r"^Concurrency: (\d), throughput: [\d.e+]+ infer/sec, latency \d+ usec$", done.out, re.MULTILINE
+    )
+    assert summary == ["1", "2", "3"]
+    rows = list(csv.DictReader(file.read_text().splitlines()))
+    assert sorted(row["Concurrency"] for row in rows) == ["1", "2", "3"]
+    assert all(float(row["Inferences/Second"]) > 0 and int(row["p50 latency"]) > 0 for row in rows)
+    assert {row["Verdict"] for row in rows} == {"stable"}
+
+
+def test_an_ensemble_over_grpc_with_data_names_its_models(server: ServeProcess, tmp_path: Path) -> None:
+    data = tmp_path / "real_data.json"
+    steps = [{"INPUT0": [number] * 16} for number in range(3)]
+    data.write_text(json.dumps({"data": steps, "validation_data": [{"OUTPUT0": step["INPUT0"]} for step in steps]}))
+
+    done = perf(
+        *("-m", "ensemble", "-b", "16", "--input-data", data, "--concurrency-range", "1:2", "--percentile=90"),
+        *("-i", "grpc", "-u", server.grpc, "-f", tmp_path / "perf.csv", *FAST),
+    )
+
+    assert (done.status, done.err) == (0, "")
+    assert "Inferences/Second vs. Client p90 Batch Latency" in done.out
+    assert "  Composing models: \n  identity, version: 1\n      Inference count: " in done.out
+    assert "  python, version: 1\n" in done.out
+    assert sorted(path.name for path in tmp_path.glob("*.csv")) == [
+        *("identity_v1.perf.csv", "perf.csv", "python_v1.perf.csv"),
+    ]
+
+
+def test_a_rate_is_kept_and_the_result_is_json(server: ServeProcess, tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+
+    done = perf(
+        *("-m", "identity", "-u", server.http, "--request-rate-range=100", "--request-distribution", "poisson"),
+        *(
+            "-p",
+            "500",
+            "-s",
+            "1000",
+            "--seed",
+            "5",
+            "--goodput",
+            "latency:1s",
+            "--json",
+            file,
+            "--html",
+            tmp_path / "r.html",
+        ),
+    )
+
+    assert done.status == 0, done.err
+    assert "  Using poisson distribution on request generation\n" in done.out
+    assert done.number("Throughput") == pytest.approx(100, rel=0.3)
+    run = json.loads(file.read_text())
+    assert run["levels"][0]["goodput"]["share"] == 1
+    assert run["options"]["seed"] == "5"
+    assert (tmp_path / "r.html").read_text().startswith("<!doctype html>")
+
+
+def test_responses_of_a_stream_are_counted_and_exported(server: ServeProcess, tmp_path: Path) -> None:
+    file = tmp_path / "profile.json"
+
+    done = perf(
+        *("-m", "decoupled", "-i", "grpc", "-u", server.grpc, "--async", "--streaming", "-v", *FAST),
+        *("--profile-export-file", file),
+    )
+
+    assert done.status == 0, done.err
+    assert done.number("Response Throughput") == pytest.approx(3 * done.number("Throughput"), rel=0.01)
+    assert "  Pass [1] throughput: " in done.out
+    experiment = json.loads(file.read_text())["experiments"][0]
+    assert experiment["experiment"] == {"mode": "concurrency", "value": 1}
+    assert all(len(request["response_timestamps"]) == 3 for request in experiment["requests"][:20])
+    assert len(experiment["requests"][0]["request_inputs"]["INPUT0"]) == 16
+
+
+def test_strings_of_a_length_and_a_shape(server: ServeProcess) -> None:
+    done = perf(
+        *("-m", "text", "-u", server.http, "--shape", "INPUT0:2", "--string-length", "16"),
+        *("--request-count", "50", "--input-tensor-format", "json"),
+    )
+
+    assert done.status == 0, done.err
+    assert "  Sending 50 benchmark requests\n" in done.out
+    assert done.number("Request count") == 50
+
+
+def test_wrong_answers_are_errors_that_do_not_end_the_run(server: ServeProcess, tmp_path: Path) -> None:
+    data = tmp_path / "data.json"
+    data.write_text(
+        '{"data": [{"INPUT0": [0]}], "validation_data": [{"OUTPUT0": [1]}]}'.replace("[0]", str([0] * 16)).replace(
+            "[1]", str([0] * 15 + [1])
+        )
+    )
+
+    done = perf("-m", "identity", "-u", server.http, "--input-data", data, *FAST)
+
+    assert done.status == 3
+    assert "VALIDATION: output 'OUTPUT0'[0][15]: expected 1.0, got 0.0 (1 of 16 elements differ)" in done.out
+
+
+def test_a_server_that_cannot_keep_up_is_overloaded(server: ServeProcess) -> None:
+    done = perf("-m", "slow", "-u", server.http, "--request-rate-range", "200", "-p", "500", "-r", "3")
+
+    assert done.status == 4
+    assert "  Verdict: overloaded: " in done.out
+
+
+def test_json_on_stdout_is_alone_there(server: ServeProcess) -> None:
+    done = perf("-m", "identity", "-u", server.http, "--request-count", "20", "--json", "-")
+
+    assert json.loads(done.out)["levels"][0]["request_count"] == 20
+    assert "Request count: 20" in done.err
+
+
+def test_quiet_says_nothing(server: ServeProcess) -> None:
+    done = perf("-m", "identity", "-u", server.http, "--request-count", "20", "--quiet")
+
+    assert (done.status, done.out, done.err) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("-m", "missing"), "failed to get model metadata: Request for unknown model: 'missing' is not found"),
+        (("-m", "identity", "-b", "65"), "-b: expected at most 64, the max_batch_size of model 'identity', got 65"),
+        (("-m", "flat", "-b", "2"), "-b: expected 1, as model 'flat' does not support batching, got 2"),
+        (
+            ("-m", "decoupled"),
+            "model 'decoupled' is decoupled: expected --streaming and -i grpc, got -i http",
+        ),
+        (("-m", "text"), "input 'INPUT0' of model 'text': expected fixed dimensions, got [-1]"),
+        (("-m", "identity", "--streaming"), "--streaming: expected -i grpc with it, got -i http"),
+    ],
+)
+def test_what_cannot_be_measured_is_one_line(server: ServeProcess, arguments: tuple[str, ...], problem: str) -> None:
+    done = perf("-u", server.http, *arguments)
+
+    assert (done.status, done.out) == (99, "")
+    assert done.err.splitlines()[0].startswith(f"error: {problem}")
+    assert "Traceback" not in done.err
+
+
+def test_a_server_that_is_not_there_is_one_line() -> None:
+    done = perf("-m", "identity", "-u", "127.0.0.1:1")
+
+    assert (done.status, done.out) == (99, "")
+    assert done.err == (
+        "error: failed to get model metadata: no connection to http://127.0.0.1:1: Connection refused\n"
+    )
+
+
+def test_unreadable_data_name_file_step_and_tensor(server: ServeProcess, tmp_path: Path) -> None:
+    data = tmp_path / "data.json"
+    data.write_text('{"data": [{"INPUT0": [1, 2]}]}')
+
+    done = perf("-m", "identity", "-u", server.http, "--input-data", data)
+
+    assert done.status == 99
+    assert done.err == ("error: data.json: step 0: input 'INPUT0': expected 16 elements (FP32 of shape [16]), got 2\n")
+
+
+def start(*arguments: str | Path) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "charonia", "perf", *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for(process: "subprocess.Popen[str]", line: str) -> None:
+    assert process.stdout is not None
+    for text in process.stdout:
+        if text.startswith(line):
+            return
+    raise AssertionError(f"it ended without '{line}'")
+
+
+def test_an_interrupted_run_reports_what_was_measured(server: ServeProcess, tmp_path: Path) -> None:
+    file = tmp_path / "perf.csv"
+    with start("-m", "identity", "-u", server.http, "-p", "20000", "-f", file) as running:
+        wait_for(running, "Request concurrency: 1")
+        time.sleep(1)
+        running.send_signal(signal.SIGINT)
+        out, _ = running.communicate(timeout=SECONDS_MAX)
+
+    assert running.returncode == 130
+    assert "  Verdict: interrupted: " in out
+    (row,) = csv.DictReader(file.read_text().splitlines())
+    assert float(row["Inferences/Second"]) > 0
+
+
+def test_a_server_that_dies_leaves_what_was_measured(tmp_path: Path) -> None:
+    write_model(tmp_path / "models", "identity", "", config=identity_pbtxt())
+    file = tmp_path / "run.json"
+    with ServeProcess(tmp_path / "models") as server:
+        arguments = ("-m", "identity", "-u", server.http, "-p", "20000", "--json", file)
+        with start(*arguments) as running:
+            wait_for(running, "Request concurrency: 1")
+            time.sleep(1)
+            server.kill()
+            out, _ = running.communicate(timeout=SECONDS_MAX)
+
+    assert running.returncode == 1
+    assert "  Verdict: server lost: " in out
+    (level,) = json.loads(file.read_text())["levels"]
+    assert level["verdict"] == "server_lost"
+    assert level["request_count"] > 0
+
+
+def test_both_protocols_go_over_tls(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    issued = authority.issue_cert("127.0.0.1")
+    certificate, key, root = (tmp_path / name for name in ("cert.pem", "key.pem", "root.pem"))
+    certificate.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
+    key.write_bytes(issued.private_key_pem.bytes())
+    root.write_bytes(authority.cert_pem.bytes())
+    write_model(tmp_path / "models", "identity", "", config=identity_pbtxt())
+    flags = [
+        f"--{kind}-{name}"
+        for kind in ("http", "grpc")
+        for name in ("use-ssl=true", f"server-cert={certificate}", f"server-key={key}")
+    ]
+
+    with ServeProcess(tmp_path / "models", *flags) as server:
+        https = perf(
+            *("-m", "identity", "-u", f"https://{server.http}", "--ssl-https-ca-certificates-file", root),
+            *("--request-count", "20"),
+        )
+        grpcs = perf(
+            *("-m", "identity", "-i", "grpc", "-u", server.grpc, "--ssl-grpc-use-ssl"),
+            *("--ssl-grpc-root-certifications-file", root, "--request-count", "20"),
+        )
+        distrusted = perf("-m", "identity", "-u", f"https://{server.http}", "--request-count", "20")
+
+    assert (https.status, https.number("Request count")) == (0, 20)
+    assert (grpcs.status, grpcs.number("Request count")) == (0, 20)
+    assert distrusted.status == 99
+    assert "certificate" in distrusted.err
+
+
+def test_the_help_and_the_version_are_on_stdout() -> None:
+    assert perf("--help").out.startswith("usage: charonia perf -m MODEL [OPTIONS]\n")
+    assert re.fullmatch(r"charonia perf [\d.]+\S*\n", perf("--version").out)
