@@ -44,6 +44,7 @@ _SERVICE = "/inference.GRPCInferenceService/"
 _ENCODINGS = ("", "gzip", "deflate")
 _NAME = re.compile("[0-9a-z_.-]+")
 _VALUE = re.compile("[\x20-\x7e]*")
+_WIDE = {"i": np.dtype(np.int64), "u": np.dtype(np.uint64)}
 _RAW_INPUT_TAG = b"\x3a"
 _ERROR_TAG = 0x0A
 _RESERVED = ("content-type", "te", "host", "user-agent", "content-length", "connection", "transfer-encoding")
@@ -304,7 +305,8 @@ def _contents(name: str, datatype: DataType, shape: tuple[int, ...], contents: A
     elements = fields[0][1] if fields else ()
     if datatype is DataType.BYTES:
         return bytes_array(name, shape, elements)
-    return np.array(elements).astype(datatype.numpy).reshape(shape)
+    wide = _WIDE.get(datatype.numpy.kind, datatype.numpy)
+    return np.fromiter(elements, wide, len(elements)).astype(datatype.numpy).reshape(shape)
 
 
 def _set_outputs(message: Any, request: InferRequest, form: RequestForm) -> None:
