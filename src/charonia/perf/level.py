@@ -37,8 +37,6 @@ def measure(context: Context, level: LoadLevel) -> LevelResult:
         warmup.wait()
         warmup.end()
     load = RunningLoad(context, level, plan.request_count)
-    context.observer.begin()
-    context.observer.mark()
     if plan.request_count or level.mode is LoadMode.PERIODIC:
         span = _to_the_end(load)
     elif plan.mode is MeasurementMode.ADAPTIVE:

@@ -57,14 +57,16 @@ class Observer:
         self._processes = processes
         self._problem = ""
         self._metrics_problem = ""
-        self.begin()
-
-    def begin(self) -> None:
-        """Forget what was seen: a level begins."""
         self._reads: list[_Read] = []
         self._samples: list[resources.Sample] = []
         self._pages: list[tuple[int, metrics_page.Page]] = []
         self._next_sample = self._next_page = 0.0
+
+    def begin(self) -> None:
+        """Forget what was seen: a load is about to begin."""
+        self._reads, self._samples, self._pages = [], [], []
+        self._next_sample = self._next_page = 0.0
+        self.mark()
 
     def mark(self) -> None:
         """Read the statistics now: a window begins or ends."""

@@ -45,11 +45,11 @@ class Pool:
         """Number of processes."""
         return len(self._processes)
 
-    def begin(self, begin: Begin) -> int:
-        """Start a load in all processes at once, and return the monotonic time of its begin.
+    def prepare(self, begin: Begin) -> None:
+        """Let all processes get ready for a load: connections are made, requests are encoded.
 
         Raises:
-            ServingError: A process cannot begin, for example because the server takes no such request.
+            ServingError: A process cannot, for example because a request has no form that can be sent.
         """
         self._tell(begin)
         waiting = set(range(self.count))
@@ -60,6 +60,9 @@ class Pool:
             for number, message in self._messages(0.1):
                 if isinstance(message, Prepared):
                     waiting.discard(number)
+
+    def go(self) -> int:
+        """Start the load in all processes at once, and return the monotonic time of its begin."""
         begin_ns = time.monotonic_ns() + BEGIN_DELAY_NS
         self._tell(Go(begin_ns))
         return begin_ns

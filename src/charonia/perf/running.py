@@ -75,7 +75,9 @@ class RunningLoad:
         self._recent = Recent()
         self._window = 0
         self._left_s: float | None = None
-        self.begin_ns = context.pool.begin(Begin(level, request_count))
+        context.pool.prepare(Begin(level, request_count))
+        context.observer.begin()
+        self.begin_ns = context.pool.go()
         self._last_tick = time.monotonic()
 
     def expect(self, window: int, left_s: float | None) -> None:
