@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from charonia.cli.perf_foreign import DEPRECATED, REFUSED
+from charonia.cli.perf_options import default_text
+from charonia.cli.perf_table import OPTIONS
 from charonia.frontends.http.handlers import Handlers
 from charonia.frontends.http.limits import HttpLimits
 from charonia.testing.fake_engine import FakeEngine
@@ -66,3 +69,14 @@ def test_every_grpc_method_is_documented() -> None:
 
     assert methods
     assert sorted(name for name in methods if name not in page) == []
+
+
+def test_every_option_of_perf_is_documented_with_its_default() -> None:
+    page = (DOCS / "perf.md").read_text(encoding="utf-8").replace("\\|", "|")
+    rows = [
+        f"`{option.name}{' ' if option.metavar else ''}{option.metavar}` | {default_text(option)} |"
+        for option in OPTIONS
+    ]
+
+    assert [row for row in rows if row not in page] == []
+    assert [option.name for option in (*DEPRECATED, *REFUSED) if f"`{option.name}" not in page] == []
