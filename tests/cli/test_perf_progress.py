@@ -69,7 +69,7 @@ def test_a_shorter_line_leaves_nothing_of_the_longer_one(terminal: Terminal) -> 
     line(replace(TICK, error_count=1234))
     line(replace(TICK, left_s=None, p50_ns=0, window=0))
 
-    assert terminal.lines == ["concurrency 4  1,812 infer/s  warming up  4 in flight"]
+    assert terminal.lines == ["concurrency 4  1,812 infer/s  4 in flight"]
 
 
 def test_the_time_left_counts_the_levels_to_come(terminal: Terminal) -> None:

@@ -193,6 +193,14 @@ def test_a_level_that_is_not_to_be_trusted_is_doubted() -> None:
     assert "with care:\n  concurrency 4: the second run is overloaded here" in text
 
 
+def test_what_a_run_says_of_itself_is_passed_on() -> None:
+    run = synthetic_run(ONE)
+
+    text = as_text(compare(run, replace(run, notes=("It was cut off.",))), ("a", "b"))
+
+    assert "with care:\n  second run: It was cut off." in text
+
+
 def test_the_text_shows_every_figure_with_its_interval() -> None:
     runs = synthetic_run(ONE, seed=1), synthetic_run(ONE, FakeService(550_000), seed=2)
 

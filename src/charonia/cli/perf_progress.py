@@ -129,8 +129,6 @@ class ProgressLine:
             yield f"at most {clock(left_s)} left"
         if tick.window:
             yield f"window {tick.window}" + (f"/{tick.window_count_max}" if tick.window_count_max else "")
-        else:
-            yield "warming up"
         yield f"{tick.in_flight:,} in flight"
 
     def _left_s(self, tick: Tick) -> float | None:

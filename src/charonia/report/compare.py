@@ -115,6 +115,7 @@ class Comparison:
         only_before: Levels that the first run has alone.
         only_after: Levels that the second run has alone.
         setup: What was not the same around the measurement, one line each.
+        notes: What the runs themselves say to a reader, one line each.
     """
 
     criteria: Criteria
@@ -122,6 +123,7 @@ class Comparison:
     only_before: tuple[LoadLevel, ...]
     only_after: tuple[LoadLevel, ...]
     setup: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def outcome(self) -> Outcome:
@@ -162,6 +164,9 @@ def compare(before: Run, after: Run, criteria: Criteria | None = None, *, any_mo
         only_before=tuple(level for level in firsts if level not in seconds),
         only_after=tuple(level for level in seconds if level not in firsts),
         setup=setup_differences(before, after),
+        notes=tuple(
+            f"{name} run: {note}" for name, run in (("first", before), ("second", after)) for note in run.notes
+        ),
     )
 
 

@@ -39,6 +39,10 @@ def as_text(comparison: Comparison, names: tuple[str, str]) -> str:
     )
 
 
+def _doubts(comparison: Comparison) -> list[str]:
+    return [f"{level.level}: {doubt}" for level in comparison.levels for doubt in level.doubts]
+
+
 def verdict(comparison: Comparison) -> str:
     """Return what came out in a sentence without a full stop."""
     match comparison.outcome:
@@ -65,6 +69,7 @@ def as_json(comparison: Comparison, names: tuple[str, str]) -> str:
         "confidence": comparison.criteria.confidence,
         "threshold": comparison.criteria.threshold,
         "setup": list(comparison.setup),
+        "notes": list(comparison.notes),
         "levels": [
             {
                 "mode": level.level.mode.value,
