@@ -135,7 +135,7 @@ def test_levels_without_any_answer_are_compared_without_a_division_by_zero() -> 
     comparison = compare(synthetic_run(ONE), silent)
 
     assert comparison.outcome is Outcome.UNKNOWN
-    assert comparison.levels[0].doubts == ("the second run is no requests here",)
+    assert comparison.levels[0].doubts == ("the verdict of the second run is 'no requests'",)
 
 
 def test_pieces_of_the_time_line_before_the_result_do_not_count() -> None:
@@ -190,7 +190,7 @@ def test_a_level_that_is_not_to_be_trusted_is_doubted() -> None:
 
     text = as_text(compare(synthetic_run(ONE), overloaded), ("a.json", "b.json"))
 
-    assert "with care:\n  concurrency 4: the second run is overloaded here" in text
+    assert "with care:\n  concurrency 4: the verdict of the second run is 'overloaded'" in text
 
 
 def test_what_a_run_says_of_itself_is_passed_on() -> None:

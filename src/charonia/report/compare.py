@@ -186,7 +186,7 @@ def _level_changes(pairs: list[tuple[LevelResult, LevelResult]], criteria: Crite
 
 def _doubts(which: str, result: LevelResult) -> Iterator[str]:
     if result.verdict not in _TRUSTED:
-        yield f"the {which} run is {result.verdict.value.replace('_', ' ')} here"
+        yield f"the verdict of the {which} run is '{result.verdict.value.replace('_', ' ')}'"
     if result.server.other_traffic:
         yield f"the server of the {which} run had other traffic here"
 

@@ -27,9 +27,7 @@ def as_text(comparison: Comparison, names: tuple[str, str]) -> str:
             *_section("not the same", comparison.setup),
             "",
             *_table([_COLUMNS, *rows]),
-            *_section(
-                "with care", [f"{level.level}: {doubt}" for level in comparison.levels for doubt in level.doubts]
-            ),
+            *_section("with care", [*comparison.notes, *_doubts(comparison)]),
             *_section("only before", [str(level) for level in comparison.only_before]),
             *_section("only after", [str(level) for level in comparison.only_after]),
             "",
