@@ -15,6 +15,7 @@ from importlib import import_module
 COMMANDS = {
     "serve": "Serve the models of a repository over HTTP and gRPC.",
     "perf": "Measure how fast a server answers: latency, throughput, under any load.",
+    "tune": "Find the configuration of a model that gives the most within your limits.",
     "config": "Print the complete configuration of a model and what was inferred.",
     "demo": "Serve models that packages ship and send them real inputs.",
 }

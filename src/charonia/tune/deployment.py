@@ -134,10 +134,22 @@ class Deployment:
         self._loaded.clear()
 
     def restore(self, note: Note) -> None:
-        """Bring the server back to how it was. What fails is told, and the rest goes on."""
+        """Bring the server back to how it was. What fails is told, and the rest goes on.
+
+        A server of our own is to serve other models next: those that were tuned are unloaded.
+        """
+        touched = sorted(self._touched)
         if self._server.is_ours:
-            return
-        for name in self._touched:
+            with contextlib.suppress(ServingError):  # it may have ended, and ends soon in any case
+                for name in touched:
+                    self.client.unload_model(name)
+        else:
+            self._restore(touched, note)
+        self._touched.clear()
+        self._loaded.clear()
+
+    def _restore(self, touched: Iterable[str], note: Note) -> None:
+        for name in touched:
             before = self._before[name]
             with _told(note, f"model '{name}' is not as it was"):
                 if not before.is_ready:

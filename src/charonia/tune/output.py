@@ -38,7 +38,8 @@ class OutputRepository:
         self.path = path
         self._source = source
         self._override = override
-        self._listed: set[str] = set()
+        self._listed: dict[str, str] = {}
+        self._scope = ""
         self._written: dict[str, list[str]] = {}
 
     def open(self, models: Iterable[str], scope: str) -> None:
@@ -59,10 +60,14 @@ class OutputRepository:
             )
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            listed, old_scope = self._read_list()
+            listed = self._read_list() | self._listed
             names = tuple(models)
+            written = {name for folders in self._written.values() for name in folders}
             for folder in sorted(self.path.iterdir()):
-                if not any(re.fullmatch(rf"{re.escape(name)}_config_(default|\d+)", folder.name) for name in names):
+                is_of_them = any(
+                    re.fullmatch(rf"{re.escape(name)}_config_(default|\d+)", folder.name) for name in names
+                )
+                if not is_of_them or folder.name in written:
                     continue
                 if folder.name not in listed:
                     raise invalid(
@@ -71,17 +76,16 @@ class OutputRepository:
                     )
                 if self._override:
                     _remove(folder)
-                    listed.discard(folder.name)
-                elif old_scope != scope:
+                    del listed[folder.name]
+                elif listed[folder.name] != scope:
                     raise invalid(
                         f"output model repository {self.path}: '{folder.name}' is of another run",
                         hint="--override-output-model-repository replaces it",
                     )
-            self._listed = listed
-            self._write_list(scope)
+            self._listed, self._scope = listed, scope
+            self._write_list()
         except OSError as error:
             raise _unwritable(self.path, error) from error
-        self._scope = scope
 
     def write(self, model: str, name: str, config: ModelConfig, variants: dict[str, str] | None = None) -> Path:
         """Write a configuration of a model as a folder and return it; a folder that is there gets the same content.
@@ -101,8 +105,8 @@ class OutputRepository:
         try:
             if name not in self._listed:
                 folder.mkdir()
-                self._listed.add(name)
-                self._write_list(self._scope)
+                self._listed[name] = self._scope
+                self._write_list()
             text = serving_text(_renamed(config, variants or {}))
             (folder / CONFIG_FILE).write_text(text, encoding="utf-8")
             written = self._written.setdefault(model, [])
@@ -131,18 +135,19 @@ class OutputRepository:
                 copy = shutil.copytree if entry.is_dir() else shutil.copy2
                 copy(entry, target)
 
-    def _read_list(self) -> tuple[set[str], str]:
+    def _read_list(self) -> dict[str, str]:
+        """Return the digest of what each of our folders is about, by the folder's name."""
         try:
             document = json.loads((self.path / LIST).read_text(encoding="utf-8"))
-            return {str(name) for name in document["folders"]}, str(document["scope"])
+            return {str(name): str(scope) for name, scope in document["folders"].items()}
         except FileNotFoundError:
-            return set(), ""
-        except (ValueError, KeyError, TypeError):
+            return {}
+        except (ValueError, KeyError, TypeError, AttributeError):
             raise invalid(f"{self.path / LIST}: not the list of variants that charonia tune writes") from None
 
-    def _write_list(self, scope: str) -> None:
+    def _write_list(self) -> None:
         written = self.path / f"{LIST}.new"
-        text = json.dumps({"folders": sorted(self._listed), "scope": scope}, indent=1)
+        text = json.dumps({"folders": self._listed}, indent=1, sort_keys=True)
         written.write_text(text + "\n", encoding="utf-8")
         os.replace(written, self.path / LIST)
 

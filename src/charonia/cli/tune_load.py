@@ -1,0 +1,87 @@
+"""From a load of `charonia tune` to what the load generator takes: by the options of `charonia perf`."""
+
+from collections.abc import Sequence
+
+from charonia.cli.perf_options import parse
+from charonia.cli.perf_settings import is_decoupled, run_settings
+from charonia.client.sync_client import Client
+from charonia.core.errors import ServingError, invalid
+from charonia.perf.api import Target
+from charonia.perf.data.load import load_inputs
+from charonia.perf.data.spec import model_spec
+from charonia.perf.run import ask
+from charonia.tune.api import LoadPoint
+from charonia.tune.measure import Prepare, Prepared
+from charonia.tune.options import ClientProtocol, TuneOptions
+from charonia.tune.servers import Server
+
+SET_HERE = (
+    *("model", "m", "url", "u", "batch-size", "b", "concurrency-range", "request-rate-range", "request-intervals"),
+    *("periodic-concurrency-range", "csv", "f", "json", "html", "profile-export-file", "binary-search"),
+)
+"""Options of `charonia perf` that the search sets itself."""
+
+TIMED = ("measurement-mode", "measurement-interval", "p", "request-count", "measurement-request-count")
+"""Options that say how long is measured."""
+
+
+def loads_of(options: TuneOptions) -> Prepare:
+    """Return what makes loads ready.
+
+    Raises:
+        ServingError: INVALID_ARG for an option of the load generator that is set here.
+    """
+    flags = {
+        request.name: {**_by_name(options.measure.perf_flags), **_by_name(request.perf_flags)}
+        for request in options.models.profile
+    }
+    for model, given in flags.items():
+        for name in given:
+            if name.lstrip("-") in SET_HERE:
+                raise invalid(f"perf_analyzer_flags of '{model}': '{name}' is set by the search itself")
+
+    def prepare(client: Client, load: LoadPoint, server: Server) -> Prepared:
+        given = flags.get(load.model, {})
+        protocol = _protocol(given, options.measure.protocol)
+        url = server.url(protocol)
+        target = Target(url=url, model=load.model)
+        subject = ask(client, target)
+        arguments = ["-m", load.model, "-u", url.partition("://")[2], "-i", protocol.value, "-b", str(load.batch_size)]
+        if url.startswith(("https", "grpcs")):
+            arguments[3] = f"https://{arguments[3]}"
+        if is_decoupled(subject.config) and "streaming" not in given:
+            arguments.append("--streaming")
+        try:
+            parsed = parse([*arguments, *_arguments(given)])
+        except ServingError as error:
+            raise ServingError(error.code, f"perf_analyzer_flags of '{load.model}': {error.message}") from None
+        settings = run_settings(parsed, subject.config)
+        spec = model_spec(subject.metadata, subject.config, parsed.options.target.version)
+        return Prepared(
+            settings, load_inputs(spec, parsed.options), subject, is_timed=any(name in given for name in TIMED)
+        )
+
+    return prepare
+
+
+def _by_name(flags: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name, value in flags:
+        found.setdefault(name.lstrip("-"), []).append(value)
+    return found
+
+
+def _protocol(given: dict[str, list[str]], default: ClientProtocol) -> ClientProtocol:
+    named = given.get("protocol") or given.get("i")
+    return ClientProtocol(named[-1].lower()) if named else default
+
+
+def _arguments(given: dict[str, list[str]]) -> list[str]:
+    arguments = []
+    for name, values in given.items():
+        if name in ("protocol", "i"):
+            continue
+        option = f"-{name}" if len(name) == 1 else f"--{name}"
+        for value in values:
+            arguments += [option, value] if value else [option]
+    return arguments
