@@ -140,7 +140,8 @@ def stopped_by_signals() -> Iterator[Stop]:
         return
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if stop.requested:
+        # `timeout` sends SIGTERM twice at once, to the process and to its group: that is one wish.
+        if stop.requested and number == signal.SIGINT:
             raise KeyboardInterrupt
         stop.request()
 

@@ -205,7 +205,7 @@ class Teller:
 
 def main(commands_descriptor: int, answers_descriptor: int) -> None:
     """Run a process that sends load, with the sockets from and to the one that measures as file descriptors."""
-    # Ctrl-C, and SIGTERM of `timeout` or a service manager, go to all: the measuring process decides what becomes of it.
+    # Ctrl-C goes to the whole group, and so does what `timeout` sends: the measuring process decides.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     commands = Connection(commands_descriptor)
