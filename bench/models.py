@@ -69,6 +69,13 @@ def python_identity(folder: Path) -> None:
     (folder / MODEL / "1" / "model.py").write_text(_PYTHON_IDENTITY)
 
 
+def python_slow(folder: Path) -> None:
+    """Write the same as a Python model that takes 5 ms: slower than any client."""
+    _write(folder, 'backend: "python"\n' + _IDENTITY_TENSORS)
+    slow = _PYTHON_IDENTITY.replace("        arrays", "        time.sleep(0.005 * len(requests))\n        arrays")
+    (folder / MODEL / "1" / "model.py").write_text("import time\n\n" + slow)
+
+
 def image(folder: Path) -> None:
     """Write the identity backend's model for an image: FP32 [3, 224, 224], 602,112 bytes in and out."""
     _write(folder, 'backend: "identity"\n' + _IMAGE_TENSORS)
@@ -96,6 +103,7 @@ def python_mlp(folder: Path) -> None:
 MODELS: dict[str, Callable[[Path], None]] = {
     "identity": identity,
     "python_identity": python_identity,
+    "python_slow": python_slow,
     "image": image,
     "python_image": python_image,
     "mlp": mlp,
@@ -105,6 +113,7 @@ MODELS: dict[str, Callable[[Path], None]] = {
 INPUT_SHAPES = {
     "identity": [16],
     "python_identity": [16],
+    "python_slow": [16],
     "image": [3, 224, 224],
     "python_image": [3, 224, 224],
     "mlp": [128],
