@@ -89,7 +89,8 @@ def trials_tables(run: Run) -> Iterator[str]:
     ]
     if rows:
         table = _scrolling(f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>")
-        yield f"<details><summary>All {len(rows)} measured windows</summary>{table}</details>"
+        title = f"All {len(rows)} measured windows" if len(rows) > 1 else "The measured window"
+        yield f"<details><summary>{title}</summary>{table}</details>"
 
 
 def _table(columns: Sequence[_Column], rows: Sequence[LevelResult], best: LevelResult | None) -> str:
