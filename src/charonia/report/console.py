@@ -205,7 +205,7 @@ def _client_lines(result: LevelResult, view: View) -> Iterator[str]:
     times = result.response_times
     if view.percentile is None:
         yield f"Avg latency: {_usec(times.mean)} usec (standard deviation {_usec(times.deviation)} usec)"
-    for percent in sorted({*percentiles(view.percentile), *HIGH_PERCENTILES}):
+    for percent in sorted({*percentiles(view.percentile), *high_percentiles(result)}):
         yield f"p{percent:g} latency: {_usec(times.percentile(percent))} usec"
     yield f"Max latency: {_usec(times.maximum)} usec"
     if not view.decoupled:
@@ -216,6 +216,11 @@ def _client_lines(result: LevelResult, view: View) -> Iterator[str]:
 def percentiles(extra: float | None) -> list[float]:
     """Return the percentiles of perf_analyzer's tables, with the one that was asked for, ascending."""
     return sorted({*PERCENTILES, *(() if extra is None else (extra,))})
+
+
+def high_percentiles(result: LevelResult) -> list[float]:
+    """Return the percentiles beside those of every table that at least one request lies beyond."""
+    return [percent for percent in HIGH_PERCENTILES if round(result.request_count * (100 - percent), 6) >= 100]
 
 
 def _wire_line(result: LevelResult, view: View) -> str:
@@ -240,7 +245,7 @@ def _own_lines(result: LevelResult, view: View) -> Iterator[str]:
     if result.latency.confidence:
         name = "Avg" if view.percentile is None else f"p{view.percentile:g}"
         yield f"{name} latency interval: {_interval(result.latency, 1e-3, 'usec')}"
-    if result.first_response_times is not None and result.first_response_times.count:
+    if view.decoupled and result.first_response_times is not None and result.first_response_times.count:
         first = result.first_response_times
         yield f"First response: avg {_usec(first.mean)} usec, p99 {_usec(first.percentile(99))} usec"
     if result.offered is not None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from charonia.report.console import HIGH_PERCENTILES, percentiles
+from charonia.report.console import HIGH_PERCENTILES, high_percentiles, percentiles
 from charonia.results.records import LevelResult, LoadMode, Run
 from charonia.results.server import Gpu, ServerModel
 
@@ -138,9 +138,15 @@ def _by_gpu(level: LevelResult, value: Callable[[Gpu], float | None]) -> str:
     return "".join(f"{uuid}:{number:.15g};" for uuid, number in values if number is not None)
 
 
+def _high_percentile(percent: float) -> Column:
+    def value(level: LevelResult) -> Cell:
+        return _usec(level.percentile(percent)) if percent in high_percentiles(level) else ""
+
+    return Column(f"p{percent:g} latency", value)
+
+
 def _own_columns(run: Run) -> list[Column]:
-    high = [percent for percent in HIGH_PERCENTILES if percent != run.stabilising_percentile]
-    columns = [_percentile(percent) for percent in high]
+    columns = [_high_percentile(percent) for percent in HIGH_PERCENTILES if percent != run.stabilising_percentile]
     columns += [
         Column("Throughput Low", lambda level: level.throughput.low),
         Column("Throughput High", lambda level: level.throughput.high),
