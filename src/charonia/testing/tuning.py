@@ -6,7 +6,7 @@ shared by the threads of its instance, and longer where instances and threads as
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from charonia.results.records import Estimate, LoadMode
@@ -128,7 +128,7 @@ def run(search: Search, server: SimulatedServer, tells_max: int = TELLS_MAX) -> 
 
 
 def best_throughput(
-    server: SimulatedServer, variant: Variant, loads: list[Loads], keeps: Callable[[dict[str, float]], bool]
+    server: SimulatedServer, variant: Variant, loads: Sequence[Loads], keeps: Callable[[dict[str, float]], bool]
 ) -> float:
     """Return a variant's largest true throughput under loads of one model that keep to what is asked."""
     found = (server.truth(variant, load) for (load,) in loads)

@@ -3,20 +3,20 @@
 from collections.abc import Sequence
 
 from charonia.results.records import Estimate
-from charonia.tune.api import Conclusion, Constraint, Decision, Failed, Goal, Ranked, Told, Variant
-from charonia.tune.objective import Evidence, Point, gain
+from charonia.tune.api import Conclusion, Constraint, Decision, Failed, Goal, Ranked, SearchOptions, Told, Variant
+from charonia.tune.objective import Evidence, Point, confidence_of_looks, gain
 
 _TIES_NAMED_MAX = 3
+_USUAL = SearchOptions()
 
 
-def decide(goal: Goal, history: Sequence[Told], comparisons: int = 3) -> Decision:
+def decide(goal: Goal, history: Sequence[Told], options: SearchOptions = _USUAL) -> Decision:
     """Return the verdict on what was measured.
 
     Args:
         goal: What is wanted.
         history: Everything that was measured, from a running search too.
-        comparisons: Variants that the best one was picked from at the end (`SearchOptions.finalist_count`): the more,
-            the clearer the gain has to be, as the best of many is a lucky one.
+        options: Of the search: the more finalists and repeats, the more chances for a lucky one to look better.
     """
     evidence = Evidence(goal)
     for told in history:
@@ -24,7 +24,7 @@ def decide(goal: Goal, history: Sequence[Told], comparisons: int = 3) -> Decisio
     points = evidence.ranking()
     if not points:
         return Decision(Conclusion.NOTHING_MEASURED, None, None, (), (), _nothing(goal, history))
-    level = 1 - (1 - goal.confidence) / max(1, comparisons)
+    level = confidence_of_looks(goal, options)
     default = evidence.best(Variant())
     # What was repeated decides. Who was only looked at and looked better would have been repeated, but for time.
     ranking = tuple(_ranked(point, default, level) for point in points)

@@ -17,7 +17,7 @@ from statistics import NormalDist
 
 from charonia.core.errors import invalid
 from charonia.results.records import Estimate, LoadMode
-from charonia.tune.api import Constraint, Goal, LoadPoint, Measured, Metric, Told, Variant
+from charonia.tune.api import Constraint, Goal, LoadPoint, Measured, Metric, SearchOptions, Told, Variant
 
 Loads = tuple[LoadPoint, ...]
 
@@ -234,6 +234,15 @@ def gain(one: Point, other: Point, confidence: float) -> Estimate:
         math.expm1(min(bound, _LOG_MAX)) for bound in (difference - half, difference, difference + half)
     )
     return Estimate(value, low, high, confidence)
+
+
+def confidence_of_looks(goal: Goal, options: SearchOptions) -> float:
+    """Return the confidence of one comparison of finalists, so that all of them together have the goal's (Bonferroni).
+
+    They are compared after each round of repeats: so many looks find a difference by chance more often than one.
+    """
+    looks = max(1, options.finalist_count) * max(1, options.repeats_max - 1)
+    return 1 - (1 - goal.confidence) / looks
 
 
 _LOG_MAX = 100.0  # a gain of e^100 is as good as infinite, and a float

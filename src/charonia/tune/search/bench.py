@@ -4,6 +4,7 @@ The modes are generators: they yield a trial and are sent its outcome. So a mode
 stops wherever the next measurement is waited for.
 """
 
+import math
 from collections.abc import Generator
 from dataclasses import replace
 from typing import TypeVar
@@ -23,7 +24,7 @@ from charonia.tune.api import (
 )
 from charonia.tune.objective import Evidence, Loads, Point
 from charonia.tune.search.memory import too_large
-from charonia.tune.space import Grid, batch_slots
+from charonia.tune.space import Grid, batch_slots, load_values
 
 _Result = TypeVar("_Result")
 Steps = Generator[Trial, Outcome, _Result]
@@ -61,6 +62,7 @@ class Bench:
         self.history: list[Told] = []
         self.skipped: dict[str, Skipped] = {}
         self.notes: list[str] = []
+        self._bound = self._points_max()
         self._share = 1.0
         self._reserve = 0
         self._spent_s = 0.0
@@ -75,8 +77,15 @@ class Bench:
 
     @property
     def left(self) -> int:
-        """Most trials to come."""
-        return max(0, self.options.trials_max - len(self.history))
+        """Most trials to come, were every point measured twice."""
+        return max(0, min(self.options.trials_max, self._bound) - len(self.history))
+
+    def _points_max(self) -> int:
+        space, options = self.grid.space, self.options
+        loads = 1 if space.load.formula else len(load_values(space.load))
+        edges = 2 * space.load.binary_steps_max
+        each = (2 * loads + edges) * len(space.load.batch_sizes)
+        return (math.prod(self.grid.shape) + 1) * each + (options.finalist_count + 2) * options.repeats_max
 
     def begin(self, share: float, reserve: int) -> None:
         """Begin a phase that may use a share of the time budget and leaves a number of trials to later ones."""

@@ -1,7 +1,7 @@
 """The end of every search: the edges of the constraints for the best variants, then repeats until it is decided."""
 
 from charonia.tune.api import Variant
-from charonia.tune.objective import Point, gain
+from charonia.tune.objective import Point, confidence_of_looks, gain
 from charonia.tune.search import load
 from charonia.tune.search.bench import FULL, USUAL, Bench, Steps
 
@@ -41,31 +41,27 @@ def repeat(bench: Bench) -> Steps[None]:
     """Measure the best variants and the default one in turn until one is better, or they are as good as each other."""
     count = max(1, bench.options.finalist_count)
     finalists = [point for point in bench.evidence.ranking() if not point.variant.is_default][:count]
+    running = [(point.variant, point.loads) for point in finalists]
     default = bench.evidence.best(bench.default)
-    running = finalists + ([default] if default else [])
+    if default:
+        # Under its own best load and that of the best: a gain that is only one of the load is none of the variant.
+        both = [default.loads, *(point.loads for point in finalists[:1])]
+        running += [(bench.default, loads) for loads in dict.fromkeys(both)]
     for number in range(bench.options.repeats_max):
-        for point in running:
-            yield from bench.again(point.variant, point.loads, FULL, "repeat of the best")
+        for variant, loads in running:
+            yield from bench.again(variant, loads, FULL, "repeat of the best")
         if number + 1 < _REPEATS_MIN:
             continue
-        running = _still_running(bench, [_fresh(bench, point) for point in running])
-        if len(running) == 1 or _tied(bench, running):
+        points = [point for variant, loads in running if (point := bench.evidence.point(variant, loads))]
+        points = _still_running(bench, points)
+        if len(points) <= 1 or _tied(bench, points):
             return
-
-
-def _fresh(bench: Bench, point: Point) -> Point:
-    return bench.evidence.point(point.variant, point.loads) or point
-
-
-def confidence(bench: Bench) -> float:
-    """Return the confidence of each look: several looks at several variants shall not find a difference by chance."""
-    looks = max(1, bench.options.finalist_count) * max(1, bench.options.repeats_max - 1)
-    return 1 - (1 - bench.goal.confidence) / looks
+        running = [(point.variant, point.loads) for point in points]
 
 
 def _still_running(bench: Bench, points: list[Point]) -> list[Point]:
-    leader = max(points, key=lambda point: point.order)
-    return [point for point in points if may_win(leader, point, confidence(bench))]
+    leader = max(points, key=lambda point: point.order, default=None)
+    return [point for point in points if leader and may_win(leader, point, _level(bench))]
 
 
 def may_win(leader: Point, point: Point, level: float) -> bool:
@@ -77,5 +73,9 @@ def may_win(leader: Point, point: Point, level: float) -> bool:
 
 def _tied(bench: Bench, points: list[Point]) -> bool:
     leader = max(points, key=lambda point: point.order)
-    others = [gain(point, leader, confidence(bench)) for point in points if point is not leader]
+    others = [gain(point, leader, _level(bench)) for point in points if point is not leader]
     return not leader.violation and all(other.low >= -TIE and other.high <= TIE for other in others)
+
+
+def _level(bench: Bench) -> float:
+    return confidence_of_looks(bench.goal, bench.options)
