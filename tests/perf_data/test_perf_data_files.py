@@ -116,6 +116,40 @@ def test_one_file_needs_a_model_with_one_input(tmp_path: Path) -> None:
     )
 
 
+def test_bf16_is_read_as_numbers_or_as_bit_patterns(tmp_path: Path) -> None:
+    spec = model(TensorSpec("X", D.BF16, (1,)))
+    np.save(tmp_path / "X.npy", np.array([1.5], np.float32))
+    numbers = read_path(tmp_path / "X.npy", spec)[0][0].inputs["X"].tolist()
+    np.save(tmp_path / "X.npy", np.array([0x3FC0], np.uint16))
+
+    assert numbers == read_path(tmp_path / "X.npy", spec)[0][0].inputs["X"].tolist() == [0x3FC0]
+
+
+def test_strings_need_an_array_of_strings(tmp_path: Path) -> None:
+    np.save(tmp_path / "TEXT.npy", np.zeros(2))
+
+    assert refused(tmp_path / "TEXT.npy", model(TEXT)) == (
+        "TEXT.npy: 'TEXT': expected strings for BYTES of shape [-1], got float64"
+    )
+
+
+def test_booleans_become_floats(tmp_path: Path) -> None:
+    np.save(tmp_path / "X.npy", np.array([True, False]))
+
+    assert read_path(tmp_path / "X.npy", model(X))[0][0].inputs["X"].tolist() == [1.0, 0.0]
+
+
+def test_files_that_are_too_large_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "X").write_bytes(b"12345678")
+    monkeypatch.setattr("charonia.perf.data.files.FILE_BYTES_MAX", 5)
+
+    assert refused(tmp_path, model(X)) == "X: expected at most 5 bytes, got 8"
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    assert refused(tmp_path / "X.npy", model(X)) == f"{tmp_path / 'X.npy'}: cannot be read: No such file or directory"
+
+
 def test_pickles_are_not_loaded(tmp_path: Path) -> None:
     np.save(tmp_path / "X.npy", np.array([{}, {}], object), allow_pickle=True)
 
@@ -142,8 +176,9 @@ def test_a_folder_of_pictures_is_a_stream(tmp_path: Path) -> None:
         (TensorSpec("P", D.UINT8, (3, 8, 3), layout="HWC"), (3, 8, 3), 255),
         (TensorSpec("P", D.FP16, (1, 4, 6)), (1, 4, 6), np.float16(82 / 255)),
         (TensorSpec("P", D.UINT8, (4, 6)), (4, 6), 82),
+        (TensorSpec("P", D.UINT8, (-1, -1, -1), layout="HWC"), (4, 6, 3), 255),
     ],
-    ids=["CHW", "resized", "any size", "configured", "grey", "flat grey"],
+    ids=["CHW", "resized", "any size", "configured", "grey", "flat grey", "any channels"],
 )
 def test_pictures_take_the_shape_of_the_input(
     tmp_path: Path, spec: TensorSpec, shape: tuple[int, ...], first: float
@@ -179,6 +214,11 @@ def test_a_model_that_decodes_gets_the_file_itself(tmp_path: Path, spec: TensorS
             "p.png: input 'P': expected a first or a last dimension of 1 or 3 (channels), got [3, 6, 3] "
             "(hint: `format: FORMAT_NCHW` or `FORMAT_NHWC` in the model's configuration says which it is)",
         ),
+        (TensorSpec("P", D.UINT8, (4, 6, 5), layout="HWC"), "p.png: input 'P': expected 1 or 3 channels, got 5"),
+        (
+            TensorSpec("P", D.BYTES, (2,)),
+            "p.png: input 'P': expected an input that takes one file, got one of BYTES of shape [2]",
+        ),
         (
             TensorSpec("P", D.FP32, (16,)),
             "p.png: input 'P': expected an input of 2 or 3 dimensions for a picture, got [16]",
@@ -206,6 +246,13 @@ def test_without_pillow_it_says_what_to_install(tmp_path: Path, monkeypatch: pyt
     assert refused(tmp_path / "p.png", model(PICTURE)) == (
         "p.png: input 'P': pictures need the package Pillow (hint: pip install pillow)"
     )
+
+
+def test_a_picture_of_too_many_pixels_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw(tmp_path / "p.png")
+    monkeypatch.setattr("charonia.perf.data.images.PIXELS_MAX", 23)
+
+    assert refused(tmp_path / "p.png", model(PICTURE)) == "p.png: input 'P': expected at most 23 pixels, got 6 x 4"
 
 
 def inputs_of(path: Path, spec: ModelSpec, batch_size: int) -> list[list[object]]:
@@ -264,3 +311,25 @@ def test_generated_items_of_a_batch_differ_and_are_one_request() -> None:
     assert request.inputs["X"].shape == (4, 2)
     assert len(np.unique(request.inputs["X"].array)) == 8
     assert request.parameters == {"n": 5}
+
+
+def test_zeros_are_one_item_for_any_batch() -> None:
+    options = PerfOptions(TargetOptions("m", batch_size=3), data=DataOptions(("zero",)))
+
+    inputs = load_inputs(model(X), options)
+
+    assert inputs.request(0, 0).inputs["X"].array.tolist() == [[0, 0]] * 3
+    assert inputs.expected(0, 0) is None
+
+
+def test_a_model_without_inputs_cannot_be_asked() -> None:
+    with pytest.raises(ServingError, match="model 'm': expected inputs, got none"):
+        load_inputs(model(), PerfOptions(TargetOptions("m")))
+
+
+def test_an_optional_input_is_in_all_items_of_a_batch_or_in_none(tmp_path: Path) -> None:
+    (tmp_path / "d.json").write_text('{"data": [{"X": [0, 0]}, {}]}')
+    spec = model(TensorSpec("X", D.FP32, (2,), optional=True))
+
+    with pytest.raises(ServingError, match=r"d\.json: step 1: input 'X': expected in all steps of a batch or in none"):
+        inputs_of(tmp_path / "d.json", spec, 2)

@@ -174,6 +174,19 @@ def test_optional_inputs_may_lack(tmp_path: Path) -> None:
             'data.json: step 0: input \'X\': expected a list, {"b64": ...} or {"content": ..., "shape": [...]}, '
             "got 'contents'",
         ),
+        (
+            {"data": [{"X": {"content": {"base64": "AA=="}}}]},
+            "data.json: step 0: input 'X': expected a list or b64 as content, got an object with ['base64']",
+        ),
+        (
+            {"data": [{"X": {"shape": [4]}}]},
+            'data.json: step 0: input \'X\': expected a list, {"b64": ...} or {"content": ..., "shape": [...]}, '
+            "got no content",
+        ),
+        (
+            {"data": [{"X": {"b64": "AAA"}}]},
+            "data.json: step 0: input 'X': expected base64 text, got: Incorrect padding",
+        ),
         ({"data": [{"X": {"b64": 5}}]}, "data.json: step 0: input 'X': expected base64 text as b64, got the number 5"),
         (
             {"data": [{"X": {"b64": "AAA="}}]},
@@ -212,6 +225,39 @@ def test_values_that_would_change_are_refused(tmp_path: Path, datatype: DataType
         refused(tmp_path, {"data": [{"X": [value]}]}, model(datatype, (1,)))
         == f"data.json: step 0: input 'X': {problem}"
     )
+
+
+def test_strings_without_their_lengths_are_refused(tmp_path: Path) -> None:
+    text = base64.b64encode(b"hello").decode()
+
+    assert refused(tmp_path, {"data": [{"X": {"b64": text}}]}, model(D.BYTES, (1,))).startswith(
+        "data.json: step 0: input 'X': expected strings with 4 bytes of length before each, got 5 other bytes: "
+    )
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ServingError, match=r"missing\.json: cannot be read: No such file or directory"):
+        read_json(tmp_path / "missing.json", model())
+
+
+def test_a_file_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "data.json"
+    file.write_bytes(b'{"data": "\xff"}')
+
+    with pytest.raises(ServingError, match=r"data\.json: expected JSON in UTF-8, got: invalid start byte"):
+        read_json(file, model())
+
+
+def test_a_file_that_is_too_large_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("charonia.perf.data.json_file.FILE_BYTES_MAX", 5)
+
+    assert refused(tmp_path, {"data": []}, model()) == f"{tmp_path / 'data.json'}: expected at most 5 bytes, got 12"
+
+
+def test_lists_without_end_are_refused(tmp_path: Path) -> None:
+    text = '{"data": ' + "[" * 100_000 + "]" * 100_000 + "}"
+
+    assert refused(tmp_path, text, model()) == "data.json: expected JSON, got lists that are nested too deeply"
 
 
 def test_two_variable_dimensions_need_a_shape(tmp_path: Path) -> None:

@@ -89,13 +89,12 @@ def _opened(path: Path, where: str) -> "Image":
     except ModuleNotFoundError:
         raise unsupported(f"{where}: pictures need the package Pillow", hint="pip install pillow") from None
     try:
-        image = Image.open(path)
-        if image.width * image.height > PIXELS_MAX:
-            raise invalid(f"{where}: expected at most {PIXELS_MAX} pixels, got {image.width} x {image.height}")
-        image.load()
+        with Image.open(path) as image:
+            if image.width * image.height > PIXELS_MAX:
+                raise invalid(f"{where}: expected at most {PIXELS_MAX} pixels, got {image.width} x {image.height}")
+            return image.copy()
     except (UnidentifiedImageError, OSError, Image.DecompressionBombError) as error:
         raise invalid(f"{where}: expected a picture, got: {str(error).replace(str(path), path.name)}") from None
-    return image
 
 
 def _file(path: Path, spec: TensorSpec, where: str) -> Array:
