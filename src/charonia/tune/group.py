@@ -23,7 +23,7 @@ from charonia.tune.api import (
 )
 from charonia.tune.decision import decide
 from charonia.tune.deployment import Deployment, ServerLostError
-from charonia.tune.journal import Entry, Journal
+from charonia.tune.journal import Entry, Journal, scope_of
 from charonia.tune.measure import InterruptedTrialError, Measurer
 from charonia.tune.outcome import outcome_of
 from charonia.tune.output import OutputRepository
@@ -31,7 +31,7 @@ from charonia.tune.problem import Problem, percentiles
 from charonia.tune.result import GroupRecord, ModelConfigRecord, TrialRecord, VariantRecord
 from charonia.tune.search.start import make_search
 from charonia.tune.servers import Server
-from charonia.tune.variants import BaseModel, Names, apply_variant, instance_group_text, serving_text
+from charonia.tune.variants import BaseModel, Names, apply_variant, effective_text, instance_group_text, serving_text
 
 RESTARTS_MAX = 3
 """How often a server of our own that ended is started again, in a whole run."""
@@ -108,6 +108,7 @@ class GroupSearch:
         self._trials: list[TrialRecord] = []
         self._notes: list[str] = []
         self._loaded = ""
+        self._own: set[str] = set()
 
     def run(self) -> Ended:
         """Carry it out. What was measured is returned in any case.
@@ -145,22 +146,39 @@ class GroupSearch:
             configs = self._configs(trial.variant)
             name = self._record(trial.variant, configs).name if configs else str(trial.variant)
             self._tell(TrialBegun(trial, name, search.trials_left, left))
-            entry = self._bench.journal.find(self._scope, trial.key)
-            is_resumed = entry is not None and (entry.failed is None or entry.failed.loading)
-            if entry is None or not is_resumed:
-                entry = self._measured(trial, configs)
-                self._bench.journal.append(entry)
-            self._trials.append(TrialRecord(trial, entry.measured, entry.failed, entry.levels, is_resumed))
-            search.tell(entry.outcome)
+            record = self._outcome(trial, configs)
+            self._trials.append(record)
+            search.tell(record.outcome)
             best = decide(self._problem.goal, search.history, self._problem.options).best
-            self._tell(TrialDone(trial, entry.outcome, best, is_resumed))
+            self._tell(TrialDone(trial, record.outcome, best, record.is_resumed))
 
-    def _measured(self, trial: Trial, configs: Mapping[str, ModelConfig]) -> Entry:
+    def _outcome(self, trial: Trial, configs: Mapping[str, ModelConfig]) -> TrialRecord:
+        """Return a trial's record: from the journal, from a variant that makes the same server, or measured now."""
+        key = self._key(trial, configs)
+        entry = self._bench.journal.find(self._scope, key)
+        if entry is None or (entry.failed is not None and not entry.failed.loading):
+            entry = self._measured(trial, key, configs)
+            self._bench.journal.append(entry)
+            self._own.add(key)
+            return TrialRecord(trial, entry.measured, entry.failed, entry.levels)
+        if key in self._own and entry.measured is not None:
+            # Measured a moment ago under another name: it takes no more time.
+            return TrialRecord(trial, replace(entry.measured, elapsed_s=0.0), levels=entry.levels)
+        self._own.add(key)
+        return TrialRecord(trial, entry.measured, entry.failed, entry.levels, is_resumed=True)
+
+    def _key(self, trial: Trial, configs: Mapping[str, ModelConfig]) -> str:
+        """Return a text that is the same for the same measurement of the same server."""
+        variant = effective_text(self._bases, trial.variant) if configs else trial.variant.key
+        loads = [[load.model, load.mode.value, load.value, load.batch_size] for load in trial.loads]
+        return scope_of({"variant": variant, "loads": loads, "repeat": trial.repeat, "effort": trial.effort})
+
+    def _measured(self, trial: Trial, key: str, configs: Mapping[str, ModelConfig]) -> Entry:
         begin = time.monotonic()
         levels: dict[str, LevelResult] = {}
         outcome: Outcome
         if not configs:
-            return self._entry(trial, Failed("the configuration cannot be written", loading=True), {})
+            return self._entry(key, Failed("the configuration cannot be written", loading=True), {})
         is_loading = True
         try:
             is_fresh = self._load(trial.variant, configs)
@@ -175,12 +193,12 @@ class GroupSearch:
             self._loaded = ""
             self._measurer.close()
             outcome = Failed(str(error), loading=is_loading, elapsed_s=time.monotonic() - begin)
-        return self._entry(trial, outcome, levels)
+        return self._entry(key, outcome, levels)
 
-    def _entry(self, trial: Trial, outcome: Outcome, levels: dict[str, LevelResult]) -> Entry:
+    def _entry(self, key: str, outcome: Outcome, levels: dict[str, LevelResult]) -> Entry:
         if isinstance(outcome, Failed):
-            return Entry(self._scope, trial.key, failed=outcome)
-        return Entry(self._scope, trial.key, measured=outcome, levels=levels)
+            return Entry(self._scope, key, failed=outcome)
+        return Entry(self._scope, key, measured=outcome, levels=levels)
 
     def _load(self, variant: Variant, configs: Mapping[str, ModelConfig]) -> bool:
         """Load a variant, and return whether it was not loaded already."""

@@ -104,6 +104,12 @@ def apply_variant(bases: Mapping[str, BaseModel], variant: Variant) -> dict[str,
     return configs
 
 
+def effective_text(bases: Mapping[str, BaseModel], variant: Variant) -> str:
+    """Return text that is equal for variants that make the same server: what is written down may be the default."""
+    complete = {name: replace(base, config=base.complete) for name, base in bases.items()}
+    return "\n".join(render(config) for config in apply_variant(complete, variant).values())
+
+
 def serving_text(config: ModelConfig) -> str:
     """Return config.pbtxt for a folder of any name: without the model's name, which is the folder's."""
     return render(replace(config, name=""))
