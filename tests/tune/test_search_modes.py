@@ -98,6 +98,22 @@ def test_with_noise_each_mode_comes_close_to_the_optimum(mode: SearchMode, seed:
     assert found[Metric.THROUGHPUT] >= 0.92 * true_best(server, load_values(SPACE.load))
 
 
+def test_racing_finds_the_optimum_of_a_space_too_large_to_look_at_all_of_it() -> None:
+    delays = tuple(range(0, 600, 100))
+    dimensions = automatic_dimensions(FACTS, instance_counts=range(1, 17), core_count=16, queue_delays_us=delays)
+    space = SearchSpace((FACTS,), dimensions, LoadSpace(maximum=256), core_count=16)
+    server = SimulatedServer(space, core_count=16, thread_gain=0.3)
+    search = make_search(space, THROUGHPUT, SearchOptions(finalist_count=5))
+
+    count = run(search, server)
+    best = decide(THROUGHPUT, search.history).best
+
+    assert count < 600
+    assert best
+    found = server.truth(best.variant, best.loads[0])[Metric.THROUGHPUT]
+    assert found >= 0.97 * true_best(server, load_values(space.load))
+
+
 def test_racing_measures_for_less_time_than_brute_force() -> None:
     server = SimulatedServer(SPACE, noise=0.03)
     spent = {}
