@@ -137,6 +137,34 @@ def test_intervals_come_from_a_file(tmp_path: Path) -> None:
     assert options("--request-intervals", str(file)).load.intervals_us == (100_000, 50_000, 0)
 
 
+def test_a_file_without_gaps_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "gaps.txt"
+    file.write_text("0\n0\n")
+    monkeypatch.setattr("charonia.cli.perf_values.INTERVALS_MAX", 2)
+
+    (empty,) = problems(*M, "--request-intervals", str(file))
+    file.write_text("1\n2\n3\n")
+    (long,) = problems(*M, "--request-intervals", str(file))
+
+    assert empty.endswith("expected a line with the microseconds to the next request, got none above 0")
+    assert long.endswith("gaps.txt: expected at most 2 lines")
+
+
+def test_a_certificate_needs_its_key(tmp_path: Path) -> None:
+    pem = tmp_path / "x.pem"
+    pem.write_text("")
+
+    assert problems(*M, "-u", "https://x", "--ssl-https-private-key-file", str(pem)) == [
+        "--ssl-https-...: expected a client certificate and its key, got one of them"
+    ]
+
+
+def test_several_sources_are_json_files(tmp_path: Path) -> None:
+    assert problems(*M, "--input-data", str(tmp_path), "--input-data", "zero") == [
+        f"--input-data: expected JSON files where there is more than one, got {tmp_path}"
+    ]
+
+
 def test_a_file_of_intervals_names_the_line_that_is_wrong(tmp_path: Path) -> None:
     file = tmp_path / "gaps.txt"
     file.write_text("100\nfast\n")
@@ -273,6 +301,54 @@ def test_other_services_are_refused(kind: str) -> None:
         (("--shape", "X:0"), "--shape: expected NAME:D1,D2,... with dimensions of at least 1, got 'X:0'"),
         (("--input-range", "X:2:1"), "--input-range: expected NAME:LOW:HIGH with LOW not above HIGH, got 'X:2:1'"),
         (("-c", "4"), "-c: expected -d with it, got none (hint: --concurrency-range START:END)"),
+        (
+            ("--concurrency-range", "1:2:3:4"),
+            "--concurrency-range: expected START, START:END or START:END:STEP, got '1:2:3:4'",
+        ),
+        (
+            ("--request-rate-range", "1:2:3:4"),
+            "--request-rate-range: expected START, START:END or START:END:STEP, got '1:2:3:4'",
+        ),
+        (("--request-rate-range", "0"), "--request-rate-range: expected a number above 0 and at most 1e+09, got '0'"),
+        (
+            ("--periodic-concurrency-range", "3"),
+            "--periodic-concurrency-range: expected START:END or START:END:STEP, got '3'",
+        ),
+        (
+            ("--periodic-concurrency-range", "3:0"),
+            "--periodic-concurrency-range: expected an END of at least 1, got '3:0'",
+        ),
+        (("--sequence-id-range", "9:3"), "--sequence-id-range: expected an end above 9, got '9:3'"),
+        (("--stability-percentage", "-1"), "--stability-percentage: expected a number of at least 0, got '-1'"),
+        (("--request-timeout", "soon"), "--request-timeout: expected a time such as 50ms or 2s, got 'soon'"),
+        (("-H", "novalue"), "--header: expected Name:Value, got 'novalue'"),
+        (
+            ("--request-parameter", "n:x:int"),
+            "--request-parameter: expected NAME:VALUE:TYPE with a TYPE of bool, int or string, got 'n:x:int'",
+        ),
+        (("--goodput", "rate:5"), "--goodput: expected latency:TIME, e.g. latency:50ms, got 'rate:5'"),
+        (("--goodput", "latency:0"), "--goodput: expected a time above 0, got 'latency:0'"),
+        (("--shared-memory", "disk"), "--shared-memory: expected none or system, got 'disk'"),
+        (
+            ("--shared-memory", "system", "--input-tensor-format", "json"),
+            "--shared-memory: expected binary tensors with it, got a tensor format of json",
+        ),
+        (("-f", "/"), "--csv: expected a file, got the folder '/'"),
+        (
+            ("--ssl-grpc-private-key-file", "/no/such"),
+            "--ssl-grpc-private-key-file: expected a file, got '/no/such', which is none",
+        ),
+        (("--shape", "X:a"), "--shape: expected NAME:D1,D2,... with dimensions of at least 1, got 'X:a'"),
+        (("--input-range", "X:a:b"), "--input-range: expected NAME:LOW:HIGH with LOW not above HIGH, got 'X:a:b'"),
+        (
+            ("--concurrency-range", "1:2", "-t", "3"),
+            "--concurrency-range: expected none of its old names with it, got -t",
+        ),
+        (
+            ("--periodic-concurrency-range", "1:4:2"),
+            "--periodic-concurrency-range: expected a step that divides the range, got 1:4:2",
+        ),
+        (("--", "x"), "unexpected argument 'x'"),
         (("-b", "0"), "--batch-size: expected an integer from 1 to 2147483647, got '0'"),
         (
             ("--shared-memory", "cuda"),

@@ -8,7 +8,7 @@ import numpy as np
 from charonia.core.errors import invalid
 from charonia.core.request import InferRequest, ParameterValue
 from charonia.core.tensor import Array, Tensor
-from charonia.perf.data.spec import ModelSpec, TensorSpec
+from charonia.perf.data.spec import ModelSpec
 from charonia.perf.data.steps import Step, Stream
 
 
@@ -38,6 +38,7 @@ class Inputs:
         self.stream_count = len(streams)
         self._spec = spec
         self._streams = [list(stream) for stream in streams]
+        self._datatypes = {tensor.name: tensor.datatype for tensor in spec.outputs}
         self._parameters = dict(parameters or {})
         for number in range(self.stream_count):
             for index in range(self.step_count(number)):
@@ -66,15 +67,9 @@ class Inputs:
         if wanted[0] is None:
             return None
         return {
-            name: Tensor(name, self._output(name).datatype, self._joined([item[name] for item in wanted if item]))
+            name: Tensor(name, self._datatypes[name], self._joined([item[name] for item in wanted if item]))
             for name in wanted[0]
         }
-
-    def _output(self, name: str) -> TensorSpec:
-        tensor = self._spec.output(name)
-        if tensor is None:
-            raise invalid(f"model '{self._spec.name}' has no output '{name}'")
-        return tensor
 
     def _batch(self, stream: int, step: int) -> list[Step]:
         steps = self._streams[stream]
