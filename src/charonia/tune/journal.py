@@ -83,6 +83,9 @@ class Journal:
         except OSError as error:
             self._close()
             raise _unwritable(self.path, error) from error
+        except ServingError:
+            self._close()
+            raise
         for entry in self._parsed(content):
             self._entries[entry.scope, entry.key] = entry
         return self
