@@ -29,7 +29,7 @@ INTERNAL = {
     "tune": {"__version__", "core", "config", "stats", "results", "client", "perf"},
     "demo": {"core.errors"},
     "cli": {"__version__", "core", "config", "stats", "repository", "backends", "engine", "server", "demo"}
-    | {"results", "client", "perf", "report"},
+    | {"results", "client", "perf", "report", "tune"},
     "__main__": {"cli.main"},
 }
 
