@@ -7,12 +7,13 @@ all there was to send has been sent and has ended; a load without an end finishe
 import asyncio
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Protocol
 
 from charonia.client.wire import Failure
 from charonia.perf.alarm import alarm
-from charonia.perf.sending import Sender
+from charonia.perf.sending import Sender, Then
 from charonia.perf.sequences import Part, SequenceSlot
 
 RETRY_DELAY_S = 0.05
@@ -44,26 +45,25 @@ class Loop(Protocol):
         ...
 
 
+def _ignore(kind: str) -> None:
+    """Take the end of a request that nobody waits for."""
+
+
 class _Place:
     """A slot, and whether a request of it is on its way."""
 
-    __slots__ = ("flights", "slot", "waiting")
+    __slots__ = ("flights", "next", "slot", "then", "waiting")
 
     def __init__(self, slot: Slot) -> None:
         self.slot = slot
+        self.next: Callable[[], Part] = slot.next if isinstance(slot, SequenceSlot) else slot.__next__
+        self.then: Then = _ignore
         self.flights = 0
         self.waiting: deque[int] = deque()
-
-    def next(self) -> Part:
-        return self.slot.next() if isinstance(self.slot, SequenceSlot) else next(self.slot)
 
     def failed(self) -> None:
         if isinstance(self.slot, SequenceSlot):
             self.slot.abandon()
-
-
-def _ignore(kind: str) -> None:
-    """Take the end of a request that nobody waits for."""
 
 
 class _Finishing:
@@ -107,6 +107,7 @@ class ClosedLoop:
     def start(self) -> None:
         """Send the first request of every slot."""
         for place in self._places:
+            place.then = partial(self._ended, place)
             self._next(place)
 
     def stop(self) -> None:
@@ -125,19 +126,16 @@ class ClosedLoop:
             return
         self._left -= 1
         place.flights = 1
+        self._sender.send(place.next(), 0, place.then)
 
-        def ended(kind: str) -> None:
-            place.flights = 0
-            if not kind:
-                self._next(place)
-                return
+    def _ended(self, place: _Place, kind: str) -> None:
+        place.flights = 0
+        if kind:
             place.failed()
             if kind in _UNSENT:
                 self._call_later(RETRY_DELAY_S, self._next, place)
-            else:
-                self._next(place)
-
-        self._sender.send(place.next(), 0, ended)
+                return
+        self._next(place)
 
 
 class OpenLoop:
@@ -168,6 +166,8 @@ class OpenLoop:
 
     def start(self) -> None:
         """Wait for the first time."""
+        for place in self._places:
+            place.then = partial(self._ended, place)
         self._alarm.set(self._next_ns)
 
     def stop(self) -> None:
@@ -208,17 +208,16 @@ class OpenLoop:
 
     def _send(self, place: _Place, intended_ns: int) -> None:
         place.flights += 1
+        self._sender.send(place.next(), intended_ns, place.then)
 
-        def ended(kind: str) -> None:
-            place.flights -= 1
-            if kind:
-                place.failed()
-            if place.waiting:
-                self._send(place, place.waiting.popleft())
-            elif self._is_stopped or not self._left:
-                self._finishing.finish(place)
-
-        self._sender.send(place.next(), intended_ns, ended)
+    def _ended(self, place: _Place, kind: str) -> None:
+        place.flights -= 1
+        if kind:
+            place.failed()
+        if place.waiting:
+            self._send(place, place.waiting.popleft())
+        elif self._is_stopped or not self._left:
+            self._finishing.finish(place)
 
 
 class PeriodicLoop:

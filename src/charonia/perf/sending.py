@@ -202,6 +202,7 @@ class Sender:
     def ended(self, flight: Flight, answer: Answer) -> None:
         """Take a request that has ended."""
         self.flights.discard(flight)
+        flight.handle = None  # they hold each other: without this only the garbage collector frees them
         kind = flight.wrong_kind
         if flight.recorded:
             part = flight.part
