@@ -10,7 +10,6 @@ from charonia.core.errors import ServingError
 from charonia.results.records import Estimate, LoadMode
 from charonia.testing.tuning import SimulatedServer
 from charonia.tune.api import (
-    Conclusion,
     Constraint,
     Goal,
     LoadPoint,
@@ -29,7 +28,7 @@ from charonia.tune.api import (
     Trial,
     Variant,
 )
-from charonia.tune.decision import decide
+from charonia.tune.decision import Conclusion, decide
 from charonia.tune.objective import Evidence, gain, quantile, standard_error
 from charonia.tune.search import load
 from charonia.tune.search.bench import Bench, Steps

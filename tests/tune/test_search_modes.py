@@ -11,7 +11,6 @@ from charonia.core.errors import ServingError
 from charonia.results.records import LoadMode
 from charonia.testing.tuning import SimulatedServer, best_throughput, run
 from charonia.tune.api import (
-    Conclusion,
     Constraint,
     Failed,
     Goal,
@@ -27,7 +26,7 @@ from charonia.tune.api import (
     SearchSpace,
     Variant,
 )
-from charonia.tune.decision import decide
+from charonia.tune.decision import Conclusion, decide
 from charonia.tune.search.bench import FAILURES_MAX
 from charonia.tune.search.start import make_search
 from charonia.tune.space import Grid, automatic_dimensions, load_values

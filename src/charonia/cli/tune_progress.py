@@ -2,7 +2,9 @@
 
 from typing import TextIO
 
-from charonia.tune.api import Event, Failed, Metric, Noted, Ranked, SearchDone, TrialBegun, TrialDone
+from charonia.tune.api import Failed, Metric
+from charonia.tune.decision import Ranked
+from charonia.tune.progress import Event, Noted, SearchDone, TrialBegun, TrialDone
 
 
 class Printer:

@@ -1,13 +1,75 @@
 """The verdict of a search: what is recommended, how sure that is, and what else would do as well. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 
 from charonia.results.records import Estimate
-from charonia.tune.api import Conclusion, Constraint, Decision, Failed, Goal, Ranked, SearchOptions, Told, Variant
+from charonia.tune.api import Constraint, Failed, Goal, LoadPoint, SearchOptions, Told, Variant
 from charonia.tune.objective import Evidence, Point, confidence_of_looks, gain
 
 _TIES_NAMED_MAX = 3
 _USUAL = SearchOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """A variant under one load, all its measurements together.
+
+    Attributes:
+        variant: The configuration.
+        loads: The load on each profiled model.
+        metrics: By model and name, pooled over the repeats.
+        trial_numbers: The trials that it was measured in.
+        keeps_constraints: Whether all constraints are kept, as far as the values say.
+        violation: How far the constraints are missed: sum of the relative distances, 0 where they are kept.
+        gain: Relative gain over the default configuration's best, with its interval (0.1: 10 % better);
+            None where the default configuration was not measured.
+    """
+
+    variant: Variant
+    loads: tuple[LoadPoint, ...]
+    metrics: Mapping[str, Mapping[str, Estimate]]
+    trial_numbers: tuple[int, ...]
+    keeps_constraints: bool
+    violation: float
+    gain: Estimate | None = None
+
+
+class Conclusion(StrEnum):
+    """What a search ends with."""
+
+    BETTER = "better"
+    """The best variant is significantly better than the default configuration."""
+    NO_GAIN = "no_gain"
+    """No significant gain over the default configuration."""
+    NO_DEFAULT = "no_default"
+    """There is a best variant, but the default configuration could not be measured."""
+    CONSTRAINTS_NOT_MET = "constraints_not_met"
+    """No variant keeps the constraints; the best is the one that came closest."""
+    NOTHING_MEASURED = "nothing_measured"
+    """Every trial failed, or there was none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The verdict.
+
+    Attributes:
+        conclusion: What it is.
+        best: The recommended variant under its best load; the default one on `NO_GAIN`.
+        default: The default configuration under its best load.
+        ranking: Every variant under its best load, best first.
+        ties: Variants that are not significantly worse than the best one, without it.
+        sentences: The verdict and its reasons for people, the verdict first.
+    """
+
+    conclusion: Conclusion
+    best: Ranked | None
+    default: Ranked | None
+    ranking: tuple[Ranked, ...]
+    ties: tuple[Ranked, ...]
+    sentences: tuple[str, ...]
 
 
 def decide(goal: Goal, history: Sequence[Told], options: SearchOptions = _USUAL) -> Decision:

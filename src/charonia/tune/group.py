@@ -8,19 +8,7 @@ from dataclasses import dataclass, field, replace
 from charonia.config.model import ModelConfig
 from charonia.core.errors import ServingError
 from charonia.results.records import LevelResult
-from charonia.tune.api import (
-    Event,
-    Failed,
-    Noted,
-    Outcome,
-    Progress,
-    Search,
-    SearchDone,
-    Trial,
-    TrialBegun,
-    TrialDone,
-    Variant,
-)
+from charonia.tune.api import Failed, Outcome, Search, Trial, Variant
 from charonia.tune.decision import decide
 from charonia.tune.deployment import Deployment, ServerLostError
 from charonia.tune.journal import Entry, Journal, scope_of
@@ -28,6 +16,7 @@ from charonia.tune.measure import InterruptedTrialError, Measurer
 from charonia.tune.outcome import outcome_of
 from charonia.tune.output import OutputRepository
 from charonia.tune.problem import Problem, percentiles
+from charonia.tune.progress import Event, Noted, Progress, SearchDone, TrialBegun, TrialDone
 from charonia.tune.result import GroupRecord, ModelConfigRecord, TrialRecord, VariantRecord
 from charonia.tune.search.start import make_search
 from charonia.tune.servers import Server

@@ -16,7 +16,7 @@ from charonia.core.errors import invalid
 from charonia.perf.api import Stop
 from charonia.perf.run import machine
 from charonia.results.server import ServerInfo
-from charonia.tune.api import MemoryLimit, Metric, Noted, Progress
+from charonia.tune.api import MemoryLimit, Metric
 from charonia.tune.deployment import Deployment
 from charonia.tune.group import Bench, Ended, GroupSearch
 from charonia.tune.journal import Journal, content_of, scope_of
@@ -26,6 +26,7 @@ from charonia.tune.merge import Merged
 from charonia.tune.options import LaunchMode, ModelRequest, TuneOptions
 from charonia.tune.output import CONFIG_FILE, OutputRepository
 from charonia.tune.problem import goal_of, percentiles, problem_of
+from charonia.tune.progress import Noted, Progress
 from charonia.tune.result import GroupRecord, TuneRun
 from charonia.tune.servers import Server, is_there, server_of
 from charonia.tune.variants import BaseModel, config_of, instance_kind

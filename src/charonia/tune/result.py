@@ -7,7 +7,8 @@ from charonia.core.errors import ServingError, invalid
 from charonia.results.json_form import plain, record
 from charonia.results.records import LevelResult, Machine
 from charonia.results.server import Gpu, ServerInfo
-from charonia.tune.api import Conclusion, Decision, Failed, Goal, Measured, Outcome, Skipped, Told, Trial, Variant
+from charonia.tune.api import Failed, Goal, Measured, Outcome, Skipped, Told, Trial, Variant
+from charonia.tune.decision import Conclusion, Decision
 
 FORMAT = "charonia-tune"
 VERSION = 1

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from charonia.results.records import Estimate
-from charonia.tune.api import Conclusion, Metric, Ranked
+from charonia.tune.api import Metric
+from charonia.tune.decision import Conclusion, Ranked
 from charonia.tune.result import GroupRecord, TuneRun
 
 _COLUMNS = ("configuration", "instances", "max batch", "load", "infer/s", "p99 ms", "memory MB", "over default")
