@@ -79,6 +79,11 @@ def server() -> Iterator[Server]:
         sock.close()
     server.receiver.close()
     server.pool.close()
+    server.mappings.close()
+    accounts = server.connection._accounts  # which end with the process elsewhere
+    accounts._pool.close()
+    accounts.mappings.close()
+    gc.collect()  # mapped memory keeps a descriptor each
 
 
 def ones(count: int, value: float = 1) -> "np.ndarray[tuple[int], np.dtype[np.float32]]":
