@@ -1,25 +1,19 @@
-"""A measurement as one HTML file: nothing is loaded from anywhere, and nothing in it is executed but our own script.
+"""A measurement as one HTML file.
 
 Tables and sentences are written here, so they can be read without a script; `page/page.js` draws the plots from JSON
-that the page carries. What users name (models, servers, messages of errors) is text: escaped in the markup, without `<`
-in the JSON, and put into the page by the script as text. The content policy allows the one script, by its hash.
+that the page carries.
 """
 
-import json
-from base64 import b64encode
 from collections.abc import Iterable, Iterator, Sequence
-from hashlib import sha256
 from html import escape
-from importlib.resources import files
 
 from charonia.core.errors import invalid
+from charonia.report.document import asset, document
 from charonia.report.html_tables import errors_table, levels_table, resources_table, trials_tables
 from charonia.report.plot_data import plot_data
 from charonia.report.quantities import clock, duration, number, percent, size
 from charonia.report.summary import VERDICT_TEXTS, best_level, headline, is_trusted
 from charonia.results.records import LevelResult, Run
-
-_SCRIPTS = ("plots.js", "page.js")
 
 
 def render(runs: Sequence[Run]) -> bytes:
@@ -31,26 +25,10 @@ def render(runs: Sequence[Run]) -> bytes:
     if not runs:
         raise invalid("the page: expected at least one run, got none")
     names = _names(runs)
-    script = "\n".join(_asset(name) for name in _SCRIPTS)
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{_digest(script)}'"
     title = " and ".join(dict.fromkeys(run.model.name for run in runs))
     body = [*_sections(runs, names), *_ending(runs, names)]
-    # A `<` could only be the begin of `</script>`: JSON needs none.
-    data = json.dumps(plot_data(runs, names), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-    return "\n".join(
-        [
-            '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            '<meta name="color-scheme" content="light dark">',
-            f"<title>{escape(title)}: load test</title>",
-            f"<style>\n{_asset('page.css')}</style>\n</head>\n<body>\n<main>",
-            *body,
-            "</main>",
-            f'<script type="application/json" id="data">{data}</script>',
-            f"<script>{script}</script>\n</body>\n</html>\n",
-        ]
-    ).encode("utf-8", "replace")
+    script = asset("charonia.report", "page.js")
+    return document(f"{title}: load test", body, plot_data(runs, names), script=script)
 
 
 def _names(runs: Sequence[Run]) -> list[str]:
@@ -60,14 +38,6 @@ def _names(runs: Sequence[Run]) -> list[str]:
         f"{name} ({place})" if plain.count(name) > 1 else name
         for name, place in zip(plain, range(1, len(plain) + 1), strict=True)
     ]
-
-
-def _asset(name: str) -> str:
-    return (files("charonia.report") / "page" / name).read_text(encoding="utf-8")
-
-
-def _digest(script: str) -> str:
-    return b64encode(sha256(script.encode()).digest()).decode()
 
 
 def _sections(runs: Sequence[Run], names: Sequence[str]) -> Iterator[str]:

@@ -71,7 +71,7 @@ def errors_table(run: Run) -> str:
     if not rows:
         return ""
     head = "<th class='text'>Level</th><th class='text'>Kind</th><th>Count</th><th class='text'>Messages</th>"
-    return _scrolling(f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>")
+    return scrolling(f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>")
 
 
 def trials_tables(run: Run) -> Iterator[str]:
@@ -88,7 +88,7 @@ def trials_tables(run: Run) -> Iterator[str]:
         for place, window in enumerate(result.windows, 1)
     ]
     if rows:
-        table = _scrolling(f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>")
+        table = scrolling(f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>")
         title = f"All {len(rows)} measured windows" if len(rows) > 1 else "The measured window"
         yield f"<details><summary>{title}</summary>{table}</details>"
 
@@ -96,7 +96,7 @@ def trials_tables(run: Run) -> Iterator[str]:
 def _table(columns: Sequence[_Column], rows: Sequence[LevelResult], best: LevelResult | None) -> str:
     head = "".join(f"<th scope='col'{_class(column)}>{escape(column.title)}</th>" for column in columns)
     body = "".join(f"<tr{' class=best' if row is best else ''}>{_cells(columns, row)}</tr>" for row in rows)
-    return _scrolling(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
+    return scrolling(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
 
 
 def _cells(columns: Sequence[_Column], row: LevelResult) -> str:
@@ -109,7 +109,8 @@ def _class(column: _Column) -> str:
     return " class='text'" if column.is_text else ""
 
 
-def _scrolling(table: str) -> str:
+def scrolling(table: str) -> str:
+    """Return a table that scrolls by itself where it is wider than the page."""
     # Focus lets the keyboard scroll a table that is wider than the page.
     return f"<div class='wide' tabindex='0' role='group' aria-label='Table'>{table}</div>"
 

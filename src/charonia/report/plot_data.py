@@ -49,7 +49,7 @@ def _levels(run: Run) -> list[dict[str, Any]]:
             "curve": _curve(result),
             "time": _time(result, begin),
             "windows": _windows(result, begin),
-            "parts": list(_parts(result)),
+            "parts": list(parts(result)),
         }
         for result, begin in zip(run.levels, begins, strict=True)
         if result.request_count or result.timeline
@@ -110,14 +110,13 @@ def _windows(result: LevelResult, begin: int) -> list[list[float]]:
     ]
 
 
-def _parts(result: LevelResult) -> Iterator[dict[str, Any]]:
+def parts(result: LevelResult) -> Iterator[dict[str, Any]]:
     """Return what a mean request is made of: the model first, then the models of an ensemble."""
     model = result.server.model
     if model is None or not model.success_count:
         return
-    parts = _model_parts(model)
     outside = result.service_times.mean - model.request_ns
-    yield {**parts, "outside": max(0.0, outside)}
+    yield {**_model_parts(model), "outside": max(0.0, outside)}
     for inner in _inner(model):
         yield _model_parts(inner)
 

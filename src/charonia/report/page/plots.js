@@ -39,6 +39,7 @@ const UNITS = {
     return value ? `${Number(value.toPrecision(3))} ns` : "0";
   },
   count: (value) => Number(value.toPrecision(6)).toLocaleString("en"),
+  megabytes: (value) => value >= 9999.5 ? `${Number((value / 1000).toPrecision(3)).toLocaleString("en")} GB` : `${Number(value.toPrecision(4)).toLocaleString("en")} MB`,
   seconds: (value) => `${Number((value / 1000).toPrecision(6))} s`,
   // x = -log10(1 - share): 1 is 90 %, 2 is 99 %.
   rarity: (value) => {
@@ -94,8 +95,12 @@ function extent(kind, values) {
 // Draws `spec` into a figure, anew for every width, and returns the figure.
 //   title      what a screen reader says
 //   x, y       {kind: linear|log|rarity, unit: of UNITS, name, range: [low, high] or none}
-//   series     [{name, color, points: [[x, y]], dashed, thin, marked, endName, tags: text of each point}]
-//   stops      [{x, title, rows: [[name, color, text, y or none]]}], where the cursor can be, by x
+//   series     [{name, color, points: [[x, y]], dashed, thin, marked, faint, endName, tags: text of each point,
+//                loose: points without a line, hollow: whether each point is}]
+//   stops      [{x, title, rows: [[name, color, text, y or none]]}], where the cursor can be, by x;
+//              with y and color too: points anywhere, of which the nearest one is taken
+//   pick       called with the stop that was clicked, or chosen by Enter
+//   limits     [{x or y, text}], lines across the plot
 //   shades     [[from, to]] along x;  marks: [[x, text]] along x
 //   height, peers: an array that plots with the same cursor share
 function plot(spec) {
@@ -128,14 +133,22 @@ function drawn(state, width) {
   const svg = shape("svg", { viewBox: `0 0 ${width} ${height}`, height, tabindex: 0, role: "img", "aria-label": `${spec.title}. Arrow keys read values.` });
   axes(svg, spec, frame, x, y, { xLow, xHigh, yLow, yHigh, narrow });
   for (const line of spec.series) svg.append(...lineShapes(line, x, y, spec.y.kind, frame));
+  for (const limit of spec.limits || []) svg.append(...limitShapes(limit, x, y, frame));
   if (spec.room) svg.append(...endNames(spec.series, x, y, frame));
   const cursor = shape("g");
   svg.append(cursor);
   state.place = { x, y, frame, width, cursor };
-  const follow = (event) => show(state, nearest(state, event.clientX - svg.getBoundingClientRect().left), event.clientY - svg.getBoundingClientRect().top);
+  const follow = (event) => {
+    const box = svg.getBoundingClientRect();
+    show(state, nearest(state, event.clientX - box.left, event.clientY - box.top), event.clientY - box.top);
+  };
   svg.addEventListener("pointermove", (event) => event.pointerType === "mouse" && follow(event));
   svg.addEventListener("pointerdown", follow);
   svg.addEventListener("pointerleave", (event) => event.pointerType === "mouse" && document.activeElement !== svg && hide(state));
+  if (spec.pick) {
+    svg.style.cursor = "pointer";
+    svg.addEventListener("click", () => state.at >= 0 && spec.pick(spec.stops[state.at]));
+  }
   svg.addEventListener("focus", () => svg.matches(":focus-visible") && state.at < 0 && show(state, 0));
   svg.addEventListener("blur", () => hide(state));
   state.at = -1;
@@ -172,16 +185,20 @@ function lineShapes(line, x, y, kind, frame) {
   const visible = (value) => Number.isFinite(value) && (kind !== "log" || value > 0);
   let path = "";
   let pen = "M";
-  for (const [at, value] of line.points) {
+  for (const [at, value] of line.loose ? [] : line.points) {
     if (visible(value)) path += `${pen}${x(at).toFixed(1)} ${Math.min(y(value), frame.bottom + 200).toFixed(1)}`;
     pen = visible(value) ? "L" : "M";
   }
   const style = { fill: "none", stroke: line.color, "stroke-width": line.thin ? 1.25 : 2, "stroke-linejoin": "round", "stroke-linecap": "round" };
+  if (line.faint) style["stroke-opacity"] = 0.3;
   if (line.dashed) style["stroke-dasharray"] = "5 5";
   if (path) shapes.push(shape("path", { d: path, ...style }));
   if (line.marked || line.points.length === 1)
-    for (const [at, value] of line.points)
-      if (visible(value)) shapes.push(shape("circle", { cx: x(at), cy: y(value), r: 3.5, fill: line.color, stroke: "var(--card)", "stroke-width": 1 }));
+    line.points.forEach(([at, value], place) => {
+      const hollow = line.hollow && line.hollow[place];
+      const look = hollow ? { fill: "var(--card)", stroke: line.color, "stroke-width": 1.5 } : { fill: line.color, stroke: "var(--card)", "stroke-width": 1 };
+      if (visible(value)) shapes.push(shape("circle", { cx: x(at), cy: y(value), r: line.faint ? 3 : line.loose ? 4.5 : 3.5, ...look, ...(line.faint ? { opacity: 0.5 } : {}) }));
+    });
   if (line.tags) shapes.push(...tagShapes(line, x, y));
   return shapes;
 }
@@ -216,11 +233,22 @@ function endNames(series, x, y, frame) {
   });
 }
 
-function nearest(state, left) {
+// A line across the plot that is not to be crossed, where it is within the axes.
+function limitShapes(limit, x, y, frame) {
+  const across = "y" in limit;
+  const at = across ? y(limit.y) : x(limit.x);
+  if (!(across ? at >= frame.top - 1 && at <= frame.bottom : at >= frame.left && at <= frame.right + 1)) return [];
+  const ends = across ? { x1: frame.left, x2: frame.right, y1: at, y2: at } : { x1: at, x2: at, y1: frame.top, y2: frame.bottom };
+  const where = across ? { x: frame.left + 6, y: at - 6 } : { x: at - 6, y: frame.top + 12, "text-anchor": "end" };
+  return [shape("line", { class: "limit", ...ends }), shape("text", { class: "limit", ...where }, limit.text)];
+}
+
+function nearest(state, left, top) {
   let best = -1;
   let distance = Infinity;
+  const { x, y } = state.place;
   state.spec.stops.forEach((stop, place) => {
-    const away = Math.abs(state.place.x(stop.x) - left);
+    const away = "y" in stop ? Math.hypot(x(stop.x) - left, y(stop.y) - top) : Math.abs(x(stop.x) - left);
     if (away < distance) [best, distance] = [place, away];
   });
   return best;
@@ -252,6 +280,10 @@ function mark(state, at) {
   const { x, y, frame, cursor } = state.place;
   const stop = state.spec.stops[at];
   state.at = at;
+  if ("y" in stop) {
+    cursor.replaceChildren(shape("circle", { cx: x(stop.x), cy: y(stop.y), r: 6.5, fill: stop.color, stroke: "var(--ink)", "stroke-width": 2 }));
+    return;
+  }
   const shapes = [shape("line", { class: "cursor", x1: x(stop.x), x2: x(stop.x), y1: frame.top, y2: frame.bottom })];
   for (const [, color, , value] of stop.rows) {
     const height = y(value);
@@ -274,6 +306,7 @@ function onKey(state, event) {
   const page = Math.max(1, Math.round(last / 20));
   const moves = { ArrowLeft: state.at - 1, ArrowRight: state.at + 1, PageUp: state.at - page, PageDown: state.at + page, Home: 0, End: last };
   if (event.key === "Escape") hide(state);
+  if (event.key === "Enter" && state.spec.pick && state.at >= 0) state.spec.pick(state.spec.stops[state.at]);
   if (!(event.key in moves)) return;
   event.preventDefault();
   show(state, Math.min(last, Math.max(0, moves[event.key])));
