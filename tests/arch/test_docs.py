@@ -11,6 +11,8 @@ from charonia.cli.perf_table import OPTIONS
 from charonia.frontends.http.handlers import Handlers
 from charonia.frontends.http.limits import HttpLimits
 from charonia.testing.fake_engine import FakeEngine
+from charonia.tune import settings as tune_settings
+from charonia.tune.merge import default_text as tune_default_text
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -80,3 +82,18 @@ def test_every_option_of_perf_is_documented_with_its_default() -> None:
 
     assert [row for row in rows if row not in page] == []
     assert [option.name for option in (*DEPRECATED, *REFUSED) if f"`{option.name}" not in page] == []
+
+
+def test_every_option_of_tune_is_documented_with_its_default() -> None:
+    page = (DOCS / "tune.md").read_text(encoding="utf-8").replace("\\|", "|")
+    missing = []
+    for option in tune_settings.OPTIONS:
+        name = option.flag if option.on_command_line else option.name
+        if option.note:
+            missing += [name] * (f"`{name}`" not in page)
+            continue
+        start = f"| `{name}{' ' if option.metavar else ''}{option.metavar}`"
+        end = f" | {tune_default_text(option)} | "
+        missing += [name] * (not any(row.startswith(start) and end in row for row in page.splitlines()))
+
+    assert missing == []

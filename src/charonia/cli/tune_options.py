@@ -39,10 +39,10 @@ Find the configuration of a model that gives the most within your limits.
 EXIT_CODES = """\
 Exit status:
    0  there is a recommendation, which may be to change nothing
-   1  the server was lost, or something cannot be read or written; what was measured is kept
+   1  the server was lost; what was measured is kept
    2  no configuration keeps the constraints; the closest one is reported
    3  nothing could be measured: every configuration failed
-  99  wrong options, no such model, server not there or not in mode explicit
+  99  wrong options, no such model, server not there or not in mode explicit, no place to write
  130  interrupted; what was measured is reported, and the next run goes on from there
 """
 

@@ -97,7 +97,7 @@ class GroupSearch:
         self._trials: list[TrialRecord] = []
         self._notes: list[str] = []
         self._loaded = ""
-        self._own: set[str] = set()
+        self._resumed: dict[str, bool] = {}
 
     def run(self) -> Ended:
         """Carry it out. What was measured is returned in any case.
@@ -148,13 +148,15 @@ class GroupSearch:
         if entry is None or (entry.failed is not None and not entry.failed.loading):
             entry = self._measured(trial, key, configs)
             self._bench.journal.append(entry)
-            self._own.add(key)
+            self._resumed[key] = False
             return TrialRecord(trial, entry.measured, entry.failed, entry.levels)
-        if key in self._own and entry.measured is not None:
-            # Measured a moment ago under another name: it takes no more time.
-            return TrialRecord(trial, replace(entry.measured, elapsed_s=0.0), levels=entry.levels)
-        self._own.add(key)
-        return TrialRecord(trial, entry.measured, entry.failed, entry.levels, is_resumed=True)
+        measured = entry.measured
+        if key in self._resumed and measured is not None:
+            measured = replace(
+                measured, elapsed_s=0.0
+            )  # of a variant that makes the same server: it takes no more time
+        is_resumed = self._resumed.setdefault(key, True)
+        return TrialRecord(trial, measured, entry.failed, entry.levels, is_resumed)
 
     def _key(self, trial: Trial, configs: Mapping[str, ModelConfig]) -> str:
         """Return a text that is the same for the same measurement of the same server."""

@@ -1,0 +1,256 @@
+"""Command lines of `charonia tune` as a user types them, against real servers."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from charonia.client import Client
+from charonia.config.pbtxt import parse
+from charonia.testing.models import PYTHON_IDENTITY, identity_pbtxt, write_model
+from charonia.testing.process import ServeProcess
+
+SECONDS_MAX = 120
+QUICK = ("--measurement-time", "0.2", "--run-config-search-max-concurrency", "1", "--run-config-search-mode", "brute")
+HEADER = (
+    "Model,Batch,Concurrency,Model Config Path,Instance Group,Max Batch Size,Satisfies Constraints,"
+    "Throughput (infer/sec),p99 Latency (ms)"
+)
+
+FAILS_WITH_TWO = PYTHON_IDENTITY.replace(
+    "    def execute(",
+    """    def initialize(self, args):
+        import json
+        if json.loads(args["model_config"])["instance_group"][0]["count"] == 2:
+            raise ValueError("no room for two")
+
+    def execute(""",
+)
+ENSEMBLE = """\
+platform: "ensemble"
+input { name: "INPUT0" data_type: TYPE_FP32 dims: [4] }
+output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [4] }
+ensemble_scheduling {
+  step {
+    model_name: "m" model_version: -1
+    input_map { key: "INPUT0" value: "INPUT0" } output_map { key: "OUTPUT0" value: "OUTPUT0" }
+  }
+}
+"""
+
+
+def write(folder: Path, content: str = PYTHON_IDENTITY, more: str = "") -> Path:
+    write_model(
+        folder / "models", "m", content, config=identity_pbtxt("python", dims=(4,), max_batch_size=0, more=more)
+    )
+    return folder / "models"
+
+
+def command(folder: Path, *arguments: str) -> list[str]:
+    return [
+        *(sys.executable, "-m", "charonia", "tune", "profile", "--profile-models", "m", "-e", str(folder / "results")),
+        *("--output-model-repository-path", str(folder / "out"), "-s", str(folder / "journal"), *QUICK, *arguments),
+    ]
+
+
+def tune(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(command(folder, *arguments), capture_output=True, text=True, timeout=SECONDS_MAX, check=False)
+
+
+def result(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "results" / "results" / "charonia-tune.json").read_text())
+    return found
+
+
+@pytest.fixture
+def remote(tmp_path: Path) -> Iterator[ServeProcess]:
+    repository = write(tmp_path)
+    write_model(repository, "other", PYTHON_IDENTITY, config=identity_pbtxt("python", dims=(4,), max_batch_size=0))
+    write_model(repository, "parent", b"", config=ENSEMBLE)
+    with ServeProcess(repository, "--model-control-mode=explicit", "--load-model=*") as server:
+        yield server
+
+
+def at(server: ServeProcess) -> tuple[str, ...]:
+    return (
+        *("--triton-launch-mode", "remote", "--triton-http-endpoint", server.http),
+        *("--triton-grpc-endpoint", server.grpc, "--triton-metrics-url", f"http://{server.metrics}/metrics"),
+    )
+
+
+def state(server: ServeProcess) -> dict[str, object]:
+    with Client(server.http) as client:
+        ready = {entry.name for entry in client.repository_index(ready=True)}
+        return {name: client.model_config(name) for name in ready}
+
+
+def test_a_model_is_tuned_and_everything_is_written(tmp_path: Path) -> None:
+    done = tune(tmp_path, "-m", str(write(tmp_path)), "--run-config-search-max-instance-count", "2", "-v")
+
+    assert done.returncode == 0, done.stderr
+    table = (tmp_path / "results" / "results" / "metrics-model-inference.csv").read_text()
+    assert table.splitlines()[0] == HEADER
+    assert table.endswith("\n\n")
+    rows = list(csv.DictReader(table.splitlines()[:-1]))
+    assert {row["Model Config Path"] for row in rows} == {"m_config_default", "m_config_0", "m_config_1"}
+    assert {row["Instance Group"] for row in rows} == {"1:CPU", "2:CPU"}
+    assert float(rows[0]["Throughput (infer/sec)"]) > 0
+    assert HEADER in done.stdout
+    assert "m: " in done.stdout
+    variant = tmp_path / "out" / "m_config_1"
+    assert parse((variant / "config.pbtxt").read_text()).instance_group[0].count == 2
+    assert (variant / "1" / "model.py").is_file()
+
+
+def test_the_variants_can_be_served_as_they_are(tmp_path: Path) -> None:
+    assert tune(tmp_path, "-m", str(write(tmp_path)), "--run-config-search-max-instance-count", "1").returncode == 0
+
+    with ServeProcess(tmp_path / "out") as server, Client(server.http) as client:
+        assert client.model_ready("m_config_default")
+        assert client.model_ready("m_config_0")
+
+
+def test_a_second_run_measures_nothing_again_and_a_changed_model_everything(tmp_path: Path) -> None:
+    repository = write(tmp_path)
+    arguments = ("-m", str(repository), "--run-config-search-disable", "-c", "1")
+    assert tune(tmp_path, *arguments).returncode == 0
+
+    assert tune(tmp_path, *arguments).returncode == 0
+    assert all(trial["is_resumed"] for trial in result(tmp_path)["groups"][0]["trials"])
+
+    (repository / "m" / "1" / "model.py").write_text(PYTHON_IDENTITY + "\n# changed\n")
+    assert tune(tmp_path, *arguments, "--override-output-model-repository").returncode == 0
+    assert not any(trial["is_resumed"] for trial in result(tmp_path)["groups"][0]["trials"])
+
+
+def test_a_remote_server_is_left_as_it_was(tmp_path: Path, remote: ServeProcess) -> None:
+    with Client(remote.http) as client:
+        own = {**client.model_config("m"), "parameters": {"mine": {"string_value": "yes"}}}
+        client.load_model("m", config=own)
+    before = state(remote)
+
+    done = tune(tmp_path, *at(remote), "--run-config-search-max-instance-count", "2")
+
+    assert done.returncode == 0, done.stderr
+    assert state(remote) == before
+    assert "parent" in before
+
+
+def test_a_remote_server_is_left_as_it_was_after_ctrl_c_and_the_run_goes_on_later(
+    tmp_path: Path, remote: ServeProcess
+) -> None:
+    before = state(remote)
+    arguments = (*at(remote), "--run-config-search-max-instance-count", "3", "--measurement-time", "1")
+    process = subprocess.Popen(command(tmp_path, *arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("[3]"):
+            break
+    os.kill(process.pid, signal.SIGINT)
+    out, _ = process.communicate(timeout=SECONDS_MAX)
+
+    assert process.returncode == 130
+    assert "Interrupted. What was measured is kept" in out
+    assert state(remote) == before
+    measured = len(result(tmp_path)["groups"][0]["trials"])
+    assert measured >= 3
+
+    assert tune(tmp_path, *arguments).returncode == 0
+    assert sum(trial["is_resumed"] for trial in result(tmp_path)["groups"][0]["trials"]) >= measured
+
+
+def test_a_server_that_does_not_load_on_request_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    with ServeProcess(write(tmp_path)) as server:
+        done = tune(tmp_path, *at(server))
+        assert done.returncode == 99
+        assert "--model-control-mode=explicit" in done.stderr
+
+        loads_only = tune(tmp_path, *at(server), "--reload-model-disable", "-c", "1,2")
+        assert loads_only.returncode == 0, loads_only.stderr
+
+
+def test_a_variant_that_does_not_load_is_skipped_with_its_reason(tmp_path: Path) -> None:
+    repository = write(tmp_path, FAILS_WITH_TWO)
+
+    done = tune(tmp_path, "-m", str(repository), "--run-config-search-max-instance-count", "3")
+
+    assert done.returncode == 0, done.stderr
+    assert "no room for two" in done.stdout
+    names = {variant["name"] for variant in result(tmp_path)["groups"][0]["variants"]}
+    assert {"m_config_0", "m_config_1", "m_config_2"} <= names
+
+
+def test_a_constraint_that_nobody_meets_ends_in_a_status_of_its_own_and_says_how_close_it_was(tmp_path: Path) -> None:
+    done = tune(
+        *(tmp_path, "-m", str(write(tmp_path)), "--run-config-search-max-instance-count", "1"),
+        *("--min-throughput", "100000000"),
+    )
+
+    assert done.returncode == 2
+    assert "No configuration keeps the constraints" in done.stdout
+    assert "the limit 1e+08" in done.stdout
+
+
+def test_a_remote_server_that_dies_ends_the_run_and_keeps_what_was_measured(
+    tmp_path: Path, remote: ServeProcess
+) -> None:
+    arguments = (*at(remote), "--run-config-search-max-instance-count", "3", "--measurement-time", "1")
+    process = subprocess.Popen(command(tmp_path, *arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("[2]"):
+            remote.kill()
+            break
+    out, _ = process.communicate(timeout=SECONDS_MAX)
+
+    assert process.returncode == 1
+    assert "The run ended early" in out
+    assert len([trial for trial in result(tmp_path)["groups"][0]["trials"] if trial["measured"]]) >= 2
+
+
+def test_a_report_is_made_again_from_the_result(tmp_path: Path) -> None:
+    assert tune(tmp_path, "-m", str(write(tmp_path)), "--run-config-search-disable").returncode == 0
+    report = [sys.executable, "-m", "charonia", "tune", "report", "-e", str(tmp_path / "results")]
+
+    done = subprocess.run([*report, "-n", "m_config_default"], capture_output=True, text=True, check=False)
+    wrong = subprocess.run([*report, "-n", "m_config_9"], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+    assert "m_config_default" in done.stdout
+    assert wrong.returncode == 99
+    assert "did you mean m_config_default?" in wrong.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("-m", "nowhere"), "expected a folder, got 'nowhere'"),
+        (("--triton-launch-mode", "remote", "--triton-http-endpoint", "127.0.0.1:1", "-r", "2"), "no server answers"),
+        (("-m", "{models}", "--profile-models", "n"), "no model 'n'; its models are: m"),
+        (("-m", "{models}", "--triton-server-path", "no-such-program"), "expected a program, got 'no-such-program'"),
+        (("-m", "{models}", "-e", "/proc/nowhere"), "cannot be written"),
+    ],
+)
+def test_what_cannot_work_is_said_before_anything_is_measured(
+    tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    repository = write(tmp_path)
+
+    done = tune(tmp_path, *(argument.format(models=repository) for argument in arguments))
+
+    assert done.returncode == 99
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_nothing_is_left_beside_what_was_asked_for(tmp_path: Path) -> None:
+    assert tune(tmp_path, "-m", str(write(tmp_path)), "--run-config-search-disable").returncode == 0
+
+    assert {path.name for path in tmp_path.iterdir()} == {"models", "out", "results", "journal"}
