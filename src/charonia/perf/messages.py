@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from charonia.perf.api import InputSource, RunSettings
+from charonia.perf.shared_memory import SharedLayout
 from charonia.results.records import LoadLevel
 
 
@@ -15,12 +16,14 @@ class Setup:
         source: Its input data.
         process: Number of the process, from 0.
         process_count: How many there are.
+        layout: Where tensors lie in shared memory, None where they travel in the messages.
     """
 
     settings: RunSettings
     source: InputSource
     process: int
     process_count: int
+    layout: SharedLayout | None = None
 
 
 @dataclass(frozen=True, slots=True)

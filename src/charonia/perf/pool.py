@@ -13,6 +13,7 @@ from charonia.core.errors import Code, ServingError, internal
 from charonia.perf.api import InputSource, RunSettings
 from charonia.perf.messages import Begin, Broken, End, Go, Prepared, Setup
 from charonia.perf.samples import Chunk
+from charonia.perf.shared_memory import SharedLayout
 
 START_SECONDS_MAX = 60.0
 """Time for all processes to be ready for a level, their connections made."""
@@ -31,14 +32,17 @@ class Pool:
         settings: The run.
         source: Its input data.
         count: Number of processes.
+        layout: Where tensors lie in shared memory, None where they travel in the messages.
     """
 
-    def __init__(self, settings: RunSettings, source: InputSource, count: int) -> None:
+    def __init__(
+        self, settings: RunSettings, source: InputSource, count: int, layout: SharedLayout | None = None
+    ) -> None:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._commands: list[Connection] = []
         self._answers: list[Connection] = []
         for number in range(count):
-            self._start(Setup(settings, source, number, count))
+            self._start(Setup(settings, source, number, count, layout))
 
     @property
     def count(self) -> int:
@@ -136,9 +140,9 @@ class Pool:
 
 
 @contextmanager
-def pool(settings: RunSettings, source: InputSource, count: int) -> Iterator[Pool]:
+def pool(settings: RunSettings, source: InputSource, count: int, layout: SharedLayout | None = None) -> Iterator[Pool]:
     """Start processes that send load, and end them in any case."""
-    processes = Pool(settings, source, count)
+    processes = Pool(settings, source, count, layout)
     try:
         yield processes
     finally:

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import FrameType
@@ -20,11 +20,22 @@ from charonia.client.sync_client import Client
 from charonia.core.errors import Code, ServingError
 from charonia.core.metadata import ModelMetadata, ServerMetadata
 from charonia.perf import resources, schedule, search
-from charonia.perf.api import InputSource, LevelBegun, LevelDone, Progress, RunSettings, Stop, Target, silent
+from charonia.perf.api import (
+    InputSource,
+    LevelBegun,
+    LevelDone,
+    Progress,
+    RunSettings,
+    SharedMemory,
+    Stop,
+    Target,
+    silent,
+)
 from charonia.perf.level import measure
 from charonia.perf.observer import Observer
 from charonia.perf.pool import pool, process_count
 from charonia.perf.running import Context
+from charonia.perf.shared_memory import shared
 from charonia.perf.statistics import composing_models
 from charonia.results.records import LevelResult, LoadLevel, LoadMode, Machine, Run, Verdict
 from charonia.results.server import ModelInfo, ServerInfo
@@ -117,7 +128,12 @@ def run(
             command=settings.command,
         )
 
-    with pool(settings, source, _process_count(settings)) as workers:
+    with ExitStack() as stack:
+        layout = None
+        if settings.target.shared_memory is SharedMemory.SYSTEM:
+            batches = bool(subject.config.get("max_batch_size", 0))
+            layout = stack.enter_context(shared(client, source, settings.target, subject.metadata, batches))
+        workers = stack.enter_context(pool(settings, source, _process_count(settings), layout))
         context = Context(workers, observer, settings, source.batch_size, progress, stop)
         try:
             answer = _sweep(context, levels, so_far)

@@ -27,6 +27,8 @@ _WARM_MAX = 256
 Then = Callable[[str], None]
 """Is called when a request has ended, with the kind of its error, "" for success."""
 
+FormOf = Callable[[Part], RequestForm]
+
 
 class Journal:
     """Requests that ended since the last chunk.
@@ -152,17 +154,17 @@ class Sender:
     Args:
         wire: Where to.
         source: What.
-        form: How requests are encoded.
+        form_of: How a request is encoded.
         journal: Where to write down what became of them.
         validator: Looks at answers, None for nobody.
     """
 
     def __init__(
-        self, wire: Wire, source: InputSource, form: RequestForm, journal: Journal, validator: Validator | None = None
+        self, wire: Wire, source: InputSource, form_of: FormOf, journal: Journal, validator: Validator | None = None
     ) -> None:
         self._wire = wire
         self._source = source
-        self._form = form
+        self._form_of = form_of
         self.journal = journal
         self._prepared: dict[int, Prepared] = {}
         self._prepared_bytes = 0
@@ -240,7 +242,7 @@ class Sender:
             flight.wrong_kind = VALIDATION if flight.wrong_message else ""
 
     def _prepare(self, key: int, part: Part) -> Prepared:
-        prepared = self._wire.prepare(self._source.request(part.stream, part.step), self._form)
+        prepared = self._wire.prepare(self._source.request(part.stream, part.step), self._form_of(part))
         if self._prepared_bytes + prepared.byte_size <= PREPARED_BYTES_MAX:
             self._prepared[key] = prepared
             self._prepared_bytes += prepared.byte_size

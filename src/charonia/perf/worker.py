@@ -22,7 +22,7 @@ from charonia.perf import schedule
 from charonia.perf.loops import ClosedLoop, Loop, OpenLoop, PeriodicLoop, Slot
 from charonia.perf.messages import Begin, Broken, End, Go, Prepared, Setup
 from charonia.perf.sending import Journal, Sender
-from charonia.perf.sequences import SequenceIds, SequenceSlot, steps
+from charonia.perf.sequences import Part, SequenceIds, SequenceSlot, steps
 from charonia.perf.validation import Validator
 from charonia.results.records import LoadMode
 
@@ -73,7 +73,12 @@ class Worker:
         self._wire: Wire = connect(target.url, options)
         form = RequestForm(target.json_inputs, target.json_outputs, target.streaming)
         validator = Validator(source, target, settings.tolerance) if source.expected(0, 0) is not None else None
-        self._sender = Sender(self._wire, source, form, Journal(settings.keep_requests), validator)
+        layout = setup.layout
+
+        def form_of(part: Part) -> RequestForm:
+            return form if layout is None else layout.form(part, form)
+
+        self._sender = Sender(self._wire, source, form_of, Journal(settings.keep_requests), validator)
         ids = SequenceIds(settings.sequences, setup.process, setup.process_count) if settings.sequences else None
         self._ids = ids
         self._steps = steps(source, setup.process, setup.process_count)
