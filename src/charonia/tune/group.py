@@ -103,7 +103,7 @@ class GroupSearch:
         """Carry it out. What was measured is returned in any case.
 
         Raises:
-            ServingError: The journal or a variant cannot be written.
+            ServingError: There is nothing to search.
         """
         begin = time.monotonic()
         search = make_search(self._problem.space, self._problem.goal, self._problem.options)
@@ -112,8 +112,9 @@ class GroupSearch:
             self._carry_out(search, begin)
         except (InterruptedTrialError, KeyboardInterrupt):
             is_interrupted = True
-        except ServerLostError as error:
-            problem = error.message
+        except ServingError as error:
+            # The server is gone, or nothing can be written any more: what was measured is reported.
+            problem = str(error)
         decision = decide(self._problem.goal, search.history, self._problem.options)
         self._tell(SearchDone(decision, search.skipped))
         group = GroupRecord(
@@ -131,6 +132,7 @@ class GroupSearch:
     def _carry_out(self, search: Search, begin: float) -> None:
         budget = self._problem.options.time_budget_s
         while (trial := search.ask()) is not None:
+            self._measurer.check()
             left = max(0.0, budget - (time.monotonic() - begin)) if budget else None
             configs = self._configs(trial.variant)
             name = self._record(trial.variant, configs).name if configs else str(trial.variant)

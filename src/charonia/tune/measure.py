@@ -65,6 +65,7 @@ class Measurer:
         percentiles: The percentile of each model that has to be known well, None for the mean.
         composing: Models whose statistics belong to a model's, by its name.
         stop: A wish to end.
+        metrics_interval_s: Time between two looks at the metrics page, 0 for none: only GPUs need it.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Measurer:
         percentiles: Mapping[str, float | None],
         composing: Mapping[str, Sequence[str]],
         stop: Stop,
+        metrics_interval_s: float = 0.0,
     ) -> None:
         self._server = server
         self._prepare = prepare
@@ -82,6 +84,7 @@ class Measurer:
         self._percentiles = percentiles
         self._composing = composing
         self._stop = stop
+        self._metrics_interval_s = metrics_interval_s
         self._pools: dict[tuple[str, int, int, int], Pool] = {}
         self._stack = ExitStack()
         self._processes: resources.ServerProcesses | None = None
@@ -92,6 +95,15 @@ class Measurer:
         self._stack.close()
         self._pools.clear()
         self._has_looked = False
+
+    def check(self) -> None:
+        """Check that nobody wants the end.
+
+        Raises:
+            InterruptedTrialError: Somebody does.
+        """
+        if self._stop.requested:
+            raise InterruptedTrialError
 
     def memory_mb(self) -> float | None:
         """Return the memory of the server's processes, None where they are not here."""
@@ -119,8 +131,7 @@ class Measurer:
             with ThreadPoolExecutor(len(contexts)) as threads:
                 results = list(threads.map(_measured, *zip(*contexts, strict=True)))
         found = {load.model: result for load, result in zip(loads, results, strict=True)}
-        if self._stop.requested or any(result.verdict is Verdict.INTERRUPTED for result in results):
-            raise InterruptedTrialError
+        self.check()
         if any(result.verdict is Verdict.SERVER_LOST for result in results):
             raise ServerLostError(self._server.fate() or "the server stopped answering")
         return found
@@ -140,8 +151,13 @@ class Measurer:
                 precision=PRECISION / effort,
                 time_max_s=self._time_s * effort,
             )
+        side = settings.server
+        if self._metrics_interval_s and not side.metrics_url:
+            interval_ms = max(1, int(self._metrics_interval_s * effort * 1000))
+            side = replace(side, metrics_url=self._server.metrics_url, metrics_interval_ms=interval_ms)
         settings = replace(
             settings,
+            server=side,
             measure=plan,
             load=replace(settings.load, mode=load.mode, start=load.value, end=load.value, step=1.0),
         )

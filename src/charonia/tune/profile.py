@@ -10,12 +10,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from charonia import __version__
+from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig
 from charonia.config.pbtxt import parse, render
-from charonia.core.errors import invalid
+from charonia.core.errors import ServingError, invalid
+from charonia.perf import metrics_page
 from charonia.perf.api import Stop
+from charonia.perf.observer import read_page
 from charonia.perf.run import machine
-from charonia.results.server import ServerInfo
+from charonia.results.server import Gpu, ServerInfo
 from charonia.tune.api import MemoryLimit, Metric
 from charonia.tune.deployment import Deployment
 from charonia.tune.group import Bench, Ended, GroupSearch
@@ -41,6 +44,7 @@ MEMORY_SHARE = 0.95
 @dataclass(slots=True)
 class _Progressed:
     groups: list[GroupRecord] = field(default_factory=list)
+    idle_gpus: tuple[Gpu, ...] = ()
     notes: list[str] = field(default_factory=list)
     is_interrupted: bool = False
     problem: str = ""
@@ -70,6 +74,7 @@ def profile(merged: Merged, prepare: Prepare, progress: Progress, stop: Stop) ->
             deployment.check_explicit()
         bench = Bench(server, deployment, journal, output, progress)
         info = _server_info(server)
+        done.idle_gpus = _idle_gpus(server)
         run = _Run(options, bench, prepare, stop, source, info, done)
         run.groups()
     return TuneRun(
@@ -82,6 +87,7 @@ def profile(merged: Merged, prepare: Prepare, progress: Progress, stop: Stop) ->
         options=merged.named,
         seed=options.search.seed,
         groups=tuple(done.groups),
+        idle_gpus=done.idle_gpus,
         notes=tuple(done.notes),
         is_interrupted=done.is_interrupted,
         problem=done.problem,
@@ -106,10 +112,18 @@ class _Run:
         deadline = time.monotonic() + budget
         for number, batch in enumerate(batches):
             left = (deadline - time.monotonic()) / (len(batches) - number)
-            ended = self._group(batch, max(left, 0.1) if budget else 0.0)
+            try:
+                ended = self._group(batch, max(left, 0.1) if budget else 0.0)
+            except ServingError as error:
+                if len(batches) == 1 or self.bench.server.fate():
+                    raise
+                # The other models can still be tuned.
+                self.done.problem = str(error)
+                self._note(str(error))
+                continue
             self.done.groups.append(ended.group)
             self.done.is_interrupted |= ended.is_interrupted
-            self.done.problem = ended.problem
+            self.done.problem = ended.problem or self.done.problem
             if ended.is_interrupted or ended.problem:
                 return
 
@@ -127,13 +141,14 @@ class _Run:
                 percentiles(goal_of(self.options, requests)),
                 {name: base.composing for name, base in bases.items()},
                 self.stop,
+                self.options.measure.metrics_interval_s if self.done.idle_gpus else 0.0,
             )
             problem = problem_of(
                 self.options,
                 requests,
                 bases,
                 core_count=machine().core_count if measurer.memory_mb() is not None else 0,
-                memory=_memory(measurer),
+                memory=_memory(measurer, bases, self.done.idle_gpus),
                 time_budget_s=budget,
             )
             search = GroupSearch(
@@ -232,8 +247,19 @@ def _server_info(server: Server) -> ServerInfo:
     return ServerInfo(f"http://{server.http}", "http", metadata.name, metadata.version, metadata.extensions)
 
 
-def _memory(measurer: Measurer) -> MemoryLimit | None:
-    """Return the memory that variants may take, None where the server is not here."""
+def _idle_gpus(server: Server) -> tuple[Gpu, ...]:
+    """Return the GPUs that the server's metrics page names; none where there is no such page."""
+    try:
+        return metrics_page.gpus([metrics_page.parse(read_page(server.metrics_url))])
+    except ServingError:
+        return ()
+
+
+def _memory(measurer: Measurer, bases: Mapping[str, BaseModel], gpus: tuple[Gpu, ...]) -> MemoryLimit | None:
+    """Return the memory that variants may take: of the GPUs where models run on them; None where nobody can see it."""
+    totals = [gpu.memory_total_bytes for gpu in gpus if gpu.memory_total_bytes]
+    if totals and any(base.kind is InstanceKind.KIND_GPU for base in bases.values()):
+        return MemoryLimit(Metric.GPU_USED_MEMORY, sum(totals) / 1e6)
     used = measurer.memory_mb()
     if used is None:
         return None

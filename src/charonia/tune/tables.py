@@ -89,11 +89,7 @@ def rows_of(group: GroupRecord) -> Iterator[Row]:
     for told in group.history:
         evidence.add(told)
     by_number = {trial.trial.number: trial for trial in group.trials}
-    best_first = evidence.ranking()
-    if group.decision.best is not None:
-        # A default configuration that is kept although something else looked better stands where it is measured.
-        best_first.sort(key=lambda point: point.variant.key != group.decision.ranking[0].variant.key)
-    for best in best_first:
+    for best in evidence.ranking():
         record = group.variant(best.variant)
         if record is None:
             continue
