@@ -136,6 +136,7 @@ class TuneRun:
         notes: What a reader has to know about the whole run.
         is_interrupted: Whether the user ended it.
         problem: What ended it early, "" for nothing.
+        command: The command line, "" where a program started the run.
     """
 
     tool: str
@@ -151,6 +152,7 @@ class TuneRun:
     notes: tuple[str, ...] = ()
     is_interrupted: bool = False
     problem: str = ""
+    command: str = ""
 
 
 def to_json(run: TuneRun) -> str:

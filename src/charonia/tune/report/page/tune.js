@@ -1,0 +1,313 @@
+// The plots of a configuration search.
+
+const NAMED_MAX = 5;
+const LANES_MAX = 40;
+const PHASES = ["var(--s5)", "var(--s2)", "var(--s4)", "var(--s3)", "var(--s0)", "var(--s1)"];
+
+// What is chosen is shown in every plot of its group.
+function groupState(group, place) {
+  return { ...group, id: `g${place}`, model: 0, chosen: -1, latency: group.latency, kind: "linear", redraws: [] };
+}
+
+function pick(state, variant) {
+  state.chosen = state.chosen === variant ? -1 : variant;
+  state.redraws.forEach((redraw) => redraw());
+}
+
+// Colours for those that matter; all others are alike until one is chosen.
+function shades(state) {
+  const main = state.variants.map((variant, place) => [variant, place]).filter(([variant]) => variant.loads.length);
+  const named = main.filter(([variant]) => variant.role || variant.default).concat(main.filter(([variant]) => !variant.role && !variant.default)).slice(0, NAMED_MAX);
+  const found = new Map();
+  let next = 1;
+  for (const [variant, place] of named)
+    found.set(place, variant.role === "recommended" || variant.role === "closest" ? color(0) : variant.default ? "var(--s5)" : color(next++));
+  if (state.chosen >= 0 && !found.has(state.chosen)) found.set(state.chosen, color(1));
+  return found;
+}
+
+function metricRows(state, load) {
+  const of = load.of[state.model];
+  const between = ([, low, high], text) => (high > low ? ` (${text(low)} to ${text(high)})` : "");
+  const rows = [];
+  if (of.throughput) rows.push(["Throughput", null, `${threeDigits(of.throughput[0])}/s${between(of.throughput, threeDigits)}`]);
+  for (const name of state.latencies)
+    if (of[name]) rows.push([name, null, durationText(of[name][0]) + (name === state.latency ? between(of[name], durationText) : "")]);
+  for (const [key, name] of [["cpu_used_ram", "Memory"], ["gpu_used_memory", "GPU memory"]])
+    if (of[key]) rows.push([name, null, UNITS.megabytes(Math.round(of[key][0]))]);
+  if (!load.keeps) rows.push(["Limits", null, "missed"]);
+  return rows;
+}
+
+function stopOf(state, place, load, yName, shade) {
+  const variant = state.variants[place];
+  const of = load.of[state.model];
+  return {
+    x: of.throughput[0], y: of[yName][0], color: shade, variant: place,
+    title: `${variant.name}, ${load.text}`,
+    rows: [["", null, variant.settings], ...metricRows(state, load)],
+  };
+}
+
+// What was picked, and the way to its section.
+function pickedLine(state) {
+  const line = element("p", { class: "picked", "aria-live": "polite" });
+  if (state.chosen < 0) return line;
+  const variant = state.variants[state.chosen];
+  line.append(element("a", { href: `#${state.id}-v${state.chosen}` }, variant.name), `: ${variant.settings}`);
+  return line;
+}
+
+function chips(state) {
+  const group = element("fieldset", { class: "choices", "aria-label": "Configurations" });
+  for (const [place, shade] of shades(state)) {
+    const { name, role } = state.variants[place];
+    const text = role === "recommended" || role === "closest" ? `${name} (${role})` : name;
+    group.append(toggle(text, state.chosen < 0 || state.chosen === place, () => pick(state, place), shade));
+  }
+  return group;
+}
+
+function modelChoice(state) {
+  if (state.models.length < 2) return [];
+  return [captioned("Model", choice("Model", state.models, state.model, (place) => {
+    state.model = place;
+    state.redraws.forEach((redraw) => redraw());
+  }))];
+}
+
+// ---- latency against throughput
+
+function drawTradeoff(state) {
+  const usable = state.variants.some((variant) => variant.loads.some((load) => load.of[state.model][state.latency] && load.of[state.model].throughput));
+  if (!usable) return;
+  const values = state.variants.flatMap((variant) => variant.loads.map((load) => load.of[0][state.latency]?.[0] ?? 0));
+  state.kind = fittingAxis(values, values);
+  const body = element("div");
+  const redraw = () => body.replaceChildren(chips(state), tradeoffPlot(state), pickedLine(state));
+  const controls = element("div", { class: "controls" }, ...modelChoice(state));
+  if (state.latencies.length > 1)
+    controls.append(captioned("Latency", choice("Latency", state.latencies, state.latencies.indexOf(state.latency), (place) => { state.latency = state.latencies[place]; redraw(); })));
+  controls.append(axisChoice(state.kind, (kind) => { state.kind = kind; redraw(); }));
+  state.redraws.push(redraw);
+  section(`${state.id}-tradeoff`, controls, body);
+  redraw();
+}
+
+function tradeoffPlot(state) {
+  const named = shades(state);
+  const stops = [];
+  const series = [];
+  // Those that matter are drawn last, over the others.
+  const order = [...state.variants.keys()].sort((a, b) => rank(a) - rank(b));
+  function rank(place) {
+    return place === state.chosen ? 3 : state.variants[place].role === "recommended" ? 2 : named.has(place) ? 1 : 0;
+  }
+  for (const place of order) {
+    const variant = state.variants[place];
+    const loads = variant.loads.filter((load) => load.of[state.model].throughput && load.of[state.model][state.latency]);
+    if (!loads.length) continue;
+    const faint = state.chosen >= 0 ? place !== state.chosen : !named.has(place);
+    const shade = named.get(place) || "var(--s5)";
+    const points = [];
+    const hollow = [];
+    loads.forEach((load, at) => {
+      // Batch sizes are lines of their own.
+      if (at && load.batch !== loads[at - 1].batch) { points.push([NaN, NaN]); hollow.push(false); }
+      points.push([load.of[state.model].throughput[0], load.of[state.model][state.latency][0]]);
+      hollow.push(!load.keeps);
+    });
+    series.push({ name: variant.name, color: shade, points, hollow, faint, thin: faint, dashed: variant.default, marked: true });
+    if (state.chosen < 0 || !faint) stops.push(...loads.map((load) => stopOf(state, place, load, state.latency, shade)));
+  }
+  const limits = state.limits[state.model].flatMap((limit) => limit.metric === state.latency ? [{ y: limit.value, text: `${limit.metric} ${limit.text}` }]
+    : limit.metric === "perf_throughput" ? [{ x: limit.value, text: limit.text }] : []);
+  return plot({
+    title: `${state.latency} latency against throughput of every configuration`, series: withoutGaps(series), limits, height: 400,
+    stops: stops.sort((a, b) => a.x - b.x), pick: (stop) => pick(state, stop.variant),
+    x: { kind: "linear", unit: "count", name: "Inferences per second" },
+    y: { kind: state.kind, unit: "duration", name: `${state.latency} latency` },
+  });
+}
+
+// A gap has no place on an axis: a line with gaps is several.
+function withoutGaps(series) {
+  return series.flatMap((line) => {
+    const pieces = [{ ...line, points: [], hollow: [] }];
+    line.points.forEach((point, place) => {
+      if (Number.isNaN(point[0])) return pieces.push({ ...line, points: [], hollow: [] });
+      const piece = pieces[pieces.length - 1];
+      piece.points.push(point);
+      piece.hollow.push(line.hollow[place]);
+    });
+    return pieces;
+  });
+}
+
+// ---- memory against throughput
+
+function drawMemory(state) {
+  const kinds = [["gpu_used_memory", "GPU memory"], ["cpu_used_ram", "Server's memory"]]
+    .filter(([key]) => state.variants.some((variant) => variant.loads.some((load) => load.of[state.model][key])));
+  const measured = state.variants.filter((variant) => variant.best >= 0);
+  if (!kinds.length || measured.length < 2) return;
+  let [key, name] = kinds[0];
+  const body = element("div");
+  const redraw = () => body.replaceChildren(memoryPlot(state, key, name), pickedLine(state));
+  const controls = element("div", { class: "controls" });
+  if (kinds.length > 1) controls.append(choice("Memory", kinds.map((kind) => kind[1]), 0, (place) => { [key, name] = kinds[place]; redraw(); }));
+  state.redraws.push(redraw);
+  section(`${state.id}-memory`, controls, body);
+  redraw();
+}
+
+function memoryPlot(state, key, name) {
+  const named = shades(state);
+  const found = [...state.variants.entries()].flatMap(([place, variant]) => {
+    const load = variant.loads[variant.best];
+    return load && load.of[state.model].throughput && load.of[state.model][key] ? [[place, load]] : [];
+  });
+  const series = found.map(([place, load]) => {
+    const faint = state.chosen >= 0 ? place !== state.chosen : !named.has(place);
+    return {
+      color: named.get(place) || "var(--s5)", faint, loose: true, marked: true, hollow: [!load.keeps],
+      points: [[load.of[state.model].throughput[0], load.of[state.model][key][0]]],
+      endName: faint ? "" : state.variants[place].name,
+    };
+  }).sort((a, b) => b.faint - a.faint);
+  const stops = found.map(([place, load]) => stopOf(state, place, load, key, named.get(place) || "var(--s5)")).sort((a, b) => a.x - b.x);
+  const limits = state.limits[state.model].filter((limit) => limit.metric === key).map((limit) => ({ y: limit.value, text: limit.text }));
+  return plot({
+    title: `${name} against throughput`, series, stops, limits, height: 300, pick: (stop) => pick(state, stop.variant),
+    x: { kind: "linear", unit: "count", name: "Inferences per second" },
+    y: { kind: "linear", unit: "megabytes", name },
+  });
+}
+
+// ---- how the search went
+
+function drawSearch(state) {
+  const phases = [...new Set(state.trials.map((trial) => trial.purpose))];
+  const shade = (purpose) => PHASES[phases.indexOf(purpose) % PHASES.length];
+  const body = element("div");
+  const redraw = () => body.replaceChildren(
+    legend(phases.map((phase) => [phase, shade(phase)]), "square"), searchPlot(state, phases, shade), lanes(state, shade), pickedLine(state));
+  state.redraws.push(redraw);
+  section(`${state.id}-search`, body);
+  redraw();
+}
+
+function trialStop(state, trial, shade) {
+  const variant = state.variants[trial.variant];
+  const rows = [["", null, variant ? variant.settings : ""], ["Load", null, trial.load], ["Why", null, trial.purpose],
+    ["Took", null, `${threeDigits((trial.end - trial.begin) / 1000)} s`]];
+  if (trial.throughput !== null) rows.push(["Throughput", null, `${threeDigits(trial.throughput)}/s`]);
+  if (trial.failed) rows.push(["Failed", null, trial.failed.slice(0, 60)]);
+  if (trial.resumed) rows.push(["From", null, "the journal"]);
+  return { x: (trial.begin + trial.end) / 2, y: trial.throughput ?? 0, color: shade, variant: trial.variant, rows,
+    title: `${trial.number}. ${variant ? variant.name : "a configuration"}` };
+}
+
+function searchPlot(state, phases, shade) {
+  const series = phases.map((phase) => {
+    const trials = state.trials.filter((trial) => trial.purpose === phase && trial.throughput !== null);
+    return { name: phase, color: shade(phase), loose: true, marked: true,
+      points: trials.map((trial) => [(trial.begin + trial.end) / 2, trial.throughput]) };
+  });
+  if (state.chosen >= 0) for (const line of series) line.faint = true;
+  if (state.chosen >= 0)
+    series.push({ color: shades(state).get(state.chosen), loose: true, marked: true,
+      points: state.trials.filter((trial) => trial.variant === state.chosen && trial.throughput !== null).map((trial) => [(trial.begin + trial.end) / 2, trial.throughput]) });
+  const stops = state.trials.filter((trial) => trial.throughput !== null).map((trial) => trialStop(state, trial, shade(trial.purpose)));
+  return plot({
+    title: "Throughput of every measurement, by time", series: series.filter((line) => line.points.length), stops, height: 240,
+    pick: (stop) => pick(state, stop.variant),
+    x: { kind: "linear", unit: "seconds", range: [0, Math.max(...state.trials.map((trial) => trial.end), 1)] },
+    y: { kind: "linear", unit: "count", name: "Inferences per second" },
+  });
+}
+
+// A lane a configuration, best first: when it was measured, and with that when it was dropped.
+function lanes(state, shade) {
+  const figure = element("figure");
+  let width = 0;
+  const redraw = () => {
+    if (!figure.clientWidth) return;
+    width = figure.clientWidth;
+    figure.replaceChildren(lanesDrawn(state, shade, width));
+  };
+  new ResizeObserver(() => figure.clientWidth !== width && redraw()).observe(figure);
+  return figure;
+}
+
+function lanesDrawn(state, shade, width) {
+  const used = [...state.variants.keys()].filter((place) => state.trials.some((trial) => trial.variant === place));
+  const shown = used.slice(0, LANES_MAX);
+  if (state.chosen >= 0 && !shown.includes(state.chosen)) shown.push(state.chosen);
+  const narrow = width < 520;
+  const letters = Math.max(...shown.map((place) => state.variants[place].name.length), 1);
+  const frame = { left: Math.min(letters * 6.3 + 14, width * (narrow ? 0.36 : 0.24)), right: width - 14 };
+  const step = 17;
+  const height = shown.length * step + 24;
+  const x = scale("linear", 0, Math.max(...state.trials.map((trial) => trial.end), 1), frame.left, frame.right);
+  const hidden = used.length - shown.length;
+  const svg = shape("svg", { class: "lanes", viewBox: `0 0 ${width} ${height}`, height, role: "img",
+    "aria-label": `When each of ${shown.length} configurations was measured, best first${hidden ? `; ${hidden} more are not shown` : ""}` });
+  const room = Math.max(4, Math.floor((frame.left - 12) / 6.3));
+  shown.forEach((place, row) => {
+    const top = row * step;
+    const chosen = place === state.chosen;
+    const { name } = state.variants[place];
+    const lane = shape("g");
+    lane.append(
+      shape("rect", { class: `lane-band${chosen ? " chosen" : ""}`, x: 0, y: top, width, height: step }),
+      // The end of a name tells it from the others.
+      shape("text", { x: frame.left - 8, y: top + 12, "text-anchor": "end", ...(chosen ? { class: "chosen" } : {}) }, name.length > room ? `…${name.slice(1 - room)}` : name),
+      shape("line", { class: "grid", x1: frame.left, x2: frame.right, y1: top + step / 2, y2: top + step / 2 }));
+    for (const trial of state.trials.filter((each) => each.variant === place)) {
+      const bar = shape("rect", { x: x(trial.begin), y: top + 3, width: Math.max(2, x(trial.end) - x(trial.begin) - 1), height: step - 6, rx: 2,
+        fill: trial.failed ? "var(--bad)" : shade(trial.purpose), opacity: state.chosen < 0 || chosen ? 1 : 0.35 });
+      bar.append(shape("title", {}, `${name}, ${trial.load}: ${trial.purpose}${trial.failed ? `, failed: ${trial.failed}` : ""}`));
+      lane.append(bar);
+    }
+    lane.addEventListener("click", () => pick(state, place));
+    svg.append(lane);
+  });
+  if (hidden) svg.append(shape("text", { x: frame.left, y: shown.length * step + 14 }, `and ${hidden} more`));
+  return svg;
+}
+
+// ---- the sections of configurations
+
+function openLinked() {
+  const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  if (!target || target.tagName !== "DETAILS") return;
+  target.open = true;
+  target.scrollIntoView();
+}
+
+function drawVariantParts(state) {
+  state.variants.forEach((variant, place) => {
+    const folded = document.getElementById(`${state.id}-v${place}`);
+    folded?.addEventListener("toggle", () => folded.open && fill(folded.querySelector(".parts"), state, variant), { once: true });
+  });
+}
+
+function fill(place, state, variant) {
+  const names = [...new Set(variant.loads.flatMap((load) => load.parts.flat().map((part) => part.model)))];
+  for (const name of names) {
+    const rows = variant.loads.map((load) => [load.text, load.parts.flat().find((part) => part.model === name)]).filter(([, part]) => part);
+    const used = PARTS.filter(([key]) => rows.some(([, part]) => part[key] > 0));
+    const title = names.length > 1 ? `Where the time of a mean request goes: ${name}` : "Where the time of a mean request goes";
+    place.append(element("h3", {}, title), stacks(rows, used), legend(used.map(([key, text]) => [text, `var(--p-${key})`]), "square"));
+  }
+}
+
+data.groups.map(groupState).forEach((state) => {
+  drawTradeoff(state);
+  drawMemory(state);
+  if (state.trials.length) drawSearch(state);
+  drawVariantParts(state);
+});
+addEventListener("hashchange", openLinked);
+openLinked();

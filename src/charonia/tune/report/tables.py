@@ -1,0 +1,131 @@
+"""The tables of the page of a configuration search, but those within a variant's section."""
+
+from collections.abc import Sequence
+from html import escape
+
+from charonia.report.html_tables import scrolling
+from charonia.results.records import Estimate
+from charonia.tune.api import Metric
+from charonia.tune.decision import Ranked
+from charonia.tune.report.view import LATENCIES, MEMORIES, Role, VariantView, latency_metric, overall
+from charonia.tune.report.wording import change, settings_of, value_text
+from charonia.tune.result import GroupRecord
+
+ROWS_MAX = 12
+"""Variants that are compared at once; the others are folded away."""
+
+SPAN_MAX = 1.0
+"""Largest gain or loss that the axis of intervals reaches to; beyond it they are cut off."""
+
+_SPAN_MIN = 0.05
+
+
+def ranking_table(group: GroupRecord, views: Sequence[VariantView], identity: str) -> str:
+    """Return a row a variant under its best load, best first, with the gain over the default as a bar."""
+    ranked = [(place, view, view.best) for place, view in enumerate(views) if view.best is not None]
+    span = _span([best for _, _, best in ranked[:ROWS_MAX]])
+    latency = latency_metric(group)
+    memory = next(
+        (metric for metric in reversed(MEMORIES) if any(overall(best, metric) for _, _, best in ranked)), None
+    )
+    head = "".join(
+        f"<th scope='col'{kind}>{escape(title)}</th>"
+        for title, kind in (
+            ("Configuration", " class='text'"),
+            ("Best load", " class='text'"),
+            ("Throughput", ""),
+            (f"{LATENCIES[latency]} latency", ""),
+            *(((MEMORIES[memory]), "") for _ in (1,) if memory is not None),
+            ("Gain over the default", " class='text gain'"),
+        )
+    )
+    rows = [_row(view, best, (latency, memory), span, f"{identity}-v{place}") for place, view, best in ranked]
+    shown = _table(head, rows[:ROWS_MAX])
+    if len(rows) > ROWS_MAX:
+        shown += f"<details><summary>{len(rows) - ROWS_MAX} more</summary>{_table(head, rows[ROWS_MAX:])}</details>"
+    return shown
+
+
+def _table(head: str, rows: Sequence[str]) -> str:
+    body = "".join(rows)
+    return scrolling(f"<table class='ranking'><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
+
+
+def _row(view: VariantView, best: Ranked, metrics: tuple[Metric, Metric | None], span: float, identity: str) -> str:
+    latency, memory = metrics
+    first = (Role.RECOMMENDED, Role.CLOSEST)
+    name = f"<a href='#{identity}'>{escape(view.record.name)}</a>{role_badge(view)}"
+    settings = f"<br><small>{escape(settings_of(view.record.variant))}</small>"
+    cells = [
+        f"<td class='text'>{escape('; '.join(dict.fromkeys(map(str, best.loads))))}</td>",
+        f"<td>{measured(Metric.THROUGHPUT, overall(best, Metric.THROUGHPUT))}</td>",
+        f"<td>{measured(latency, overall(best, latency))}</td>",
+        f"<td>{measured(memory, overall(best, memory), is_plain=True)}</td>" if memory is not None else "",
+        f"<td class='text gain'>{_gain(view, best.gain, span)}</td>",
+    ]
+    kind = " class='best'" if view.role in first else ""
+    return f"<tr{kind}><th scope='row'>{name}{settings}</th>{''.join(cells)}</tr>"
+
+
+def role_badge(view: VariantView) -> str:
+    """Return what became of a variant as a badge, "" where there is nothing to say."""
+    kinds = {Role.RECOMMENDED: "good", Role.CLOSEST: "bad", Role.DEFAULT: "plain", Role.TIE: "plain"}
+    texts = [(kinds[view.role], view.role.value)] if view.role in kinds else []
+    if view.is_default and view.role is not Role.DEFAULT:
+        texts.append(("plain", Role.DEFAULT.value))
+    if view.best is not None and not view.best.keeps_constraints and view.role is not Role.CLOSEST:
+        texts.append(("bad", "over a limit"))
+    return "".join(f" <span class='badge {kind}'>{text}</span>" for kind, text in texts)
+
+
+def measured(metric: Metric, estimate: Estimate | None, *, is_plain: bool = False) -> str:
+    """Return a value with half its interval, as markup.
+
+    Args:
+        metric: Of what.
+        estimate: The value, None for unknown.
+        is_plain: Whether the interval is left out.
+    """
+    if estimate is None:
+        return "-"
+    text = escape(value_text(metric, estimate.value))
+    if is_plain or not estimate.confidence or not estimate.value:
+        return text
+    return f"{text} <small>± {100 * estimate.relative_half_width:.0f} %</small>"
+
+
+def _span(ranked: Sequence[Ranked]) -> float:
+    """Return how far the axis of the gains reaches, to either side."""
+    reach = [max(abs(each.gain.value), abs(each.gain.low), abs(each.gain.high)) for each in ranked if each.gain]
+    return min(SPAN_MAX, max([_SPAN_MIN, *reach]))
+
+
+def _gain(view: VariantView, gain: Estimate | None, span: float) -> str:
+    if gain is None or view.is_default:
+        return "<span class='interval'></span>" if view.is_default else "-"
+    low, value, high = (50 + 50 * max(-1.0, min(1.0, bound / span)) for bound in (gain.low, gain.value, gain.high))
+    kind = "good" if gain.low > 0 else "bad" if gain.high < 0 else "open"
+    bar = (
+        f"<span class='interval {kind}'><i style='left:{low:.1f}%;width:{high - low:.1f}%'></i>"
+        f"<b style='left:{value:.1f}%'></b></span>"
+    )
+    return f"{bar}<small>{escape(change(gain))}</small>"
+
+
+def failures_table(group: GroupRecord) -> str:
+    """Return what could not be measured and why, "" where everything could."""
+    rows = []
+    for trial in group.trials:
+        if trial.failed is None:
+            continue
+        record = group.variant(trial.trial.variant)
+        name = record.name if record is not None else settings_of(trial.trial.variant)
+        load = "; ".join(dict.fromkeys(map(str, trial.trial.loads)))
+        rows.append(
+            f"<tr><th scope='row'>{escape(name)}</th><td class='text'>{escape(load)}</td>"
+            f"<td class='text message'>{escape(trial.failed.reason)}</td></tr>"
+        )
+    if not rows:
+        return ""
+    head = "".join(f"<th scope='col' class='text'>{title}</th>" for title in ("Configuration", "Load", "Reason"))
+    return scrolling(f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>")
