@@ -117,6 +117,19 @@ def test_configurations_are_numbered_and_equal_ones_share_their_number() -> None
     assert names.name(base, BATCHING) == "m_config_default"
 
 
+def test_an_ensemble_of_other_configurations_is_another_configuration() -> None:
+    names, bases = Names(), {"e": BaseModel("e", ENSEMBLE, ENSEMBLE), "m": model()}
+
+    def named(count: int | None) -> dict[str, str]:
+        variant = Variant((ModelChange("m", instance_count=count),))
+        return names.names(bases, apply_variant(bases, variant), ["e"])
+
+    assert named(None) == {"m": "m_config_default", "e": "e_config_default"}
+    assert named(2) == {"m": "m_config_0", "e": "e_config_0"}
+    assert named(3) == {"m": "m_config_1", "e": "e_config_1"}
+    assert named(2) == {"m": "m_config_0", "e": "e_config_0"}
+
+
 def test_a_variant_that_writes_the_default_down_makes_the_same_server() -> None:
     bases = {"m": model()}
 

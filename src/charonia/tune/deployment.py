@@ -15,7 +15,7 @@ from charonia.config.model import ModelConfig
 from charonia.core.errors import Code, ServingError, invalid, not_found
 from charonia.core.metadata import ModelState
 from charonia.tune.servers import Server
-from charonia.tune.variants import BaseModel, load_text
+from charonia.tune.variants import BaseModel, depth, load_text
 
 PROBE = "charonia-tune-is-this-mode-explicit"
 """Name of a model that nobody has: asking to load it tells whether the server loads models when asked to."""
@@ -122,7 +122,7 @@ class Deployment:
             ServingError: A model cannot be loaded.
         """
         changed: set[str] = set()
-        for name in sorted(configs, key=lambda name: _depth(bases, name)):
+        for name in sorted(configs, key=lambda name: depth(bases, name)):
             text = "" if configs[name] == bases[name].config else load_text(configs[name])
             follows = changed & set(bases[name].composing)
             if self._loaded.get(name) != text or follows:
@@ -178,12 +178,6 @@ class Deployment:
                 raise ServerLostError(self._server.fate() or f"the server was lost: {error.message}") from None
             raise
         self._loaded[name] = text
-
-
-def _depth(bases: Mapping[str, BaseModel], name: str) -> int:
-    """Return how many models lie below one another from this model on."""
-    below = [inner for inner in bases[name].composing if inner in bases and inner != name]
-    return 1 + max((_depth(bases, inner) for inner in below), default=0)
 
 
 @contextlib.contextmanager

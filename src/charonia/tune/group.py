@@ -231,7 +231,7 @@ class GroupSearch:
         if variant.key in self._variants:
             return self._variants[variant.key]
         profiled = self._problem.space.profiled
-        names = {name: self._bench.names.name(self._bases[name], config) for name, config in configs.items()}
+        names = self._bench.names.names(self._bases, configs, profiled)
         if self._loads_variants:
             for model, config in configs.items():
                 self._bench.output.write(model, names[model], config, names)

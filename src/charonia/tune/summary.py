@@ -9,6 +9,9 @@ from charonia.tune.result import GroupRecord, TuneRun
 
 _COLUMNS = ("configuration", "instances", "max batch", "load", "infer/s", "p99 ms", "memory MB", "over default")
 _CHANGE_LINES_MAX = 60
+_SKIPPED_MAX = 6
+_GAIN_MAX = 10.0
+"""An interval that reaches beyond says that nothing is known."""
 
 
 def summary(run: TuneRun, configs_per_model: int = 3, names: Sequence[str] = (), top_configs: int = 0) -> str:
@@ -52,9 +55,10 @@ def _group(group: GroupRecord, configs_per_model: int, names: Sequence[str]) -> 
     if shown:
         blocks.append(table([_COLUMNS, *(_line(group, ranked) for ranked in shown)]))
     blocks.append(_change(group))
-    failed = dict.fromkeys(f"{skipped.variant}: {skipped.reason}" for skipped in group.skipped)
+    failed = [f"  {skipped.variant}: {skipped.reason}".splitlines()[0] for skipped in group.skipped]
     if failed:
-        blocks.append("\n".join(["Not measured:", *(f"  {line.splitlines()[0]}" for line in failed)]))
+        more = [f"  and {len(failed) - _SKIPPED_MAX} more"] if len(failed) > _SKIPPED_MAX else []
+        blocks.append("\n".join(["Not measured:", *failed[:_SKIPPED_MAX], *more]))
     return "\n\n".join(block for block in blocks if block)
 
 
@@ -81,14 +85,14 @@ def _line(group: GroupRecord, ranked: Ranked) -> list[str]:
         "; ".join(dict.fromkeys(str(load) for load in ranked.loads)),
         _metric(ranked, Metric.THROUGHPUT, 0),
         _metric(ranked, Metric.LATENCY_P99, 2),
-        _metric(ranked, Metric.CPU_USED_RAM, 0),
+        _metric(ranked, Metric.CPU_USED_RAM, 0).partition("; ")[0],  # that of the server, whatever the model
         "" if ranked.gain is None or ranked.variant.is_default else _percent(ranked.gain),
     ]
 
 
 def _metric(ranked: Ranked, metric: Metric, digits: int) -> str:
     found = [metrics[metric] for metrics in ranked.metrics.values() if metric in metrics]
-    return ", ".join(_estimate(estimate, digits) for estimate in found)
+    return "; ".join(_estimate(estimate, digits) for estimate in found)
 
 
 def _estimate(estimate: Estimate, digits: int) -> str:
@@ -99,7 +103,8 @@ def _estimate(estimate: Estimate, digits: int) -> str:
 
 
 def _percent(share: Estimate) -> str:
-    return f"{share.value:+.1%} ({share.low:+.1%} to {share.high:+.1%})"
+    high = f"{share.high:+.1%}" if share.high < _GAIN_MAX else f"more than {_GAIN_MAX:+.0%}"
+    return f"{share.value:+.1%} ({share.low:+.1%} to {high})"
 
 
 def _name(group: GroupRecord, ranked: Ranked) -> str:

@@ -16,6 +16,7 @@ from charonia.config.pbtxt import render
 from charonia.core.errors import ServingError, invalid
 from charonia.tune.api import ModelChange, Variant
 
+DEFAULT_SUFFIX = "_config_default"
 THREADS_PARAMETER = "intra_op_thread_count"
 
 
@@ -125,12 +126,36 @@ class Names:
 
     numbers: dict[str, dict[str, int]] = field(default_factory=dict)
 
-    def name(self, base: BaseModel, config: ModelConfig) -> str:
-        """Return the name of a configuration of a model."""
-        if config == base.config:
-            return f"{base.name}_config_default"
+    def name(self, base: BaseModel, config: ModelConfig, below: Sequence[str] = ()) -> str:
+        """Return the name of a configuration of a model.
+
+        Args:
+            base: The model.
+            config: The configuration.
+            below: Names of the configurations of the models that it is made of or calls: with others, it is another.
+        """
+        if config == base.config and all(name.endswith(DEFAULT_SUFFIX) for name in below):
+            return f"{base.name}{DEFAULT_SUFFIX}"
         numbers = self.numbers.setdefault(base.name, {})
-        return f"{base.name}_config_{numbers.setdefault(serving_text(config), len(numbers))}"
+        text = "\n".join([*below, serving_text(config)])
+        return f"{base.name}_config_{numbers.setdefault(text, len(numbers))}"
+
+    def names(
+        self, bases: Mapping[str, BaseModel], configs: Mapping[str, ModelConfig], profiled: Sequence[str]
+    ) -> dict[str, str]:
+        """Return the name of each configuration of a variant, by model; those that others are made of come first."""
+        found: dict[str, str] = {}
+        for model in sorted(configs, key=lambda model: (model in profiled, depth(bases, model))):
+            base = bases[model]
+            below = base.composing or tuple(name for name in configs if model in profiled and name not in profiled)
+            found[model] = self.name(base, configs[model], [found[name] for name in below if name in found])
+        return found
+
+
+def depth(bases: Mapping[str, BaseModel], name: str) -> int:
+    """Return how many models lie below one another from this model on, itself included."""
+    below = [inner for inner in bases[name].composing if inner in bases and inner != name]
+    return 1 + max((depth(bases, inner) for inner in below), default=0)
 
 
 def instance_group_text(config: ModelConfig) -> str:
