@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from charonia.client import Client
@@ -24,6 +25,17 @@ HEADER = (
     "Throughput (infer/sec),p99 Latency (ms)"
 )
 
+DIES_WITH_TWO = PYTHON_IDENTITY.replace(
+    "    def execute(",
+    """    def initialize(self, args):
+        import json, psutil
+        if json.loads(args["model_config"])["instance_group"][0]["count"] == 2:
+            for process in psutil.Process().parents():
+                if "serve" in process.cmdline():
+                    process.kill()
+
+    def execute(""",
+)
 FAILS_WITH_TWO = PYTHON_IDENTITY.replace(
     "    def execute(",
     """    def initialize(self, args):
@@ -185,6 +197,58 @@ def test_a_variant_that_does_not_load_is_skipped_with_its_reason(tmp_path: Path)
     assert "no room for two" in done.stdout
     names = {variant["name"] for variant in result(tmp_path)["groups"][0]["variants"]}
     assert {"m_config_0", "m_config_1", "m_config_2"} <= names
+
+
+def test_a_server_of_ours_that_dies_with_a_variant_is_started_again_for_the_others(tmp_path: Path) -> None:
+    repository = write(tmp_path, DIES_WITH_TWO)
+
+    done = tune(tmp_path, "-m", str(repository), "--run-config-search-max-instance-count", "3")
+
+    assert done.returncode == 0, done.stderr
+    assert "SIGKILL" in done.stdout
+    assert "it is started again" in done.stderr
+    trials = result(tmp_path)["groups"][0]["trials"]
+    counts = {
+        change["instance_count"]
+        for trial in trials
+        if trial["measured"]
+        for change in trial["trial"]["variant"]["changes"]
+    }
+    assert counts >= {1, 3}
+
+
+def test_ctrl_c_reports_what_was_measured_and_leaves_no_server_behind(tmp_path: Path) -> None:
+    arguments = ("-m", str(write(tmp_path)), "--run-config-search-max-instance-count", "3", "--measurement-time", "1")
+    process = subprocess.Popen(command(tmp_path, *arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("[1]"):
+            break
+    children = psutil.Process(process.pid).children(recursive=True)
+    os.kill(process.pid, signal.SIGINT)
+    out, _ = process.communicate(timeout=SECONDS_MAX)
+
+    assert process.returncode == 130
+    assert "m_config_default" in out
+    assert children
+    assert [child for child in children if child.is_running()] == []
+
+
+def test_an_ensemble_is_tuned_by_the_models_that_it_is_made_of(tmp_path: Path) -> None:
+    repository = write(tmp_path)
+    write_model(repository, "parent", b"", config=ENSEMBLE)
+
+    done = tune(
+        *(tmp_path, "-m", str(repository), "--profile-models", "parent"),
+        *("--run-config-search-max-instance-count", "2"),
+    )
+
+    assert done.returncode == 0, done.stderr
+    names = {variant["name"] for variant in result(tmp_path)["groups"][0]["variants"]}
+    assert names == {"parent_config_default", "parent_config_0", "parent_config_1"}
+    with ServeProcess(tmp_path / "out") as server, Client(server.http) as client:
+        assert client.model_ready("parent_config_1")
+        assert client.model_ready("m_config_1")
 
 
 def test_a_constraint_that_nobody_meets_ends_in_a_status_of_its_own_and_says_how_close_it_was(tmp_path: Path) -> None:
