@@ -96,12 +96,13 @@ function extent(kind, values) {
 //   title      what a screen reader says
 //   x, y       {kind: linear|log|rarity, unit: of UNITS, name, range: [low, high] or none}
 //   series     [{name, color, points: [[x, y]], dashed, thin, marked, faint, endName, tags: text of each point,
-//                loose: points without a line, hollow: whether each point is}]
+//                loose: points without a line, hollow: whether each point is, whiskers: [[x1, y1, x2, y2]]}]
 //   stops      [{x, title, rows: [[name, color, text, y or none]]}], where the cursor can be, by x;
 //              with y and color too: points anywhere, of which the nearest one is taken
 //   pick       called with the stop that was clicked, or chosen by Enter
 //   limits     [{x or y, text}], lines across the plot
 //   shades     [[from, to]] along x;  marks: [[x, text]] along x
+//   left       room left of the plot by its width, or none for the usual
 //   height, peers: an array that plots with the same cursor share
 function plot(spec) {
   const figure = element("figure");
@@ -126,8 +127,9 @@ function drawn(state, width) {
   const narrow = width < 520;
   const values = spec.series.flatMap((line) => line.points.map((point) => point[1]));
   const [yLow, yHigh] = spec.y.range || extent(spec.y.kind, values.filter(Number.isFinite));
-  const [xLow, xHigh] = spec.x.range || extent(spec.x.kind, spec.series.flatMap((line) => line.points.map((point) => point[0])));
-  const frame = { left: narrow ? 52 : 62, right: width - (spec.room || 14), top: 26, bottom: height - (spec.x.name ? 44 : 26) };
+  const reach = spec.series.flatMap((line) => [...line.points.map((point) => point[0]), ...(line.whiskers || []).map((whisker) => whisker[2])]);
+  const [xLow, xHigh] = spec.x.range || extent(spec.x.kind, reach);
+  const frame = { left: spec.left ? spec.left(width) : narrow ? 52 : 62, right: width - (spec.room || 14), top: 26, bottom: height - (spec.x.name ? 44 : 26) };
   const x = scale(spec.x.kind, xLow, xHigh, frame.left, frame.right);
   const y = scale(spec.y.kind, yLow, yHigh, frame.bottom, frame.top);
   const svg = shape("svg", { viewBox: `0 0 ${width} ${height}`, height, tabindex: 0, role: "img", "aria-label": `${spec.title}. Arrow keys read values.` });
@@ -193,6 +195,8 @@ function lineShapes(line, x, y, kind, frame) {
   if (line.faint) style["stroke-opacity"] = 0.3;
   if (line.dashed) style["stroke-dasharray"] = "5 5";
   if (path) shapes.push(shape("path", { d: path, ...style }));
+  for (const [x1, y1, x2, y2] of line.whiskers || [])
+    if (visible(y1)) shapes.push(shape("line", { x1: x(x1), y1: y(y1), x2: x(x2), y2: y(y2), stroke: line.color, "stroke-width": 5, "stroke-opacity": 0.28, "stroke-linecap": "round" }));
   if (line.marked || line.points.length === 1)
     line.points.forEach(([at, value], place) => {
       const hollow = line.hollow && line.hollow[place];

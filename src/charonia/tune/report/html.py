@@ -15,6 +15,7 @@ from charonia.tune.report.plot_data import plot_data
 from charonia.tune.report.tables import failures_table, ranking_table
 from charonia.tune.report.variants import diff_markup, variant_section
 from charonia.tune.report.view import (
+    LATENCIES,
     MEMORIES,
     Role,
     VariantView,
@@ -91,7 +92,7 @@ def _group(run: TuneRun, group: GroupRecord, views: Sequence[VariantView], ident
 
 _TRADEOFF = (
     "A line is a configuration under more and more load. Right is more work done, low is a shorter wait; hollow points "
-    "miss a limit. Click a point or press Enter to follow its configuration."
+    "miss a limit, the shade around a point is its interval. Click a point, or press Enter, to follow a configuration."
 )
 _COMPARED = (
     "Each under its best load. The bar is the interval of the gain over the default configuration: where it reaches "
@@ -164,7 +165,8 @@ def _tiles(group: GroupRecord, best: Ranked) -> Iterator[str]:
         if base is not None:
             below = f"default {value_text(metric, base.value)}"
         name = METRIC_NAMES[metric]
-        yield _tile(f"{name[:1].upper()}{name[1:]}", value_text(metric, estimate.value), below)
+        title = name if metric in LATENCIES else f"{name[:1].upper()}{name[1:]}"
+        yield _tile(title, value_text(metric, estimate.value), below)
     if best.gain is not None and not best.variant.is_default:
         yield _tile(
             "Gain over the default", change(best.gain).partition(" [")[0], f"[{change(best.gain).partition('[')[2]}"

@@ -14,10 +14,7 @@ from charonia.tune.result import GroupRecord
 ROWS_MAX = 12
 """Variants that are compared at once; the others are folded away."""
 
-SPAN_MAX = 1.0
-"""Largest gain or loss that the axis of intervals reaches to; beyond it they are cut off."""
-
-_SPAN_MIN = 0.05
+_SPAN_MIN, _SPAN_ROOM = 0.05, 1.25
 
 
 def ranking_table(group: GroupRecord, views: Sequence[VariantView], identity: str) -> str:
@@ -32,11 +29,11 @@ def ranking_table(group: GroupRecord, views: Sequence[VariantView], identity: st
         f"<th scope='col'{kind}>{escape(title)}</th>"
         for title, kind in (
             ("Configuration", " class='text'"),
-            ("Best load", " class='text'"),
+            ("Gain over the default", " class='text gain'"),
             ("Throughput", ""),
             (f"{LATENCIES[latency]} latency", ""),
-            *(((MEMORIES[memory]), "") for _ in (1,) if memory is not None),
-            ("Gain over the default", " class='text gain'"),
+            *([(MEMORIES[memory], "")] if memory is not None else ()),
+            ("Best load", ""),
         )
     )
     rows = [_row(view, best, (latency, memory), span, f"{identity}-v{place}") for place, view, best in ranked]
@@ -57,11 +54,11 @@ def _row(view: VariantView, best: Ranked, metrics: tuple[Metric, Metric | None],
     name = f"<a href='#{identity}'>{escape(view.record.name)}</a>{role_badge(view)}"
     settings = f"<br><small>{escape(settings_of(view.record.variant))}</small>"
     cells = [
-        f"<td class='text'>{escape('; '.join(dict.fromkeys(map(str, best.loads))))}</td>",
+        f"<td class='text gain'>{_gain(view, best.gain, span)}</td>",
         f"<td>{measured(Metric.THROUGHPUT, overall(best, Metric.THROUGHPUT))}</td>",
         f"<td>{measured(latency, overall(best, latency))}</td>",
         f"<td>{measured(memory, overall(best, memory), is_plain=True)}</td>" if memory is not None else "",
-        f"<td class='text gain'>{_gain(view, best.gain, span)}</td>",
+        f"<td>{escape('; '.join(dict.fromkeys(map(str, best.loads))))}</td>",
     ]
     kind = " class='best'" if view.role in first else ""
     return f"<tr{kind}><th scope='row'>{name}{settings}</th>{''.join(cells)}</tr>"
@@ -95,9 +92,10 @@ def measured(metric: Metric, estimate: Estimate | None, *, is_plain: bool = Fals
 
 
 def _span(ranked: Sequence[Ranked]) -> float:
-    """Return how far the axis of the gains reaches, to either side."""
-    reach = [max(abs(each.gain.value), abs(each.gain.low), abs(each.gain.high)) for each in ranked if each.gain]
-    return min(SPAN_MAX, max([_SPAN_MIN, *reach]))
+    """Return how far the axis of the gains reaches, to either side; intervals that are longer are cut off."""
+    values = [_SPAN_ROOM * abs(each.gain.value) for each in ranked if each.gain]
+    widths = [each.gain.high - each.gain.low for each in ranked if each.gain]
+    return max([_SPAN_MIN, *values, *(min(width, 1.0) for width in widths)])
 
 
 def _gain(view: VariantView, gain: Estimate | None, span: float) -> str:

@@ -2,7 +2,7 @@
 
 import json
 
-from charonia.report.quantities import duration, number, signed_percent
+from charonia.report.quantities import duration, number
 from charonia.results.records import Estimate
 from charonia.tune.api import Constraint, Metric, ModelChange, ModelGoal, Variant
 from charonia.tune.decision import Conclusion
@@ -58,8 +58,12 @@ def _more(group: GroupRecord, gain: Estimate) -> str:
 
 
 def _percents(share: Estimate) -> str:
-    value, low, high = (f"{100 * bound:,.1f}" for bound in (share.value, share.low, share.high))
+    value, low, high = map(_hundredths, (share.value, share.low, share.high))
     return f"{value} % [{low}, {high}]"
+
+
+def _hundredths(share: float, sign: str = "") -> str:
+    return f"{100 * share:{sign},.{0 if abs(share) >= 0.9995 else 1}f}"
 
 
 def _within(group: GroupRecord) -> str:
@@ -69,8 +73,8 @@ def _within(group: GroupRecord) -> str:
 
 def change(gain: Estimate) -> str:
     """Return a gain with its interval: `+12.3 % [+9.1, +15.0]`."""
-    low, high = (signed_percent(bound).removesuffix(" %") for bound in (gain.low, gain.high))
-    return f"{signed_percent(gain.value)} [{low}, {high}]"
+    value, low, high = (_hundredths(bound, "+") for bound in (gain.value, gain.low, gain.high))
+    return f"{value} % [{low}, {high}]"
 
 
 def constraint_text(constraint: Constraint) -> str:

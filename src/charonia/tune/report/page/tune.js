@@ -11,7 +11,12 @@ function groupState(group, place) {
 
 function pick(state, variant) {
   state.chosen = state.chosen === variant ? -1 : variant;
+  const home = document.activeElement.closest("section");
+  const reachable = () => [...(home?.querySelectorAll("button, svg[tabindex]") || [])];
+  const at = reachable().indexOf(document.activeElement);
   state.redraws.forEach((redraw) => redraw());
+  // What had the focus was drawn anew; plots are there in the next frame.
+  if (at >= 0) requestAnimationFrame(() => requestAnimationFrame(() => reachable()[at]?.focus({ preventScroll: true })));
 }
 
 // Colours for those that matter; all others are alike until one is chosen.
@@ -117,7 +122,13 @@ function tradeoffPlot(state) {
       points.push([load.of[state.model].throughput[0], load.of[state.model][state.latency][0]]);
       hollow.push(!load.keeps);
     });
-    series.push({ name: variant.name, color: shade, points, hollow, faint, thin: faint, dashed: variant.default, marked: true });
+    const best = variant.loads[variant.best]?.of[state.model];
+    // The interval of the best load, along and across.
+    const whiskers = faint || !best || !best.throughput || !best[state.latency] ? [] : [
+      [best.throughput[1], best[state.latency][0], best.throughput[2], best[state.latency][0]],
+      [best.throughput[0], Math.max(best[state.latency][1], 1), best.throughput[0], best[state.latency][2]],
+    ];
+    series.push({ name: variant.name, color: shade, points, hollow, whiskers, faint, thin: faint, dashed: variant.default, marked: true });
     if (state.chosen < 0 || !faint) stops.push(...loads.map((load) => stopOf(state, place, load, state.latency, shade)));
   }
   const limits = state.limits[state.model].flatMap((limit) => limit.metric === state.latency ? [{ y: limit.value, text: `${limit.metric} ${limit.text}` }]
@@ -135,7 +146,7 @@ function withoutGaps(series) {
   return series.flatMap((line) => {
     const pieces = [{ ...line, points: [], hollow: [] }];
     line.points.forEach((point, place) => {
-      if (Number.isNaN(point[0])) return pieces.push({ ...line, points: [], hollow: [] });
+      if (Number.isNaN(point[0])) return pieces.push({ ...line, points: [], hollow: [], whiskers: [] });
       const piece = pieces[pieces.length - 1];
       piece.points.push(point);
       piece.hollow.push(line.hollow[place]);
@@ -153,7 +164,7 @@ function drawMemory(state) {
   if (!kinds.length || measured.length < 2) return;
   let [key, name] = kinds[0];
   const body = element("div");
-  const redraw = () => body.replaceChildren(memoryPlot(state, key, name), pickedLine(state));
+  const redraw = () => body.replaceChildren(memoryPlot(state, key, name));
   const controls = element("div", { class: "controls" });
   if (kinds.length > 1) controls.append(choice("Memory", kinds.map((kind) => kind[1]), 0, (place) => { [key, name] = kinds[place]; redraw(); }));
   state.redraws.push(redraw);
@@ -191,7 +202,7 @@ function drawSearch(state) {
   const shade = (purpose) => PHASES[phases.indexOf(purpose) % PHASES.length];
   const body = element("div");
   const redraw = () => body.replaceChildren(
-    legend(phases.map((phase) => [phase, shade(phase)]), "square"), searchPlot(state, phases, shade), lanes(state, shade), pickedLine(state));
+    legend(phases.map((phase) => [phase, shade(phase)]), "square"), searchPlot(state, phases, shade), lanes(state, shade));
   state.redraws.push(redraw);
   section(`${state.id}-search`, body);
   redraw();
@@ -220,6 +231,7 @@ function searchPlot(state, phases, shade) {
       points: state.trials.filter((trial) => trial.variant === state.chosen && trial.throughput !== null).map((trial) => [(trial.begin + trial.end) / 2, trial.throughput]) });
   const stops = state.trials.filter((trial) => trial.throughput !== null).map((trial) => trialStop(state, trial, shade(trial.purpose)));
   return plot({
+    left: (width) => lanesLeft(state, width),
     title: "Throughput of every measurement, by time", series: series.filter((line) => line.points.length), stops, height: 240,
     pick: (stop) => pick(state, stop.variant),
     x: { kind: "linear", unit: "seconds", range: [0, Math.max(...state.trials.map((trial) => trial.end), 1)] },
@@ -240,13 +252,17 @@ function lanes(state, shade) {
   return figure;
 }
 
+// Room for the names of the lanes; the plot above has the same, so that times stand below each other.
+function lanesLeft(state, width) {
+  const letters = Math.max(...state.variants.map((variant) => variant.name.length), 1);
+  return Math.max(52, Math.min(letters * 6.3 + 14, width * (width < 520 ? 0.36 : 0.24)));
+}
+
 function lanesDrawn(state, shade, width) {
   const used = [...state.variants.keys()].filter((place) => state.trials.some((trial) => trial.variant === place));
   const shown = used.slice(0, LANES_MAX);
   if (state.chosen >= 0 && !shown.includes(state.chosen)) shown.push(state.chosen);
-  const narrow = width < 520;
-  const letters = Math.max(...shown.map((place) => state.variants[place].name.length), 1);
-  const frame = { left: Math.min(letters * 6.3 + 14, width * (narrow ? 0.36 : 0.24)), right: width - 14 };
+  const frame = { left: lanesLeft(state, width), right: width - 14 };
   const step = 17;
   const height = shown.length * step + 24;
   const x = scale("linear", 0, Math.max(...state.trials.map((trial) => trial.end), 1), frame.left, frame.right);
