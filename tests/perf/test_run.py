@@ -463,6 +463,7 @@ def test_a_server_that_dies_leaves_what_was_measured_and_soon() -> None:
     assert found.levels[0].windows[0].request_count > 50
     assert {kind.kind for kind in found.levels[0].errors} <= {"REFUSED", "RESET"}
     assert found.levels[0].error_count > 0
+    assert found.levels[0].throughput.value > 200
     assert time.monotonic() - begin < 10
 
 

@@ -66,7 +66,7 @@ def _adaptively(context: Context, load: RunningLoad) -> Span:
     while True:
         at_ns += max(adaptive.CHECK_NS, int((at_ns - load.begin_ns) * _LOOK_GROWTH))
         interruption = load.wait(at_ns)
-        now_ns = load.ledger.until_ns if interruption else at_ns
+        now_ns = _end_ns(load, interruption) if interruption else at_ns
         seen = adaptive.look(load.ledger.rows, load.begin_ns, now_ns, plan)
         context.observer.mark()
         if interruption:
@@ -107,6 +107,9 @@ class _Windows:
             load.expect(len(self._windows) + 1, self._left_s())
             end_ns, interruption = self._wait(begin_ns)
             if interruption:
+                # Windows that began when the server was gone already say nothing of it.
+                while self._windows and self._windows[-1].end_ns > end_ns:
+                    begin_ns = self._windows.pop().begin_ns
                 if end_ns - begin_ns >= _PARTIAL_NS or not self._windows:
                     self._add(begin_ns, end_ns)
                 verdict, reason = _INTERRUPTED[interruption]
@@ -131,7 +134,7 @@ class _Windows:
                 end_ns += _COUNT_STEP_NS
                 interruption = load.wait(end_ns)
                 count = len(ended_within(load.ledger.rows, begin_ns, end_ns))
-        return (max(load.ledger.until_ns, begin_ns) if interruption else end_ns), interruption
+        return (_end_ns(load, interruption) if interruption else end_ns), interruption
 
     def _add(self, begin_ns: int, end_ns: int) -> None:
         context = self._context
@@ -172,6 +175,13 @@ class _Windows:
         used = [window for window in marked if window.used]
         over = windows.is_over(self._windows, self._plan.latency_limit_ns)
         return _span(self._load, used[0].begin_ns, used[-1].end_ns, tuple(marked), verdict, reasons, over)
+
+
+def _end_ns(load: RunningLoad, interruption: Interruption) -> int:
+    """Return where a time that was broken off ends: what a server did not do after its end says nothing of it."""
+    if interruption is Interruption.LOST and load.ledger.last_success_ns:
+        return load.ledger.last_success_ns + 1
+    return load.ledger.until_ns
 
 
 def _span(

@@ -96,6 +96,7 @@ def level_result(
     duration_ns = max(span.used_end_ns - span.used_begin_ns, 0)
     rate = intervals.rate_interval(good[:, DONE], span.used_begin_ns, span.used_end_ns, plan.confidence)
     first = good[good[:, FIRST] > 0]
+    is_lost = span.verdict is Verdict.SERVER_LOST  # its failures come after the time that was measured
     return LevelResult(
         level=level,
         verdict=span.verdict if len(good) else _without_requests(span.verdict),
@@ -109,7 +110,7 @@ def level_result(
         first_response_times=LatencyHistogram.of(first[:, FIRST] - first[:, SENT]) if streaming else None,
         response_count=int(good[:, RESPONSES].sum()),
         sequence_count=int(np.count_nonzero(good[:, SEQUENCE] & 1)),
-        errors=ledger.errors(used),
+        errors=ledger.errors(rows[rows[:, DONE] >= span.used_begin_ns] if is_lost else used),
         over_latency_limit=span.over_latency_limit,
         windows=tuple(relative(window, span.begin_ns) for window in span.windows),
         timeline=timeline(rows, ledger.sent, span.begin_ns, ledger.until_ns),

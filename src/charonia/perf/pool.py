@@ -110,7 +110,10 @@ class Pool:
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         with their_commands, their_answers:
             self._processes.append(
-                subprocess.Popen(command, pass_fds=descriptors, stdin=subprocess.DEVNULL, env=environment)
+                # In a group of its own: Ctrl-C, and what `timeout` sends, are for the measuring process, which decides.
+                subprocess.Popen(
+                    command, pass_fds=descriptors, stdin=subprocess.DEVNULL, env=environment, process_group=0
+                )
             )
         self._commands.append(Connection(commands.detach()))
         self._answers.append(Connection(answers.detach()))

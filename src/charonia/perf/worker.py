@@ -6,7 +6,6 @@ It has its own event loop and connections, and ends when the socket closes.
 import asyncio
 import gc
 import os
-import signal
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator
@@ -210,9 +209,6 @@ class Teller:
 
 def main(commands_descriptor: int, answers_descriptor: int) -> None:
     """Run a process that sends load, with the sockets from and to the one that measures as file descriptors."""
-    # Ctrl-C goes to the whole group, and so does what `timeout` sends: the measuring process decides.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
     commands = Connection(commands_descriptor)
     teller = Teller(Connection(answers_descriptor))
     try:
