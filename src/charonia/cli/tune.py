@@ -3,8 +3,10 @@
 Tables and summary go to stdout, what is being tried to stderr. Exit status: see `charonia tune --help`.
 """
 
+import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from charonia.core.errors import ServingError
@@ -28,17 +30,17 @@ def run(arguments: Sequence[str]) -> int:
         command, tune_for, rest = subcommand(arguments)
         if command is Subcommand.REPORT:
             return _report(parse_report(rest))
-        return _profile(parse_profile(rest, tune_for))
+        return _profile(parse_profile(rest, tune_for), shlex.join(["charonia", "tune", *arguments]))
     except ServingError as error:
         _print_problem(error)
         return MISUSE
 
 
-def _profile(merged: "Merged") -> int:
+def _profile(merged: "Merged", command: str) -> int:
     # Imported late: they read the client and the load generator, which `--help` does not need.
     from charonia.cli.tune_files import JSON_STDOUT, check_writable, write_results
+    from charonia.cli.tune_live import watched
     from charonia.cli.tune_load import loads_of
-    from charonia.cli.tune_progress import Printer
     from charonia.perf.run import stopped_by_signals
     from charonia.tune.profile import profile
     from charonia.tune.result import exit_status
@@ -46,9 +48,9 @@ def _profile(merged: "Merged") -> int:
 
     output = merged.options.output
     check_writable(output)
-    printer = Printer(sys.stderr, quiet=output.quiet)
-    with stopped_by_signals() as stop:
-        found = profile(merged, loads_of(merged.options), printer, stop)
+    loads = loads_of(merged.options)
+    with watched(sys.stderr, quiet=output.quiet, verbose=output.verbose) as progress, stopped_by_signals() as stop:
+        found = replace(profile(merged, loads, progress, stop), command=command)
     written, tables = write_results(found, output)
     if not output.quiet:
         text = sys.stderr if output.json is not None and str(output.json) == JSON_STDOUT else sys.stdout

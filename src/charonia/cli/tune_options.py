@@ -60,6 +60,7 @@ REPORT_OPTIONS = (
     Option("report_model_configs", "", names, "NAME,...", "Variants to show; all of them without", "-n", default=""),
     Option("json", "", path, "FILE", "Result to report on", default="the newest in the folders", is_ours=True),
     Option("html", "", path, "FILE", "The report", default="", is_ours=True),
+    Option("png", "", path, "FOLDER", "Pictures of the plots; needs matplotlib", default="", is_ours=True),
     Option("output_formats", "", names, "LIST", "Accepted: the report is one HTML file", "-o", default=""),
     Option("always_report_gpu_metrics", "", flag, "", "Accepted: what the server tells is reported", default=""),
     Option("quiet", "", flag, "", "Print nothing but errors", "-q", default=""),
@@ -91,6 +92,7 @@ class ReportRequest:
         names: Variants to show, () for all.
         json: Result to report on, None for the newest in the folders.
         html: File for the report, None for the usual place.
+        png: Folder for pictures of the plots, None for none.
         quiet: Whether stdout stays empty.
         verbose: Whether the tables are printed.
     """
@@ -100,6 +102,7 @@ class ReportRequest:
     names: tuple[str, ...] = ()
     json: Path | None = None
     html: Path | None = None
+    png: Path | None = None
     quiet: bool = False
     verbose: bool = False
 
@@ -169,6 +172,7 @@ _REPORT_FIELDS = {
     "report_model_configs": "names",
     "json": "json",
     "html": "html",
+    "png": "png",
     "quiet": "quiet",
     "verbose": "verbose",
 }

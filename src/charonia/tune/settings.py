@@ -212,6 +212,7 @@ OUTPUT = (
     Option("export_path", "output.export", path, "PATH", "Folder that `results` is made in", "-e", default="."),
     Option("json", "output.json", path, "FILE", "Everything as JSON, - for stdout", default="", is_ours=True),
     Option("html", "output.html", path, "FILE", "The report", default="", is_ours=True),
+    Option("png", "output.png", path, "FOLDER", "Pictures of the plots; needs matplotlib", default="", is_ours=True),
     Option(
         *("checkpoint_directory", "output.journal_folder", path, "PATH"),
         "Folder of the journal; what is in it is not measured again",
