@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from charonia.config.json_form import from_json
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import DynamicBatching, InstanceGroup, ModelConfig
 from charonia.config.pbtxt import parse
@@ -19,6 +20,7 @@ from charonia.tune.variants import (
     effective_text,
     instance_group_text,
     instance_kind,
+    load_text,
     serving_text,
 )
 
@@ -115,6 +117,14 @@ def test_configurations_are_numbered_and_equal_ones_share_their_number() -> None
 
     assert [names.name(base, config) for config in configs] == ["m_config_0", "m_config_1", "m_config_0"]
     assert names.name(base, BATCHING) == "m_config_default"
+
+
+def test_a_load_request_says_only_what_is_set() -> None:
+    batching = replace(BATCHING, dynamic_batching=DynamicBatching())
+
+    assert "max_inflight_requests" not in load_text(ENSEMBLE)
+    assert from_json(load_text(ENSEMBLE)) == ENSEMBLE
+    assert from_json(load_text(batching)) == batching
 
 
 def test_an_ensemble_of_other_configurations_is_another_configuration() -> None:

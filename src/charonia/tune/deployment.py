@@ -59,6 +59,7 @@ class Deployment:
         self._ready_before: set[str] = set()
         self._loaded: dict[str, str] = {}
         self._touched: set[str] = set()
+        self._overridden: set[str] = set()
 
     @property
     def client(self) -> Client:
@@ -115,23 +116,33 @@ class Deployment:
 
         Args:
             bases: The models as they were found.
-            configs: Configuration by model; a model's own one is loaded from the repository.
+            configs: Configuration by model; of models that stay as they are, their own one.
 
         Raises:
             ServerLostError: The server is gone.
             ServingError: A model cannot be loaded.
         """
-        changed: set[str] = set()
+        texts = {name: self._text(bases[name], configs[name]) for name in configs}
+        changed: list[str] = []
         for name in sorted(configs, key=lambda name: depth(bases, name)):
-            text = "" if configs[name] == bases[name].config else load_text(configs[name])
-            follows = changed & set(bases[name].composing)
-            if self._loaded.get(name) != text or follows:
-                self._load(name, text)
-                changed.add(name)
+            if self._loaded.get(name) != texts[name] or set(changed) & set(bases[name].composing):
+                changed.append(name)
+        try:
+            # An ensemble that is loaded would be checked against its models while they change, and refuse them.
+            for name in reversed(changed):
+                if bases[name].composing:
+                    self._unload(name)
+            for name in changed:
+                self._load(name, texts[name])
+        except ServingError:
+            # A server may have taken other models along.
+            self._loaded.clear()
+            raise
 
     def forget(self) -> None:
         """Take into account that the server has been started again."""
         self._loaded.clear()
+        self._overridden.clear()
 
     def restore(self, note: Note) -> None:
         """Bring the server back to how it was. What fails is told, and the rest goes on.
@@ -146,7 +157,7 @@ class Deployment:
         else:
             self._restore(touched, note)
         self._touched.clear()
-        self._loaded.clear()
+        self.forget()
 
     def _restore(self, touched: Iterable[str], note: Note) -> None:
         for name in touched:
@@ -165,19 +176,41 @@ class Deployment:
                 with _told(note, f"model '{name}' is not loaded again"):
                     self.client.load_model(name)
 
+    def _text(self, base: BaseModel, config: ModelConfig) -> str:
+        """Return what a load request says of a configuration.
+
+        Triton does not load a model again whose files have not changed, though it has another configuration: once one
+        was loaded, the model's own is said in full, too.
+        """
+        return "" if config == base.config and base.name not in self._overridden else load_text(config)
+
+    def _unload(self, name: str) -> None:
+        self._touched.add(name)
+        self._loaded.pop(name, None)
+        with self._watched():
+            self.client.unload_model(name)
+
     def _load(self, name: str, text: str) -> None:
         self._touched.add(name)
         self._loaded.pop(name, None)
-        try:
+        with self._watched():
             if self._server.is_ours and self.client.model_ready(name):
                 # The new one would be loaded beside the old one: memory for both, and its peak stays on the books.
                 self.client.unload_model(name)
             self.client.load_model(name, config=text)
+        self._loaded[name] = text
+        if text:
+            self._overridden.add(name)
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Tell what fails because the server is gone from what it refuses."""
+        try:
+            yield
         except ClientError as error:
             if error.failure is not Failure.STATUS or self._server.fate():
                 raise ServerLostError(self._server.fate() or f"the server was lost: {error.message}") from None
             raise
-        self._loaded[name] = text
 
 
 @contextlib.contextmanager

@@ -9,6 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from google.protobuf.json_format import MessageToJson
+
+from charonia.config.convert import to_message
 from charonia.config.json_form import from_json, to_json
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import DynamicBatching, InstanceGroup, ModelConfig
@@ -168,8 +171,11 @@ def instance_group_text(config: ModelConfig) -> str:
 
 
 def load_text(config: ModelConfig) -> str:
-    """Return a configuration as the JSON that a load request takes."""
-    return json.dumps(to_json(config))
+    """Return a configuration as the JSON that a load request takes, without what is not set.
+
+    A server of another version may not know every field, and refuses those that it does not.
+    """
+    return MessageToJson(to_message(config), preserving_proto_field_name=True, indent=None)
 
 
 def config_of(document: Mapping[str, Any]) -> ModelConfig:
