@@ -279,6 +279,18 @@ def test_a_remote_server_that_dies_ends_the_run_and_keeps_what_was_measured(
     assert len([trial for trial in result(tmp_path)["groups"][0]["trials"] if trial["measured"]]) >= 2
 
 
+def test_a_slow_model_gets_the_time_that_it_needs(tmp_path: Path) -> None:
+    slow = PYTHON_IDENTITY.replace("import triton", "import time\nimport triton").replace(
+        "        responses = []", "        time.sleep(0.3)\n        responses = []"
+    )
+
+    done = tune(tmp_path, "-m", str(write(tmp_path, slow)), "--run-config-search-disable")
+
+    assert done.returncode == 0, done.stderr
+    levels = [trial["levels"]["m"] for trial in result(tmp_path)["groups"][0]["trials"]]
+    assert min(level["request_count"] for level in levels) >= 8
+
+
 def test_a_report_is_made_again_from_the_result(tmp_path: Path) -> None:
     assert tune(tmp_path, "-m", str(write(tmp_path)), "--run-config-search-disable").returncode == 0
     report = [sys.executable, "-m", "charonia", "tune", "report", "-e", str(tmp_path / "results")]

@@ -195,11 +195,12 @@ class GroupSearch:
 
     def _load(self, variant: Variant, configs: Mapping[str, ModelConfig]) -> bool:
         """Load a variant, and return whether it was not loaded already."""
-        if self._loaded == variant.key or not self._loads_variants:
-            is_first, self._loaded = not self._loaded, variant.key
+        wanted = effective_text(self._bases, variant)
+        if self._loaded == wanted or not self._loads_variants:
+            is_first, self._loaded = not self._loaded, wanted
             return is_first
         self._bench.deployment.load(self._bases, configs)
-        self._loaded = variant.key
+        self._loaded = wanted
         return True
 
     def _bring_back(self, error: ServerLostError) -> None:

@@ -26,6 +26,13 @@ from charonia.tune.servers import Server
 PRECISION = 0.02
 """Half-width of the confidence intervals that ends a measurement of full effort before its time."""
 
+REQUESTS_MIN = 10
+"""Fewer answers say too little: a slow model is measured again, for longer."""
+
+SLOW_SECONDS_MAX = 60.0
+ATTEMPTS_MAX = 4
+GROWTH_MAX = 8.0
+
 WARMUP_SHARE = 0.1
 """Part of a second's requests that warm up a variant under a request rate; under a concurrency it is one each."""
 
@@ -89,6 +96,7 @@ class Measurer:
         self._stack = ExitStack()
         self._processes: resources.ServerProcesses | None = None
         self._has_looked = False
+        self._least_s: dict[LoadPoint, float] = {}
 
     def close(self) -> None:
         """End the processes that send load; the next measurement starts new ones."""
@@ -124,17 +132,38 @@ class Measurer:
             ServerLostError: The server is gone.
             ServingError: The load cannot be sent.
         """
-        contexts = [(self._context(load, effort, is_fresh), load) for load in loads]
+        for attempt in range(ATTEMPTS_MAX):
+            contexts = [self._context(load, effort, is_fresh and not attempt) for load in loads]
+            results = self._together(loads, contexts)
+            longer = [
+                self._takes_longer(load, context, result)
+                for load, context, result in zip(loads, contexts, results, strict=True)
+            ]
+            if not any(longer):
+                break
+        return {load.model: result for load, result in zip(loads, results, strict=True)}
+
+    def _together(self, loads: Sequence[LoadPoint], contexts: Sequence[Context]) -> list[LevelResult]:
         if len(contexts) == 1:
-            results = [_measured(*contexts[0])]
+            results = [_measured(contexts[0], loads[0])]
         else:
             with ThreadPoolExecutor(len(contexts)) as threads:
-                results = list(threads.map(_measured, *zip(*contexts, strict=True)))
-        found = {load.model: result for load, result in zip(loads, results, strict=True)}
+                results = list(threads.map(_measured, contexts, loads))
         self.check()
         if any(result.verdict is Verdict.SERVER_LOST for result in results):
             raise ServerLostError(self._server.fate() or "the server stopped answering")
-        return found
+        return results
+
+    def _takes_longer(self, load: LoadPoint, context: Context, result: LevelResult) -> bool:
+        """Return whether a slow model needs more time than it had; it is given it from now on."""
+        plan = context.settings.measure
+        if plan.mode is not MeasurementMode.ADAPTIVE or result.error_count or result.request_count >= REQUESTS_MIN:
+            return False
+        if plan.time_max_s >= SLOW_SECONDS_MAX:
+            return False
+        growth = min(GROWTH_MAX, 1.2 * REQUESTS_MIN / max(result.request_count, 1))
+        self._least_s[load] = min(SLOW_SECONDS_MAX, plan.time_max_s * growth)
+        return True
 
     def _context(self, load: LoadPoint, effort: float, is_fresh: bool) -> Context:
         prepared = self._prepare(self._server.client, load, self._server)
@@ -149,7 +178,7 @@ class Measurer:
                 plan,
                 mode=MeasurementMode.ADAPTIVE,
                 precision=PRECISION / effort,
-                time_max_s=self._time_s * effort,
+                time_max_s=max(self._time_s * effort, self._least_s.get(load, 0.0)),
             )
         side = settings.server
         if self._metrics_interval_s and not side.metrics_url:

@@ -140,7 +140,7 @@ class MeasureSettings:
     batch_sizes: tuple[int, ...] = (1,)
     concurrency: tuple[int, ...] = ()
     request_rate: tuple[float, ...] = ()
-    time_s: float = 1.0
+    time_s: float = 0.8
     metrics_interval_s: float = 1.0
     perf_flags: tuple[tuple[str, str], ...] = ()
 

@@ -26,7 +26,7 @@ from charonia.tune.variants import BaseModel
 THREADED_BACKEND = "onnxruntime"
 """Backend whose threads a parameter of the model sets."""
 
-_SMALL_SPACE, _SMALL_REPEATS_MAX = 8, 4
+_SMALL_SPACE, _SMALL_REPEATS_MAX = 8, 3
 """Where there is little to choose from, the best is less likely a lucky one: fewer repeats tell."""
 
 
