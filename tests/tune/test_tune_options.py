@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from charonia.cli.tune_options import Subcommand, help_text, parse_profile, parse_report, subcommand
 from charonia.core.errors import ServingError
 from charonia.tune.api import Constraint, Metric, Objective, SearchMode
+from charonia.tune.merge import merge
 from charonia.tune.options import ClientProtocol, LaunchMode, TuneFor, TuneOptions
 from charonia.tune.settings import OPTIONS
 from charonia.tune.values import duration, integers
@@ -296,3 +297,19 @@ def test_the_help_names_every_option() -> None:
     text = help_text()
 
     assert [option.name for option in OPTIONS if option.flag not in text and option.name not in text] == []
+
+
+def test_headers_and_environments_are_not_told_to_those_who_read_reports() -> None:
+    secret = "s3cret"
+    document = {
+        "model_repository": "models",
+        "profile_models": {"m": {"perf_analyzer_flags": {"header": [f"Authorization:{secret}"], "shape": "input:3"}}},
+        "perf_analyzer_flags": {"H": f"Token:{secret}"},
+        "triton_server_environment": {"KEY": secret},
+    }
+
+    named = merge(document, {}).named
+
+    assert secret not in str(named)
+    assert "Authorization:***" in named["profile_models"]
+    assert "input:3" in named["profile_models"]

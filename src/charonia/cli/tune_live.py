@@ -98,7 +98,8 @@ class LiveTable:
         if left is None and self._measured_s:
             left = event.trials_left * sum(self._measured_s) / len(self._measured_s)
         about = "" if left is None else f"  {bar(elapsed, left)}  at most {clock(left)} left"
-        self._left = f"{clock(elapsed)}{about}, {event.trials_left:,} measurements at most"
+        count = "" if event.left_s is not None else f", {event.trials_left:,} measurements"
+        self._left = f"{clock(elapsed)}{about}{count}"
 
     def _done(self, event: TrialDone) -> None:
         trial, outcome = event.trial, event.outcome

@@ -34,6 +34,7 @@ _DEFAULTS: dict[str, Any] = {
 _EXAMPLE = TuneOptions(
     models=ModelsSettings(profile=(ModelRequest("NAME"),)), launch=LaunchOptions(repository=Path("PATH"))
 )
+_SECRET = ("header", "H", "triton_server_environment")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +90,29 @@ def merge(
     if options.launch.mode is LaunchMode.DOCKER:
         notes.append("launch mode docker: no container is needed, a server is started as a process")
         options = replace(options, launch=replace(options.launch, mode=LaunchMode.LOCAL))
-    named = {name: value if isinstance(value, str) else repr(value) for name, value in {**given, **arguments}.items()}
-    return Merged(options, named, tuple(notes))
+    named = _without_secrets({**given, **arguments})
+    texts = {name: value if isinstance(value, str) else repr(value) for name, value in named.items()}
+    return Merged(options, texts, tuple(notes))
+
+
+def _without_secrets(values: Mapping[str, object]) -> dict[str, object]:
+    """Return values without those of headers and environments: tokens and passwords do not belong into reports."""
+    return {name: _masked(value) if name.lstrip("-") in _SECRET else _open(value) for name, value in values.items()}
+
+
+def _open(value: object) -> object:
+    if isinstance(value, Mapping):
+        return _without_secrets({str(name): inner for name, inner in value.items()})
+    return [_open(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _masked(value: object) -> object:
+    if isinstance(value, Mapping):
+        return dict.fromkeys(map(str, value), "***")
+    if isinstance(value, list):
+        return [_masked(inner) for inner in value]
+    name, colon, _ = str(value).partition(":")
+    return f"{name}:***" if colon else "***"
 
 
 def default_text(option: Option) -> str:
