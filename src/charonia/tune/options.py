@@ -86,7 +86,6 @@ class SearchSettings:
         binary_steps_max: Most steps of the search for the limit of a constraint.
         stops_early: Whether manual sweeps end at the plateau too.
         formula: Whether concurrency is 2 x batch size x instances.
-        sweep_disabled: Whether the best variants are not measured under further loads.
         share_min: Least part of the space that `optuna` tries, in %.
         share_max: Largest part of it, in %.
         trials_min: Least variants of `optuna`, 0 for `share_min`.
@@ -111,7 +110,6 @@ class SearchSettings:
     binary_steps_max: int = 5
     stops_early: bool = False
     formula: bool = False
-    sweep_disabled: bool = False
     share_min: int = 5
     share_max: int = 10
     trials_min: int = 0

@@ -155,7 +155,6 @@ SEARCH = (
     _switch("request_rate_search_enable", "search.by_rate", "Search request rates in place of concurrencies"),
     _switch("early_exit_enable", "search.stops_early", "End given loads, too, where throughput no longer grows"),
     _switch("use_concurrency_formula", "search.formula", "Concurrency is 2 x batch size x instances"),
-    _switch("concurrency_sweep_disable", "search.sweep_disabled", "No further loads for the best of quick and optuna"),
     _switch(
         *("run_config_profile_models_concurrently_enable", "search.together"),
         "Tune all models together, with load on all of them",
@@ -255,6 +254,7 @@ WITHOUT_EFFECT = (
     _idle("triton_docker_shm_size", text, "SIZE", _DOCKER),
     _idle("triton_docker_labels", pairs, "{NAME: VALUE}", _DOCKER, yaml_only=True),
     _idle("triton_docker_args", pairs, "{NAME: VALUE}", _DOCKER, yaml_only=True),
+    _idle("concurrency_sweep_disable", flag, "", "the best are always measured under further loads"),
     _idle("triton_install_path", text, "PATH", "it is for launch mode c_api"),
     _idle("plots", lambda value: value, "{...}", "the report has its own plots", yaml_only=True),
     _idle("model_type", text, "generic", "models are measured by requests, not by tokens"),
