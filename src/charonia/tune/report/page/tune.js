@@ -305,7 +305,10 @@ function openLinked() {
 function drawVariantParts(state) {
   state.variants.forEach((variant, place) => {
     const folded = document.getElementById(`${state.id}-v${place}`);
-    folded?.addEventListener("toggle", () => folded.open && fill(folded.querySelector(".parts"), state, variant), { once: true });
+    const parts = folded?.querySelector(".parts");
+    const draw = () => folded.open && !parts.hasChildNodes() && fill(parts, state, variant);
+    folded?.addEventListener("toggle", draw);
+    if (folded) draw();
   });
 }
 
