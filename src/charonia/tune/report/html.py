@@ -80,7 +80,7 @@ def _group(run: TuneRun, group: GroupRecord, views: Sequence[VariantView], ident
         table = ranking_table(group, views, identity)
         yield f"<section><h2>Configurations compared</h2><p class='about'>{_COMPARED}</p>{table}</section>"
         yield _plot(identity, "memory", "Memory against throughput", "Each configuration under its best load.")
-    if group.trials:
+    if any(trial.measured for trial in group.trials):
         yield _plot(identity, "search", "How the search went", _SEARCH)
     sections = "".join(variant_section(group, view, f"{identity}-v{place}") for place, view in enumerate(views))
     if sections:
@@ -167,7 +167,7 @@ def _tiles(group: GroupRecord, best: Ranked) -> Iterator[str]:
         name = METRIC_NAMES[metric]
         title = name if metric in LATENCIES else f"{name[:1].upper()}{name[1:]}"
         yield _tile(title, value_text(metric, estimate.value), below)
-    if best.gain is not None and not best.variant.is_default:
+    if best.gain is not None and not best.variant.is_default and has_recommendation(group):
         yield _tile(
             "Gain over the default", change(best.gain).partition(" [")[0], f"[{change(best.gain).partition('[')[2]}"
         )

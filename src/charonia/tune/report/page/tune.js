@@ -202,7 +202,7 @@ function drawSearch(state) {
   const shade = (purpose) => PHASES[phases.indexOf(purpose) % PHASES.length];
   const body = element("div");
   const redraw = () => body.replaceChildren(
-    legend(phases.map((phase) => [phase, shade(phase)]), "square"), searchPlot(state, phases, shade), lanes(state, shade));
+    legend([...phases.map((phase) => [phase, shade(phase)]), ...(state.trials.some((trial) => trial.failed) ? [["failed", "var(--bad)"]] : [])], "square"), searchPlot(state, phases, shade), lanes(state, shade));
   state.redraws.push(redraw);
   section(`${state.id}-search`, body);
   redraw();
@@ -325,7 +325,7 @@ function fill(place, state, variant) {
 data.groups.map(groupState).forEach((state) => {
   drawTradeoff(state);
   drawMemory(state);
-  if (state.trials.length) drawSearch(state);
+  if (state.trials.some((trial) => trial.throughput !== null)) drawSearch(state);
   drawVariantParts(state);
 });
 addEventListener("hashchange", openLinked);
