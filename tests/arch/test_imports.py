@@ -26,7 +26,7 @@ INTERNAL = {
     "client": {"core", "protocol", "schema"},
     "perf": {"__version__", "core", "config", "stats", "protocol", "results", "client"},
     "report": {"core", "stats", "results"},
-    "tune": {"__version__", "core", "config", "stats", "results", "client", "perf"},
+    "tune": {"__version__", "core", "config", "stats", "results", "client", "perf", "report"},
     "demo": {"core.errors"},
     "cli": {"__version__", "core", "config", "stats", "repository", "backends", "engine", "server", "demo"}
     | {"results", "client", "perf", "report", "tune"},
