@@ -211,6 +211,16 @@ def test_a_server_that_cannot_keep_up_is_overloaded(server: ServeProcess) -> Non
     assert "  Verdict: overloaded: " in done.out
 
 
+@pytest.mark.parametrize("load", [("--concurrency-range", "5"), ("--request-rate-range", "150")])
+def test_several_load_processes_send_exactly_what_was_asked_for(server: ServeProcess, load: tuple[str, str]) -> None:
+    done = perf("-m", "flat", "-u", server.http, *load, "--processes", "3", "--request-count", "200", "--json", "-")
+
+    run = json.loads(done.out)
+    (level,) = run["levels"]
+    assert level["request_count"] == 200
+    assert level["errors"] == []
+
+
 def test_json_on_stdout_is_alone_there(server: ServeProcess) -> None:
     done = perf("-m", "identity", "-u", server.http, "--request-count", "20", "--json", "-")
 
