@@ -56,6 +56,11 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def is_ready(url: str) -> bool:
+    with Client(url) as client:
+        return client.server_ready()
+
+
 @pytest.fixture(scope="module")
 def urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     if not TRITON.exists():
@@ -73,9 +78,9 @@ def urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     found = {"http": f"http://127.0.0.1:{http}", "grpc": f"grpc://127.0.0.1:{grpc}"}
     try:
-        with Client(found["grpc"]) as client:
-            give_up = time.monotonic() + START_SECONDS_MAX
-            while not client.server_ready():
+        give_up = time.monotonic() + START_SECONDS_MAX
+        for url in found.values():  # Triton opens one after the other
+            while not is_ready(url):
                 assert process.poll() is None, "Triton did not start"
                 assert time.monotonic() < give_up, "Triton did not become ready"
                 time.sleep(0.1)
