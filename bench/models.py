@@ -76,6 +76,13 @@ def python_slow(folder: Path) -> None:
     (folder / MODEL / "1" / "model.py").write_text("import time\n\n" + slow)
 
 
+def python_batched(folder: Path) -> None:
+    """Write the same Python model with dynamic batching: requests that come together run together."""
+    batching = 'backend: "python"\nmax_batch_size: 64\ndynamic_batching { }\n'
+    _write(folder, batching + _IDENTITY_TENSORS)
+    (folder / MODEL / "1" / "model.py").write_text(_PYTHON_IDENTITY)
+
+
 def image(folder: Path) -> None:
     """Write the identity backend's model for an image: FP32 [3, 224, 224], 602,112 bytes in and out."""
     _write(folder, 'backend: "identity"\n' + _IMAGE_TENSORS)
@@ -103,6 +110,7 @@ def python_mlp(folder: Path) -> None:
 MODELS: dict[str, Callable[[Path], None]] = {
     "identity": identity,
     "python_identity": python_identity,
+    "python_batched": python_batched,
     "python_slow": python_slow,
     "image": image,
     "python_image": python_image,
@@ -113,6 +121,7 @@ MODELS: dict[str, Callable[[Path], None]] = {
 INPUT_SHAPES = {
     "identity": [16],
     "python_identity": [16],
+    "python_batched": [16],
     "python_slow": [16],
     "image": [3, 224, 224],
     "python_image": [3, 224, 224],
@@ -123,7 +132,7 @@ INPUT_SHAPES = {
 
 def is_batched(model: str) -> bool:
     """Whether requests to the model have a batch dimension in front."""
-    return model in ("mlp", "python_mlp")
+    return model in ("mlp", "python_batched", "python_mlp")
 
 
 def _write(folder: Path, config: str | None) -> None:
