@@ -23,6 +23,7 @@ from charonia.engine.machine import MachineSampler
 from charonia.frontends.access_log import AccessLog
 from charonia.frontends.grpc.frontend import GrpcFrontend, GrpcLimits
 from charonia.frontends.http.frontend import HttpFrontend, HttpLimits, MetricsFrontend
+from charonia.frontends.services import Services
 from charonia.stats.prometheus import render
 
 _log = logging.getLogger(__name__)
@@ -169,8 +170,9 @@ class Server:
     async def _open(self) -> None:
         options = self._options
         access_log = self._access_log(options.log)
+        services = Services()
         if options.grpc.enabled:
-            self.grpc = GrpcFrontend(self.engine, GrpcLimits.of(options.grpc), access_log=access_log)
+            self.grpc = GrpcFrontend(self.engine, GrpcLimits.of(options.grpc), access_log=access_log, services=services)
             await self.grpc.start(
                 options.grpc.address,
                 options.grpc.port,
@@ -179,7 +181,7 @@ class Server:
             )
         if options.http.enabled:
             limits = HttpLimits(body_bytes_max=options.http.input_bytes_max)
-            self.http = HttpFrontend(self.engine, limits, access_log=access_log)
+            self.http = HttpFrontend(self.engine, limits, access_log=access_log, services=services)
             await self.http.start(
                 options.http.address,
                 options.http.port,

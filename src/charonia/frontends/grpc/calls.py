@@ -16,6 +16,7 @@ from charonia.core.response import InferResponse
 from charonia.engine.api import Engine
 from charonia.frontends.access_log import AccessEntry, AccessLog
 from charonia.frontends.grpc.limits import GrpcLimits
+from charonia.frontends.services import Services
 from charonia.frontends.sole import SoleResponse
 from charonia.protocol.grpc_framing import Buffer, MessageReader, framed, sole_message
 from charonia.protocol.grpc_headers import CallHead
@@ -36,6 +37,7 @@ class Service(Protocol):
     engine: Engine
     limits: GrpcLimits
     access_log: AccessLog | None
+    services: Services
     loop: asyncio.AbstractEventLoop
 
 

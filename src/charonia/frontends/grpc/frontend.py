@@ -9,6 +9,7 @@ from charonia.frontends.access_log import AccessLog
 from charonia.frontends.grpc.connection import GrpcConnection
 from charonia.frontends.grpc.limits import GrpcLimits
 from charonia.frontends.grpc.methods import method_table
+from charonia.frontends.services import NO_SERVICES, Services
 
 __all__ = ["GrpcFrontend", "GrpcLimits"]
 
@@ -23,17 +24,24 @@ class GrpcFrontend:
         engine: What answers.
         limits: The limits.
         access_log: Where each request gets its line, or None.
+        services: What is offered beside the engine.
         loop: The event loop.
         port: The port that is listened on, from `start` on.
     """
 
     def __init__(
-        self, engine: Engine, limits: GrpcLimits | None = None, *, access_log: AccessLog | None = None
+        self,
+        engine: Engine,
+        limits: GrpcLimits | None = None,
+        *,
+        access_log: AccessLog | None = None,
+        services: Services = NO_SERVICES,
     ) -> None:
         """Make a front end. To be called on the event loop."""
         self.engine = engine
         self.limits = limits if limits is not None else GrpcLimits()
         self.access_log = access_log
+        self.services = services
         self.loop = asyncio.get_running_loop()
         self.port = 0
         self._methods = method_table()

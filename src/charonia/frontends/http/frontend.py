@@ -15,6 +15,7 @@ from charonia.frontends.http.exchange import Exchange
 from charonia.frontends.http.handlers import Handlers
 from charonia.frontends.http.limits import HttpLimits
 from charonia.frontends.http.routes import MethodNotAllowedError, Route, Router, Target
+from charonia.frontends.services import NO_SERVICES, Services
 from charonia.protocol.json_text import encode_error
 
 __all__ = ["HttpFrontend", "HttpLimits", "MetricsFrontend"]
@@ -176,15 +177,23 @@ class Endpoint:
 class HttpFrontend(Endpoint):
     """The KServe v2 protocol over HTTP/1.1."""
 
-    def __init__(self, engine: Engine, limits: HttpLimits, *, access_log: AccessLog | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        limits: HttpLimits,
+        *,
+        access_log: AccessLog | None = None,
+        services: Services = NO_SERVICES,
+    ) -> None:
         """Make a front end.
 
         Args:
             engine: What answers requests.
             limits: What clients may ask.
             access_log: Where requests are noted.
+            services: What is offered beside the engine.
         """
-        routes = Handlers(engine, limits).routes()
+        routes = Handlers(engine, limits, services).routes()
         super().__init__(routes, limits, access_log=access_log, is_exiting=engine.is_exiting)
 
 

@@ -14,6 +14,7 @@ from charonia.frontends.http.connection import DIGITS_MAX, JSON_SIZE
 from charonia.frontends.http.exchange import JSON_TYPE, Exchange
 from charonia.frontends.http.limits import HttpLimits
 from charonia.frontends.http.routes import Handler, Route, Target
+from charonia.frontends.services import NO_SERVICES, Services
 from charonia.frontends.sole import SoleResponse
 from charonia.protocol import describe
 from charonia.protocol.compression import COMPRESS_FROM_BYTES, choose_coding, compress, decompress
@@ -36,8 +37,9 @@ _NOT_ONE = unsupported(
 class Handlers:
     """The routes of the KServe v2 protocol and its extensions."""
 
-    def __init__(self, engine: Engine, limits: HttpLimits) -> None:
+    def __init__(self, engine: Engine, limits: HttpLimits, services: Services = NO_SERVICES) -> None:
         self._engine = engine
+        self._services = services
         self._decoder = InferDecoder(limits.body_bytes_max)
         self._limits = limits
         self._tasks: set[asyncio.Task[None]] = set()
