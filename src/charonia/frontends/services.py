@@ -2,10 +2,18 @@
 
 from dataclasses import dataclass
 
+from charonia.frontends.regions.registry import RegionRegistry
+
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """The server's collaborators of its front ends; one that is None is not offered."""
+    """The server's collaborators of its front ends; one that is None is not offered.
+
+    Attributes:
+        regions: Shared memory of clients.
+    """
+
+    regions: RegionRegistry | None = None
 
 
 NO_SERVICES = Services()

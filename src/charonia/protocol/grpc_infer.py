@@ -10,20 +10,22 @@ writes.
 Source: KServe v2 protocol, gRPC, and Triton's extensions of it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from google.protobuf.message import DecodeError
 
 from charonia.core.dtypes import BY_WIRE, DataType
-from charonia.core.errors import ServingError, internal, invalid, unsupported
+from charonia.core.errors import ServingError, internal, invalid
+from charonia.core.regions import Place, Regions, Span
 from charonia.core.request import SEQUENCE_END, SEQUENCE_START, InferRequest, ParameterValue, RequestedOutput
 from charonia.core.response import InferResponse
 from charonia.core.tensor import Array, Tensor
 from charonia.protocol.grpc_framing import VIEW_ABOVE_BYTES, Buffer
 from charonia.protocol.grpc_status import RpcError, Status
+from charonia.protocol.shared_memory import BYTE_SIZE, NO_PLACES, OFFSET, REGION, places, span, view, write
 from charonia.protocol.tensors import bytes_array, decode_tensor, encode_tensor
 from charonia.schema.pool import message_class
 
@@ -59,11 +61,28 @@ _CONTENTS: dict[DataType, str] = {
     DataType.FP64: "fp64_contents",
     DataType.BYTES: "bytes_contents",
 }
-_SHARED_MEMORY = ("shared_memory_region", "shared_memory_offset", "shared_memory_byte_size")
 
 
-def decode_infer(data: Buffer) -> tuple[InferRequest, bool]:
-    """Return the request in a ModelInferRequest, and whether it asks for an empty final response.
+class InferCall(NamedTuple):
+    """What a ModelInferRequest says.
+
+    Attributes:
+        request: What goes to the engine.
+        wants_empty_final: Whether it asks for an empty final response.
+        places: Where an output goes in shared memory, by name, for those that go there.
+    """
+
+    request: InferRequest
+    wants_empty_final: bool
+    places: Mapping[str, Place]
+
+
+def decode_infer(data: Buffer, regions: Regions | None = None) -> InferCall:
+    """Return what a ModelInferRequest says.
+
+    Args:
+        data: The message.
+        regions: Shared memory of clients; None where it is not offered.
 
     Raises:
         RpcError: INTERNAL when the bytes are no such message.
@@ -76,14 +95,16 @@ def decode_infer(data: Buffer) -> tuple[InferRequest, bool]:
     if raw is None:
         raw = message.raw_input_contents
     model_name = message.model_name
-    request = InferRequest(model_name, _inputs(message, raw or (), model_name), id=message.id)
+    request = InferRequest(model_name, _inputs(message, raw or (), regions), id=message.id)
     request.model_version = message.model_version
+    targets = NO_PLACES
     if message.outputs:
-        request.outputs = _requested_outputs(message.outputs)
+        request.outputs, spans = _requested_outputs(message.outputs)
+        targets = places(spans, regions)
     enable_empty_final = False
     if message.parameters:
         enable_empty_final = _apply_parameters(request, message.parameters)
-    return request, enable_empty_final
+    return InferCall(request, enable_empty_final, targets)
 
 
 def decode_infer_identity(data: Buffer) -> InferRequest:
@@ -140,7 +161,8 @@ def _length(view: memoryview, position: int) -> tuple[int, int]:
     return -1, position
 
 
-def _inputs(message: Any, raw: Any, model_name: str) -> dict[str, Tensor]:
+def _inputs(message: Any, raw: Any, regions: Regions | None) -> dict[str, Tensor]:
+    model_name = message.model_name
     inputs: dict[str, Tensor] = {}
     raw_count = len(raw)
     used = 0
@@ -154,9 +176,12 @@ def _inputs(message: Any, raw: Any, model_name: str) -> dict[str, Tensor]:
             raise invalid(f"input '{name}': expected dimensions of 0 or more, got {list(shape)}")
         if name in inputs:
             raise invalid(f"input '{name}' already exists in request")
-        if item.parameters:
-            _refuse_shared_memory("input", name, item.parameters)
-        if item.HasField("contents"):
+        part = _span(f"input '{name}'", item.parameters) if item.parameters else None
+        if part is not None:
+            if item.HasField("contents"):
+                raise invalid(f"contents field must not be specified when '{REGION}' is, for input '{name}'")
+            inputs[name] = decode_tensor(name, datatype, shape, view(part, regions))
+        elif item.HasField("contents"):
             if raw_count:
                 raise invalid(
                     f"contents field must not be specified when using raw_input_contents for '{name}' "
@@ -204,8 +229,9 @@ def _wide(datatype: DataType) -> "np.dtype[np.generic]":
     return DataType.UINT32.numpy if datatype in (DataType.UINT8, DataType.UINT16) else datatype.numpy
 
 
-def _requested_outputs(items: Any) -> tuple[RequestedOutput, ...]:
+def _requested_outputs(items: Any) -> tuple[tuple[RequestedOutput, ...], dict[str, Span]]:
     outputs: list[RequestedOutput] = []
+    spans: dict[str, Span] = {}
     names: set[str] = set()
     for item in items:
         name = item.name
@@ -214,31 +240,37 @@ def _requested_outputs(items: Any) -> tuple[RequestedOutput, ...]:
         names.add(name)
         classes = 0
         if item.parameters:
-            _refuse_shared_memory("output", name, item.parameters)
+            part = _span(f"output '{name}'", item.parameters)
+            if part is not None:
+                spans[name] = part
             if "classification" in item.parameters:
+                if part is not None:
+                    raise invalid(f"Output can't set both '{REGION}' and 'classification': output '{name}'")
                 value = item.parameters["classification"]
                 classes = value.int64_param
                 if value.WhichOneof("parameter_choice") != "int64_param" or classes < 1:
                     raise invalid(f"output '{name}': expected 'classification' as int64_param of 1 or more")
         outputs.append(RequestedOutput(name, classes))
-    return tuple(outputs)
+    return tuple(outputs), spans
 
 
-def _refuse_shared_memory(kind: str, name: str, parameters: Any) -> None:
-    for key in _SHARED_MEMORY:
-        if key in parameters:
-            raise unsupported(
-                f"{kind} '{name}': shared memory is not offered by this server, got parameter '{key}'",
-                hint=f"send the {kind} in the message",
-            )
+def _span(owner: str, parameters: Any) -> Span | None:
+    """Return the part of a region that a tensor's parameters name, None where they name none."""
+    if REGION not in parameters:
+        return None
+    return span(owner, *(_value(parameters[key]) if key in parameters else None for key in (REGION, OFFSET, BYTE_SIZE)))
+
+
+def _value(parameter: Any) -> Any:
+    choice = parameter.WhichOneof("parameter_choice")
+    return getattr(parameter, choice) if choice is not None else None
 
 
 def _apply_parameters(request: InferRequest, parameters: Any) -> bool:
     """Set the fields and custom parameters of a request; return whether an empty final response is asked for."""
     enable_empty_final = False
     for key in parameters:
-        choice = parameters[key].WhichOneof("parameter_choice")
-        value = getattr(parameters[key], choice) if choice is not None else None
+        value = _value(parameters[key])
         if key == "sequence_id":
             request.correlation_id = _of_type(key, value, int, str)
         elif key == "sequence_start":
@@ -277,15 +309,19 @@ def _natural(key: str, value: Any) -> int:
     return number
 
 
-def encode_response(response: InferResponse, final: bool | None = None) -> list[Buffer]:
+def encode_response(
+    response: InferResponse, final: bool | None = None, places: Mapping[str, Place] = NO_PLACES
+) -> list[Buffer]:
     """Return a ModelInferResponse in pieces: all but large tensors in the first.
 
     Args:
         response: The response.
         final: Value of the parameter `triton_final_response`; None leaves it out.
+        places: Where an output goes in shared memory, by name; it is written there.
 
     Raises:
-        ServingError: INTERNAL when a response parameter has a type that the protocol does not know.
+        ServingError: INTERNAL when a response parameter has a type that the protocol does not know, or a place cannot
+            hold its output.
     """
     head: list[bytes] = [_names(response.model_name, response.model_version)]
     if response.id:
@@ -298,14 +334,20 @@ def encode_response(response: InferResponse, final: bool | None = None) -> list[
     tail: list[Buffer] = []
     for tensor in response.outputs:
         data = encode_tensor(tensor)
-        head.append(_output(tensor.name, tensor.datatype.wire, tensor.array.shape))
+        if places and tensor.name in places:
+            head.append(_written(places[tensor.name], tensor, data))
+            data = b""
+        else:
+            head.append(_output(tensor.name, tensor.datatype.wire, tensor.array.shape))
         tail += (b"\x32", _varint(len(data)), data)
     return _merged(head, tail)
 
 
-def encode_stream_response(response: InferResponse, final: bool) -> list[Buffer]:
+def encode_stream_response(
+    response: InferResponse, final: bool, places: Mapping[str, Place] = NO_PLACES
+) -> list[Buffer]:
     """Return a ModelStreamInferResponse with a response, in pieces. Raises as `encode_response`."""
-    parts = encode_response(response, final)
+    parts = encode_response(response, final, places)
     size = sum(map(len, parts))
     return [b"".join((b"\x12", _varint(size), parts[0])), *parts[1:]]
 
@@ -360,6 +402,18 @@ def _output(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
     message: Any = message_class("inference.ModelInferResponse")()
     message.outputs.add(name=name, datatype=datatype, shape=shape)
     encoded: bytes = message.SerializeToString()
+    return encoded
+
+
+def _written(place: Place, tensor: Tensor, data: Buffer) -> bytes:
+    """Write an output to shared memory and return what says where it is."""
+    write(place, tensor.name, data)
+    message: Any = message_class("inference.ModelInferResponse")()
+    output = message.outputs.add(name=tensor.name, datatype=tensor.datatype.wire, shape=tensor.array.shape)
+    output.parameters[REGION].string_param = place.span.region
+    output.parameters[OFFSET].int64_param = place.span.offset
+    output.parameters[BYTE_SIZE].int64_param = len(data)
+    encoded: bytes = message.SerializeToString(deterministic=True)
     return encoded
 
 

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from math import prod
 
 from charonia.core.dtypes import BY_WIRE, DataType
-from charonia.core.errors import invalid, unsupported
+from charonia.core.errors import invalid
+from charonia.core.regions import Place, Regions, Span
 from charonia.core.request import SEQUENCE_END, SEQUENCE_START, InferRequest, ParameterValue, RequestedOutput
 from charonia.core.tensor import Tensor
 from charonia.protocol.json_text import (
@@ -24,6 +25,7 @@ from charonia.protocol.json_text import (
     string_at,
     unsigned,
 )
+from charonia.protocol.shared_memory import BYTE_SIZE, NO_PLACES, OFFSET, REGION, places, span, view
 from charonia.protocol.tensors import bytes_array, decode_tensor
 from charonia.protocol.v2_data import decode_data
 
@@ -37,7 +39,6 @@ _ONE_SOURCE = (
     "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
     "'shared_memory_region' in 'parameters'."
 )
-_SHM_DISABLED = "Client shared memory is disabled: {} '{}' cannot use a shared memory region"
 
 
 class InferCall:
@@ -47,27 +48,51 @@ class InferCall:
         request: What goes to the engine.
         binary: Whether outputs are binary unless `forms` says otherwise.
         forms: Whether an output is binary, by name, for those that say so.
+        places: Where an output goes in shared memory, by name, for those that go there.
     """
 
-    __slots__ = ("binary", "forms", "request")
+    __slots__ = ("binary", "forms", "places", "request")
 
-    def __init__(self, request: InferRequest, binary: bool, forms: Mapping[str, bool]) -> None:
+    def __init__(
+        self,
+        request: InferRequest,
+        binary: bool,
+        forms: Mapping[str, bool],
+        places: Mapping[str, Place] = NO_PLACES,
+    ) -> None:
         self.request = request
         self.binary = binary
         self.forms = forms
+        self.places = places
+
+
+class _SharedInput:
+    """An input that lies in shared memory."""
+
+    __slots__ = ("datatype", "name", "shape", "span")
+
+    def __init__(self, name: str, datatype: DataType, shape: tuple[int, ...], span: Span) -> None:
+        self.name = name
+        self.datatype = datatype
+        self.shape = shape
+        self.span = span
+
+    def tensor(self, regions: Regions | None) -> Tensor:
+        return decode_tensor(self.name, self.datatype, self.shape, view(self.span, regions))
 
 
 class _Head:
     """What a JSON part says. It is shared by requests, so nothing in it changes."""
 
-    __slots__ = ("binary", "fields", "forms", "id", "inputs", "outputs", "parameters")
+    __slots__ = ("binary", "fields", "forms", "id", "inputs", "outputs", "parameters", "spans")
 
     def __init__(self) -> None:
         self.id = ""
-        # Name, datatype, shape, size in bytes; or the tensor, where its elements are in the JSON.
-        self.inputs: list[tuple[str, DataType, tuple[int, ...], int] | Tensor] = []
+        # Name, datatype, shape, size in bytes; or the tensor, where its elements are in the JSON; or where it lies.
+        self.inputs: list[tuple[str, DataType, tuple[int, ...], int] | Tensor | _SharedInput] = []
         self.outputs: tuple[RequestedOutput, ...] = ()
         self.forms: dict[str, bool] = {}
+        self.spans: dict[str, Span] = {}  # outputs that go to shared memory
         self.binary = False
         self.parameters: dict[str, ParameterValue] = {}
         self.fields: dict[str, int | str] = {}  # fields of the request that parameters set
@@ -75,7 +100,7 @@ class _Head:
     @property
     def can_be_remembered(self) -> bool:
         """Whether another request is likely to say the same."""
-        return not self.id and all(type(entry) is tuple for entry in self.inputs)
+        return not self.id and not any(type(entry) is Tensor for entry in self.inputs)
 
     def apply_parameters(self, request: InferRequest) -> None:
         if self.parameters:
@@ -87,13 +112,15 @@ class _Head:
 class InferDecoder:
     """Decodes the bodies of inference requests."""
 
-    def __init__(self, tensor_bytes_max: int) -> None:
+    def __init__(self, tensor_bytes_max: int, regions: Regions | None = None) -> None:
         """Make a decoder.
 
         Args:
             tensor_bytes_max: Most bytes that a tensor given as JSON may take.
+            regions: Shared memory of clients; None where it is not offered.
         """
         self._tensor_bytes_max = tensor_bytes_max
+        self._regions = regions
         self._heads: dict[bytes, _Head] = {}
 
     def decode(self, model: str, version: str, body: bytes | memoryview, json_size: int | None = None) -> InferCall:
@@ -120,10 +147,10 @@ class InferDecoder:
         position = json_size
         tensors: dict[str, Tensor] = {}
         for entry in head.inputs:
-            if type(entry) is Tensor:
-                tensors[entry.name] = entry
+            if not isinstance(entry, tuple):
+                tensors[entry.name] = entry if isinstance(entry, Tensor) else entry.tensor(self._regions)
                 continue
-            name, datatype, shape, length = entry  # type: ignore[misc]  # the other member of the union
+            name, datatype, shape, length = entry
             end = position + length
             if end > size:
                 raise invalid(
@@ -137,7 +164,7 @@ class InferDecoder:
             )
         request = InferRequest(model, tensors, model_version=version, id=head.id, outputs=head.outputs)
         head.apply_parameters(request)
-        return InferCall(request, head.binary, head.forms)
+        return InferCall(request, head.binary, head.forms, places(head.spans, self._regions))
 
     def _head(self, model: str, text: bytes) -> _Head:
         if len(text) > REMEMBERED_BYTES_MAX:
@@ -239,20 +266,22 @@ def _parse_head(model: str, text: bytes, tensor_bytes_max: int) -> _Head:
     return head
 
 
-def _input(name: str, entry: Object, tensor_bytes_max: int) -> tuple[str, DataType, tuple[int, ...], int] | Tensor:
+def _input(
+    name: str, entry: Object, tensor_bytes_max: int
+) -> tuple[str, DataType, tuple[int, ...], int] | Tensor | _SharedInput:
     shape = _shape(name, entry.get("shape"))
     datatype = BY_WIRE.get(string_at(entry, "datatype", required=True))
     if datatype is None:
         raise invalid(f"input '{name}': datatype '{entry['datatype']}' is none of {', '.join(BY_WIRE)}")
     parameters = _object_at(entry, "parameters", f"input '{name}'")
     size = parameters.get("binary_data_size")
-    region = parameters.get("shared_memory_region")
+    region = parameters.get(REGION)
     data = entry.get("data")
     sources = (data is not None) + (size is not None) + (region is not None)
     if sources != 1:
         raise invalid(f"{_ONE_SOURCE} Input '{name}' sets {sources} of them.")
     if region is not None:
-        raise unsupported(_SHM_DISABLED.format("input", name))
+        return _SharedInput(name, datatype, shape, _span(f"input '{name}'", parameters))
     if data is not None:
         return decode_data(name, datatype, shape, data, tensor_bytes_max)
     if type(size) is not int or size < 0:
@@ -298,15 +327,19 @@ def _read_outputs(head: _Head, model: str, entries: object) -> None:
         if name in outputs:
             raise invalid(f"output '{name}' already exists in request")
         parameters = _object_at(entry, "parameters", f"output '{name}'")
-        if parameters.get("shared_memory_region") is not None:
+        if parameters.get(REGION) is not None:
             for other in ("classification", "binary_data"):
                 if parameters.get(other):
                     raise invalid(f"Output can't set both 'shared_memory_region' and '{other}': output '{name}'")
-            raise unsupported(_SHM_DISABLED.format("output", name))
+            head.spans[name] = _span(f"output '{name}'", parameters)
         if "binary_data" in parameters:
             head.forms[name] = boolean("binary_data", parameters["binary_data"])
         outputs[name] = RequestedOutput(name, unsigned("classification", parameters.get("classification", 0)))
     head.outputs = tuple(outputs.values())
+
+
+def _span(owner: str, parameters: Object) -> Span:
+    return span(owner, parameters[REGION], parameters.get(OFFSET), parameters.get(BYTE_SIZE))
 
 
 def _object_at(document: Object, key: str, owner: str) -> Object:

@@ -8,16 +8,18 @@ from math import isfinite
 
 import numpy as np
 
+from charonia.core.regions import Place
 from charonia.core.request import ParameterValue
 from charonia.core.response import InferResponse
 from charonia.core.tensor import Tensor
 from charonia.protocol.json_text import dump
+from charonia.protocol.shared_memory import BYTE_SIZE, NO_PLACES, OFFSET, REGION, write
 from charonia.protocol.tensors import encode_tensor
 from charonia.protocol.v2_data import encode_data
 
 
 def encode_response(
-    response: InferResponse, binary: bool, forms: Mapping[str, bool]
+    response: InferResponse, binary: bool, forms: Mapping[str, bool], places: Mapping[str, Place] = NO_PLACES
 ) -> tuple[bytes, list[bytes | memoryview]]:
     """Return the JSON part of a response and the binary outputs that follow it, none when all outputs are in the JSON.
 
@@ -25,9 +27,10 @@ def encode_response(
         response: The response.
         binary: Whether outputs are binary unless `forms` says otherwise.
         forms: Whether an output is binary, by name, for those that say so.
+        places: Where an output goes in shared memory, by name; it is written there.
 
     Raises:
-        ServingError: JSON cannot carry an output.
+        ServingError: JSON cannot carry an output, or its place cannot hold it.
     """
     blobs: list[bytes | memoryview] = []
     outputs: list[dict[str, object]] = []
@@ -38,7 +41,9 @@ def encode_response(
             "datatype": tensor.datatype.wire,
             "shape": tensor.array.shape,
         }
-        if forms.get(tensor.name, binary):
+        if places and tensor.name in places:
+            entry["parameters"] = _written(places[tensor.name], tensor)
+        elif forms.get(tensor.name, binary):
             blob = encode_tensor(tensor)
             entry["parameters"] = {"binary_data_size": len(blob)}
             blobs.append(blob)
@@ -54,6 +59,13 @@ def encode_response(
         literals = literals or any(_is_literal(value) for value in response.parameters.values())
     document["outputs"] = outputs
     return dump(document, literals=literals), blobs
+
+
+def _written(place: Place, tensor: Tensor) -> dict[str, object]:
+    """Write an output to shared memory and return the parameters that say where it is."""
+    data = encode_tensor(tensor)
+    write(place, tensor.name, data)
+    return {REGION: place.span.region, OFFSET: place.span.offset, BYTE_SIZE: len(data)}
 
 
 def _has_literals(tensor: Tensor) -> bool:

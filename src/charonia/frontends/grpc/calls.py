@@ -22,6 +22,7 @@ from charonia.protocol.grpc_framing import Buffer, MessageReader, framed, sole_m
 from charonia.protocol.grpc_headers import CallHead
 from charonia.protocol.grpc_infer import decode_infer, encode_response
 from charonia.protocol.grpc_status import RpcError, Status, rpc_error
+from charonia.protocol.shared_memory import NO_PLACES
 
 _log = logging.getLogger(__name__)
 
@@ -167,7 +168,7 @@ class UnaryCall(Call):
         request: The inference request, where it is one.
     """
 
-    __slots__ = ("_message_bytes", "_reader", "_run", "_sole", "_started_ns", "_ticket", "request")
+    __slots__ = ("_message_bytes", "_places", "_reader", "_run", "_sole", "_started_ns", "_ticket", "request")
 
     def __init__(
         self, wire: Wire, stream_id: int, name: str, head: CallHead, run: "Callable[[UnaryCall, Buffer], None]"
@@ -176,6 +177,7 @@ class UnaryCall(Call):
         self._run = run
         self._reader: MessageReader | None = None
         self._ticket: Ticket | None = None
+        self._places = NO_PLACES
         self._sole: SoleResponse | None = None  # once something came that is not the one and last response
         self._message_bytes = 0
         self._started_ns = 0
@@ -207,7 +209,7 @@ class UnaryCall(Call):
         engine = self.wire.service.engine
         if engine.is_exiting():
             raise unavailable("GRPC server is shutting down and has stopped accepting new requests.")
-        request, _ = decode_infer(message)
+        request, _, self._places = decode_infer(message, self.wire.service.services.regions)
         request.deadline_ns = self.deadline_ns
         self.request = request
         ticket = engine.infer(request, self._reply)
@@ -271,7 +273,7 @@ class UnaryCall(Call):
             self.refuse(outcome)
         else:
             try:
-                parts = encode_response(outcome)
+                parts = encode_response(outcome, places=self._places)
             except ServingError as error:
                 self.refuse(error)
             except Exception:  # the caller has other requests of the batch to answer

@@ -26,6 +26,7 @@ from charonia.protocol.grpc_infer import (
     encode_stream_response,
 )
 from charonia.protocol.grpc_status import STATUS_BY_CODE, rpc_error
+from charonia.protocol.shared_memory import NO_PLACES
 
 
 class _Turn:
@@ -35,6 +36,7 @@ class _Turn:
         "bytes_in",
         "is_final",
         "is_ordered",
+        "places",
         "request",
         "started_ns",
         "stream",
@@ -50,6 +52,7 @@ class _Turn:
         self.wants_empty_final = wants_empty_final
         self.is_ordered = is_ordered
         self.is_final = False
+        self.places = NO_PLACES
         self.waiting: list[tuple[Outcome, bool]] = []
         self.ticket: Ticket | None = None
         self.version = request.model_version
@@ -84,11 +87,13 @@ class InferStream:
         engine = call.wire.service.engine
         problem: ServingError | None = None
         try:
-            request, wants_empty_final = decode_infer(message)
+            request, wants_empty_final, places = decode_infer(message, call.wire.service.services.regions)
         except ServingError as error:
-            request, wants_empty_final, problem = decode_infer_identity(message), False, error
+            request, wants_empty_final, places = decode_infer_identity(message), False, NO_PLACES
+            problem = error
         request.deadline_ns = call.deadline_ns
         turn = _Turn(self, request, wants_empty_final, not self._is_decoupled(request))
+        turn.places = places
         if call.wire.service.access_log is not None:
             turn.bytes_in = len(message)
             turn.started_ns = time.monotonic_ns()
@@ -161,7 +166,7 @@ class InferStream:
         elif outcome is not None:
             turn.version = outcome.model_version
             try:
-                parts = encode_stream_response(outcome, final)
+                parts = encode_stream_response(outcome, final, turn.places)
             except ServingError as error:
                 parts = encode_stream_error(error, turn.request, final)
             except Exception:  # the caller has other requests of the batch to answer

@@ -11,7 +11,9 @@ from charonia.core.errors import ServingError, internal, invalid, unsupported
 from charonia.core.response import InferResponse
 from charonia.engine.api import Engine
 from charonia.frontends.http.connection import DIGITS_MAX, JSON_SIZE
+from charonia.frontends.http.event_stream import EVENT_STREAM, stream_events
 from charonia.frontends.http.exchange import JSON_TYPE, Exchange
+from charonia.frontends.http.generate import GenerateHandlers
 from charonia.frontends.http.limits import HttpLimits
 from charonia.frontends.http.routes import Handler, Route, Target
 from charonia.frontends.services import NO_SERVICES, Services
@@ -30,7 +32,7 @@ CONTENT_ENCODING = b"content-encoding"
 
 _NOT_ONE = unsupported(
     "HTTP end point doesn't support models with decoupled transaction policy that send no response, or several",
-    hint="use the stream of the gRPC end point",
+    hint="ask for its responses as events, with the header field 'Accept: text/event-stream', or over gRPC",
 )
 
 
@@ -40,7 +42,7 @@ class Handlers:
     def __init__(self, engine: Engine, limits: HttpLimits, services: Services = NO_SERVICES) -> None:
         self._engine = engine
         self._services = services
-        self._decoder = InferDecoder(limits.body_bytes_max)
+        self._decoder = InferDecoder(limits.body_bytes_max, services.regions)
         self._limits = limits
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -67,9 +69,8 @@ class Handlers:
                 Route(base + "/config", {b"GET": self._config}),
                 Route(base + "/stats", {b"GET": self._statistics}),
                 Route(base + "/infer", {b"POST": self._infer}),
-                Route(base + "/generate", {b"POST": _absent("the generate extension")}),
-                Route(base + "/generate_stream", {b"POST": _absent("the generate extension")}),
             ]
+        table += GenerateHandlers(self._engine, self._limits).routes()
         for path in ("/v2/trace/setting", model + "/trace/setting"):
             table.append(Route(path, dict.fromkeys((b"GET", b"POST"), _absent("tracing"))))
         table.append(Route("/v2/logging", dict.fromkeys((b"GET", b"POST"), _absent("changing log settings"))))
@@ -106,11 +107,21 @@ class Handlers:
             size = _json_size(json_size)
             call = self._decoder.decode(target.model, target.version, body, size) if size else self._raw(target, body)
         exchange.request_id = call.request.id
+        accepted = exchange.headers.get(b"accept")
+        if accepted is not None and EVENT_STREAM in accepted:
+            self._stream(exchange, call)
+            return
         ticket = self._engine.infer(call.request, partial(self._reply, exchange, call))
         if exchange.is_open:
             exchange.ticket = ticket
         else:
             ticket.cancel()
+
+    def _stream(self, exchange: Exchange, call: InferCall) -> None:
+        if call.binary or any(call.forms.values()):
+            raise invalid("an event stream carries outputs as JSON only", hint="do not ask for binary outputs")
+        limit = self._limits.stream_unsent_bytes_max
+        stream_events(self._engine, exchange, call.request, lambda r: encode_response(r, False, {})[0], limit)
 
     def _raw(self, target: Target, body: bytes | memoryview) -> InferCall:
         model, version = target
@@ -149,7 +160,7 @@ class Handlers:
 
     def _respond(self, exchange: Exchange, call: InferCall, response: InferResponse) -> None:
         exchange.outcome = response
-        document, blobs = encode_response(response, call.binary, call.forms)
+        document, blobs = encode_response(response, call.binary, call.forms, call.places)
         content_type, extra = JSON_TYPE, b""
         if blobs:
             content_type, extra = BINARY_TYPE, b"Inference-Header-Content-Length: %d\r\n" % len(document)

@@ -1,0 +1,1 @@
+"""Memory that clients share with the server."""
