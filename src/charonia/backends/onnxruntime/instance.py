@@ -10,6 +10,7 @@ import onnxruntime
 from charonia.backends.api import Execution, Outputs, Result
 from charonia.backends.batch import batch_sizes, gather, scatter
 from charonia.backends.onnxruntime.session import Session, plain_error
+from charonia.backends.tensor_plan import input_plans, output_plans
 from charonia.config.model import ModelConfig
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError, internal, invalid
@@ -20,62 +21,6 @@ Convert = Callable[[Array], Array]
 
 _BFLOAT16 = 16
 """ONNX's number of the type."""
-
-
-class TensorPlan:
-    """An input or output of the configuration and what is done to its arrays on the way in or out.
-
-    Attributes:
-        name: Tensor name.
-        datatype: Its datatype.
-        source: Dimensions that arrays come with, without the batch; -1 for variable ones.
-        target: Dimensions that they leave with; None for the same.
-    """
-
-    __slots__ = ("datatype", "name", "source", "target")
-
-    def __init__(
-        self, name: str, datatype: DataType | None, source: tuple[int, ...], target: tuple[int, ...] | None
-    ) -> None:
-        if datatype is None:
-            raise ValueError(f"tensor {name!r} has no data type: the configuration was not validated")
-        self.name = name
-        self.datatype: DataType = datatype
-        self.source = source
-        self.target = target
-
-    def reshape(self, array: Array, is_batched: bool) -> Array:
-        """Return the array with the target dimensions; variable dimensions keep their order.
-
-        Raises:
-            ServingError: INTERNAL when the array does not have the source dimensions.
-        """
-        if self.target is None:
-            return array
-        lead = 1 if is_batched else 0
-        shape = array.shape[lead:]
-        if len(shape) != len(self.source) or any(dim not in (-1, n) for dim, n in zip(self.source, shape, strict=True)):
-            batch = ["batch"] if is_batched else []
-            raise internal(
-                f"'{self.name}': expected an array of shape {[*batch, *self.source]}, got {list(array.shape)}",
-                hint="the model answers something else than its configuration says",
-            )
-        variable = iter(n for dim, n in zip(self.source, shape, strict=True) if dim == -1)
-        target = (next(variable) if dim == -1 else dim for dim in self.target)
-        return array.reshape((*array.shape[:lead], *target))
-
-
-def input_plans(config: ModelConfig) -> list[TensorPlan]:
-    """Return what is done to each input: from `dims` to the model's own shape."""
-    return [TensorPlan(i.name, i.data_type, i.dims, i.reshape.shape if i.reshape else None) for i in config.input]
-
-
-def output_plans(config: ModelConfig) -> list[TensorPlan]:
-    """Return what is done to each output: from the model's own shape to `dims`."""
-    return [
-        TensorPlan(o.name, o.data_type, o.reshape.shape if o.reshape else o.dims, o.dims if o.reshape else None)
-        for o in config.output
-    ]
 
 
 class OnnxRuntimeInstance:
