@@ -14,6 +14,9 @@ PURE_TESTS := $(wildcard tests/core tests/config tests/protocol tests/sched test
 # Percent of lines and branches of the pure core that its own tests reach.
 COVERAGE_MIN := 95
 PYTEST_ARGS ?=
+# pip installs it first: what pip is configured with decides which build that is, and uv leaves it as it is. The CPU build
+# from PyTorch's own index: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make test
+TORCH ?= torch==2.13.0
 
 .PHONY: demo test check clean
 
@@ -39,6 +42,7 @@ clean:
 $(READY): pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer with its venv module is needed: install it or use make PYTHON=/path/to/python" >&2; exit 1; }
 	test -x $(BIN)/python || "$(PYTHON)" -m venv .venv
+	$(BIN)/python -m pip install -q --disable-pip-version-check "$(TORCH)"
 	if $(BIN)/python -m pip install -q --disable-pip-version-check uv; \
 	then $(BIN)/uv pip install -q --python $(BIN)/python -e '.[dev]'; \
 	else $(BIN)/python -m pip install -q -e '.[dev]'; fi
