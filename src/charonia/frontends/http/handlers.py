@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine
 from functools import partial
 
 from charonia.config.json_form import to_json
@@ -16,10 +15,12 @@ from charonia.frontends.http.exchange import JSON_TYPE, Exchange
 from charonia.frontends.http.generate import GenerateHandlers
 from charonia.frontends.http.limits import HttpLimits
 from charonia.frontends.http.routes import Handler, Route, Target
+from charonia.frontends.http.shared_memory import SharedMemoryHandlers
+from charonia.frontends.http.work import CONTENT_ENCODING, Work
 from charonia.frontends.services import NO_SERVICES, Services
 from charonia.frontends.sole import SoleResponse
 from charonia.protocol import describe
-from charonia.protocol.compression import COMPRESS_FROM_BYTES, choose_coding, compress, decompress
+from charonia.protocol.compression import COMPRESS_FROM_BYTES, choose_coding, compress
 from charonia.protocol.json_text import dump
 from charonia.protocol.v2_repository import decode_index, decode_load, decode_unload
 from charonia.protocol.v2_request import InferCall, InferDecoder, raw_call, raw_tensor
@@ -28,7 +29,6 @@ from charonia.protocol.v2_response import encode_response
 _log = logging.getLogger(__name__)
 
 BINARY_TYPE = b"application/octet-stream"
-CONTENT_ENCODING = b"content-encoding"
 
 _NOT_ONE = unsupported(
     "HTTP end point doesn't support models with decoupled transaction policy that send no response, or several",
@@ -44,7 +44,7 @@ class Handlers:
         self._services = services
         self._decoder = InferDecoder(limits.body_bytes_max, services.regions)
         self._limits = limits
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._work = Work(limits.body_bytes_max)
 
     def routes(self) -> list[Route]:
         """Return the route table."""
@@ -74,28 +74,19 @@ class Handlers:
         for path in ("/v2/trace/setting", model + "/trace/setting"):
             table.append(Route(path, dict.fromkeys((b"GET", b"POST"), _absent("tracing"))))
         table.append(Route("/v2/logging", dict.fromkeys((b"GET", b"POST"), _absent("changing log settings"))))
-        for kind in ("system", "cuda"):
-            base = f"/v2/{kind}sharedmemory"
-            table += [
-                Route(base + "/status", {b"GET": _no_regions}),
-                Route(base + "/region/{region}/status", {b"GET": _absent("client shared memory")}),
-                Route(base + "/region/{region}/register", {b"POST": _absent("client shared memory")}),
-                Route(base + "/region/{region}/unregister", {b"POST": _absent("client shared memory")}),
-                Route(base + "/unregister", {b"POST": _absent("client shared memory")}),
-            ]
-        return table
+        return table + SharedMemoryHandlers(self._services.regions, self._work).routes()
 
     # Inference.
 
     def _infer(self, exchange: Exchange, target: Target) -> None:
         exchange.model, exchange.version = target
         if CONTENT_ENCODING in exchange.headers:
-            self._later(exchange, self._infer_encoded(exchange, target))
+            self._work.start(exchange, self._infer_encoded(exchange, target))
         else:
             self._submit(exchange, target, exchange.body)
 
     async def _infer_encoded(self, exchange: Exchange, target: Target) -> None:
-        body = await self._plain_body(exchange)
+        body = await self._work.body(exchange)
         if exchange.is_open:
             self._submit(exchange, target, body)
 
@@ -171,13 +162,7 @@ class Handlers:
             exchange.respond(200, body, content_type, extra)
         else:
             extra += b"Content-Encoding: %b\r\n" % coding.encode()
-            self._later(exchange, _respond_compressed(exchange, body, coding, content_type, extra))
-
-    async def _plain_body(self, exchange: Exchange) -> bytes | memoryview:
-        coding = exchange.headers.get(CONTENT_ENCODING)
-        if coding is None:
-            return exchange.body
-        return await asyncio.to_thread(decompress, exchange.body, coding.decode("latin-1"), self._limits.body_bytes_max)
+            self._work.start(exchange, _respond_compressed(exchange, body, coding, content_type, extra))
 
     # Health and metadata.
 
@@ -193,7 +178,7 @@ class Handlers:
                 raise invalid("Model version not ready")
             exchange.respond(200, [])
 
-        self._later(exchange, answer())
+        self._work.start(exchange, answer())
 
     def _server(self, exchange: Exchange, target: Target) -> None:
         _json(exchange, describe.server_metadata(self._engine.server_metadata()))
@@ -211,43 +196,28 @@ class Handlers:
 
     def _index(self, exchange: Exchange, target: Target) -> None:
         async def answer() -> None:
-            ready_only = decode_index(await self._plain_body(exchange))
+            ready_only = decode_index(await self._work.body(exchange))
             _json(exchange, describe.index(self._engine.repository_index(ready_only)))
 
-        self._later(exchange, answer())
+        self._work.start(exchange, answer())
 
     def _load(self, exchange: Exchange, target: Target) -> None:
         async def answer() -> None:
-            config, files = decode_load(await self._plain_body(exchange))
+            config, files = decode_load(await self._work.body(exchange))
             await self._engine.load_model(target.model, config, files or None)
             exchange.respond(200, [])
 
         exchange.model = target.model
-        self._later(exchange, answer())
+        self._work.start(exchange, answer())
 
     def _unload(self, exchange: Exchange, target: Target) -> None:
         async def answer() -> None:
-            dependents = decode_unload(await self._plain_body(exchange))
+            dependents = decode_unload(await self._work.body(exchange))
             await self._engine.unload_model(target.model, dependents)
             exchange.respond(200, [])
 
         exchange.model = target.model
-        self._later(exchange, answer())
-
-    def _later(self, exchange: Exchange, work: Coroutine[object, object, None]) -> None:
-        task = asyncio.get_running_loop().create_task(_guarded(exchange, work))
-        self._tasks.add(task)  # the loop itself holds tasks weakly
-        task.add_done_callback(self._tasks.discard)
-
-
-async def _guarded(exchange: Exchange, work: Coroutine[object, object, None]) -> None:
-    try:
-        await work
-    except ServingError as error:
-        exchange.fail(error)
-    except Exception as error:  # our own fault: this request fails, the server lives on
-        _log.exception("%s failed", exchange.url.decode("latin-1"))
-        exchange.fail(internal(f"the request failed: {type(error).__name__}"))
+        self._work.start(exchange, answer())
 
 
 async def _respond_compressed(
@@ -277,7 +247,3 @@ def _absent(feature: str) -> Handler:
 
 def _named_repository(exchange: Exchange, target: Target) -> None:
     raise unsupported("'repository_name' specification is not supported", hint="leave it out of the path")
-
-
-def _no_regions(exchange: Exchange, target: Target) -> None:
-    _json(exchange, [])

@@ -15,7 +15,12 @@ REMEMBERED_BYTES_MAX = 512
 
 
 class Target(NamedTuple):
-    """What a path names besides its route."""
+    """What a path names besides its route.
+
+    Attributes:
+        model: Name of the model, or of the shared memory region.
+        version: Version of the model.
+    """
 
     model: str = ""
     version: str = ""
@@ -27,7 +32,7 @@ Handler = Callable[[Exchange, Target], None]
 class Route(NamedTuple):
     """A path, with `{name}` for any segment, and the handler of each method.
 
-    `{model}` and `{version}` name the target.
+    `{model}` or `{region}`, and `{version}`, name the target.
     """
 
     path: str
@@ -110,7 +115,7 @@ def _target(pattern: Sequence[str], segments: Sequence[str]) -> Target | None:
                 return None
         elif not segment:
             return None
-        elif expected == "{model}":
+        elif expected in ("{model}", "{region}"):
             model = segment
         elif expected == "{version}":
             version = segment
