@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from charonia.config.tracing import TraceOptions
 from charonia.core.errors import invalid
 
 PORT_MAX = 65535
@@ -259,6 +260,7 @@ class ServerOptions:
         grpc: gRPC endpoint.
         metrics: Metrics endpoint.
         log: Logs.
+        trace: Tracing of requests.
         backends: Settings by backend name and key; the backend name "" holds those of every backend.
         cpu_cores: Cores that models may use, 0 for those that this process may use.
         busy_poll_us: Longest time in us between two requests of a lone caller for which the server stays awake, 0 for
@@ -277,13 +279,14 @@ class ServerOptions:
     grpc: GrpcOptions = GrpcOptions()
     metrics: MetricsOptions = MetricsOptions()
     log: LogOptions = LogOptions()
+    trace: TraceOptions = TraceOptions()
     backends: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     cpu_cores: int = 0
     busy_poll_us: int = BUSY_POLL_US
 
     def __post_init__(self) -> None:
         found = [*self.models.problems(), *self.http.tls.problems("http"), *self.grpc.tls.problems("grpc")]
-        found += self._port_collisions()
+        found += [*self.trace.problems(), *self._port_collisions()]
         if found:
             raise invalid("\n".join(found))
 

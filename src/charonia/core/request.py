@@ -2,6 +2,7 @@
 
 from charonia.core.caller import CallFrame
 from charonia.core.tensor import Tensor
+from charonia.core.trace import Trace
 
 ParameterValue = bool | int | float | str
 """A custom request or response parameter: JSON boolean, integer, number or string."""
@@ -44,6 +45,7 @@ class InferRequest:
         timeout_us: Queue timeout asked for, in microseconds; 0 for none.
         deadline_ns: Monotonic time after which the caller no longer waits, in nanoseconds; 0 for none.
         caller: The model that made the request, None for a client.
+        trace: Where what happens to it is noted, None for nowhere.
     """
 
     __slots__ = (
@@ -59,6 +61,7 @@ class InferRequest:
         "parameters",
         "priority",
         "timeout_us",
+        "trace",
     )
 
     def __init__(
@@ -76,6 +79,7 @@ class InferRequest:
         timeout_us: int = 0,
         deadline_ns: int = 0,
         caller: CallFrame | None = None,
+        trace: Trace | None = None,
     ) -> None:
         self.model_name = model_name
         self.model_version = model_version
@@ -89,6 +93,7 @@ class InferRequest:
         self.timeout_us = timeout_us
         self.deadline_ns = deadline_ns
         self.caller = caller
+        self.trace = trace
 
     def __repr__(self) -> str:
         version = f" v{self.model_version}" if self.model_version else ""

@@ -27,6 +27,7 @@ from charonia.core.response import ExecutionRecord, InferResponse
 from charonia.core.tensor import Array, Tensor
 from charonia.engine.admission import Admission, with_request_id
 from charonia.engine.clock import now_ns
+from charonia.engine.tracing import begin
 from charonia.engine.wiring import Route, StepRoute, Wiring
 from charonia.sched.ensemble import (
     HELD_RESPONSES_MAX,
@@ -213,6 +214,7 @@ class EnsembleCall:
                 timeout_us=request.timeout_us,
                 deadline_ns=request.deadline_ns,
                 caller=self._frame,
+                trace=request.trace.child() if request.trace is not None else None,
             ),
             step.reply,
         )
@@ -358,6 +360,8 @@ class EnsembleRunner:
 
     def submit(self, request: InferRequest, reply: Reply) -> EnsembleCall:
         """Take in a request; every outcome goes to `reply`."""
+        if request.trace is not None:
+            reply = begin(request.trace, request, reply, (self.config.name, self.version))
         call = EnsembleCall(self, self._wiring, request, reply, now_ns())
         try:
             if self._is_stopping:

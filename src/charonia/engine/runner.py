@@ -23,6 +23,7 @@ from charonia.core.errors import Code, ServingError, internal, unavailable
 from charonia.core.request import InferRequest
 from charonia.core.response import ExecutionRecord, InferResponse
 from charonia.core.tensor import Tensor
+from charonia.core.trace import Trace
 from charonia.engine.admission import Admission, with_request_id
 from charonia.engine.batches import DONE, QUEUED, RUNNING, Entry, RunningBatch, StreamingBatch
 from charonia.engine.busy_poll import BusyPoll
@@ -30,6 +31,7 @@ from charonia.engine.calls import CallGraph, Pool
 from charonia.engine.clock import WakeTimer, now_ns
 from charonia.engine.lanes import PIPELINE_DEPTH, AsyncLane, BlockingLane
 from charonia.engine.ordering import HELD_RESPONSES_MAX, OrderedOutcomes
+from charonia.engine.tracing import begin, traced_kind
 from charonia.sched.api import (
     Cancel,
     Command,
@@ -80,7 +82,9 @@ class ModelRunner:
         dynamic = config.dynamic_batching
         keeps_order = dynamic is not None and dynamic.preserve_ordering
         self._order: OrderedOutcomes[Entry] | None = OrderedOutcomes() if keeps_order else None
-        self._batch_type = StreamingBatch if config.is_decoupled else RunningBatch
+        self._batch_type: type[RunningBatch] = StreamingBatch if config.is_decoupled else RunningBatch
+        self._batch_types = (self._batch_type, traced_kind(self._batch_type))
+        self._traced_count = 0
         self._calls = calls if calls is not None else CallGraph()
         self._pool = Pool(config.name, len(lanes))
         # A slot whose model batches is offered again only after the loop has read what arrived meanwhile: requests that
@@ -111,6 +115,8 @@ class ModelRunner:
 
     def submit(self, request: InferRequest, reply: Reply) -> Entry:
         """Take in a request; every outcome goes to `reply`."""
+        if request.trace is not None:
+            reply = self._traced(request, request.trace, reply)
         now = now_ns()
         entry = Entry(self, request, reply, now)
         try:
@@ -232,6 +238,17 @@ class ModelRunner:
         if lane.depth != self._depths[index]:
             self._depths[index] = lane.depth
             self._follow_depth(index, lane.depth)
+
+    def _traced(self, request: InferRequest, trace: Trace, reply: Reply) -> Reply:
+        """Note what happens to a request from now on; batches do so until the last such request is over."""
+        self._traced_count += 1
+        self._batch_type = self._batch_types[1]
+        return begin(trace, request, reply, (self.config.name, self.version), self._trace_ended)
+
+    def _trace_ended(self) -> None:
+        self._traced_count -= 1
+        if not self._traced_count:
+            self._batch_type = self._batch_types[0]
 
     def _follow_depth(self, lane: int, depth: int) -> None:
         """Offer, or take back, the slots with which a lane is kept supplied ahead of time."""

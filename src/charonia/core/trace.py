@@ -1,0 +1,237 @@
+"""Traces: what happened when to the requests that were picked for it.
+
+A `TraceTree` is what becomes of one request of a client: the trace of the request itself, and those of the requests
+that an ensemble or a model made for it. It is over when nobody holds it any longer: the front end holds it until it has
+answered, each request until its last response, each batch until it has been executed.
+
+Names of events are those of Triton's trace files. Times are monotonic, in ns.
+"""
+
+from collections.abc import Callable, Iterable
+from enum import IntFlag
+from typing import Protocol
+
+from charonia.core.tensor import Tensor
+
+CHILDREN_MAX = 1024
+"""Most requests made by ensembles and models that are traced for one request of a client; more are not traced."""
+
+EVENTS_MAX = 8192
+"""Most events of one request: a stream of responses may have no end. More are left out."""
+
+REQUEST_START = "REQUEST_START"
+QUEUE_START = "QUEUE_START"
+COMPUTE_START = "COMPUTE_START"
+COMPUTE_INPUT_END = "COMPUTE_INPUT_END"
+COMPUTE_OUTPUT_START = "COMPUTE_OUTPUT_START"
+COMPUTE_END = "COMPUTE_END"
+INFER_RESPONSE_COMPLETE = "INFER_RESPONSE_COMPLETE"
+REQUEST_END = "REQUEST_END"
+
+TENSOR_QUEUE_INPUT = "TENSOR_QUEUE_INPUT"
+TENSOR_BACKEND_INPUT = "TENSOR_BACKEND_INPUT"
+TENSOR_BACKEND_OUTPUT = "TENSOR_BACKEND_OUTPUT"
+
+
+class TraceLevel(IntFlag):
+    """What is traced of a request."""
+
+    OFF = 0
+    TIMESTAMPS = 1
+    TENSORS = 2
+
+
+class TraceIds(Protocol):
+    """Where the numbers of traces come from."""
+
+    def trace_id(self) -> int:
+        """Return the number of a new trace, unique in the life of the server."""
+        ...
+
+    def span_id(self) -> int:
+        """Return a random number of 64 bits, 0 where traces are not exported as spans."""
+        ...
+
+
+class RemoteParent:
+    """The span of another program in which a request was sent.
+
+    Attributes:
+        trace_id: Number of the whole distributed trace, 128 bits.
+        span_id: Number of the span, 64 bits.
+        state: `tracestate` as it was sent, "" for none.
+    """
+
+    __slots__ = ("span_id", "state", "trace_id")
+
+    def __init__(self, trace_id: int, span_id: int, state: str = "") -> None:
+        self.trace_id = trace_id
+        self.span_id = span_id
+        self.state = state
+
+
+class Trace:
+    """The trace of one request.
+
+    Attributes:
+        tree: What it belongs to.
+        id: Its number.
+        parent_id: Number of the trace of the request that this one was made for, 0 for none.
+        span_id: Number of its span, 0 where there are no spans.
+        compute_span_id: Number of the span of its execution.
+        model_name: Model that runs it, "" until that takes it in.
+        model_version: Version that runs it, as text.
+        request_id: The caller's id.
+        events: Name and time of each event, in no particular order.
+        tensors: Activity and tensor.
+        answered_ns: When its last response was there, 0 before.
+    """
+
+    __slots__ = (
+        *("answered_ns", "compute_span_id", "events", "id", "model_name", "model_version", "parent_id"),
+        *("request_id", "span_id", "tensors", "tree"),
+    )
+
+    def __init__(self, tree: "TraceTree", id: int, parent_id: int, span_ids: tuple[int, int]) -> None:
+        self.tree = tree
+        self.id = id
+        self.parent_id = parent_id
+        self.span_id, self.compute_span_id = span_ids
+        self.model_name = ""
+        self.model_version = ""
+        self.request_id = ""
+        self.events: list[tuple[str, int]] = []
+        self.tensors: list[tuple[str, Tensor]] = []
+        self.answered_ns = 0
+
+    @property
+    def context(self) -> str:
+        """What a model is told of the trace: JSON text with `traceparent`, or with our own number of the trace."""
+        tree = self.tree
+        if not self.span_id:
+            return f'{{"charonia_trace_id":"{self.id}"}}'
+        text = f'{{"traceparent":"00-{tree.trace_id:032x}-{self.span_id:016x}-01"'
+        return f'{text},"tracestate":"{tree.state}"}}' if tree.state else text + "}"
+
+    def mark(self, name: str, at_ns: int) -> None:
+        """Note an event."""
+        if len(self.events) < EVENTS_MAX:
+            self.events.append((name, at_ns))
+
+    def show(self, activity: str, tensors: Iterable[Tensor]) -> None:
+        """Note tensors, where they are asked for."""
+        if self.tree.level & TraceLevel.TENSORS and len(self.tensors) < EVENTS_MAX:
+            self.tensors += [(activity, tensor) for tensor in tensors]
+
+    def child(self) -> "Trace | None":
+        """Return the trace of a request that is made for this one, None when there are too many."""
+        return self.tree.trace(self.id)
+
+
+class TraceTree:
+    """All traces that belong to one request of a client.
+
+    Args:
+        level: What is noted.
+        ids: Where numbers come from.
+        done: Gets the tree when it is over.
+        remote: Where the request was sent from, if that is known.
+
+    Attributes:
+        level: What is noted.
+        traces: The traces; the first is that of the client's request.
+        front: Name and time of each event in the front end.
+        trace_id: Number of the whole distributed trace, 0 where there are no spans.
+        span_id: Number of the span around everything, 0 where there are no spans.
+        remote: Where the request was sent from, None where that is not known.
+    """
+
+    __slots__ = ("_done", "_holders", "_ids", "front", "level", "remote", "span_id", "trace_id", "traces")
+
+    def __init__(
+        self,
+        level: TraceLevel,
+        ids: TraceIds,
+        done: "Callable[[TraceTree], None]",
+        remote: RemoteParent | None = None,
+    ) -> None:
+        self.level = level
+        self.front: list[tuple[str, int]] = []
+        self.remote = remote
+        self.span_id = ids.span_id()
+        self.trace_id = remote.trace_id if remote is not None else ids.span_id() << 64 | self.span_id
+        self.traces: list[Trace] = []
+        self._ids = ids
+        self._done = done
+        self._holders = 1  # the front end
+        self.trace(0)
+
+    @property
+    def root(self) -> Trace:
+        """The trace of the client's request."""
+        return self.traces[0]
+
+    @property
+    def state(self) -> str:
+        """`tracestate` of the distributed trace, "" for none."""
+        return self.remote.state if self.remote is not None else ""
+
+    def trace(self, parent_id: int) -> Trace | None:
+        """Add a trace; None when there are too many."""
+        if len(self.traces) > CHILDREN_MAX:
+            return None
+        trace = Trace(self, self._ids.trace_id(), parent_id, (self._ids.span_id(), self._ids.span_id()))
+        self.traces.append(trace)
+        return trace
+
+    def mark(self, name: str, at_ns: int) -> None:
+        """Note an event in the front end."""
+        if len(self.front) < EVENTS_MAX:
+            self.front.append((name, at_ns))
+
+    def hold(self) -> None:
+        """Keep the tree from being over until `release`."""
+        self._holders += 1
+
+    def release(self) -> None:
+        """Let go; the last one ends the tree."""
+        self._holders -= 1
+        if not self._holders:
+            self._done(self)
+
+
+_PARENT_LENGTH = 55
+_PARENT_DASHES = (2, 35, 52)
+
+
+def parse_traceparent(value: str, state: str = "") -> RemoteParent | None:
+    """Return what a `traceparent` header says, None for one that must be ignored.
+
+    Args:
+        value: The header.
+        state: The header `tracestate`; one that could not stand in a JSON text is left out.
+
+    Source: W3C Trace Context, level 1.
+    """
+    value = value.strip()
+    version = value[:2]
+    has_more = len(value) > _PARENT_LENGTH
+    if len(value) < _PARENT_LENGTH or version == "ff" or (has_more and (version == "00" or value[55] != "-")):
+        return None
+    if any(value[at] != "-" for at in _PARENT_DASHES):
+        return None
+    fields = (version, value[3:35], value[36:52], value[53:55])
+    if any(not set(field) <= _HEX for field in fields):
+        return None
+    trace_id, span_id = int(fields[1], 16), int(fields[2], 16)
+    if not trace_id or not span_id:
+        return None
+    return RemoteParent(trace_id, span_id, state if _is_plain(state) else "")
+
+
+_HEX = frozenset("0123456789abcdef")
+_STATE_MAX = 512
+
+
+def _is_plain(state: str) -> bool:
+    return len(state) <= _STATE_MAX and state.isascii() and state.isprintable() and not set(state) & {'"', "\\"}
