@@ -8,6 +8,7 @@ Nothing here makes a task, a future or a timer for a request: the endpoint's swe
 """
 
 import asyncio
+from collections.abc import Sequence
 from typing import Protocol, cast
 
 import httptools
@@ -301,8 +302,10 @@ class HttpConnection(asyncio.BufferedProtocol):
         exchange = Exchange(self, parser.get_method(), self._url, headers)
         if self._host.is_closing or not parser.should_keep_alive():
             exchange.end_connection()
+            exchange.takes_chunks = parser.get_http_version() != "1.0"
         elif b"connection" in headers and parser.get_http_version() == "1.0":
             exchange.connection = b"Connection: keep-alive\r\n"
+            exchange.takes_chunks = False
         return exchange
 
     def _begin(self, exchange: Exchange) -> None:
@@ -331,6 +334,10 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._host.finished(first)
             if transport is not None and not transport.is_closing():
                 _write(transport, first.response or [])
+            if first.has_begun and not first.keep_alive:
+                self._give_up_rest()
+        if exchanges:
+            self.progressed(exchanges[0])
         if self._is_paused:
             self._pace()
         if not exchanges:
@@ -338,6 +345,25 @@ class HttpConnection(asyncio.BufferedProtocol):
                 self._end()
             elif not self._is_receiving:
                 self._since_s = self._host.now_s
+
+    def _give_up_rest(self) -> None:
+        """The end of the connection is the end of the response that is out: nothing can follow."""
+        self._ends = True
+        exchanges, self._exchanges[:] = self._exchanges[:], []
+        for exchange in exchanges:
+            exchange.abandon()
+            self._host.finished(exchange)
+
+    def progressed(self, exchange: Exchange) -> None:
+        """An exchange has a further part of its response: write it if nothing is ahead of it."""
+        if exchange.has_begun and self._exchanges and self._exchanges[0] is exchange:
+            parts, transport = exchange.take_unwritten(), self._transport
+            if parts and transport is not None and not transport.is_closing():
+                _write(transport, parts)
+
+    def unsent_bytes(self) -> int:
+        """Return how much of what was written the client has not taken."""
+        return self._transport.get_write_buffer_size() if self._transport is not None else 0
 
     def _end(self) -> None:
         """Close; where the client is still sending, only after it has had time to read why."""
@@ -427,7 +453,7 @@ class _RefusedError(Exception):
         self.error = error
 
 
-def _write(transport: asyncio.Transport, parts: list[bytes | memoryview]) -> None:
+def _write(transport: asyncio.Transport, parts: Sequence[bytes | memoryview]) -> None:
     if len(parts) == 1:
         transport.write(parts[0])
     else:

@@ -28,6 +28,14 @@ class Outlet(Protocol):
         """The exchange has its response."""
         ...
 
+    def progressed(self, exchange: "Exchange") -> None:
+        """The exchange has a further part of its response."""
+        ...
+
+    def unsent_bytes(self) -> int:
+        """Return how much of what was written the client has not taken."""
+        ...
+
 
 class Exchange:
     """A request as received, and its response once it is there.
@@ -39,7 +47,9 @@ class Exchange:
         body: Request body.
         connection: The response's header line on what becomes of the connection, b"" where it lives on as usual.
         keep_alive: Whether the connection lives on afterwards.
-        response: Parts of the complete response, None until it is there.
+        takes_chunks: Whether the client knows chunked bodies: not with HTTP/1.0.
+        response: Parts of the complete response, None until it is there; the rest of one that is sent piece by piece.
+        has_begun: Whether the response is sent piece by piece, and its header has been.
         status: Status of the response, 0 until it is there.
         bytes_out: Size of the response's body.
         ticket: The inference in flight, where there is one.
@@ -53,9 +63,12 @@ class Exchange:
 
     __slots__ = (
         "_outlet",
+        "_unwritten",
+        "_unwritten_bytes",
         "body",
         "bytes_out",
         "connection",
+        "has_begun",
         "headers",
         "keep_alive",
         "method",
@@ -66,6 +79,7 @@ class Exchange:
         "response",
         "sole",
         "status",
+        "takes_chunks",
         "ticket",
         "url",
         "version",
@@ -79,6 +93,8 @@ class Exchange:
         self.body: bytes | memoryview = b""
         self.connection = b""
         self.keep_alive = True
+        self.takes_chunks = True
+        self.has_begun = False
         self.response: list[bytes | memoryview] | None = None
         self.status = 0
         self.bytes_out = 0
@@ -110,7 +126,7 @@ class Exchange:
             content_type: Its content type; left out for an empty body.
             extra: Further header lines, each with its line end.
         """
-        if self.response is not None:
+        if self.response is not None or self.has_begun:
             return
         if self.method == b"HEAD":
             body = []  # the client would take it for the next response
@@ -128,6 +144,46 @@ class Exchange:
             self.response = [head, *body]
         self.ticket = None
         self._outlet.answered(self)
+
+    def begin(self, status: int, content_type: bytes, extra: bytes = b"") -> None:
+        """Begin an answer that is sent piece by piece: `send`, and `end` after the last. Arguments as in `respond`."""
+        framing = b"Transfer-Encoding: chunked\r\n"
+        if not self.takes_chunks:
+            framing = b""
+            self.end_connection()  # the only way to say where the body ends
+        head = b"%b%bContent-Type: %b\r\n%b%b\r\n"
+        self.status = status
+        self.has_begun = True
+        self._unwritten = [head % (_STATUS_LINES[status], extra, content_type, self.connection, framing)]
+        self._unwritten_bytes = len(self._unwritten[0])
+        self._outlet.progressed(self)
+
+    def send(self, data: bytes) -> None:
+        """Send a piece, which is not empty."""
+        if self.has_begun and self.response is None:
+            piece = b"%x\r\n%b\r\n" % (len(data), data) if self.takes_chunks else data
+            self.bytes_out += len(data)
+            self._unwritten.append(piece)
+            self._unwritten_bytes += len(piece)
+            self._outlet.progressed(self)
+
+    def end(self) -> None:
+        """End an answer that was begun."""
+        if self.has_begun and self.response is None:
+            self.response = [*self._unwritten, b"0\r\n\r\n" if self.takes_chunks else b""]
+            self.ticket = None
+            self._outlet.answered(self)
+
+    def take_unwritten(self) -> list[bytes]:
+        """Return what is to be written of an answer in progress, and count it as written."""
+        parts, self._unwritten = self._unwritten, []
+        self._unwritten_bytes = 0
+        return parts
+
+    @property
+    def unsent_bytes(self) -> int:
+        """How much of an answer that was begun waits for the client, or for those that are ahead of it."""
+        return self._unwritten_bytes + self._outlet.unsent_bytes()
 
     def fail(self, error: ServingError, status: int = 0) -> None:
         """Answer with an error; without a `status` with that of its code."""

@@ -16,6 +16,8 @@ class HttpLimits:
         chunk_count_max: Most chunks of a chunked body.
         pipeline_max: Requests of one connection in flight at which no more is read from it; what one read brought
             (`READ_BYTES`) is still taken.
+        stream_unsent_bytes_max: Bytes of a response that is sent piece by piece that wait for its client; with more the
+            request is given up: a model cannot be made to wait.
         connections_max: Most connections; one more is told so and closed.
         header_timeout_s: Longest time from a request's first byte to the end of its header.
         body_timeout_s: Longest time for a body, to which the time is added that `body_bytes_per_s_min` gives it.
@@ -31,6 +33,7 @@ class HttpLimits:
     header_bytes_max: int = 64 * 1024
     chunk_count_max: int = 65_536
     pipeline_max: int = 32
+    stream_unsent_bytes_max: int = 64 * 1024 * 1024
     connections_max: int = 16_384
     header_timeout_s: float = 30.0
     body_timeout_s: float = 60.0
