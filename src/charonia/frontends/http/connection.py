@@ -116,10 +116,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._transport = None
         self._ends = True
         self._host.closed(self)
-        exchanges, self._exchanges = self._exchanges, []
-        for exchange in exchanges:
-            exchange.abandon()
-            self._host.finished(exchange)
+        _give_up(self._host, self._exchanges)
 
     def eof_received(self) -> bool:
         """The client has gone; one that only ends its sending side looks the same, and gets no more answers."""
@@ -335,7 +332,8 @@ class HttpConnection(asyncio.BufferedProtocol):
             if transport is not None and not transport.is_closing():
                 _write(transport, first.response or [])
             if first.has_begun and not first.keep_alive:
-                self._give_up_rest()
+                self._ends = True  # the end of the connection is that of the response: nothing can follow
+                _give_up(self._host, exchanges)
         if exchanges:
             self.progressed(exchanges[0])
         if self._is_paused:
@@ -345,14 +343,6 @@ class HttpConnection(asyncio.BufferedProtocol):
                 self._end()
             elif not self._is_receiving:
                 self._since_s = self._host.now_s
-
-    def _give_up_rest(self) -> None:
-        """The end of the connection is the end of the response that is out: nothing can follow."""
-        self._ends = True
-        exchanges, self._exchanges[:] = self._exchanges[:], []
-        for exchange in exchanges:
-            exchange.abandon()
-            self._host.finished(exchange)
 
     def progressed(self, exchange: Exchange) -> None:
         """An exchange has a further part of its response: write it if nothing is ahead of it."""
@@ -451,6 +441,15 @@ class _RefusedError(Exception):
         super().__init__(str(error))
         self.status = status
         self.error = error
+
+
+def _give_up(host: Host, exchanges: list[Exchange]) -> None:
+    """Abandon exchanges whose responses nobody will get, and forget them."""
+    abandoned = exchanges[:]
+    exchanges.clear()
+    for exchange in abandoned:
+        exchange.abandon()
+        host.finished(exchange)
 
 
 def _write(transport: asyncio.Transport, parts: Sequence[bytes | memoryview]) -> None:
