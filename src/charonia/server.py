@@ -23,6 +23,7 @@ from charonia.engine.machine import MachineSampler
 from charonia.frontends.access_log import AccessLog
 from charonia.frontends.grpc.frontend import GrpcFrontend, GrpcLimits
 from charonia.frontends.http.frontend import HttpFrontend, HttpLimits, MetricsFrontend
+from charonia.frontends.regions.registry import RegionRegistry
 from charonia.frontends.services import Services
 from charonia.stats.prometheus import render
 
@@ -170,7 +171,9 @@ class Server:
     async def _open(self) -> None:
         options = self._options
         access_log = self._access_log(options.log)
-        services = Services()
+        services = Services(
+            regions=RegionRegistry(options.client_shm_bytes_max) if options.client_shm else None,
+        )
         if options.grpc.enabled:
             self.grpc = GrpcFrontend(self.engine, GrpcLimits.of(options.grpc), access_log=access_log, services=services)
             await self.grpc.start(

@@ -223,7 +223,6 @@ def test_an_option_that_only_tunes_triton_is_accepted_with_a_note(text: str) -> 
         "--http-restricted-api=health:key=value",
         "--grpc-restricted-protocol=health:key=value",
         "--http-header-forward-pattern=x-.*",
-        "--allow-client-shm=true",
         "--allow-sagemaker=true",
         "--allow-vertex-ai=1",
         "--host-policy=gpu_0,cpu-cores=1-2",
@@ -241,7 +240,7 @@ def test_an_option_that_asks_for_what_is_not_there_is_refused_with_the_reason(te
     [
         "--rate-limit=off",
         "--model-namespacing=false",
-        "--allow-client-shm=0",
+        "--allow-sagemaker=0",
         "--allow-vertex-ai=false",
         "--trace-level=OFF",
         "--response-cache-byte-size=0",

@@ -221,9 +221,18 @@ def test_a_method_that_is_not_there_is_unimplemented(play: Any) -> None:
     play(scenario)
 
 
-@pytest.mark.parametrize(
-    "method", ["TraceSetting", "LogSettings", "SystemSharedMemoryRegister", "CudaSharedMemoryUnregister"]
-)
+@pytest.mark.parametrize("method", ["SystemSharedMemoryRegister", "CudaSharedMemoryUnregister"])
+def test_regions_are_registered_only_where_that_is_allowed(play: Any, method: str) -> None:
+    async def scenario(bench: Any) -> None:
+        response = await bench.client().call(method)
+
+        assert response.status == Status.UNIMPLEMENTED
+        assert "Client shared memory is disabled" in response.message
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("method", ["TraceSetting", "LogSettings"])
 def test_what_is_not_offered_says_so(play: Any, method: str) -> None:
     async def scenario(bench: Any) -> None:
         response = await bench.client().call(method)

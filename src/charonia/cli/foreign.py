@@ -54,7 +54,6 @@ FOREIGN: tuple[ForeignOption, ...] = (
     *_without_effect("GPU metrics are not offered", "--allow-gpu-metrics", harmless=_OFF),
     *_without_effect("tracing is not offered", "--trace-log-frequency"),
     *_refused(_NOT_HERE, "--allow-sagemaker", "--allow-vertex-ai", harmless=_OFF),
-    *_refused("client shared memory is not offered", "--allow-client-shm", harmless=_OFF),
     *_refused(
         "names must be unique over all repositories: load a model under another folder name",
         "--model-namespacing",

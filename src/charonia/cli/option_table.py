@@ -73,6 +73,7 @@ class Option:
 
 
 _HTTP_INPUT_BYTES_MAX = 2**40
+_CLIENT_SHM_BYTES_MAX = 2**50
 _PORT = integer(0, PORT_MAX)
 _MS = integer(0)
 _BOOL = "true|false"
@@ -132,6 +133,11 @@ SERVER = (
     Option("--exit-timeout-secs", "exit_timeout_secs", integer(0), "SECONDS", "Time that requests have at shutdown"),
     Option("--exit-on-error", "exit_on_error", boolean, _BOOL, "End when a model fails to load at start"),
     Option("--strict-readiness", "strict_readiness", boolean, _BOOL, "Be ready only when all models are"),
+    Option("--allow-client-shm", "client_shm", boolean, _BOOL, "Let clients register shared memory of this machine"),
+    Option(
+        *("--client-shm-byte-size", "client_shm_bytes_max", integer(1, _CLIENT_SHM_BYTES_MAX), "BYTES"),
+        "Most shared memory of clients that is registered at a time",
+    ),
 )
 
 HTTP = (

@@ -245,6 +245,9 @@ BUSY_POLL_US = 500
 
 BUSY_POLL_US_MAX = 10_000
 
+CLIENT_SHM_BYTES = 16 * 2**30
+"""Default of `ServerOptions.client_shm_bytes_max`."""
+
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
@@ -265,6 +268,8 @@ class ServerOptions:
         cpu_cores: Cores that models may use, 0 for those that this process may use.
         busy_poll_us: Longest time in us between two requests of a lone caller for which the server stays awake, 0 for
             never.
+        client_shm: Whether clients may register shared memory.
+        client_shm_bytes_max: Most bytes that all their regions have together.
 
     Raises:
         ServingError: INVALID_ARG with every rule that the values break.
@@ -283,6 +288,8 @@ class ServerOptions:
     backends: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     cpu_cores: int = 0
     busy_poll_us: int = BUSY_POLL_US
+    client_shm: bool = False
+    client_shm_bytes_max: int = CLIENT_SHM_BYTES
 
     def __post_init__(self) -> None:
         found = [*self.models.problems(), *self.http.tls.problems("http"), *self.grpc.tls.problems("grpc")]

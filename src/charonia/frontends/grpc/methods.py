@@ -3,13 +3,17 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from charonia.core.errors import ServingError, unsupported
 from charonia.engine.api import Engine
 from charonia.frontends.grpc.calls import Call, UnaryCall, Wire, internal_error
 from charonia.frontends.grpc.infer_stream import InferStream
 from charonia.frontends.grpc.reflection import ReflectionStream
+from charonia.frontends.grpc.settings import log_setting, trace_setting
+from charonia.frontends.grpc.shared_memory import ANSWERS, WORKS
 from charonia.frontends.grpc.stream import Conversation, StreamCall
+from charonia.frontends.services import Services
 from charonia.protocol import grpc_messages as messages
 from charonia.protocol.grpc_framing import Buffer
 from charonia.protocol.grpc_headers import CallHead
@@ -18,6 +22,7 @@ from charonia.protocol.grpc_status import RpcError, Status
 Run = Callable[[UnaryCall, Buffer], None]
 Answer = Callable[[Engine, Buffer], bytes]
 Work = Callable[[Engine, Buffer], Awaitable[bytes]]
+T = TypeVar("T")
 
 _SERVICE = "inference.GRPCInferenceService"
 _REFLECTION = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
@@ -64,23 +69,25 @@ def method_table() -> dict[bytes, Method]:
         "ModelConfig": _model_config,
         "ModelStatistics": _model_statistics,
         "RepositoryIndex": _repository_index,
-        "SystemSharedMemoryStatus": _no_regions("SystemSharedMemoryStatus"),
-        "CudaSharedMemoryStatus": _no_regions("CudaSharedMemoryStatus"),
     }
     for name, answer in answers.items():
-        _add(table, _SERVICE, Method(name, run=_answering(answer)))
+        _add(table, _SERVICE, Method(name, run=_answering(answer, _engine)))
     works: dict[str, Work] = {
         "ModelReady": _model_ready,
         "RepositoryModelLoad": _load,
         "RepositoryModelUnload": _unload,
     }
     for name, work in works.items():
-        _add(table, _SERVICE, Method(name, run=_working(work)))
-    for name, what in _NOT_OFFERED.items():
-        _add(table, _SERVICE, Method(name, run=_refusing(f"{name}: {what} not offered by this server")))
+        _add(table, _SERVICE, Method(name, run=_working(work, _engine)))
+    for name, service_answer in ANSWERS.items():
+        _add(table, _SERVICE, Method(name, run=_answering(service_answer, _services)))
+    for name, service_work in WORKS.items():
+        _add(table, _SERVICE, Method(name, run=_working(service_work, _services)))
+    _add(table, _SERVICE, Method("TraceSetting", run=trace_setting))
+    _add(table, _SERVICE, Method("LogSettings", run=log_setting))
     _add(table, _SERVICE, Method("ModelInfer", run=UnaryCall.infer))
     _add(table, _SERVICE, Method("ModelStreamInfer", converse=InferStream))
-    _add(table, "grpc.health.v1.Health", Method("Check", run=_answering(_health)))
+    _add(table, "grpc.health.v1.Health", Method("Check", run=_answering(_health, _engine)))
     _add(
         table, "grpc.health.v1.Health", Method("Watch", run=_refusing("Watch is not offered by this server: use Check"))
     )
@@ -89,23 +96,23 @@ def method_table() -> dict[bytes, Method]:
     return table
 
 
-_NOT_OFFERED = {
-    "SystemSharedMemoryRegister": "shared memory is",
-    "SystemSharedMemoryUnregister": "shared memory is",
-    "CudaSharedMemoryRegister": "shared memory is",
-    "CudaSharedMemoryUnregister": "shared memory is",
-    "TraceSetting": "tracing is",
-    "LogSettings": "changing log settings at run time is",
-}
-
-
 def _add(table: dict[bytes, Method], service: str, method: Method) -> None:
     table[f"/{service}/{method.name}".encode()] = method
 
 
-def _answering(answer: Answer) -> Run:
+def _engine(call: UnaryCall) -> Engine:
+    return call.wire.service.engine
+
+
+def _services(call: UnaryCall) -> Services:
+    return call.wire.service.services
+
+
+def _answering(answer: Callable[[T, Buffer], bytes], server: Callable[[UnaryCall], T]) -> Run:
+    """Return what answers a call at once, given the part of the server that it is about."""
+
     def run(call: UnaryCall, message: Buffer) -> None:
-        call.answer(answer(call.wire.service.engine, message))
+        call.answer(answer(server(call), message))
 
     return run
 
@@ -117,14 +124,14 @@ def _refusing(sentence: str) -> Run:
     return run
 
 
-def _working(work: Work) -> Run:
+def _working(work: Callable[[T, Buffer], Awaitable[bytes]], server: Callable[[UnaryCall], T]) -> Run:
     """Return what runs a call whose answer takes a while. A caller that leaves does not stop the work."""
     # The event loop itself holds tasks weakly only.
     tasks: set[asyncio.Task[None]] = set()
 
     async def perform(call: UnaryCall, message: Buffer) -> None:
         try:
-            call.answer(await work(call.wire.service.engine, message))
+            call.answer(await work(server(call), message))
         except ServingError as error:
             call.refuse(error)
         except RpcError as error:
@@ -177,14 +184,6 @@ def _model_statistics(engine: Engine, message: Buffer) -> bytes:
 
 def _repository_index(engine: Engine, message: Buffer) -> bytes:
     return messages.encode_index(engine.repository_index(messages.decode_index_request(message)))
-
-
-def _no_regions(name: str) -> Answer:
-    def answer(engine: Engine, message: Buffer) -> bytes:
-        messages.decode_empty(f"{name}Request", message)
-        return b""
-
-    return answer
 
 
 def _health(engine: Engine, message: Buffer) -> bytes:
