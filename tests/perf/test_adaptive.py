@@ -45,6 +45,33 @@ def test_a_steady_server_is_settled_within_two_seconds() -> None:
     assert look.throughput.value == pytest.approx(500, rel=0.05)
 
 
+def test_a_short_measurement_is_looked_at_four_times_and_ends_on_time() -> None:
+    decision = adaptive.AdaptiveStop(MeasurePlan(time_max_s=0.4), begin_ns=SECOND)
+
+    looks = [SECOND]
+    while not decision.out_of_time(looks[-1]):
+        looks.append(decision.next_ns(looks[-1]))
+
+    assert [look - SECOND for look in looks[1:]] == [100 * MS, 200 * MS, 300 * MS, 400 * MS]
+
+
+def test_a_long_measurement_is_looked_at_every_quarter_of_a_second_and_then_less_often() -> None:
+    decision = adaptive.AdaptiveStop(MeasurePlan(time_max_s=30), begin_ns=0)
+
+    assert decision.next_ns(0) == 250 * MS
+    assert decision.next_ns(10 * SECOND) == 11 * SECOND
+    assert decision.next_ns(29 * SECOND) == 30 * SECOND
+
+
+def test_the_shortest_time_of_a_steady_level_can_be_chosen() -> None:
+    rows = closed_loop(10, MS, 0.05, seed=1)
+    decision = adaptive.AdaptiveStop(MeasurePlan(time_min_s=0.2), 0)
+
+    settled = [decision.settled(adaptive.look(rows, 0, now * MS, MeasurePlan()), 100) for now in (100, 200, 300)]
+
+    assert settled == [False, False, True]
+
+
 def test_a_wilder_server_takes_longer() -> None:
     steady = time_to_settle(closed_loop(30, 5 * MS, 0.2, seed=1), MeasurePlan())
     wild = time_to_settle(closed_loop(30, 5 * MS, 1.0, seed=1), MeasurePlan())

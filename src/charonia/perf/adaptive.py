@@ -1,7 +1,8 @@
 """Measuring until it is precise enough: `--measurement-mode adaptive`. Pure.
 
-After every quarter of a second the requests so far are looked at: the warm-up at their begin is left out, and when the
-confidence intervals of throughput and of the stabilising latency are both tight, twice in a row, the level is settled.
+Every quarter of a second, or part of a shorter measurement, the requests so far are looked at: the warm-up at the begin
+is left out, and when the confidence intervals of throughput and of the stabilising latency are both tight, twice in a
+row, the level is settled.
 """
 
 from dataclasses import dataclass
@@ -14,10 +15,11 @@ from charonia.perf.samples import DONE, Rows, response_times, successes
 from charonia.results.records import Estimate
 
 CHECK_NS = 250_000_000
-"""Time between two looks."""
+"""Most time between the first looks."""
 
-_BEGIN_MIN_NS = 1_000_000_000
 _LOOKS = 2
+_LOOKS_MIN = 4
+_GROWTH = 0.1
 _REQUESTS_MIN = 40
 
 
@@ -88,9 +90,15 @@ class AdaptiveStop:
 
     def settled(self, seen: Look, request_count: int) -> bool:
         """Take the next look, and return whether it is enough."""
-        long_enough = seen.end_ns - self._begin_ns >= _BEGIN_MIN_NS and request_count >= _REQUESTS_MIN
+        long_enough = seen.end_ns - self._begin_ns >= self._plan.time_min_s * 1e9 and request_count >= _REQUESTS_MIN
         self._tight = self._tight + 1 if long_enough and seen.is_tight(self._plan.precision) else 0
         return self._tight >= _LOOKS
+
+    def next_ns(self, at_ns: int) -> int:
+        """Return when to look after a look at this moment; the time between looks grows with the level."""
+        end_ns = self._begin_ns + int(self._plan.time_max_s * 1e9)
+        step_ns = min(CHECK_NS, (end_ns - self._begin_ns) // _LOOKS_MIN)
+        return min(at_ns + max(step_ns, int((at_ns - self._begin_ns) * _GROWTH)), end_ns)
 
     def out_of_time(self, now_ns: int) -> bool:
         """Whether the longest time is over."""

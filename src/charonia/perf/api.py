@@ -184,6 +184,7 @@ class MeasurePlan:
         precision: Half-width that `ADAPTIVE` wants of a confidence interval, as a share of the value.
         confidence: Of the intervals.
         time_max_s: Longest time of a level in `ADAPTIVE`.
+        time_min_s: Shortest time of it.
     """
 
     mode: MeasurementMode = MeasurementMode.TIME_WINDOWS
@@ -199,6 +200,7 @@ class MeasurePlan:
     precision: float = 0.05
     confidence: float = 0.95
     time_max_s: float = 30.0
+    time_min_s: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

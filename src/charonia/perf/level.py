@@ -13,7 +13,6 @@ _PARTIAL_NS = 200_000_000
 _COUNT_STEP_NS = 1_000_000_000
 _COUNT_WINDOW_NS_MAX = 60_000_000_000
 _OVERLOAD_NS = 2_000_000_000
-_LOOK_GROWTH = 0.1
 
 _INTERRUPTED = {
     Interruption.STOPPED: (Verdict.INTERRUPTED, "The run was stopped before this level was measured to the end."),
@@ -58,13 +57,13 @@ def _to_the_end(load: RunningLoad) -> Span:
 
 
 def _adaptively(context: Context, load: RunningLoad) -> Span:
-    """Look again and again until the intervals are tight; the time between looks grows with the level."""
+    """Look again and again until the intervals are tight."""
     plan = context.settings.measure
     decision = adaptive.AdaptiveStop(plan, load.begin_ns)
     load.expect(0, plan.time_max_s)
     at_ns = load.begin_ns
     while True:
-        at_ns += max(adaptive.CHECK_NS, int((at_ns - load.begin_ns) * _LOOK_GROWTH))
+        at_ns = decision.next_ns(at_ns)
         interruption = load.wait(at_ns)
         now_ns = _end_ns(load, interruption) if interruption else at_ns
         seen = adaptive.look(load.ledger.rows, load.begin_ns, now_ns, plan)

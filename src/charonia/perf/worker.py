@@ -4,6 +4,7 @@ It has its own event loop and connections, and ends when the socket closes.
 """
 
 import asyncio
+import contextlib
 import gc
 import os
 import sys
@@ -32,6 +33,9 @@ if sys.platform != "win32":
 
 FLUSH_S = 0.04
 """Time between two chunks."""
+
+ENDING_S = 0.003
+"""Time between two looks at whether the last request has ended."""
 
 OPEN_AHEAD = 16
 """Connections that an open loop makes before it begins; more are made when they are needed."""
@@ -113,7 +117,7 @@ class Worker:
         loop.start()
         give_up_s = 0.0
         while not loop.is_finished and not (give_up_s and self._events.time() >= give_up_s):
-            await asyncio.sleep(FLUSH_S)
+            await self._pause(loop, is_ending=bool(begin.request_count or give_up_s))
             self._tell(self._sender.journal.chunk(len(self._sender.flights), finished=False))
             if self._next.is_set() and not give_up_s:
                 message = await self._told()
@@ -126,6 +130,16 @@ class Worker:
         unanswered = len(self._sender.flights)
         self._sender.cancel()
         self._tell(self._sender.journal.chunk(unanswered, finished=True))
+
+    async def _pause(self, loop: Loop, *, is_ending: bool) -> None:
+        """Wait until the next chunk is due, or something is told; where the end is near, until the load has ended."""
+        if not is_ending:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._next.wait(), FLUSH_S)
+            return
+        until = self._events.time() + FLUSH_S
+        while not loop.is_finished and self._events.time() < until:
+            await asyncio.sleep(ENDING_S)
 
     def _slots(self, begin: Begin) -> list[Slot]:
         settings, process, count = self._setup.settings, self._setup.process, self._setup.process_count

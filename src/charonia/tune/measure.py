@@ -26,6 +26,9 @@ from charonia.tune.servers import Server
 PRECISION = 0.02
 """Half-width of the confidence intervals that ends a measurement of full effort before its time."""
 
+STEADY_SHARE = 0.4
+"""Least part of the longest time of a measurement: a steady model needs no more."""
+
 REQUESTS_MIN = 10
 """Fewer answers say too little: a slow model is measured again, for longer."""
 
@@ -174,11 +177,13 @@ class Measurer:
             percentile=settings.measure.percentile or self._percentiles.get(load.model),
         )
         if not prepared.is_timed:
+            longest_s = max(self._time_s * effort, self._least_s.get(load, 0.0))
             plan = replace(
                 plan,
                 mode=MeasurementMode.ADAPTIVE,
                 precision=PRECISION / effort,
-                time_max_s=max(self._time_s * effort, self._least_s.get(load, 0.0)),
+                time_max_s=longest_s,
+                time_min_s=longest_s * STEADY_SHARE,
             )
         side = settings.server
         if self._metrics_interval_s and not side.metrics_url:

@@ -58,6 +58,7 @@ class Point:
         violation: Sum of the relative distances to the constraints that are missed, 0 where all are kept.
         surely_violates: Whether a constraint is missed by the whole interval.
         effort: Of the measurements that count.
+        count: How often it was measured with this effort, counted or not.
     """
 
     variant: Variant
@@ -68,6 +69,7 @@ class Point:
     violation: float
     surely_violates: bool
     effort: float
+    count: int = 1
 
     @property
     def order(self) -> tuple[bool, float]:
@@ -172,6 +174,7 @@ class Evidence:
             violation,
             surely,
             effort,
+            self.count(self._variants[key], loads, effort),
         )
 
     def _pool(self, name: str, effort: float, estimates: Sequence[Estimate]) -> "_Pool":
@@ -314,7 +317,12 @@ def _counted(group: Sequence[Told]) -> tuple[list[Measured], float]:
     """
     effort = max(told.trial.effort for told in group)
     kept = [told.outcome for told in group if told.trial.effort == effort and isinstance(told.outcome, Measured)]
-    return (kept[1:] if len(kept) > 2 else kept), effort
+    return kept[len(kept) - counted(len(kept)) :], effort
+
+
+def counted(count: int) -> int:
+    """Return how many of so many measurements of a point count: all, or all but the first."""
+    return count - 1 if count > 2 else count
 
 
 def _shared(metrics: Sequence[Mapping[str, Estimate]]) -> list[str]:

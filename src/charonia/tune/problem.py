@@ -20,13 +20,13 @@ from charonia.tune.api import (
 )
 from charonia.tune.goals import model_goal
 from charonia.tune.options import ModelRequest, SearchSettings, TuneOptions
-from charonia.tune.space import automatic_dimensions, doubling, manual_dimensions
+from charonia.tune.space import SMALL_SPACE, automatic_dimensions, doubling, manual_dimensions
 from charonia.tune.variants import BaseModel
 
 THREADED_BACKEND = "onnxruntime"
 """Backend whose threads a parameter of the model sets."""
 
-_SMALL_SPACE, _SMALL_REPEATS_MAX = 8, 3
+_SMALL_REPEATS_MAX = 3
 """Where there is little to choose from, the best is less likely a lucky one: fewer repeats tell."""
 
 
@@ -154,7 +154,7 @@ def _search_options(options: TuneOptions, space: SearchSpace, time_budget_s: flo
         time_budget_s=time_budget_s,
         seed=search.seed,
         finalist_count=options.output.configs_per_model,
-        repeats_max=_SMALL_REPEATS_MAX if size <= _SMALL_SPACE else SearchOptions().repeats_max,
+        repeats_max=_SMALL_REPEATS_MAX if size <= SMALL_SPACE else SearchOptions().repeats_max,
         stops_early=search.stops_early or (search.mode is SearchMode.BRUTE and not is_manual),
         optuna_trials_min=search.trials_min or _part(size, search.share_min, SearchSettings().share_min),
         optuna_trials_max=search.trials_max or _part(size, search.share_max, SearchSettings().share_max),

@@ -26,6 +26,9 @@ Coordinate = tuple[int, ...]
 VARIANTS_MAX = 100_000
 """Most variants that a space may have: a larger product is a mistake in the ranges."""
 
+SMALL_SPACE = 8
+"""Up to so many variants each is measured well at once, and the best are repeated less often."""
+
 Value = int | tuple[int, ...] | str
 
 
@@ -166,6 +169,11 @@ class Grid:
             raise invalid(
                 f"expected at most {VARIANTS_MAX} variants, got {math.prod(self.shape)}", hint="narrow the ranges"
             )
+
+    @property
+    def is_small(self) -> bool:
+        """Whether there is little to choose from."""
+        return math.prod(self.shape) <= SMALL_SPACE
 
     def coordinates(self) -> Iterator[Coordinate]:
         """Yield all coordinates, the last dimension changing fastest. Without any dimension there is none."""

@@ -52,6 +52,9 @@ class Bench:
         history: Everything told.
         skipped: What was not measured, and why.
         notes: What was decided on the way.
+        look_effort: Of the first look at a variant.
+        repeat_effort: Of the measurements that decide. In a small space it is that of the first look, which then counts
+            as one of them.
     """
 
     def __init__(self, space: SearchSpace, goal: Goal, options: SearchOptions) -> None:
@@ -62,6 +65,8 @@ class Bench:
         self.history: list[Told] = []
         self.skipped: dict[str, Skipped] = {}
         self.notes: list[str] = []
+        self.look_effort = USUAL if self.grid.is_small else BRIEF
+        self.repeat_effort = USUAL if self.grid.is_small else FULL
         self._bound = self._points_max()
         self._share = 1.0
         self._reserve = 0

@@ -2,8 +2,9 @@
 
 from charonia.tune.api import Variant
 from charonia.tune.objective import Point, confidence_of_looks, gain
+from charonia.tune.outlook import may_decide
 from charonia.tune.search import load
-from charonia.tune.search.bench import FULL, USUAL, Bench, Steps
+from charonia.tune.search.bench import USUAL, Bench, Steps
 
 TIE = 0.02
 """Variants whose gains over each other lie within this share, interval and all, are as good as each other."""
@@ -47,16 +48,33 @@ def repeat(bench: Bench) -> Steps[None]:
         # Under its own best load and that of the best: a gain that is only one of the load is none of the variant.
         both = [default.loads, *(point.loads for point in finalists[:1])]
         running += [(bench.default, loads) for loads in dict.fromkeys(both)]
-    for number in range(bench.options.repeats_max):
+    for number in range(1, bench.options.repeats_max + 1):
         for variant, loads in running:
-            yield from bench.again(variant, loads, FULL, "repeat of the best")
-        if number + 1 < _REPEATS_MIN:
-            continue
+            yield from bench.again(variant, loads, bench.repeat_effort, "repeat of the best")
         points = [point for variant, loads in running if (point := bench.evidence.point(variant, loads))]
+        left = bench.options.repeats_max - number
+        if number < _REPEATS_MIN and not _is_early_enough(bench, points, left):
+            continue
         points = _still_running(bench, points)
-        if len(points) <= 1 or _tied(bench, points):
+        if len(points) <= 1 or _settled(bench, points, left):
             return
         running = [(point.variant, point.loads) for point in points]
+
+
+def _is_early_enough(bench: Bench, points: list[Point], left: int) -> bool:
+    """Return whether one repeat is enough: all were measured twice, and nothing better than the default is in sight.
+
+    Whoever is said to be better was picked for a measurement that may have been lucky, and is measured again.
+    """
+    default = [point for point in points if point.variant.is_default]
+    if not default or min(point.count for point in points) < _REPEATS_MIN:
+        return False
+    best = max(default, key=lambda point: point.order)
+    return not any(
+        point.order > best.order and may_decide(point, best, _level(bench), left)
+        for point in points
+        if not point.variant.is_default
+    )
 
 
 def _still_running(bench: Bench, points: list[Point]) -> list[Point]:
@@ -71,10 +89,18 @@ def may_win(leader: Point, point: Point, level: float) -> bool:
     return not point.surely_violates and gain(leader, point, level).low <= 0
 
 
-def _tied(bench: Bench, points: list[Point]) -> bool:
+def _settled(bench: Bench, points: list[Point], left: int) -> bool:
+    """Return whether nobody can be told from the leader: they are as good, or no measurement to come would tell."""
     leader = max(points, key=lambda point: point.order)
-    others = [gain(point, leader, _level(bench)) for point in points if point is not leader]
-    return not leader.violation and all(other.low >= -TIE and other.high <= TIE for other in others)
+    if leader.violation:
+        return False
+    others = [point for point in points if point is not leader]
+    return all(_tied(bench, leader, other) or not may_decide(other, leader, _level(bench), left) for other in others)
+
+
+def _tied(bench: Bench, leader: Point, point: Point) -> bool:
+    difference = gain(point, leader, _level(bench))
+    return difference.low >= -TIE and difference.high <= TIE
 
 
 def _level(bench: Bench) -> float:

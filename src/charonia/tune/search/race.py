@@ -14,7 +14,7 @@ import random
 from charonia.tune.api import Variant
 from charonia.tune.objective import Point, gain
 from charonia.tune.search import load
-from charonia.tune.search.bench import BRIEF, USUAL, Bench, Steps
+from charonia.tune.search.bench import USUAL, Bench, Steps
 from charonia.tune.space import Coordinate
 
 FIRST_LOOK_MAX = 128
@@ -60,7 +60,7 @@ def _evenly(size: int, count: int) -> list[int]:
 
 
 def _look(bench: Bench, coordinate: Coordinate) -> Steps[None]:
-    yield from load.climb(bench, bench.grid.variant(coordinate), BRIEF, "first look")
+    yield from load.climb(bench, bench.grid.variant(coordinate), bench.look_effort, "first look")
 
 
 def _visit_neighbours(bench: Bench, seen: dict[str, Coordinate]) -> Steps[None]:
