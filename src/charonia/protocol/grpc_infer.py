@@ -335,10 +335,9 @@ def encode_response(
     for tensor in response.outputs:
         data = encode_tensor(tensor)
         if places and tensor.name in places:
-            head.append(_written(places[tensor.name], tensor, data))
+            write(places[tensor.name], tensor.name, data)
             data = b""
-        else:
-            head.append(_output(tensor.name, tensor.datatype.wire, tensor.array.shape))
+        head.append(_output(tensor.name, tensor.datatype.wire, tensor.array.shape))
         tail += (b"\x32", _varint(len(data)), data)
     return _merged(head, tail)
 
@@ -402,18 +401,6 @@ def _output(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
     message: Any = message_class("inference.ModelInferResponse")()
     message.outputs.add(name=name, datatype=datatype, shape=shape)
     encoded: bytes = message.SerializeToString()
-    return encoded
-
-
-def _written(place: Place, tensor: Tensor, data: Buffer) -> bytes:
-    """Write an output to shared memory and return what says where it is."""
-    write(place, tensor.name, data)
-    message: Any = message_class("inference.ModelInferResponse")()
-    output = message.outputs.add(name=tensor.name, datatype=tensor.datatype.wire, shape=tensor.array.shape)
-    output.parameters[REGION].string_param = place.span.region
-    output.parameters[OFFSET].int64_param = place.span.offset
-    output.parameters[BYTE_SIZE].int64_param = len(data)
-    encoded: bytes = message.SerializeToString(deterministic=True)
     return encoded
 
 

@@ -13,7 +13,7 @@ from charonia.core.request import ParameterValue
 from charonia.core.response import InferResponse
 from charonia.core.tensor import Tensor
 from charonia.protocol.json_text import dump
-from charonia.protocol.shared_memory import BYTE_SIZE, NO_PLACES, OFFSET, REGION, write
+from charonia.protocol.shared_memory import NO_PLACES, write
 from charonia.protocol.tensors import encode_tensor
 from charonia.protocol.v2_data import encode_data
 
@@ -42,7 +42,8 @@ def encode_response(
             "shape": tensor.array.shape,
         }
         if places and tensor.name in places:
-            entry["parameters"] = _written(places[tensor.name], tensor)
+            # Clients know where it is, and those in C++ take any parameter for the sign of a binary output.
+            write(places[tensor.name], tensor.name, encode_tensor(tensor))
         elif forms.get(tensor.name, binary):
             blob = encode_tensor(tensor)
             entry["parameters"] = {"binary_data_size": len(blob)}
@@ -59,13 +60,6 @@ def encode_response(
         literals = literals or any(_is_literal(value) for value in response.parameters.values())
     document["outputs"] = outputs
     return dump(document, literals=literals), blobs
-
-
-def _written(place: Place, tensor: Tensor) -> dict[str, object]:
-    """Write an output to shared memory and return the parameters that say where it is."""
-    data = encode_tensor(tensor)
-    write(place, tensor.name, data)
-    return {REGION: place.span.region, OFFSET: place.span.offset, BYTE_SIZE: len(data)}
 
 
 def _has_literals(tensor: Tensor) -> bool:
