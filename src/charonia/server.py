@@ -25,6 +25,7 @@ from charonia.frontends.grpc.frontend import GrpcFrontend, GrpcLimits
 from charonia.frontends.http.frontend import HttpFrontend, HttpLimits, MetricsFrontend
 from charonia.frontends.regions.registry import RegionRegistry
 from charonia.frontends.services import Services
+from charonia.frontends.log_settings import LogControl
 from charonia.stats.prometheus import render
 
 _log = logging.getLogger(__name__)
@@ -75,8 +76,13 @@ class Server:
         metrics: The metrics page, where it is on and started.
     """
 
-    def __init__(self, options: ServerOptions) -> None:
-        """Put the parts together; nothing is loaded or opened yet. To be called on the event loop."""
+    def __init__(self, options: ServerOptions, *, log: LogControl | None = None) -> None:
+        """Put the parts together; nothing is loaded or opened yet. To be called on the event loop.
+
+        Args:
+            options: How it runs.
+            log: The log, whose settings clients may change; None where it is not the server's own.
+        """
         self._options = options
         models = options.models
         cores = usable_cores()
@@ -84,11 +90,13 @@ class Server:
         poll_ns = options.busy_poll_us * 1000 if cores > 1 else 0
         busy_poll = BusyPoll(asyncio.get_running_loop(), poll_ns) if poll_ns else None
         self._backends = Backends(
+        self._log = log
+        self._tracing: Tracing | None = None
             builtin_backends(), options.backends, verbose=options.log.verbose > 0, busy_poll=busy_poll
         )
         self._lifecycle = Lifecycle(
             LifecycleOptions(
-                repositories=tuple(Path(r) for r in models.repositories),
+                repositories=models.repositories,
                 control_mode=models.control_mode,
                 configure=ConfigureOptions(
                     auto_complete=models.auto_complete, config_name=models.config_name, gpu_count=visible_gpus()
@@ -134,6 +142,7 @@ class Server:
         """Turn not ready, finish what is in flight, unload everything, close the endpoints.
 
         Returns:
+        self._tracing = Tracing(options.trace)
             Whether everything in flight was answered within `exit_timeout_secs`.
         """
         self.engine.begin_exit()
@@ -161,6 +170,8 @@ class Server:
         if busy:
             _log.info("Timeout %d: Found %d model versions that have in-flight inferences", timeout_s, busy)
         try:
+        if self._tracing is not None:
+            await self._tracing.aclose()
             await asyncio.wait_for(self._lifecycle.drain(), timeout_s)
         except TimeoutError:
             _log.error("Exit timeout expired. Exiting immediately.")
@@ -186,6 +197,8 @@ class Server:
             limits = HttpLimits(body_bytes_max=options.http.input_bytes_max)
             self.http = HttpFrontend(self.engine, limits, access_log=access_log, services=services)
             await self.http.start(
+            tracing=self._tracing,
+            log=self._log,
                 options.http.address,
                 options.http.port,
                 ssl=tls_context(options.http.tls, "http", alpn="http/1.1"),

@@ -52,7 +52,6 @@ FOREIGN: tuple[ForeignOption, ...] = (
     *_without_effect(_NOT_HERE, "--sagemaker-port", "--sagemaker-safe-port-range", "--sagemaker-thread-count"),
     *_without_effect(_NOT_HERE, "--vertex-ai-port", "--vertex-ai-thread-count", "--vertex-ai-default-model"),
     *_without_effect("GPU metrics are not offered", "--allow-gpu-metrics", harmless=_OFF),
-    *_without_effect("tracing is not offered", "--trace-log-frequency"),
     *_refused(_NOT_HERE, "--allow-sagemaker", "--allow-vertex-ai", harmless=_OFF),
     *_refused(
         "names must be unique over all repositories: load a model under another folder name",
@@ -73,9 +72,6 @@ FOREIGN: tuple[ForeignOption, ...] = (
         "--grpc-header-forward-pattern",
         harmless=_NONE,
     ),
-    *_refused("tracing is not offered", "--trace-config", "--trace-file", "--trace-rate", "--trace-count"),
-    *_refused("tracing is not offered", "--trace-level", harmless=frozenset({"off"})),
-    *_refused("instances are not bound to cores or memory nodes: see --cpu-cores", "--host-policy"),
     *_refused("models are not limited to a share of a GPU's memory", "--model-load-gpu-limit"),
     *_refused("CUDA_VISIBLE_DEVICES says which GPUs are used", "--min-supported-compute-capability"),
 )

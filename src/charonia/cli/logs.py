@@ -73,22 +73,39 @@ class SeverityFilter(logging.Filter):
         return record.levelno < logging.INFO or self._by_severity[_LETTERS.get(record.levelno, "I")]
 
 
-def configure(options: LogOptions) -> None:
-    """Set up the root logger, in place of what was set up before.
+class LogControl:
+    """The root logger as the server's log.
+
+    Attributes:
+        options: How it is written now.
+    """
+
+    def __init__(self, handler: logging.Handler, options: LogOptions) -> None:
+        self._handler = handler
+        self.change(options)
+
+    def change(self, options: LogOptions) -> None:
+        """Write it like this from now on; the file stays."""
+        self.options = options
+        self._handler.setFormatter(LineFormatter(options.format, escape=options.escape))
+        self._handler.filters = [SeverityFilter(options)]
+        logging.getLogger().setLevel(level_of(options.verbose))
+
+
+def configure(options: LogOptions) -> LogControl:
+    """Set up the root logger, in place of what was set up before, and return what changes its settings.
 
     Raises:
         ServingError: INVALID_ARG when the log file cannot be written.
     """
     handler = _handler(options.file)
-    handler.setFormatter(LineFormatter(options.format, escape=options.escape))
-    handler.addFilter(SeverityFilter(options))
     root = logging.getLogger()
     for old in root.handlers[:]:
         root.removeHandler(old)
         old.close()
     root.addHandler(handler)
-    root.setLevel(level_of(options.verbose))
     logging.raiseExceptions = False  # a full disk or a closed pipe must not fill stderr with tracebacks
+    return LogControl(handler, options)
 
 
 def level_of(verbose: int) -> int:

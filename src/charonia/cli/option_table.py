@@ -55,13 +55,17 @@ class Option:
 
     Attributes:
         name: With its dashes.
-        field: Path of the field of `ServerOptions` that it sets, "" for none.
+        field: Path of the field of `ServerOptions` that it sets, "" for none or several.
         read: From an argument's text to a value; raises ValueError.
         metavar: What the argument is, "" for an option without one.
         help: One sentence without a full stop.
-        collect: From the values of all occurrences to that of the field.
+        collect: From the values of all occurrences to that of the field, or to `SeveralFields`.
         default: Default as text where it is not the field's.
     """
+
+class SeveralFields(dict[str, object]):
+    """Values by field, of an option that sets several."""
+
 
     name: str
     field: str
@@ -91,7 +95,7 @@ MODELS = (
     ),
     Option(
         *("--load-model", "models.load", filled, "NAME"),
-        "Model to load at start in mode explicit, * for all; repeatable",
+        "Model to load at start in modes explicit and auto, * for all; repeatable",
         tuple,
     ),
     Option(

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from charonia.cli.cache import with_cache
 from charonia.cli.foreign import FOREIGN, judge
-from charonia.cli.option_table import GROUPS, Option
+from charonia.cli.option_table import GROUPS, Option, SeveralFields
 from charonia.config.server import ServerOptions
 from charonia.core.errors import ServingError, invalid
 
@@ -145,7 +145,9 @@ def _epilog() -> str:
 def _add(updates: dict[str, Any], field: str, value: object) -> None:
     """Note the value of a field; of two options that set a tuple both count, of others the one further down."""
     earlier = updates.get(field)
-    if isinstance(earlier, tuple) and isinstance(value, tuple):
+    if isinstance(value, SeveralFields):
+        updates.update(value)
+    elif isinstance(earlier, tuple) and isinstance(value, tuple):
         updates[field] = earlier + value
     elif field:
         updates[field] = value

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 from charonia.cli import logs
@@ -69,7 +70,7 @@ def run(arguments: Sequence[str]) -> int:
     """Run the command and return its exit status."""
     try:
         parsed = parse(arguments, os.environ)
-        logs.configure(parsed.options.log)
+        log = logs.configure(parsed.options.log)
     except ServingError as error:
         print(f"charonia serve: {error.message}".replace("\n", "\n  "), file=sys.stderr)
         print("`charonia serve --help` lists the options.", file=sys.stderr)
@@ -87,7 +88,7 @@ def run(arguments: Sequence[str]) -> int:
     from charonia.server import Server, new_event_loop
 
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        status, is_clean = runner.run(serve(parsed.options, Server))
+        status, is_clean = runner.run(serve(parsed.options, partial(Server, log=log)))
         if not is_clean:
             # Threads that still compute would hold up the end of the process.
             _end_now(status)

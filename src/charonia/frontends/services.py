@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from charonia.frontends.regions.registry import RegionRegistry
+from charonia.frontends.log_settings import LogControl
 
 
 @dataclass(frozen=True, slots=True)

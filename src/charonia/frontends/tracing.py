@@ -5,9 +5,11 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from charonia.core.calls import Outcome, Reply
+from charonia.core.errors import ServingError, invalid
 from charonia.core.request import InferRequest
 from charonia.core.trace import RemoteParent, TraceTree, parse_traceparent
 from charonia.core.trace_settings import Change
+from charonia.engine.api import Engine
 
 
 class Sampler(Protocol):
@@ -25,6 +27,11 @@ class Sampler(Protocol):
 
 class Tracing(Protocol):
     """Tracing of the server."""
+
+    @property
+    def can_trace(self) -> bool:
+        """Whether requests may ever be traced: there is somewhere to put traces."""
+        ...
 
     @property
     def sampler(self) -> Sampler | None:
@@ -53,18 +60,12 @@ class EventNames(NamedTuple):
     send_end: str
 
 
-HTTP_EVENTS = EventNames("HTTP_RECV_START", "HTTP_RECV_END", "HTTP_SEND_START", "HTTP_SEND_END")
-GRPC_EVENTS = EventNames("GRPC_WAITREAD_START", "GRPC_WAITREAD_END", "GRPC_SEND_START", "GRPC_SEND_END")
-
-
-class NoTracing:
-    """Nothing is traced, and nothing can be."""
-
-    sampler: Sampler | None = None
+NO_TRACING = "tracing is not offered by this server"
+"""What is said where tracing is not offered."""
 
 
 def begin(
-    sampler: Sampler,
+    tracing: Tracing,
     request: InferRequest,
     reply: Reply,
     *,
@@ -75,13 +76,16 @@ def begin(
     """Begin the trace of a request, if it is picked, and return the reply to hand to the engine.
 
     Args:
-        sampler: Picks requests.
+        tracing: Tracing of the server.
         request: The request, which gets its trace here.
         reply: Sends outcomes to the client before it returns.
         names: Names of the events.
         received_ns: When the request began to arrive.
         headers: Returns a header of the request by its lower-case name.
     """
+    sampler = tracing.sampler
+    if sampler is None:
+        return reply
     parent = headers(b"traceparent")
     remote = None
     if parent is not None:
@@ -106,3 +110,16 @@ def begin(
                 tree.release()
 
     return traced
+
+
+def known_model(engine: Engine, model: str) -> None:
+    """Check that there is a model of this name that is ready, or that no model is named.
+
+    Raises:
+        ServingError: INVALID_ARG.
+    """
+    if model:
+        try:
+            engine.model_config(model)
+        except ServingError as error:
+            raise invalid(f"Request for unknown model : {model}", hint=error.message) from error

@@ -59,9 +59,10 @@ class CallHead:
         encoding: Encoding of the request's compressed messages.
         accepts: Encodings that the caller understands.
         wants_grpc_errors: Whether an error ends an inference stream with its status (`triton_grpc_error: true`).
+        headers: All of them, in order.
     """
 
-    __slots__ = ("accepts", "encoding", "path", "timeout_ns", "wants_grpc_errors")
+    __slots__ = ("accepts", "encoding", "headers", "path", "timeout_ns", "wants_grpc_errors")
 
     def __init__(self) -> None:
         self.path = b""
@@ -69,6 +70,11 @@ class CallHead:
         self.encoding = b"identity"
         self.accepts: tuple[bytes, ...] = ()
         self.wants_grpc_errors = False
+        self.headers: Headers = ()
+
+    def header(self, name: bytes) -> bytes | None:
+        """Return the last header of a lower-case name, None where there is none."""
+        return next((value for key, value in reversed(self.headers) if key == name), None)
 
 
 def parse_head(headers: Headers, size_max: int) -> CallHead:
@@ -86,6 +92,7 @@ def parse_head(headers: Headers, size_max: int) -> CallHead:
     if size > size_max:
         raise RpcError(Status.RESOURCE_EXHAUSTED, f"request headers: at most {size_max} bytes are accepted, got {size}")
     head = CallHead()
+    head.headers = headers
     method = content_type = timeout = b""
     for name, value in headers:
         if name == b":path":

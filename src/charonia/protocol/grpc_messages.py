@@ -30,18 +30,25 @@ _SERVING = 1
 _NOT_SERVING = 2
 
 
-def _parsed(name: str, data: Buffer) -> Any:
+def parsed(name: str, data: Buffer) -> Any:
+    """Return the message of this full name in these bytes.
+
+    Raises:
+        RpcError: INTERNAL when the bytes are no such message.
+    """
     try:
         return message_class(name).FromString(data)  # type: ignore[arg-type]  # the parser takes any buffer
     except DecodeError as error:
         raise RpcError(Status.INTERNAL, f"the bytes received are no {name}") from error
 
 
-def _new(message: str, /, **fields: object) -> Any:
+def new(message: str, /, **fields: object) -> Any:
+    """Return a message of this full name."""
     return message_class(message)(**fields)
 
 
-def _serialized(message: Any) -> bytes:
+def serialized(message: Any) -> bytes:
+    """Return the bytes of a message."""
     data: bytes = message.SerializeToString()
     return data
 
@@ -52,13 +59,13 @@ def decode_model_reference(message: str, data: Buffer) -> tuple[str, str]:
     Raises:
         RpcError: INTERNAL when the bytes are no such message.
     """
-    request = _parsed(f"inference.{message}", data)
+    request = parsed(f"inference.{message}", data)
     return request.name, request.version
 
 
 def decode_empty(message: str, data: Buffer) -> None:
     """Check a request that says nothing, such as `ServerLiveRequest`. Raises as `decode_model_reference`."""
-    _parsed(f"inference.{message}", data)
+    parsed(f"inference.{message}", data)
 
 
 def decode_index_request(data: Buffer) -> bool:
@@ -68,7 +75,7 @@ def decode_index_request(data: Buffer) -> bool:
         RpcError: INTERNAL when the bytes are no such message.
         ServingError: UNSUPPORTED where a repository is named.
     """
-    request = _parsed("inference.RepositoryIndexRequest", data)
+    request = parsed("inference.RepositoryIndexRequest", data)
     _refuse_repository(request.repository_name)
     ready: bool = request.ready
     return ready
@@ -81,7 +88,7 @@ def decode_load_request(data: Buffer) -> tuple[str, str | None, Mapping[str, byt
         RpcError: INTERNAL when the bytes are no such message.
         ServingError: INVALID_ARG for another parameter or value, UNSUPPORTED where a repository is named.
     """
-    request = _parsed("inference.RepositoryModelLoadRequest", data)
+    request = parsed("inference.RepositoryModelLoadRequest", data)
     _refuse_repository(request.repository_name)
     config: str | None = None
     files: dict[str, bytes] = {}
@@ -100,7 +107,7 @@ def decode_load_request(data: Buffer) -> tuple[str, str | None, Mapping[str, byt
 
 def decode_unload_request(data: Buffer) -> tuple[str, bool]:
     """Return model name and whether its dependents go, too. Raises as `decode_load_request`."""
-    request = _parsed("inference.RepositoryModelUnloadRequest", data)
+    request = parsed("inference.RepositoryModelUnloadRequest", data)
     _refuse_repository(request.repository_name)
     unload_dependents = False
     for key, value in request.parameters.items():
@@ -113,7 +120,7 @@ def decode_unload_request(data: Buffer) -> tuple[str, bool]:
 
 def decode_health_check(data: Buffer) -> None:
     """Check a `HealthCheckRequest`: every service name gets the same answer. Raises as `decode_model_reference`."""
-    _parsed("grpc.health.v1.HealthCheckRequest", data)
+    parsed("grpc.health.v1.HealthCheckRequest", data)
 
 
 def _refuse_repository(repository_name: str) -> None:
@@ -128,38 +135,38 @@ def _expect(key: str, expected: str, choice: str | None) -> None:
 
 def encode_health(is_serving: bool) -> bytes:
     """Return a `HealthCheckResponse`."""
-    return _serialized(_new("grpc.health.v1.HealthCheckResponse", status=_SERVING if is_serving else _NOT_SERVING))
+    return serialized(new("grpc.health.v1.HealthCheckResponse", status=_SERVING if is_serving else _NOT_SERVING))
 
 
 def encode_live(live: bool) -> bytes:
     """Return a `ServerLiveResponse`."""
-    return _serialized(_new("inference.ServerLiveResponse", live=live))
+    return serialized(new("inference.ServerLiveResponse", live=live))
 
 
 def encode_server_ready(ready: bool) -> bytes:
     """Return a `ServerReadyResponse`."""
-    return _serialized(_new("inference.ServerReadyResponse", ready=ready))
+    return serialized(new("inference.ServerReadyResponse", ready=ready))
 
 
 def encode_model_ready(ready: bool) -> bytes:
     """Return a `ModelReadyResponse`."""
-    return _serialized(_new("inference.ModelReadyResponse", ready=ready))
+    return serialized(new("inference.ModelReadyResponse", ready=ready))
 
 
 def encode_server_metadata(metadata: ServerMetadata) -> bytes:
     """Return a `ServerMetadataResponse`."""
-    message = _new("inference.ServerMetadataResponse", name=metadata.name, version=metadata.version)
+    message = new("inference.ServerMetadataResponse", name=metadata.name, version=metadata.version)
     message.extensions.extend(metadata.extensions)
-    return _serialized(message)
+    return serialized(message)
 
 
 def encode_model_metadata(metadata: ModelMetadata) -> bytes:
     """Return a `ModelMetadataResponse`."""
-    message = _new("inference.ModelMetadataResponse", name=metadata.name, platform=metadata.platform)
+    message = new("inference.ModelMetadataResponse", name=metadata.name, platform=metadata.platform)
     message.versions.extend(metadata.versions)
     for field, tensors in ((message.inputs, metadata.inputs), (message.outputs, metadata.outputs)):
         _add_tensors(field, tensors)
-    return _serialized(message)
+    return serialized(message)
 
 
 def _add_tensors(field: Any, tensors: Sequence[TensorMetadata]) -> None:
@@ -169,26 +176,26 @@ def _add_tensors(field: Any, tensors: Sequence[TensorMetadata]) -> None:
 
 def encode_model_config(config: ModelConfig) -> bytes:
     """Return a `ModelConfigResponse`."""
-    message = _new("inference.ModelConfigResponse")
+    message = new("inference.ModelConfigResponse")
     message.config.CopyFrom(to_message(config))
-    return _serialized(message)
+    return serialized(message)
 
 
 def encode_index(entries: Sequence[ModelIndexEntry]) -> bytes:
     """Return a `RepositoryIndexResponse`."""
-    message = _new("inference.RepositoryIndexResponse")
+    message = new("inference.RepositoryIndexResponse")
     for entry in entries:
         state = entry.state.value if entry.state is not None else ""
         message.models.add(name=entry.name, version=entry.version, state=state, reason=entry.reason)
-    return _serialized(message)
+    return serialized(message)
 
 
 def encode_statistics(entries: Sequence[ModelStatistics]) -> bytes:
     """Return a `ModelStatisticsResponse`."""
-    message = _new("inference.ModelStatisticsResponse")
+    message = new("inference.ModelStatisticsResponse")
     for entry in entries:
         _fill_statistics(message.model_stats.add(), entry)
-    return _serialized(message)
+    return serialized(message)
 
 
 def _fill_statistics(message: Any, entry: ModelStatistics) -> None:

@@ -9,15 +9,17 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from charonia.core.calls import Outcome, Ticket
+from charonia.core.calls import Outcome, Reply, Ticket
 from charonia.core.errors import ServingError, unavailable, unsupported
 from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse
 from charonia.engine.api import Engine
 from charonia.frontends.access_log import AccessEntry, AccessLog
 from charonia.frontends.grpc.limits import GrpcLimits
+from charonia.frontends.grpc.traced import begin
 from charonia.frontends.services import Services
 from charonia.frontends.sole import SoleResponse
+from charonia.frontends.tracing import Tracing
 from charonia.protocol.grpc_framing import Buffer, MessageReader, framed, sole_message
 from charonia.protocol.grpc_headers import CallHead
 from charonia.protocol.grpc_infer import decode_infer, encode_response
@@ -39,6 +41,7 @@ class Service(Protocol):
     limits: GrpcLimits
     access_log: AccessLog | None
     services: Services
+    tracer: Tracing | None
     loop: asyncio.AbstractEventLoop
 
 
@@ -207,12 +210,17 @@ class UnaryCall(Call):
             ServingError: It cannot be served.
         """
         engine = self.wire.service.engine
+        tracer = self.wire.service.tracer
+        received_ns = 0 if tracer is None else time.monotonic_ns()
         if engine.is_exiting():
             raise unavailable("GRPC server is shutting down and has stopped accepting new requests.")
         request, _, self._places = decode_infer(message, self.wire.service.services.regions)
         request.deadline_ns = self.deadline_ns
         self.request = request
-        ticket = engine.infer(request, self._reply)
+        reply: Reply = self._reply
+        if tracer is not None:
+            reply = begin(tracer, request, reply, head=self.head, received_ns=received_ns)
+        ticket = engine.infer(request, reply)
         if self.is_over:
             ticket.cancel()
         else:

@@ -25,6 +25,7 @@ class GrpcFrontend:
         limits: The limits.
         access_log: Where each request gets its line, or None.
         services: What is offered beside the engine.
+        tracer: What traces requests, None where none can be traced.
         loop: The event loop.
         port: The port that is listened on, from `start` on.
     """
@@ -42,6 +43,7 @@ class GrpcFrontend:
         self.limits = limits if limits is not None else GrpcLimits()
         self.access_log = access_log
         self.services = services
+        self.tracer = services.tracer
         self.loop = asyncio.get_running_loop()
         self.port = 0
         self._methods = method_table()

@@ -11,13 +11,14 @@ Source: Triton's gRPC extensions ("ModelStreamInfer", "decoupled models").
 import time
 from collections import deque
 
-from charonia.core.calls import Outcome, Ticket
+from charonia.core.calls import Outcome, Reply, Ticket
 from charonia.core.errors import Code, ServingError, unavailable
 from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse
 from charonia.frontends.access_log import AccessEntry
 from charonia.frontends.grpc.calls import internal_error
 from charonia.frontends.grpc.stream import StreamCall
+from charonia.frontends.grpc.traced import begin
 from charonia.protocol.grpc_framing import Buffer
 from charonia.protocol.grpc_infer import (
     decode_infer,
@@ -85,6 +86,8 @@ class InferStream:
         """Take a request. Raises as `charonia.frontends.grpc.stream.Conversation.start`."""
         call = self._call
         engine = call.wire.service.engine
+        tracer = call.wire.service.tracer
+        received_ns = 0 if tracer is None else time.monotonic_ns()
         problem: ServingError | None = None
         try:
             request, wants_empty_final, places = decode_infer(message, call.wire.service.services.regions)
@@ -103,7 +106,10 @@ class InferStream:
         if problem is not None:
             turn.reply(problem, True)
             return
-        ticket = engine.infer(request, turn.reply)
+        reply: Reply = turn.reply
+        if tracer is not None:
+            reply = begin(tracer, request, reply, head=call.head, received_ns=received_ns)
+        ticket = engine.infer(request, reply)
         if turn.is_final:
             ticket.cancel()
         else:

@@ -58,6 +58,7 @@ class Exchange:
         version: Model version, for the access log.
         request_id: The caller's id, for the access log.
         outcome: What the engine answered, for the access log.
+        begun_ns: When its first byte was there; 0 where nobody asks.
         received_ns: When the request was complete; 0 where nobody asks.
     """
 
@@ -65,6 +66,7 @@ class Exchange:
         "_outlet",
         "_unwritten",
         "_unwritten_bytes",
+        "begun_ns",
         "body",
         "bytes_out",
         "connection",
@@ -104,6 +106,7 @@ class Exchange:
         self.version = ""
         self.request_id = ""
         self.outcome: Outcome = None
+        self.begun_ns = 0
         self.received_ns = 0
 
     def end_connection(self) -> None:

@@ -15,6 +15,7 @@ from charonia.frontends.http.exchange import Exchange
 from charonia.frontends.http.handlers import Handlers
 from charonia.frontends.http.limits import HttpLimits
 from charonia.frontends.http.routes import MethodNotAllowedError, Route, Router, Target
+from charonia.frontends.http.traced import TimedConnection
 from charonia.frontends.services import NO_SERVICES, Services
 from charonia.protocol.json_text import encode_error
 
@@ -195,6 +196,11 @@ class HttpFrontend(Endpoint):
         """
         routes = Handlers(engine, limits, services).routes()
         super().__init__(routes, limits, access_log=access_log, is_exiting=engine.is_exiting)
+        self._connection_type = HttpConnection if services.tracer is None else TimedConnection
+
+    def connect(self) -> HttpConnection:
+        """Return the server's side of a new connection."""
+        return self._connection_type(self)
 
 
 class MetricsFrontend(Endpoint):

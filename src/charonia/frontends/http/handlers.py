@@ -5,7 +5,7 @@ import logging
 from functools import partial
 
 from charonia.config.json_form import to_json
-from charonia.core.calls import Outcome
+from charonia.core.calls import Outcome, Reply
 from charonia.core.errors import ServingError, internal, invalid, unsupported
 from charonia.core.response import InferResponse
 from charonia.engine.api import Engine
@@ -16,7 +16,9 @@ from charonia.frontends.http.generate import GenerateHandlers
 from charonia.frontends.http.limits import HttpLimits
 from charonia.frontends.http.routes import Handler, Route, Target
 from charonia.frontends.http.shared_memory import SharedMemoryHandlers
+from charonia.frontends.http.settings import SettingsHandlers
 from charonia.frontends.http.work import CONTENT_ENCODING, Work
+from charonia.frontends.http.traced import begin
 from charonia.frontends.services import NO_SERVICES, Services
 from charonia.frontends.sole import SoleResponse
 from charonia.protocol import describe
@@ -43,6 +45,7 @@ class Handlers:
         self._engine = engine
         self._services = services
         self._decoder = InferDecoder(limits.body_bytes_max, services.regions)
+        self._tracer = services.tracer
         self._limits = limits
         self._work = Work(limits.body_bytes_max)
 
@@ -102,7 +105,10 @@ class Handlers:
         if accepted is not None and EVENT_STREAM in accepted:
             self._stream(exchange, call)
             return
-        ticket = self._engine.infer(call.request, partial(self._reply, exchange, call))
+        reply: Reply = partial(self._reply, exchange, call)
+        if self._tracer is not None:
+            reply = begin(self._tracer, call.request, reply, exchange)
+        ticket = self._engine.infer(call.request, reply)
         if exchange.is_open:
             exchange.ticket = ticket
         else:
