@@ -27,6 +27,7 @@ from charonia.frontends.regions.registry import RegionRegistry
 from charonia.frontends.services import Services
 from charonia.frontends.log_settings import LogControl
 from charonia.stats.prometheus import render
+from charonia.tracing.service import Tracing
 
 _log = logging.getLogger(__name__)
 
@@ -96,7 +97,7 @@ class Server:
         )
         self._lifecycle = Lifecycle(
             LifecycleOptions(
-                repositories=models.repositories,
+                repositories=tuple(Path(r) for r in models.repositories),
                 control_mode=models.control_mode,
                 configure=ConfigureOptions(
                     auto_complete=models.auto_complete, config_name=models.config_name, gpu_count=visible_gpus()

@@ -7,6 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from charonia.cli.trace_values import (
+    all_levels,
+    log_frequency,
+    trace_count,
+    trace_fields,
+    trace_level,
+    trace_rate,
+    trace_setting,
+)
 from charonia.cli.values import assignment, boolean, choice, filled, integer, repository, verbosity
 from charonia.config.server import (
     BUSY_POLL_US_MAX,
@@ -247,6 +256,37 @@ LOGS = (
     Option("--access-log-file", "log.access_file", str, "PATH", "File to append to", default="stderr"),
 )
 
+TRACING = (
+    Option(
+        *("--trace-file", "trace.file", str, "PATH", "Old form of --trace-config triton,file"),
+        default="",
+    ),
+    Option(
+        *(
+            "--trace-level",
+            "trace.level",
+            trace_level,
+            "OFF|TIMESTAMPS|TENSORS",
+            "Old form of --trace-config level; repeatable",
+        ),
+        all_levels,
+        default="OFF",
+    ),
+    Option("--trace-rate", "trace.rate", trace_rate, "N", "Old form of --trace-config rate"),
+    Option("--trace-count", "trace.count", trace_count, "N", "Old form of --trace-config count"),
+    Option(
+        *("--trace-log-frequency", "trace.log_frequency", log_frequency, "N"),
+        "Old form of --trace-config triton,log-frequency",
+    ),
+    # Behind the old forms, which it overrides.
+    Option(
+        *("--trace-config", "", trace_setting, "[MODE,]KEY=VALUE"),
+        "Which requests are traced, and where to: mode, level, rate, count, triton,file and others; repeatable",
+        lambda settings: SeveralFields(trace_fields(settings)),
+        default="",
+    ),
+)
+
 GROUPS: dict[str, tuple[Option, ...]] = {
     "Models": MODELS,
     "Server": SERVER,
@@ -254,5 +294,6 @@ GROUPS: dict[str, tuple[Option, ...]] = {
     "gRPC": GRPC,
     "Metrics": METRICS,
     "Logs": LOGS,
+    "Tracing": TRACING,
 }
 """Options by the heading they stand under."""

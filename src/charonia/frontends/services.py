@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
-from charonia.frontends.regions.registry import RegionRegistry
 from charonia.frontends.log_settings import LogControl
+from charonia.frontends.regions.registry import RegionRegistry
+from charonia.frontends.tracing import Tracing
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,9 +13,18 @@ class Services:
 
     Attributes:
         regions: Shared memory of clients.
+        tracing: Traces of requests.
+        log: The server's log.
     """
 
     regions: RegionRegistry | None = None
+    tracing: Tracing | None = None
+    log: LogControl | None = None
+
+    @property
+    def tracer(self) -> Tracing | None:
+        """What traces requests, None where none can ever be traced."""
+        return self.tracing if self.tracing is not None and self.tracing.can_trace else None
 
 
 NO_SERVICES = Services()

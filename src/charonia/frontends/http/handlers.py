@@ -74,9 +74,7 @@ class Handlers:
                 Route(base + "/infer", {b"POST": self._infer}),
             ]
         table += GenerateHandlers(self._engine, self._limits).routes()
-        for path in ("/v2/trace/setting", model + "/trace/setting"):
-            table.append(Route(path, dict.fromkeys((b"GET", b"POST"), _absent("tracing"))))
-        table.append(Route("/v2/logging", dict.fromkeys((b"GET", b"POST"), _absent("changing log settings"))))
+        table += SettingsHandlers(self._engine, self._services, self._work).routes()
         return table + SharedMemoryHandlers(self._services.regions, self._work).routes()
 
     # Inference.
