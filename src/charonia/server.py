@@ -23,9 +23,9 @@ from charonia.engine.machine import MachineSampler
 from charonia.frontends.access_log import AccessLog
 from charonia.frontends.grpc.frontend import GrpcFrontend, GrpcLimits
 from charonia.frontends.http.frontend import HttpFrontend, HttpLimits, MetricsFrontend
+from charonia.frontends.log_settings import LogControl
 from charonia.frontends.regions.registry import RegionRegistry
 from charonia.frontends.services import Services
-from charonia.frontends.log_settings import LogControl
 from charonia.stats.prometheus import render
 from charonia.tracing.service import Tracing
 
@@ -85,14 +85,14 @@ class Server:
             log: The log, whose settings clients may change; None where it is not the server's own.
         """
         self._options = options
+        self._log = log
+        self._tracing: Tracing | None = None
         models = options.models
         cores = usable_cores()
         # With one core only, whoever is waited for could not run.
         poll_ns = options.busy_poll_us * 1000 if cores > 1 else 0
         busy_poll = BusyPoll(asyncio.get_running_loop(), poll_ns) if poll_ns else None
         self._backends = Backends(
-        self._log = log
-        self._tracing: Tracing | None = None
             builtin_backends(), options.backends, verbose=options.log.verbose > 0, busy_poll=busy_poll
         )
         self._lifecycle = Lifecycle(
@@ -129,6 +129,7 @@ class Server:
         """
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         options = self._options
+        self._tracing = Tracing(options.trace)
         failures = await self._lifecycle.load_at_start(options.models.load)
         if failures and options.exit_on_error:
             raise invalid(
@@ -143,7 +144,6 @@ class Server:
         """Turn not ready, finish what is in flight, unload everything, close the endpoints.
 
         Returns:
-        self._tracing = Tracing(options.trace)
             Whether everything in flight was answered within `exit_timeout_secs`.
         """
         self.engine.begin_exit()
@@ -157,6 +157,8 @@ class Server:
         for endpoint in (*front_ends, self.metrics):
             if endpoint is not None:
                 await endpoint.close()
+        if self._tracing is not None:
+            await self._tracing.aclose()
         if finished:
             await self._backends.aclose()
         self._files.close()
@@ -171,8 +173,6 @@ class Server:
         if busy:
             _log.info("Timeout %d: Found %d model versions that have in-flight inferences", timeout_s, busy)
         try:
-        if self._tracing is not None:
-            await self._tracing.aclose()
             await asyncio.wait_for(self._lifecycle.drain(), timeout_s)
         except TimeoutError:
             _log.error("Exit timeout expired. Exiting immediately.")
@@ -184,6 +184,8 @@ class Server:
         options = self._options
         access_log = self._access_log(options.log)
         services = Services(
+            tracing=self._tracing,
+            log=self._log,
             regions=RegionRegistry(options.client_shm_bytes_max) if options.client_shm else None,
         )
         if options.grpc.enabled:
@@ -198,8 +200,6 @@ class Server:
             limits = HttpLimits(body_bytes_max=options.http.input_bytes_max)
             self.http = HttpFrontend(self.engine, limits, access_log=access_log, services=services)
             await self.http.start(
-            tracing=self._tracing,
-            log=self._log,
                 options.http.address,
                 options.http.port,
                 ssl=tls_context(options.http.tls, "http", alpn="http/1.1"),

@@ -72,6 +72,7 @@ FOREIGN: tuple[ForeignOption, ...] = (
         "--grpc-header-forward-pattern",
         harmless=_NONE,
     ),
+    *_refused("instances are not bound to cores or memory nodes: see --cpu-cores", "--host-policy"),
     *_refused("models are not limited to a share of a GPU's memory", "--model-load-gpu-limit"),
     *_refused("CUDA_VISIBLE_DEVICES says which GPUs are used", "--min-supported-compute-capability"),
 )

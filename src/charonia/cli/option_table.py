@@ -58,6 +58,10 @@ def metrics_setting(text: str) -> None:
         raise ValueError(f"{key} cannot be switched off: it costs nothing worth saving")
 
 
+class SeveralFields(dict[str, object]):
+    """Values by field, of an option that sets several."""
+
+
 @dataclass(frozen=True, slots=True)
 class Option:
     """One option.
@@ -71,10 +75,6 @@ class Option:
         collect: From the values of all occurrences to that of the field, or to `SeveralFields`.
         default: Default as text where it is not the field's.
     """
-
-class SeveralFields(dict[str, object]):
-    """Values by field, of an option that sets several."""
-
 
     name: str
     field: str
@@ -104,7 +104,7 @@ MODELS = (
     ),
     Option(
         *("--load-model", "models.load", filled, "NAME"),
-        "Model to load at start in modes explicit and auto, * for all; repeatable",
+        "Model to load at start in mode explicit, * for all; repeatable",
         tuple,
     ),
     Option(

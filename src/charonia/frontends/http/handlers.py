@@ -15,10 +15,10 @@ from charonia.frontends.http.exchange import JSON_TYPE, Exchange
 from charonia.frontends.http.generate import GenerateHandlers
 from charonia.frontends.http.limits import HttpLimits
 from charonia.frontends.http.routes import Handler, Route, Target
-from charonia.frontends.http.shared_memory import SharedMemoryHandlers
 from charonia.frontends.http.settings import SettingsHandlers
-from charonia.frontends.http.work import CONTENT_ENCODING, Work
+from charonia.frontends.http.shared_memory import SharedMemoryHandlers
 from charonia.frontends.http.traced import begin
+from charonia.frontends.http.work import CONTENT_ENCODING, Work
 from charonia.frontends.services import NO_SERVICES, Services
 from charonia.frontends.sole import SoleResponse
 from charonia.protocol import describe
@@ -44,8 +44,8 @@ class Handlers:
     def __init__(self, engine: Engine, limits: HttpLimits, services: Services = NO_SERVICES) -> None:
         self._engine = engine
         self._services = services
-        self._decoder = InferDecoder(limits.body_bytes_max, services.regions)
         self._tracer = services.tracer
+        self._decoder = InferDecoder(limits.body_bytes_max, services.regions)
         self._limits = limits
         self._work = Work(limits.body_bytes_max)
 
