@@ -12,6 +12,7 @@ from charonia.results.records import LoadMode
 from charonia.testing.tuning import SimulatedServer, best_throughput, run
 from charonia.tune.api import (
     Constraint,
+    Dimension,
     Failed,
     Goal,
     LoadPoint,
@@ -24,6 +25,7 @@ from charonia.tune.api import (
     SearchMode,
     SearchOptions,
     SearchSpace,
+    Setting,
     Variant,
 )
 from charonia.tune.decision import Conclusion, decide
@@ -98,8 +100,8 @@ def test_with_noise_each_mode_comes_close_to_the_optimum(mode: SearchMode, seed:
 
 
 def test_racing_finds_the_optimum_of_a_space_too_large_to_look_at_all_of_it() -> None:
-    delays = tuple(range(0, 600, 100))
-    dimensions = automatic_dimensions(FACTS, instance_counts=range(1, 17), core_count=16, queue_delays_us=delays)
+    delays = Dimension("m", Setting.QUEUE_DELAY, tuple(range(0, 600, 100)))
+    dimensions = (*automatic_dimensions(FACTS, instance_counts=range(1, 17), core_count=16), delays)
     space = SearchSpace((FACTS,), dimensions, LoadSpace(maximum=256), core_count=16)
     server = SimulatedServer(space, core_count=16, thread_gain=0.3)
     search = make_search(space, THROUGHPUT, SearchOptions(finalist_count=5))

@@ -64,13 +64,12 @@ def test_bounds_that_cannot_be_are_refused(minimum: int, maximum: int) -> None:
 
 
 def test_instances_and_threads_are_tried_together() -> None:
-    dimensions = automatic_dimensions(FACTS, core_count=4, queue_delays_us=(0, 100))
+    dimensions = automatic_dimensions(FACTS, core_count=4)
 
     assert [(dimension.setting, dimension.values) for dimension in dimensions] == [
         (Setting.INSTANCE_COUNT, (1, 2, 3, 4, 5)),
         (Setting.THREAD_COUNT, (1, 2, 4)),
         (Setting.MAX_BATCH_SIZE, (1, 2, 4, 8, 16, 32, 64, 128)),
-        (Setting.QUEUE_DELAY, (0, 100)),
     ]
 
 

@@ -298,6 +298,8 @@ class ModelFacts:
         batching_tunable: Whether dynamic batching is legal: not an ensemble, sequences or a model without batching.
         threads_tunable: Whether its threads can be set: ONNX on the CPU.
         instance_memory_mb: Least memory that each further instance takes, 0 where that is unknown.
+        is_batching: Whether dynamic batching is on in its configuration.
+        queue_delays_us: Queue delays that the best variants are tried with, in order; none: it stays as it is.
     """
 
     name: str
@@ -308,6 +310,8 @@ class ModelFacts:
     batching_tunable: bool = True
     threads_tunable: bool = False
     instance_memory_mb: float = 0.0
+    is_batching: bool = False
+    queue_delays_us: tuple[int, ...] = ()
 
 
 class Setting(StrEnum):

@@ -26,6 +26,9 @@ from charonia.tune.variants import BaseModel
 THREADED_BACKEND = "onnxruntime"
 """Backend whose threads a parameter of the model sets."""
 
+QUEUE_DELAYS_US = (100, 500, 2000, 10_000)
+"""Queue delays that the best variants are tried with, as long as they bring more."""
+
 _SMALL_REPEATS_MAX = 3
 """Where there is little to choose from, the best is less likely a lucky one: fewer repeats tell."""
 
@@ -70,7 +73,8 @@ def problem_of(
     settings = options.search
     profiled = {request.name: request for request in requests}
     settings_of = {request.name: request for request in options.models.composing} | profiled
-    facts = tuple(_facts(base, base.name in profiled) for base in bases.values())
+    automatic = {name for name in bases if _is_automatic(options, settings_of.get(name))}
+    facts = tuple(_facts(base, base.name in profiled, base.name in automatic) for base in bases.values())
     dimensions: list[Dimension] = []
     if not options.launch.reload_disabled:
         for each in facts:
@@ -95,7 +99,13 @@ def percentiles(goal: Goal) -> dict[str, float | None]:
     return found
 
 
-def _facts(base: BaseModel, is_profiled: bool) -> ModelFacts:
+def _is_automatic(options: TuneOptions, request: ModelRequest | None) -> bool:
+    """Return whether the values to try are ours to choose."""
+    named = request is not None and bool(request.config_parameters)
+    return not (named or options.search.disabled or options.launch.reload_disabled)
+
+
+def _facts(base: BaseModel, is_profiled: bool, is_automatic: bool) -> ModelFacts:
     complete = base.complete
     is_ensemble = complete.ensemble_scheduling is not None
     backends = (complete.backend, complete.platform.partition("_")[0])
@@ -107,7 +117,16 @@ def _facts(base: BaseModel, is_profiled: bool) -> ModelFacts:
         instances_tunable=not is_ensemble and base.kind is not InstanceKind.KIND_MODEL,
         batching_tunable=base.batches_dynamically,
         threads_tunable=THREADED_BACKEND in backends and base.kind is InstanceKind.KIND_CPU,
+        is_batching=complete.dynamic_batching is not None,
+        queue_delays_us=_queue_delays(base) if is_automatic else (),
     )
+
+
+def _queue_delays(base: BaseModel) -> tuple[int, ...]:
+    """Return the delays beyond the model's own."""
+    batching = base.complete.dynamic_batching
+    own = batching.max_queue_delay_microseconds if batching is not None else 0
+    return tuple(delay for delay in QUEUE_DELAYS_US if delay > own) if base.batches_dynamically else ()
 
 
 def _dimensions(

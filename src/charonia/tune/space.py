@@ -56,7 +56,6 @@ def automatic_dimensions(
     instance_counts: Sequence[int] = (1, 2, 3, 4, 5),
     batch_sizes: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128),
     core_count: int = 1,
-    queue_delays_us: Sequence[int] = (),
 ) -> tuple[Dimension, ...]:
     """Return what is tried of a model whose user gave no values.
 
@@ -65,7 +64,6 @@ def automatic_dimensions(
         instance_counts: Counts to try, in order.
         batch_sizes: Largest batches to try, in order.
         core_count: Cores of the server: threads of an instance are powers of two up to it.
-        queue_delays_us: Queue delays to try; none: they stay as they are.
     """
     dimensions = []
     if facts.instances_tunable:
@@ -74,8 +72,6 @@ def automatic_dimensions(
         dimensions.append(Dimension(facts.name, Setting.THREAD_COUNT, powers_of_two(1, core_count)))
     if facts.batching_tunable and facts.max_batch_size > 0:
         dimensions.append(Dimension(facts.name, Setting.MAX_BATCH_SIZE, tuple(batch_sizes)))
-        if queue_delays_us:
-            dimensions.append(Dimension(facts.name, Setting.QUEUE_DELAY, tuple(queue_delays_us)))
     return tuple(dimensions)
 
 

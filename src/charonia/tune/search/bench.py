@@ -90,7 +90,8 @@ class Bench:
         loads = 1 if space.load.formula else len(load_values(space.load))
         edges = 2 * space.load.binary_steps_max
         each = (2 * loads + edges) * len(space.load.batch_sizes)
-        return (math.prod(self.grid.shape) + 1) * each + (options.finalist_count + 2) * options.repeats_max
+        delays = (options.finalist_count + 1) * sum(len(model.queue_delays_us) for model in space.models)
+        return (math.prod(self.grid.shape) + 1) * each + (options.finalist_count + 2) * options.repeats_max + delays
 
     def begin(self, share: float, reserve: int) -> None:
         """Begin a phase that may use a share of the time budget and leaves a number of trials to later ones."""

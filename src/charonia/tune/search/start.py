@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from charonia.core.errors import invalid
 from charonia.tune.api import Goal, Outcome, Search, SearchMode, SearchOptions, SearchSpace, Skipped, Told, Trial
-from charonia.tune.search import brute, final, load, optuna_search, quick, race
+from charonia.tune.search import brute, delays, final, load, optuna_search, quick, race
 from charonia.tune.search.bench import USUAL, Bench, OutOfBudget, Steps
 
 _EXPLORE: dict[SearchMode, Callable[[Bench], Steps[None]]] = {
@@ -61,6 +61,7 @@ def _steps(bench: Bench) -> Steps[None]:
 def _explore(bench: Bench) -> Steps[None]:
     yield from load.sweep(bench, bench.default, USUAL, "default configuration")
     yield from _EXPLORE[bench.options.mode](bench)
+    yield from delays.explore(bench)
 
 
 class _AskTell:
