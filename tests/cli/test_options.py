@@ -49,12 +49,13 @@ def test_repositories_add_up_whatever_way_they_are_given() -> None:
     assert parse(arguments, {}).options.models.repositories == ("a", "b", "c", "d", "old")
 
 
-def test_a_repository_must_be_given_and_be_a_folder() -> None:
+def test_a_repository_must_be_given_and_be_a_folder_or_a_store() -> None:
     with pytest.raises(ServingError, match="--model-repository must be specified"):
         parse([], {})
-    assert problems("--model-repository=s3://bucket/models") == [
-        "--model-repository: expected a folder, got 's3://bucket/models': object stores are not offered, "
-        "mount or copy it first"
+    assert options("--model-repository=s3://bucket/models").models.repositories[-1] == "s3://bucket/models"
+    assert problems("--model-repository=ftp://host/models") == [
+        "--model-repository: model repository 'ftp://host/models': expected a folder or a URI that begins with one of "
+        "s3://, gs://, as://, az://, abfs://, abfss://"
     ]
     assert problems("--model-repository=") == ["--model-repository: expected a value, got ''"]
 
@@ -105,7 +106,7 @@ def test_choices_are_read_in_any_case() -> None:
     assert chosen.log.access is AccessLogFormat.JSON
     assert chosen.grpc.response_compression is CompressionLevel.HIGH
     assert problems("--model-control-mode=pull") == [
-        "--model-control-mode: expected none or poll or explicit, got 'pull'"
+        "--model-control-mode: expected none or poll or explicit or auto, got 'pull'"
     ]
 
 
@@ -219,13 +220,11 @@ def test_an_option_that_only_tunes_triton_is_accepted_with_a_note(text: str) -> 
     [
         "--cache-config=local,size=1",
         "--rate-limit=execution_count",
-        "--model-namespacing=true",
         "--http-restricted-api=health:key=value",
         "--grpc-restricted-protocol=health:key=value",
         "--http-header-forward-pattern=x-.*",
         "--allow-sagemaker=true",
         "--allow-vertex-ai=1",
-        "--host-policy=gpu_0,cpu-cores=1-2",
         "--model-load-gpu-limit=0:0.5",
     ],
 )
@@ -263,11 +262,11 @@ def other_text(option: Option) -> str:
     default = default_text(option)
     if default in ("true", "false"):
         return "false" if default == "true" else "true"
-    if default.isdecimal():
+    if default.removeprefix("-").isdecimal():
         return str(int(default) - 1) if int(default) > 1 else "2"
     if "|" in option.metavar:
         return next(word for word in option.metavar.split("|") if word != default)
-    return {"[BACKEND,]KEY=VALUE": "a=b"}.get(option.metavar, "other")
+    return {"[BACKEND,]KEY=VALUE": "a=b", "NAME,KEY=VALUE": "cpu,cpu-cores=0-1"}.get(option.metavar, "other")
 
 
 @pytest.mark.parametrize("option", [o for o in all_options() if o.field and o.metavar], ids=lambda option: option.name)
@@ -278,6 +277,10 @@ def test_every_option_changes_its_field_and_no_other(option: Option) -> None:
         "grpc.tls.enabled": ("--grpc-server-cert=c", "--grpc-server-key=k"),
         "grpc.tls.mutual": ("--grpc-server-cert=c", "--grpc-server-key=k", "--grpc-root-cert=r"),
         "models.load": ("--model-control-mode=explicit",),
+        **{
+            f"models.auto.{field}": ("--model-control-mode=auto",)
+            for field in ("memory_mb", "pinned", "waiting_max", "wait_secs")
+        },
         "http.port": ("--grpc-port=9001",),
         "grpc.port": ("--http-port=9000",),
         "metrics.port": ("--grpc-port=9001",),

@@ -36,7 +36,7 @@ class FakeServer:
         self.is_shut_down = False
         self._start, self._finishes, self._slow = start, finishes, slow
 
-    def __call__(self, options: ServerOptions) -> "FakeServer":
+    def __call__(self, options: ServerOptions, log: object = None) -> "FakeServer":
         return self
 
     async def start(self) -> None:
