@@ -233,7 +233,7 @@ def test_instances_that_need_more_memory_than_there_is_are_known_beforehand() ->
     run(search, SimulatedServer(space))
 
     assert {skipped.reason for skipped in search.skipped} == {
-        "needs at least 260 MB of memory, there are 220 MB",
+        "needs at least 260 MB of memory by what one instance takes, there are 220 MB",
     }
 
 

@@ -117,6 +117,7 @@ def _facts(base: BaseModel, is_profiled: bool, is_automatic: bool) -> ModelFacts
         instances_tunable=not is_ensemble and base.kind is not InstanceKind.KIND_MODEL,
         batching_tunable=base.batches_dynamically,
         threads_tunable=THREADED_BACKEND in backends and base.kind is InstanceKind.KIND_CPU,
+        instance_memory_mb=base.instance_memory_mb,
         is_batching=complete.dynamic_batching is not None,
         queue_delays_us=_queue_delays(base) if is_automatic else (),
     )

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig
 from charonia.config.pbtxt import parse, render
 from charonia.core.errors import ServingError, invalid
-from charonia.perf import metrics_page
+from charonia.perf import metrics_page, resources
 from charonia.perf.api import Stop
 from charonia.perf.observer import read_page
 from charonia.perf.run import machine
@@ -24,7 +24,7 @@ from charonia.tune.deployment import Deployment
 from charonia.tune.group import Bench, Ended, GroupSearch
 from charonia.tune.journal import Journal, content_of, scope_of
 from charonia.tune.measure import Measurer, Prepare
-from charonia.tune.memory import available_mb
+from charonia.tune.memory import available_mb, of_one_instance
 from charonia.tune.merge import Merged
 from charonia.tune.options import LaunchMode, ModelRequest, TuneOptions
 from charonia.tune.output import CONFIG_FILE, OutputRepository
@@ -74,7 +74,7 @@ def profile(merged: Merged, prepare: Prepare, progress: Progress, stop: Stop) ->
             deployment.check_explicit()
         bench = Bench(server, deployment, journal, output, progress)
         info = _server_info(server)
-        done.idle_gpus = _idle_gpus(server)
+        done.idle_gpus = _gpus(server)
         run = _Run(options, bench, prepare, stop, source, info, done)
         run.groups()
     return TuneRun(
@@ -148,7 +148,7 @@ class _Run:
                 requests,
                 bases,
                 core_count=machine().core_count if measurer.memory_mb() is not None else 0,
-                memory=_memory(measurer, bases, self.done.idle_gpus),
+                memory=_memory(measurer, bases, _gpus(self.bench.server) if self.done.idle_gpus else ()),
                 time_budget_s=budget,
             )
             search = GroupSearch(
@@ -181,13 +181,25 @@ class _Run:
         raise invalid(f"ensembles of '{requests[0].name}': expected at most {COMPOSING_DEPTH_MAX} within one another")
 
     def _base(self, name: str, *, cpu_only: bool) -> BaseModel:
+        before = self._used_mb()
         complete = config_of(
             self.bench.deployment.client.model_config(name)
             if self.options.launch.reload_disabled
             else self.bench.deployment.load_own(name)
         )
+        after = self._used_mb()
         config = self._written(name) or complete
-        return BaseModel(name, config, complete, instance_kind(complete, cpu_only=cpu_only))
+        base = BaseModel(name, config, complete, instance_kind(complete, cpu_only=cpu_only))
+        on_gpu = base.kind is InstanceKind.KIND_GPU and bool(self.done.idle_gpus)
+        taken = of_one_instance(before[on_gpu], after[on_gpu], base.instance_count, on_gpu=on_gpu)
+        return replace(base, instance_memory_mb=taken)
+
+    def _used_mb(self) -> tuple[float | None, float | None]:
+        """Return the server's memory on this machine, and that of its GPUs; None where nobody can see it."""
+        processes = resources.find(f"http://{self.bench.server.http}".replace("http://http", "http"))
+        sample = processes.sample() if processes is not None else None
+        gpus = _gpus(self.bench.server) if self.done.idle_gpus else ()
+        return (sample[1] / 1e6 if sample is not None else None), (_used_on(gpus) if gpus else None)
 
     def _written(self, name: str) -> ModelConfig | None:
         """Return what the model's own config.pbtxt says, None where it has none at hand."""
@@ -247,7 +259,7 @@ def _server_info(server: Server) -> ServerInfo:
     return ServerInfo(f"http://{server.http}", "http", metadata.name, metadata.version, metadata.extensions)
 
 
-def _idle_gpus(server: Server) -> tuple[Gpu, ...]:
+def _gpus(server: Server) -> tuple[Gpu, ...]:
     """Return the GPUs that the server's metrics page names; none where there is no such page."""
     try:
         return metrics_page.gpus([metrics_page.parse(read_page(server.metrics_url))])
@@ -255,11 +267,15 @@ def _idle_gpus(server: Server) -> tuple[Gpu, ...]:
         return ()
 
 
+def _used_on(gpus: tuple[Gpu, ...]) -> float:
+    return sum(gpu.memory_used_bytes or 0 for gpu in gpus) / 1e6
+
+
 def _memory(measurer: Measurer, bases: Mapping[str, BaseModel], gpus: tuple[Gpu, ...]) -> MemoryLimit | None:
     """Return the memory that variants may take: of the GPUs where models run on them; None where nobody can see it."""
     totals = [gpu.memory_total_bytes for gpu in gpus if gpu.memory_total_bytes]
     if totals and any(base.kind is InstanceKind.KIND_GPU for base in bases.values()):
-        return MemoryLimit(Metric.GPU_USED_MEMORY, sum(totals) / 1e6)
+        return MemoryLimit(Metric.GPU_USED_MEMORY, sum(totals) / 1e6, base_mb=_used_on(gpus))
     used = measurer.memory_mb()
     if used is None:
         return None

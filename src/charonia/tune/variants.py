@@ -32,12 +32,14 @@ class BaseModel:
         config: What variants start from: the text of its config.pbtxt, or what the server has completed.
         complete: What the server has completed.
         kind: Where instances run.
+        instance_memory_mb: Least memory that one more instance takes, 0 for unknown.
     """
 
     name: str
     config: ModelConfig
     complete: ModelConfig
     kind: InstanceKind = InstanceKind.KIND_CPU
+    instance_memory_mb: float = 0.0
 
     @property
     def composing(self) -> tuple[str, ...]:

@@ -18,10 +18,10 @@ def too_large(space: SearchSpace, variant: Variant, history: Sequence[Told]) -> 
     limit = space.memory.limit_mb
     expected = _added(space, variant)
     if expected > limit:
-        return f"needs at least {expected:.0f} MB of memory, there are {limit:.0f} MB"
+        return f"needs at least {expected:,.0f} MB of memory by what one instance takes, there are {limit:,.0f} MB"
     expected = _extrapolated(space, variant, history, space.memory.metric)
     if expected > limit:
-        return f"would need about {expected:.0f} MB of memory by what fewer instances took, there are {limit:.0f} MB"
+        return f"would need about {expected:,.0f} MB of memory by what fewer instances took, there are {limit:,.0f} MB"
     return ""
 
 
