@@ -14,6 +14,7 @@ from charonia.core.caller import CallFrame
 from charonia.core.calls import Outcome, Reply, Ticket
 from charonia.core.errors import ServingError, unavailable, unsupported
 from charonia.core.request import InferRequest
+from charonia.core.trace import Trace
 
 CALLS_OPEN_MAX = 1024
 """Most calls of one instance that are not answered."""
@@ -38,6 +39,18 @@ class Work:
         if any(request.deadline_ns == 0 for request in self.requests):
             return 0
         return max(request.deadline_ns for request in self.requests)
+
+    def child_trace(self, context: str) -> Trace | None:
+        """Return the trace of a call, None where it is not traced.
+
+        Args:
+            context: Context of the trace of the request for which it is made; "" is clear where there is only one.
+        """
+        for request in self.requests:
+            trace = request.trace
+            if trace is not None and (trace.context == context or (not context and len(self.requests) == 1)):
+                return trace.child()
+        return None
 
 
 class _OpenCall:
@@ -102,7 +115,14 @@ class ModelCalls:
         return len(self._open)
 
     def start(
-        self, key: int, request: InferRequest, reply: Reply, *, work: Work | None = None, allows_decoupled: bool = False
+        self,
+        key: int,
+        request: InferRequest,
+        reply: Reply,
+        *,
+        work: Work | None = None,
+        trace: str = "",
+        allows_decoupled: bool = False,
     ) -> None:
         """Make a call. Its outcomes go to `reply`, perhaps before this returns.
 
@@ -111,6 +131,7 @@ class ModelCalls:
             request: The request; its caller and deadline are set here. `timeout_us` limits the whole call.
             reply: Gets every outcome.
             work: The batch that the instance runs and that makes the call; None for a thread of the model's own.
+            trace: Context of the trace of the request for which it is made, "" where the model does not say.
             allows_decoupled: Whether the model takes any number of responses.
         """
         try:
@@ -119,6 +140,7 @@ class ModelCalls:
             reply(error, True)
             return
         request.caller = work.sink.frame() if work is not None else self._caller
+        request.trace = work.child_trace(trace) if work is not None else None
         call = self._open[key] = _OpenCall(self, key, request, reply, work.sink if work is not None else None)
         now = time.monotonic_ns()
         deadline = work.deadline_ns() if work is not None else 0

@@ -213,7 +213,8 @@ class WorkerServices(ModelServices):
         if not is_ready:
             reply(unavailable("BLS is only supported during the 'execute' function."), True)
             return
-        self.calls.start(call, request, reply, work=self._work_of(batch), allows_decoupled=bool(allows_decoupled))
+        work = self._work_of(batch)
+        self.calls.start(call, request, reply, work=work, trace=str(fields[7]), allows_decoupled=bool(allows_decoupled))
 
 
 def _send_outcome(link: WorkerLink, call: int, outcome: Outcome, final: bool) -> None:

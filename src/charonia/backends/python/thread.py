@@ -192,7 +192,8 @@ class ThreadInstance:
             else:
                 call.inbox.put((_response_of(outcome), final))
 
-        calls.start(call.number, request, reply, work=work, allows_decoupled=call.decoupled)
+        trace = str(call.fields[7])
+        calls.start(call.number, request, reply, work=work, trace=trace, allows_decoupled=call.decoupled)
 
     def end(self, number: int) -> None:
         """The model gives a call up."""

@@ -54,8 +54,8 @@ class InferenceTrace:
         self._context = context
 
     def get_context(self) -> str | None:
-        """Return the context as JSON text with `traceparent`, or None when the request is not traced."""
-        return self._context or None
+        """Return the context as JSON text with `traceparent`, or None when no spans are made for the request."""
+        return self._context if '"traceparent"' in self._context else None
 
 
 class InferenceRequest:
