@@ -107,3 +107,9 @@ def test_a_variable_input_keeps_its_fixed_dimensions_and_rank() -> None:
 def test_a_configuration_without_datatype_is_a_programming_error() -> None:
     with pytest.raises(ValueError, match="no data type"):
         admission(ModelInput("a"))
+
+
+def test_shapes_of_an_input_that_may_be_ragged_are_no_part_of_the_key() -> None:
+    of = admission(ModelInput("b", DataType.INT32, dims=(-1, 2), allow_ragged_batch=True), max_batch_size=8)
+    assert of.check(request(b=(1, 3, 2))) == of.check(request(b=(1, 4, 2))) == (1, None)
+    assert "unexpected shape for input 'b'" in refusal(of, request(b=(1, 3, 3)))

@@ -9,14 +9,19 @@ from charonia.config.problems import Problem
 CUSTOM_BATCHING = "TRITON_BATCH_STRATEGY_PATH"
 """Model parameter that names a library with a batching strategy of its own."""
 
+_RAGGED = ("onnxruntime", "python", "identity")
+"""Backends that take requests of different shapes in one batch. The last two get each request for itself anyway."""
+
 
 def unsupported(config: ModelConfig) -> list[Problem]:
     """Return everything that the model asks for and that is not there, each with its path."""
     found = [*_of_model(config)]
     for index, given in enumerate(config.input):
         found += _of_tensor(given, f"input[{index}]")
-        if given.allow_ragged_batch:
-            found.append((f"input[{index}].allow_ragged_batch", f"ragged batching of input '{given.name}'"))
+        if given.allow_ragged_batch and config.backend not in _RAGGED:
+            backend = config.backend
+            feature = f"ragged batching of input '{given.name}' in a model of backend '{backend}'"
+            found.append((f"input[{index}].allow_ragged_batch", feature))
     for index, output in enumerate(config.output):
         found += _of_tensor(output, f"output[{index}]")
     for index, group in enumerate(config.instance_group):
@@ -38,10 +43,9 @@ def _of_model(config: ModelConfig) -> Iterator[tuple[str, str]]:
     # A sample of batch size 0 is skipped by definition.
     if any(sample.batch_size for sample in config.model_warmup):
         yield "model_warmup", "model warm-up"
-    if config.batch_input:
-        yield "batch_input", "computed batch input"
-    if config.batch_output:
-        yield "batch_output", "scattered batch output"
+    for field in ("batch_input", "batch_output"):
+        if getattr(config, field) and config.backend not in _RAGGED:
+            yield field, f"{field} in a model of backend '{config.backend}'"
     if config.cc_model_filenames:
         yield "cc_model_filenames", "choosing the file by compute capability"
     if config.model_repository_agents is not None and config.model_repository_agents.agents:

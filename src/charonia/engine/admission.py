@@ -12,15 +12,16 @@ from charonia.core.request import InferRequest
 class _InputSpec:
     """An input's configuration in the form in which requests are compared with it."""
 
-    __slots__ = ("datatype", "dims", "is_fixed", "name", "optional")
+    __slots__ = ("datatype", "dims", "is_fixed", "is_free", "name", "optional")
 
-    def __init__(self, config: ModelInput) -> None:
+    def __init__(self, config: ModelInput, is_free: bool) -> None:
         if config.data_type is None:
             raise ValueError(f"input {config.name!r} has no data type: the configuration was not validated")
         self.name = config.name
         self.datatype: DataType = config.data_type
         self.dims = config.dims
         self.is_fixed = -1 not in config.dims
+        self.is_free = is_free  # whether requests of different shapes may share a batch
         self.optional = config.optional
 
 
@@ -30,7 +31,7 @@ class Admission:
     def __init__(self, config: ModelConfig) -> None:
         self._model = config.name
         self._batch_size_max = config.max_batch_size
-        self._inputs = [_InputSpec(i) for i in config.input]
+        self._inputs = [_InputSpec(i, i.allow_ragged_batch) for i in config.input]
         self._by_name = {spec.name: spec for spec in self._inputs}
         self._has_optional = any(spec.optional for spec in self._inputs)
         self._outputs = frozenset(o.name for o in config.output)
@@ -79,9 +80,10 @@ class Admission:
             else:
                 if len(shape) != len(spec.dims) or any(d not in (-1, s) for d, s in zip(spec.dims, shape, strict=True)):
                     self._refuse_shape(request, spec, tensor.array.shape)
-                if key is None:
-                    key = []
-                key.append(shape)
+                if not spec.is_free:
+                    if key is None:
+                        key = []
+                    key.append(shape)
         if self._has_optional:
             self._check_optional(request)
             key = [*(key or ()), frozenset(inputs)]

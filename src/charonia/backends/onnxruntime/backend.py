@@ -21,6 +21,7 @@ from charonia.backends.onnxruntime.session import (
     signature_of,
     start_global_pool,
 )
+from charonia.backends.ragged import configured_form, ragged_plan
 from charonia.config.complete import Signature, SignatureTensor, check_signature, merge_signature
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig
@@ -194,6 +195,8 @@ def model_path(files: ModelFiles, config: ModelConfig) -> Path:
 
 def signature_problems(config: ModelConfig, signature: Signature) -> Iterator[Problem]:
     """Yield every difference between a configuration and a model that matters."""
+    signature, problems = configured_form(ragged_plan(config), config, signature)
+    yield from problems
     # ONNX Runtime reports an unknown rank as no dimensions, the same as a scalar's: take the configuration's word then.
     inputs = {i.name: i.reshape.shape if i.reshape is not None else i.dims for i in config.input}
     outputs = {o.name: o.reshape.shape if o.reshape is not None else o.dims for o in config.output}

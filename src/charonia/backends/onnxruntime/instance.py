@@ -10,6 +10,7 @@ import onnxruntime
 from charonia.backends.api import Execution, Outputs, Result
 from charonia.backends.batch import batch_sizes, gather, scatter
 from charonia.backends.onnxruntime.session import Session, plain_error
+from charonia.backends.ragged import compute_input, gather_flat, ragged_plan, scatter_like
 from charonia.backends.tensor_plan import input_plans, output_plans
 from charonia.config.model import ModelConfig
 from charonia.core.dtypes import DataType
@@ -37,6 +38,7 @@ class OnnxRuntimeInstance:
         self._is_batched = config.max_batch_size > 0
         self._inputs = input_plans(config)
         self._outputs = output_plans(config)
+        self._ragged = ragged_plan(config)
         self._names = tuple(plan.name for plan in self._outputs)
         self._by_name = {plan.name: plan for plan in self._outputs}
         self._run = _run_with_bfloat16 if DataType.BF16 in self._datatypes() else _run
@@ -85,12 +87,25 @@ class OnnxRuntimeInstance:
 
     def _feed(self, requests: Sequence[InferRequest]) -> dict[str, Array]:
         feed = {}
+        ragged = self._ragged
         for plan in self._inputs:
-            array = gather(requests, plan.name)
+            is_flat = plan.name in ragged.inputs
+            array = gather_flat(requests, plan.name) if is_flat else gather(requests, plan.name)
             if array is not None:
-                array = plan.reshape(array, self._is_batched)
+                if not is_flat:
+                    array = plan.reshape(array, self._is_batched)
                 feed[plan.name] = _to_text(plan.name, array) if plan.datatype is DataType.BYTES else array
+        for computed in ragged.computed:
+            array = compute_input(computed.kind, self._shapes(requests, computed.source), computed.datatype)
+            feed.update(dict.fromkeys(computed.names, array))
         return feed
+
+    def _shapes(self, requests: Sequence[InferRequest], name: str) -> list[tuple[int, ...]]:
+        """Return the shape of an input in each request, as the model sees it."""
+        plan = next(plan for plan in self._inputs if plan.name == name)
+        if name not in requests[0].inputs:
+            raise invalid(f"input '{name}' cannot be left out: the shapes of others follow from its own")
+        return [plan.reshape(request.inputs[name].array, True).shape for request in requests]
 
     def _wanted(self, requests: Sequence[InferRequest]) -> tuple[str, ...]:
         """Return the outputs that some request asked for; the model is not made to compute others."""
@@ -111,8 +126,12 @@ class OnnxRuntimeInstance:
             datatype = plan.datatype
             if datatype is DataType.BYTES:
                 array = _to_bytes(array)
-            array = plan.reshape(array, self._is_batched)
-            parts = scatter(name, array, sizes) if sizes is not None else [array]
+            source = self._ragged.scattered.get(name)
+            if source is not None:
+                parts = scatter_like(name, array, self._shapes(requests, source))
+            else:
+                array = plan.reshape(array, self._is_batched)
+                parts = scatter(name, array, sizes) if sizes is not None else [array]
             columns.append([Tensor(name, datatype, part) for part in parts])
         return [Outputs(list(tensors)) for tensors in zip(*columns, strict=True)]
 
