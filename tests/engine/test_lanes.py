@@ -22,6 +22,7 @@ from charonia.engine.lanes import (
     IN_PLACE_PROBES,
     IN_PLACE_RETRY_MAX,
     PIPELINE_DEPTH,
+    PIPELINE_DEPTH_BATCHED,
     PIPELINE_NS_MAX,
     AsyncLane,
     InPlaceRule,
@@ -30,7 +31,7 @@ from charonia.engine.lanes import (
 from charonia.engine.runner import ModelRunner
 from charonia.engine.schedulers import make_scheduler
 
-SHORT = PIPELINE_NS_MAX // 10
+SHORT = PIPELINE_NS_MAX // (4 * PIPELINE_DEPTH)
 LONG = 100 * PIPELINE_NS_MAX
 HELD_UP = 10 * IN_PLACE_NS_MAX + 1
 
@@ -97,27 +98,43 @@ def test_the_loop_is_never_entered_by_a_long_execution_nor_kept_by_one(durations
 
 
 def test_an_instance_is_not_handed_batches_ahead_before_its_executions_are_known_to_be_short() -> None:
-    assert not PipelineRule().is_open
-    assert not pipeline_rule([SHORT]).is_open
-    assert pipeline_rule([SHORT] * 30).is_open
-    assert not pipeline_rule([LONG] * 30).is_open
+    assert PipelineRule().depth == 1
+    assert pipeline_rule([SHORT]).depth == 1
+    assert pipeline_rule([SHORT] * 60).depth == PIPELINE_DEPTH
+    assert pipeline_rule([LONG] * 60).depth == 1
 
 
-def test_a_mean_between_the_two_limits_leaves_things_as_they_are() -> None:
-    between = [PIPELINE_NS_MAX * 3 // 2] * 50
-    assert not pipeline_rule(between).is_open
-    assert pipeline_rule([SHORT] * 30 + between).is_open
+@pytest.mark.parametrize(("share", "depth"), [(1, 1), (2, 2), (3, 2), (4, 4), (15, 8), (16, 16), (1000, 16)])
+def test_what_is_handed_over_computes_no_longer_than_the_limit(share: int, depth: int) -> None:
+    assert pipeline_rule([PIPELINE_NS_MAX // share - 1] * 100).depth == depth
+
+
+def test_a_mean_between_two_limits_leaves_things_as_they_are() -> None:
+    between = [PIPELINE_NS_MAX // PIPELINE_DEPTH * 3 // 2] * 50
+    assert pipeline_rule(between).depth == PIPELINE_DEPTH // 2
+    assert pipeline_rule([SHORT] * 60 + between).depth == PIPELINE_DEPTH
 
 
 def test_one_execution_that_is_a_little_longer_changes_nothing_and_a_very_long_one_does() -> None:
-    assert pipeline_rule([SHORT] * 30 + [PIPELINE_NS_MAX * 3]).is_open
-    assert not pipeline_rule([SHORT] * 30 + [LONG]).is_open
+    assert pipeline_rule([SHORT] * 60 + [PIPELINE_NS_MAX // 2]).depth == PIPELINE_DEPTH
+    assert pipeline_rule([SHORT] * 60 + [LONG]).depth == 1
 
 
-@given(st.lists(st.integers(0, 10 * PIPELINE_NS_MAX), max_size=200), st.integers(0, PIPELINE_NS_MAX))
+def test_a_limit_holds_whatever_is_measured_and_is_never_raised() -> None:
+    rule = pipeline_rule([SHORT] * 60)
+    depths = []
+    for limit in (3, 8, 1, 16):
+        rule.limit(limit)
+        for _ in range(60):
+            rule.took(SHORT)
+        depths.append(rule.depth)
+    assert depths == [3, 3, 1, 1]
+
+
+@given(st.lists(st.integers(0, 10 * PIPELINE_NS_MAX), max_size=200), st.integers(0, SHORT))
 def test_whatever_came_before_enough_short_executions_open_the_line(durations_ns: list[int], short_ns: int) -> None:
-    assert pipeline_rule([*durations_ns, *[short_ns] * 100]).is_open
-    assert not pipeline_rule([*durations_ns, *[10 * PIPELINE_NS_MAX] * 100]).is_open
+    assert pipeline_rule([*durations_ns, *[short_ns] * 100]).depth == PIPELINE_DEPTH
+    assert pipeline_rule([*durations_ns, *[10 * PIPELINE_NS_MAX] * 100]).depth == 1
 
 
 class ScriptedInstance:
@@ -217,9 +234,9 @@ def test_an_instance_with_short_executions_is_handed_several_batches_at_once() -
     async def scenario() -> None:
         model = Model()
         await model.warm(SHORT)
-        model.submit(10)
+        model.submit(PIPELINE_DEPTH + 6)
         assert model.handed() == PIPELINE_DEPTH
-        assert model.runner.pending == 10 - PIPELINE_DEPTH
+        assert model.runner.pending == 6
         while model.handed():
             await model.finish(SHORT)
             assert model.handed() <= PIPELINE_DEPTH
@@ -232,14 +249,14 @@ def test_when_executions_get_long_again_only_one_batch_at_a_time_is_handed_over(
     async def scenario() -> None:
         model = Model()
         await model.warm(SHORT)
-        model.submit(12)
+        model.submit(PIPELINE_DEPTH + 8)
         await model.finish(LONG)
         handed = []
         while model.handed():
             handed.append(model.handed())
             await model.finish(LONG)
         # Those that were handed over already run out, then it is one by one.
-        assert handed == [3, 2, *[1] * 9]
+        assert handed == [*range(PIPELINE_DEPTH - 1, 1, -1), *[1] * 9]
         assert model.is_all_answered()
 
     run(scenario)
@@ -274,7 +291,7 @@ def test_instances_are_kept_supplied_each_by_its_own_measure() -> None:
                 while model.handed(number):
                     await model.finish(duration, number)
         model.submit(20)
-        assert [model.handed(0), model.handed(1)] == [PIPELINE_DEPTH, 1]
+        assert [model.handed(0), model.handed(1)] == [PIPELINE_DEPTH // 2, 1]
         while model.handed(0) or model.handed(1):
             for number, duration in enumerate((SHORT, LONG)):
                 if model.handed(number):
@@ -284,16 +301,48 @@ def test_instances_are_kept_supplied_each_by_its_own_measure() -> None:
     run(scenario)
 
 
+def test_a_batch_does_not_stand_in_line_behind_another_while_an_instance_is_idle() -> None:
+    async def scenario() -> None:
+        model = Model(instances=4)
+        await model.warm(SHORT, 80)
+        handed = []
+        for _ in range(8):
+            model.submit()
+            handed.append([model.handed(number) for number in range(4)])
+        assert sorted(handed[3]) == [1, 1, 1, 1]
+        assert sorted(handed[7]) == [2, 2, 2, 2]
+        for number in range(4):
+            while model.handed(number):
+                await model.finish(SHORT, number)
+        assert model.is_all_answered()
+
+    run(scenario)
+
+
+def test_a_model_that_batches_has_one_batch_in_line_so_that_the_next_one_grows() -> None:
+    async def scenario() -> None:
+        model = Model(max_batch_size=64)
+        await model.warm(SHORT, 80)
+        model.submit(10)
+        assert model.handed() == PIPELINE_DEPTH_BATCHED
+        assert model.runner.pending == 10 - PIPELINE_DEPTH_BATCHED
+        while model.handed():
+            await model.finish(SHORT)
+        assert model.is_all_answered()
+
+    run(scenario)
+
+
 def test_batches_are_formed_from_what_waits_when_the_line_is_full() -> None:
     async def scenario() -> None:
         model = Model(max_batch_size=4)
         await model.warm(SHORT, 80)
-        model.submit(PIPELINE_DEPTH + 4)
+        model.submit(PIPELINE_DEPTH_BATCHED + 4)
         sizes = []
         while model.handed():
             sizes.append(len(model.instances[0].batches[0][0]))
             await model.finish(SHORT)
-        assert sum(sizes) == PIPELINE_DEPTH + 4
+        assert sum(sizes) == PIPELINE_DEPTH_BATCHED + 4
         assert sizes[-1] == 4
         assert model.is_all_answered()
 

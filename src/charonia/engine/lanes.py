@@ -27,11 +27,14 @@ IN_PLACE_PROBES = 8
 IN_PLACE_RETRY_MAX = 4096
 """Most executions in the thread after the loop was held up, before running in place is tried again."""
 
-PIPELINE_NS_MAX = 300_000
-"""An instance in another process whose executions take at most this long on average is kept supplied ahead of time."""
+PIPELINE_NS_MAX = 1_000_000
+"""An instance in another process is kept supplied ahead of time with batches that together take so long on average."""
 
-PIPELINE_DEPTH = 4
-"""Batches that such an instance has at once, the one that runs included."""
+PIPELINE_DEPTH = 16
+"""Most batches that such an instance has at once, the one that runs included; those of a model share this number."""
+
+PIPELINE_DEPTH_BATCHED = 2
+"""Most batches of a model whose scheduler makes batches: the longer requests wait there, the larger their batch."""
 
 _HELD_UP_NS = 10 * IN_PLACE_NS_MAX
 
@@ -68,8 +71,8 @@ class Lane(Protocol):
         """The caller of request `index` of a batch has gone; the batch runs, or has left the request open."""
         ...
 
-    def stop_pipelining(self) -> None:
-        """Take one batch at a time from now on."""
+    def limit_depth(self, depth: int) -> None:
+        """Take at most so many batches at once from now on."""
         ...
 
     async def aclose(self) -> None:
@@ -78,31 +81,31 @@ class Lane(Protocol):
 
 
 class PipelineRule:
-    """Decides from measured times whether an instance may be handed further batches before it has finished. Pure.
+    """Decides from measured times how many batches an instance may have at once. Pure.
 
     A batch that waits in the instance's own line cannot be taken by another instance that becomes free earlier, so this
     is for executions that are over sooner than a free instance could be told of the batch.
     """
 
-    __slots__ = ("_is_barred", "_mean_ns", "is_open")
+    __slots__ = ("_depth_max", "_mean_ns", "depth")
 
     def __init__(self) -> None:
-        self.is_open = False
-        self._is_barred = False
-        self._mean_ns = PIPELINE_NS_MAX * 4
+        self.depth = 1
+        self._depth_max = PIPELINE_DEPTH
+        self._mean_ns = PIPELINE_NS_MAX
 
-    def bar(self) -> None:
-        """Stay closed whatever is measured: the model waits for other models, and what waits behind it for both."""
-        self._is_barred = True
-        self.is_open = False
+    def limit(self, depth: int) -> None:
+        """Have at most so many at once, whatever is measured."""
+        self._depth_max = min(depth, self._depth_max)
+        self.depth = min(self.depth, self._depth_max)
 
     def took(self, duration_ns: int) -> None:
         """Take in the duration of an execution."""
-        self._mean_ns += (duration_ns - self._mean_ns) // 8
-        if self._mean_ns <= PIPELINE_NS_MAX:
-            self.is_open = not self._is_barred
-        elif self._mean_ns > 2 * PIPELINE_NS_MAX:
-            self.is_open = False
+        self._mean_ns = mean_ns = self._mean_ns + (duration_ns - self._mean_ns) // 8
+        if self.depth < self._depth_max and 2 * self.depth * mean_ns <= PIPELINE_NS_MAX:
+            self.depth = min(2 * self.depth, self._depth_max)
+        while self.depth > 1 and self.depth * mean_ns > 2 * PIPELINE_NS_MAX:
+            self.depth //= 2
 
 
 class InPlaceRule:
@@ -186,7 +189,7 @@ class BlockingLane:
     def cancel(self, batch: LaneBatch, index: int) -> None:
         """Do nothing: a computation in a library cannot be stopped."""
 
-    def stop_pipelining(self) -> None:
+    def limit_depth(self, depth: int) -> None:
         """Do nothing: there is only ever one."""
 
     async def aclose(self) -> None:
@@ -229,7 +232,7 @@ class AsyncLane:
     @property
     def depth(self) -> int:
         """Several while executions are short: the way to another process and back would leave it idle."""
-        return PIPELINE_DEPTH if self._rule.is_open else 1
+        return self._rule.depth
 
     def took(self, duration_ns: int) -> None:
         """Take in how long a batch computed."""
@@ -243,9 +246,9 @@ class AsyncLane:
         """Tell the instance."""
         self._instance.cancel(batch, index)
 
-    def stop_pipelining(self) -> None:
-        """Take one batch at a time from now on."""
-        self._rule.bar()
+    def limit_depth(self, depth: int) -> None:
+        """Take at most so many batches at once from now on."""
+        self._rule.limit(depth)
 
     async def aclose(self) -> None:
         """Close the instance."""

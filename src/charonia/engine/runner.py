@@ -29,7 +29,7 @@ from charonia.engine.batches import DONE, QUEUED, RUNNING, Entry, RunningBatch, 
 from charonia.engine.busy_poll import BusyPoll
 from charonia.engine.calls import CallGraph, Pool
 from charonia.engine.clock import WakeTimer, now_ns
-from charonia.engine.lanes import PIPELINE_DEPTH, AsyncLane, BlockingLane
+from charonia.engine.lanes import PIPELINE_DEPTH, PIPELINE_DEPTH_BATCHED, AsyncLane, BlockingLane
 from charonia.engine.ordering import HELD_RESPONSES_MAX, OrderedOutcomes
 from charonia.engine.tracing import begin, traced_kind
 from charonia.sched.api import (
@@ -90,6 +90,8 @@ class ModelRunner:
         # A slot whose model batches is offered again only after the loop has read what arrived meanwhile: requests that
         # come together then run together, without waiting for anything.
         self._gathers = dynamic is not None and config.max_batch_size > 1
+        for lane in lanes:  # what waits here for its batch to grow would be alone in a lane's line
+            lane.limit_depth(PIPELINE_DEPTH_BATCHED if self._gathers else max(2, PIPELINE_DEPTH // len(lanes)))
         self._running: set[int] = set()  # slots
         self._depths = [1] * len(lanes)
         # Lane i has the slots i, i + n, i + 2n and so on. Those beyond the first are offered while the lane takes
@@ -97,7 +99,7 @@ class ModelRunner:
         self._parked = set(range(len(lanes), len(lanes) * PIPELINE_DEPTH))
         now = now_ns()
         for slot in range(len(lanes)):
-            scheduler.handle(SlotIdle(slot), now)
+            scheduler.handle(SlotIdle(slot, slot), now)
 
     @property
     def pending(self) -> int:
@@ -215,7 +217,7 @@ class ModelRunner:
         if occupies:
             self._calls.occupy(frame, self._pool, lane)
             for index, each in enumerate(self._lanes):
-                each.stop_pipelining()
+                each.limit_depth(1)
                 self._follow_depth(index, each.depth)
         return frame
 
@@ -291,7 +293,7 @@ class ModelRunner:
 
     def _offer(self, slot: int) -> None:
         if slot not in self._parked:
-            self._handle(SlotIdle(slot), now_ns())
+            self._handle(SlotIdle(slot, slot % len(self._lanes)), now_ns())
         self._note_idle()
 
     def _note_idle(self) -> None:

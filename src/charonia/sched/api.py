@@ -40,9 +40,15 @@ class Cancel(NamedTuple):
 
 
 class SlotIdle(NamedTuple):
-    """An instance can take a batch."""
+    """An instance can take a batch.
+
+    Attributes:
+        slot: Where.
+        lane: The instance, where it has several slots: for batches that it is given ahead of time.
+    """
 
     slot: int
+    lane: int = 0
 
 
 class SlotGone(NamedTuple):

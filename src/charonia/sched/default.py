@@ -22,6 +22,7 @@ from charonia.sched.api import (
     Tick,
 )
 from charonia.sched.queue import WaitingLine
+from charonia.sched.slots import IdleSlots
 
 
 class DefaultScheduler:
@@ -31,7 +32,7 @@ class DefaultScheduler:
 
     def __init__(self, limits: QueueLimits) -> None:
         self._line = WaitingLine(limits)
-        self._idle: dict[int, None] = {}  # slots, the one that became idle last is last
+        self._idle = IdleSlots()
         self._stopping = False
 
     @property
@@ -53,7 +54,7 @@ class DefaultScheduler:
             case Submit():
                 self._submit(event, now_ns, commands)
             case SlotIdle():
-                self._idle[event.slot] = None
+                self._idle.add(event.slot, event.lane)
                 if self._line:
                     first = self._line.first()
                     self._line.remove(first.id)
@@ -61,7 +62,7 @@ class DefaultScheduler:
             case Cancel():
                 self._line.remove(event.id)
             case SlotGone():
-                self._idle.pop(event.slot, None)
+                self._idle.remove(event.slot)
             case Stop():
                 self._stopping = True
             case Tick():
@@ -82,5 +83,4 @@ class DefaultScheduler:
                 commands.append(Drop(request.id, DropReason.QUEUE_FULL))
 
     def _run(self, id: int, commands: list[Command]) -> None:
-        slot, _ = self._idle.popitem()
-        commands.append(Run(slot, (id,), CloseReason.FULL))
+        commands.append(Run(self._idle.take(), (id,), CloseReason.FULL))

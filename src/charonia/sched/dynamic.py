@@ -42,6 +42,7 @@ from charonia.sched.api import (
 )
 from charonia.sched.presence import Presence
 from charonia.sched.queue import Entry, WaitingLine
+from charonia.sched.slots import IdleSlots
 
 
 class Batch:
@@ -95,7 +96,7 @@ class DynamicBatcher:
         self._policy = policy
         self._line = WaitingLine(policy.limits, dict(policy.level_limits))
         self._presence = Presence() if policy.adapt_delay and policy.delay_ns else None
-        self._idle: dict[int, None] = {}  # slots, the one that became idle last is last
+        self._idle = IdleSlots()
         self._batch: Batch | None = None  # what is known to be at the head of the line
         self._due_ns: int | None = None  # when it is sent if nothing else happens
         self._stopping = False
@@ -126,14 +127,14 @@ class DynamicBatcher:
             case SlotIdle():
                 if self._presence is not None:
                     self._presence.slot_ended(event.slot)
-                self._idle[event.slot] = None
+                self._idle.add(event.slot, event.lane)
             case Cancel():
                 if self._line.remove(event.id):
                     self._forget(1)
             case SlotGone():
                 if self._presence is not None:
                     self._presence.slot_ended(event.slot)
-                self._idle.pop(event.slot, None)
+                self._idle.remove(event.slot)
             case Stop():
                 self._stopping = True
             case Tick():
@@ -220,7 +221,7 @@ class DynamicBatcher:
         return None
 
     def _send(self, ids: tuple[int, ...], reason: CloseReason, commands: list[Command]) -> None:
-        slot, _ = self._idle.popitem()
+        slot = self._idle.take()
         if self._presence is not None:
             self._presence.sent(slot, len(ids))
         commands.append(Run(slot, ids, reason))
