@@ -20,9 +20,11 @@ from charonia.engine.facade import ModelEngine
 from charonia.engine.gpus import visible_gpus
 from charonia.engine.lifecycle import Lifecycle, LifecycleOptions
 from charonia.engine.machine import MachineSampler
+from charonia.frontends.access import forwarded_headers, grpc_gate, http_gate
 from charonia.frontends.access_log import AccessLog
 from charonia.frontends.grpc.frontend import GrpcFrontend, GrpcLimits
 from charonia.frontends.http.frontend import HttpFrontend, HttpLimits, MetricsFrontend
+from charonia.frontends.key_file import KeyFile
 from charonia.frontends.log_settings import LogControl
 from charonia.frontends.regions.registry import RegionRegistry
 from charonia.frontends.services import Services
@@ -119,6 +121,8 @@ class Server:
         self.metrics: MetricsFrontend | None = None
         self._files = ExitStack()
         self._poller: asyncio.Task[None] | None = None
+        self._keys = KeyFile(options.api_keys) if options.api_keys else None
+        self._key_watcher: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Load the models, then open the endpoints.
@@ -136,6 +140,8 @@ class Server:
                 "not every model could be loaded:\n" + "\n".join(failures), hint="--exit-on-error=false serves the rest"
             )
         await self._open()
+        if self._keys is not None:
+            self._key_watcher = asyncio.create_task(self._keys.watch())
         self.engine.started()
         if options.models.control_mode is ControlMode.POLL:
             self._poller = asyncio.create_task(self._poll(options.models.poll_interval_secs))
@@ -149,6 +155,8 @@ class Server:
         self.engine.begin_exit()
         if self._poller is not None:
             self._poller.cancel()
+        if self._key_watcher is not None:
+            self._key_watcher.cancel()
         front_ends = [f for f in (self.http, self.grpc) if f is not None]
         for front_end in front_ends:
             front_end.stop_accepting()
@@ -183,9 +191,14 @@ class Server:
     async def _open(self) -> None:
         options = self._options
         access_log = self._access_log(options.log)
+        keys = self._keys.ring if self._keys is not None else None
         services = Services(
             tracing=self._tracing,
             log=self._log,
+            http_gate=http_gate(options.http.access, keys),
+            grpc_gate=grpc_gate(options.grpc.access, keys),
+            http_headers=forwarded_headers(options.http.access),
+            grpc_headers=forwarded_headers(options.grpc.access),
             regions=RegionRegistry(options.client_shm_bytes_max) if options.client_shm else None,
         )
         if options.grpc.enabled:

@@ -220,9 +220,6 @@ def test_an_option_that_only_tunes_triton_is_accepted_with_a_note(text: str) -> 
     [
         "--cache-config=local,size=1",
         "--rate-limit=execution_count",
-        "--http-restricted-api=health:key=value",
-        "--grpc-restricted-protocol=health:key=value",
-        "--http-header-forward-pattern=x-.*",
         "--allow-sagemaker=true",
         "--allow-vertex-ai=1",
         "--model-load-gpu-limit=0:0.5",
@@ -264,6 +261,8 @@ def other_text(option: Option) -> str:
         return "false" if default == "true" else "true"
     if default.removeprefix("-").isdecimal():
         return str(int(default) - 1) if int(default) > 1 else "2"
+    if option.metavar.startswith("API"):
+        return "health:key=value"
     if "|" in option.metavar:
         return next(word for word in option.metavar.split("|") if word != default)
     return {"[BACKEND,]KEY=VALUE": "a=b", "NAME,KEY=VALUE": "cpu,cpu-cores=0-1"}.get(option.metavar, "other")

@@ -61,17 +61,6 @@ FOREIGN: tuple[ForeignOption, ...] = (
     *_refused("there is no response cache", "--cache-config", "--response-cache-byte-size", harmless=_NONE),
     *_refused("there is no rate limiter", "--rate-limit", harmless=frozenset({"off"})),
     *_refused("there is no rate limiter", "--rate-limit-resource"),
-    *_refused(
-        "parts of the API cannot be restricted: let a proxy in front of the server do it",
-        "--http-restricted-api",
-        "--grpc-restricted-protocol",
-    ),
-    *_refused(
-        "headers do not become request parameters: send them as parameters of the request",
-        "--http-header-forward-pattern",
-        "--grpc-header-forward-pattern",
-        harmless=_NONE,
-    ),
     *_refused("instances are not bound to cores or memory nodes: see --cpu-cores", "--host-policy"),
     *_refused("models are not limited to a share of a GPU's memory", "--model-load-gpu-limit"),
     *_refused("CUDA_VISIBLE_DEVICES says which GPUs are used", "--min-supported-compute-capability"),

@@ -17,6 +17,7 @@ from charonia.cli.trace_values import (
     trace_setting,
 )
 from charonia.cli.values import assignment, boolean, choice, filled, integer, repository, verbosity
+from charonia.config.access import read_restriction
 from charonia.config.server import (
     BUSY_POLL_US_MAX,
     CPU_CORES_MAX,
@@ -146,6 +147,7 @@ SERVER = (
     Option("--exit-timeout-secs", "exit_timeout_secs", integer(0), "SECONDS", "Time that requests have at shutdown"),
     Option("--exit-on-error", "exit_on_error", boolean, _BOOL, "End when a model fails to load at start"),
     Option("--strict-readiness", "strict_readiness", boolean, _BOOL, "Be ready only when all models are"),
+    Option("--api-keys", "api_keys", filled, "PATH", "File of API keys, each with its scopes; read when it changes"),
     Option("--allow-client-shm", "client_shm", boolean, _BOOL, "Let clients register shared memory of this machine"),
     Option(
         *("--client-shm-byte-size", "client_shm_bytes_max", integer(1, _CLIENT_SHM_BYTES_MAX), "BYTES"),
@@ -165,6 +167,15 @@ HTTP = (
         "BYTES",
         "Largest request body, decompressed",
     ),
+    Option(
+        *("--http-restricted-api", "http.access.restricted", read_restriction, "API[,API]:HEADER=VALUE"),
+        "Parts of the protocol that ask for a header; repeatable",
+        tuple,
+    ),
+    Option(
+        *("--http-header-forward-pattern", "http.access.header_forward_pattern", str, "REGEX"),
+        "Headers that become request parameters, by a part of their name",
+    ),
     Option("--http-use-ssl", "http.tls.enabled", boolean, _BOOL, "Serve HTTPS instead"),
     Option("--http-use-ssl-mutual", "http.tls.mutual", boolean, _BOOL, "Also demand certificates of clients"),
     Option("--http-server-cert", "http.tls.certificate", filled, "PATH", "Certificate chain of the server, PEM"),
@@ -180,6 +191,15 @@ GRPC = (
     Option(
         *("--grpc-max-input-size", "grpc.input_bytes_max", integer(1, GRPC_INPUT_BYTES_MAX), "BYTES"),
         "Largest request message, decompressed",
+    ),
+    Option(
+        *("--grpc-restricted-protocol", "grpc.access.restricted", read_restriction, "API[,API]:KEY=VALUE"),
+        "Parts of the protocol that ask for the header triton-grpc-protocol-KEY; repeatable",
+        tuple,
+    ),
+    Option(
+        *("--grpc-header-forward-pattern", "grpc.access.header_forward_pattern", str, "REGEX"),
+        "Headers that become request parameters, by a part of their name",
     ),
     Option("--grpc-use-ssl", "grpc.tls.enabled", boolean, _BOOL, "Serve gRPC over TLS"),
     Option("--grpc-use-ssl-mutual", "grpc.tls.mutual", boolean, _BOOL, "Also demand certificates of clients"),

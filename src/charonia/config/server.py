@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from charonia.config.access import AccessOptions
 from charonia.config.tracing import TraceOptions
 from charonia.core.errors import invalid
 
@@ -104,6 +105,7 @@ class HttpOptions:
         reuse_port: Whether several processes may listen on the port.
         input_bytes_max: Largest request body, as received and after decompression, in bytes.
         tls: TLS.
+        access: What is asked of callers.
     """
 
     enabled: bool = True
@@ -112,6 +114,7 @@ class HttpOptions:
     reuse_port: bool = False
     input_bytes_max: int = 64 * 1024 * 1024
     tls: TlsOptions = TlsOptions()
+    access: AccessOptions = field(default_factory=AccessOptions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +137,7 @@ class GrpcOptions:
         max_connection_age_ms: Age at which a connection is asked to close; 0 for none.
         max_connection_age_grace_ms: Time that its calls then have; 0 for no limit.
         tls: TLS.
+        access: What is asked of callers.
     """
 
     enabled: bool = True
@@ -151,6 +155,7 @@ class GrpcOptions:
     max_connection_age_ms: int = 0
     max_connection_age_grace_ms: int = 0
     tls: TlsOptions = TlsOptions()
+    access: AccessOptions = field(default_factory=AccessOptions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +273,7 @@ class ServerOptions:
         cpu_cores: Cores that models may use, 0 for those that this process may use.
         busy_poll_us: Longest time in us between two requests of a lone caller for which the server stays awake, 0 for
             never.
+        api_keys: Path of the file of API keys, "" where none is needed.
         client_shm: Whether clients may register shared memory.
         client_shm_bytes_max: Most bytes that all their regions have together.
 
@@ -288,12 +294,15 @@ class ServerOptions:
     backends: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     cpu_cores: int = 0
     busy_poll_us: int = BUSY_POLL_US
+    api_keys: str = ""
     client_shm: bool = False
     client_shm_bytes_max: int = CLIENT_SHM_BYTES
 
     def __post_init__(self) -> None:
         found = [*self.models.problems(), *self.http.tls.problems("http"), *self.grpc.tls.problems("grpc")]
         found += [*self.trace.problems(), *self._port_collisions()]
+        found += self.http.access.problems("--http-restricted-api", "--http-header-forward-pattern")
+        found += self.grpc.access.problems("--grpc-restricted-protocol", "--grpc-header-forward-pattern")
         if found:
             raise invalid("\n".join(found))
 

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from charonia.core.access import Gate
+from charonia.core.header_forward import HeaderForward
 from charonia.frontends.log_settings import LogControl
 from charonia.frontends.regions.registry import RegionRegistry
 from charonia.frontends.tracing import Tracing
@@ -15,11 +17,19 @@ class Services:
         regions: Shared memory of clients.
         tracing: Traces of requests.
         log: The server's log.
+        http_gate: Decides who may make which call over HTTP; None where everybody may make all.
+        grpc_gate: The same for gRPC.
+        http_headers: Headers of HTTP requests that become request parameters.
+        grpc_headers: The same for gRPC.
     """
 
     regions: RegionRegistry | None = None
     tracing: Tracing | None = None
     log: LogControl | None = None
+    http_gate: Gate | None = None
+    grpc_gate: Gate | None = None
+    http_headers: HeaderForward | None = None
+    grpc_headers: HeaderForward | None = None
 
     @property
     def tracer(self) -> Tracing | None:

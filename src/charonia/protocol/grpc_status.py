@@ -6,6 +6,7 @@ Source: the gRPC status code list and "gRPC over HTTP/2" (`Status-Message` perce
 from enum import IntEnum
 from urllib.parse import quote_from_bytes
 
+from charonia.core.access import RefusalKind
 from charonia.core.errors import Code, ServingError
 
 MESSAGE_BYTES_MAX = 4096
@@ -45,6 +46,14 @@ STATUS_BY_CODE: dict[Code, Status] = {
     Code.CANCELLED: Status.CANCELLED,
 }
 """gRPC status by transport-neutral code."""
+
+
+REFUSED: dict[RefusalKind, Status] = {
+    RefusalKind.RESTRICTED: Status.UNAVAILABLE,
+    RefusalKind.UNAUTHENTICATED: Status.UNAUTHENTICATED,
+    RefusalKind.FORBIDDEN: Status.PERMISSION_DENIED,
+}
+"""Status of a call that may not be made. Source of the first: Triton's restricted protocols."""
 
 
 class RpcError(Exception):

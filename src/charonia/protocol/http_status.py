@@ -1,5 +1,6 @@
 """HTTP status of every error code."""
 
+from charonia.core.access import RefusalKind
 from charonia.core.errors import Code
 
 STATUS: dict[Code, int] = {
@@ -14,10 +15,19 @@ STATUS: dict[Code, int] = {
 }
 """Source: the status table of Triton's HTTP endpoint."""
 
+REFUSED: dict[RefusalKind, int] = {
+    RefusalKind.RESTRICTED: 403,
+    RefusalKind.UNAUTHENTICATED: 401,
+    RefusalKind.FORBIDDEN: 403,
+}
+"""Status of a call that may not be made."""
+
 REASONS: dict[int, str] = {
     100: "Continue",
     200: "OK",
     400: "Bad Request",
+    401: "Unauthorized",
+    403: "Forbidden",
     404: "Not Found",
     405: "Method Not Allowed",
     408: "Request Timeout",

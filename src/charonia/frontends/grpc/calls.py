@@ -15,6 +15,7 @@ from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse
 from charonia.engine.api import Engine
 from charonia.frontends.access_log import AccessEntry, AccessLog
+from charonia.frontends.grpc.forwarding import forward_headers
 from charonia.frontends.grpc.limits import GrpcLimits
 from charonia.frontends.grpc.traced import begin
 from charonia.frontends.services import Services
@@ -214,7 +215,10 @@ class UnaryCall(Call):
         received_ns = 0 if tracer is None else time.monotonic_ns()
         if engine.is_exiting():
             raise unavailable("GRPC server is shutting down and has stopped accepting new requests.")
-        request, _, self._places = decode_infer(message, self.wire.service.services.regions)
+        services = self.wire.service.services
+        request, _, self._places = decode_infer(message, services.regions)
+        if services.grpc_headers is not None:
+            forward_headers(services.grpc_headers, request, self.head)
         request.deadline_ns = self.deadline_ns
         self.request = request
         reply: Reply = self._reply

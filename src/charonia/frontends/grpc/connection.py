@@ -10,6 +10,7 @@ from typing import Protocol, cast
 
 from charonia.frontends.grpc.calls import Call, Service, internal_error
 from charonia.frontends.grpc.conduct import Conduct
+from charonia.frontends.grpc.guard import admit
 from charonia.frontends.grpc.methods import Method, unknown_method
 from charonia.frontends.grpc.timers import Timers
 from charonia.frontends.http2 import (
@@ -283,6 +284,9 @@ class GrpcConnection(asyncio.Protocol):
             method = self._methods.get(head.path)
             if method is None:
                 raise unknown_method(head.path)
+            gate = self.service.services.grpc_gate
+            if gate is not None:
+                admit(gate, method.name, head)
         except RpcError as error:
             self._refuse(stream_id, error_head(error), end)
             return

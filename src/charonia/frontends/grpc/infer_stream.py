@@ -17,6 +17,7 @@ from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse
 from charonia.frontends.access_log import AccessEntry
 from charonia.frontends.grpc.calls import internal_error
+from charonia.frontends.grpc.forwarding import forward_headers
 from charonia.frontends.grpc.stream import StreamCall
 from charonia.frontends.grpc.traced import begin
 from charonia.protocol.grpc_framing import Buffer
@@ -89,8 +90,11 @@ class InferStream:
         tracer = call.wire.service.tracer
         received_ns = 0 if tracer is None else time.monotonic_ns()
         problem: ServingError | None = None
+        services = call.wire.service.services
         try:
-            request, wants_empty_final, places = decode_infer(message, call.wire.service.services.regions)
+            request, wants_empty_final, places = decode_infer(message, services.regions)
+            if services.grpc_headers is not None:
+                forward_headers(services.grpc_headers, request, call.head)
         except ServingError as error:
             request, wants_empty_final, places = decode_infer_identity(message), False, NO_PLACES
             problem = error

@@ -18,7 +18,10 @@ CLIENT_GONE = 499
 """Status in the access log of a request whose client did not wait for the response. Never sent."""
 
 _STATUS_LINES = {status: b"HTTP/1.1 %d %b\r\n" % (status, reason.encode()) for status, reason in REASONS.items()}
-_ERROR_HEADERS = {501: b"Accept-Encoding: %b\r\n" % ACCEPTED.encode()}
+_ERROR_HEADERS = {
+    401: b"WWW-Authenticate: Bearer\r\n",
+    501: b"Accept-Encoding: %b\r\n" % ACCEPTED.encode(),
+}
 
 
 class Outlet(Protocol):
@@ -44,6 +47,7 @@ class Exchange:
         method: Request method.
         url: Request target as sent.
         headers: Header fields by lower-case name; the last one of a name counts.
+        header_names: Their names as they were sent, by lower-case name; None where nobody asks.
         body: Request body.
         connection: The response's header line on what becomes of the connection, b"" where it lives on as usual.
         keep_alive: Whether the connection lives on afterwards.
@@ -71,6 +75,7 @@ class Exchange:
         "bytes_out",
         "connection",
         "has_begun",
+        "header_names",
         "headers",
         "keep_alive",
         "method",
@@ -92,6 +97,7 @@ class Exchange:
         self.method = method
         self.url = url
         self.headers = headers
+        self.header_names: dict[bytes, bytes] | None = None
         self.body: bytes | memoryview = b""
         self.connection = b""
         self.keep_alive = True

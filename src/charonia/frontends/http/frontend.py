@@ -12,6 +12,8 @@ from charonia.engine.api import Engine
 from charonia.frontends.access_log import AccessEntry, AccessLog
 from charonia.frontends.http.connection import READ_BYTES, HttpConnection
 from charonia.frontends.http.exchange import Exchange
+from charonia.frontends.http.forwarding import NamedConnection, NamedTimedConnection
+from charonia.frontends.http.guard import guarded
 from charonia.frontends.http.handlers import Handlers
 from charonia.frontends.http.limits import HttpLimits
 from charonia.frontends.http.routes import MethodNotAllowedError, Route, Router, Target
@@ -195,8 +197,12 @@ class HttpFrontend(Endpoint):
             services: What is offered beside the engine.
         """
         routes = Handlers(engine, limits, services).routes()
+        if services.http_gate is not None:
+            routes = guarded(routes, services.http_gate)
         super().__init__(routes, limits, access_log=access_log, is_exiting=engine.is_exiting)
         self._connection_type = HttpConnection if services.tracer is None else TimedConnection
+        if services.http_headers is not None:
+            self._connection_type = NamedConnection if services.tracer is None else NamedTimedConnection
 
     def connect(self) -> HttpConnection:
         """Return the server's side of a new connection."""

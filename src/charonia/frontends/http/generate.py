@@ -5,11 +5,13 @@ from functools import partial
 
 from charonia.core.calls import Outcome
 from charonia.core.errors import ServingError, internal, unsupported
+from charonia.core.header_forward import HeaderForward
 from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse
 from charonia.engine.api import Engine
 from charonia.frontends.http.event_stream import stream_events
 from charonia.frontends.http.exchange import Exchange
+from charonia.frontends.http.forwarding import forward_headers
 from charonia.frontends.http.limits import HttpLimits
 from charonia.frontends.http.routes import Route, Target
 from charonia.frontends.sole import SoleResponse
@@ -26,9 +28,10 @@ _NOT_ONE = unsupported(
 class GenerateHandlers:
     """The routes `generate` and `generate_stream` of every model."""
 
-    def __init__(self, engine: Engine, limits: HttpLimits) -> None:
+    def __init__(self, engine: Engine, limits: HttpLimits, forward: HeaderForward | None = None) -> None:
         self._engine = engine
         self._limits = limits
+        self._forward = forward
 
     def routes(self) -> list[Route]:
         """Return the routes."""
@@ -61,7 +64,10 @@ class GenerateHandlers:
         if coding is not None and coding.lower() != b"identity":
             raise unsupported("a request to generate cannot be compressed", hint="leave out Content-Encoding")
         config = self._engine.model_config(target.model, target.version)
-        return decode_generate(config, target.version, exchange.body, self._limits.body_bytes_max)
+        request = decode_generate(config, target.version, exchange.body, self._limits.body_bytes_max)
+        if self._forward is not None:
+            forward_headers(self._forward, exchange, request)
+        return request
 
 
 def _reply(exchange: Exchange, sole: SoleResponse, outcome: Outcome, final: bool) -> None:

@@ -12,6 +12,7 @@ from charonia.engine.api import Engine
 from charonia.frontends.http.connection import DIGITS_MAX, JSON_SIZE
 from charonia.frontends.http.event_stream import EVENT_STREAM, stream_events
 from charonia.frontends.http.exchange import JSON_TYPE, Exchange
+from charonia.frontends.http.forwarding import forward_headers
 from charonia.frontends.http.generate import GenerateHandlers
 from charonia.frontends.http.limits import HttpLimits
 from charonia.frontends.http.routes import Handler, Route, Target
@@ -45,6 +46,7 @@ class Handlers:
         self._engine = engine
         self._services = services
         self._tracer = services.tracer
+        self._forward = services.http_headers
         self._decoder = InferDecoder(limits.body_bytes_max, services.regions)
         self._limits = limits
         self._work = Work(limits.body_bytes_max)
@@ -73,7 +75,7 @@ class Handlers:
                 Route(base + "/stats", {b"GET": self._statistics}),
                 Route(base + "/infer", {b"POST": self._infer}),
             ]
-        table += GenerateHandlers(self._engine, self._limits).routes()
+        table += GenerateHandlers(self._engine, self._limits, self._services.http_headers).routes()
         table += SettingsHandlers(self._engine, self._services, self._work).routes()
         return table + SharedMemoryHandlers(self._services.regions, self._work).routes()
 
@@ -98,6 +100,8 @@ class Handlers:
         else:
             size = _json_size(json_size)
             call = self._decoder.decode(target.model, target.version, body, size) if size else self._raw(target, body)
+        if self._forward is not None:
+            forward_headers(self._forward, exchange, call.request)
         exchange.request_id = call.request.id
         accepted = exchange.headers.get(b"accept")
         if accepted is not None and EVENT_STREAM in accepted:
