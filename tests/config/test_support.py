@@ -13,7 +13,7 @@ from charonia.config.support import unsupported
             "ensemble_scheduling.step[1].model_namespace",
         ),
         ("sequence_batching { }", "sequence_batching"),
-        ('backend: "pytorch" runtime: "model.py"', "runtime"),
+        ('backend: "onnxruntime" runtime: "model.py"', "runtime"),
         ("response_cache { enable: true }", "response_cache.enable"),
         ("model_warmup { batch_size: 1 }", "model_warmup"),
         ('backend: "other" batch_input { }', "batch_input"),

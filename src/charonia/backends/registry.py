@@ -6,7 +6,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import cast
 
 from charonia.backends.api import Backend
-from charonia.core.errors import ServingError, internal
+from charonia.core.errors import ServingError, internal, unsupported
 
 ENTRY_POINT_GROUP = "charonia.backends"
 """Where installed packages offer backends: `name = "module:factory"`, where `factory()` returns a `Backend`."""
@@ -15,7 +15,11 @@ _OWN = {
     "identity": "charonia.backends.identity:IdentityBackend",
     "onnxruntime": "charonia.backends.onnxruntime.backend:OnnxRuntimeBackend",
     "python": "charonia.backends.python.backend:PythonBackend",
+    "pytorch": "charonia.backends.pytorch.backend:PyTorchBackend",
 }
+
+_EXTRAS = {"torch": "torch"}
+"""Extra of this package that brings a library, by the library's name."""
 
 
 def builtin_backends() -> dict[str, Callable[[], Backend]]:
@@ -27,7 +31,16 @@ def builtin_backends() -> dict[str, Callable[[], Backend]]:
 def _from_path(path: str) -> Callable[[], Backend]:
     def make() -> Backend:
         module, _, attribute = path.partition(":")
-        return cast(Backend, getattr(import_module(module), attribute)())
+        try:
+            return cast(Backend, getattr(import_module(module), attribute)())
+        except ModuleNotFoundError as error:
+            extra = _EXTRAS.get(error.name or "")
+            if extra is None:
+                raise
+            raise unsupported(
+                f"the backend of this model needs the package '{error.name}', which is not installed",
+                hint=f"pip install 'charonia[{extra}]'",
+            ) from error
 
     return make
 

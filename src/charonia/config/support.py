@@ -9,6 +9,9 @@ from charonia.config.problems import Problem
 CUSTOM_BATCHING = "TRITON_BATCH_STRATEGY_PATH"
 """Model parameter that names a library with a batching strategy of its own."""
 
+_RUNTIMES = {"pytorch": ("model.py",)}
+"""Values of `runtime` by backend, beside the backend's own library."""
+
 _RAGGED = ("onnxruntime", "python", "identity")
 """Backends that take requests of different shapes in one batch. The last two get each request for itself anyway."""
 
@@ -36,7 +39,7 @@ def _of_model(config: ModelConfig) -> Iterator[tuple[str, str]]:
             yield f"{STEP_PATH}[{index}].model_namespace", f"namespace '{step.model_namespace}'"
     if config.sequence_batching is not None:
         yield "sequence_batching", "sequence batching"
-    if config.runtime not in ("", f"libtriton_{config.backend}.so"):
+    if config.runtime not in ("", f"libtriton_{config.backend}.so", *_RUNTIMES.get(config.backend, ())):
         yield "runtime", f"runtime '{config.runtime}'"
     if config.response_cache is not None and config.response_cache.enable:
         yield "response_cache.enable", "the response cache"

@@ -52,11 +52,19 @@ class ResponseStatistics:
 
 @dataclass(slots=True)
 class MemoryUsage:
-    """Memory that a model takes on one device. `type` is "CPU" or "GPU"."""
+    """Memory that a model takes on one device.
+
+    Attributes:
+        type: "CPU" or "GPU".
+        id: Number of the device.
+        byte_size: Bytes.
+        instance: Instance whose own it is, "" for what instances share.
+    """
 
     type: str
     id: int
     byte_size: int
+    instance: str = ""
 
 
 @dataclass(frozen=True, slots=True)

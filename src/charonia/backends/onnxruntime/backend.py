@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from charonia.backends.api import BackendSettings, Completion, ModelFiles, Placement
+from charonia.backends.binding import bound_to
+from charonia.backends.memory import release_freed_memory
 from charonia.backends.onnxruntime.instance import OnnxRuntimeInstance
 from charonia.backends.onnxruntime.options import SessionPlan, read_plan, unknown_parameters
 from charonia.backends.onnxruntime.providers import CUDA, choose_providers
@@ -17,7 +19,6 @@ from charonia.backends.onnxruntime.session import (
     is_small,
     open_session,
     open_to_inspect,
-    release_freed_memory,
     signature_of,
     start_global_pool,
 )
@@ -26,6 +27,7 @@ from charonia.config.complete import Signature, SignatureTensor, check_signature
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig
 from charonia.config.problems import Problem, raise_problems
+from charonia.config.sequences import seen_by_model
 from charonia.core.errors import invalid, unsupported
 from charonia.stats.model import MemoryUsage
 
@@ -49,11 +51,13 @@ class OnnxRuntimeModel:
         self._config = config
         self._plan = plan
         self._verbose = verbose
-        self._shared: asyncio.Task[Session] | None = None
+        self._shared: dict[tuple[int, ...], asyncio.Task[Session]] = {}  # by the cores that instances are bound to
         self._memory: list[MemoryUsage] = []
 
     async def create_instance(self, placement: Placement) -> OnnxRuntimeInstance:
-        """Make one more instance. Those on the CPU share a session; each one on a GPU has its own.
+        """Make one more instance.
+
+        Those on the CPU share a session, unless they are bound to other cores; each one on a GPU has its own.
 
         Raises:
             ServingError: The model cannot be loaded, or is not what the configuration says.
@@ -61,9 +65,10 @@ class OnnxRuntimeModel:
         if placement.kind is InstanceKind.KIND_GPU:
             session = await asyncio.to_thread(self._open, placement)
         else:
-            if self._shared is None:
-                self._shared = asyncio.create_task(asyncio.to_thread(self._open, placement))
-            session = await asyncio.shield(self._shared)
+            shared = self._shared.get(placement.cores)
+            if shared is None:
+                shared = self._shared[placement.cores] = asyncio.create_task(asyncio.to_thread(self._open, placement))
+            session = await asyncio.shield(shared)
         return OnnxRuntimeInstance(session, self._config, self._plan.run_entries)
 
     def memory(self) -> list[MemoryUsage]:
@@ -72,10 +77,14 @@ class OnnxRuntimeModel:
 
     async def aclose(self) -> None:
         """Let go of the sessions, and give their memory back to the system."""
-        self._shared = None
+        self._shared.clear()
         await asyncio.to_thread(release_freed_memory)
 
     def _open(self, placement: Placement) -> Session:
+        with bound_to(placement.cores):
+            return self._opened(placement)
+
+    def _opened(self, placement: Placement) -> Session:
         config, plan = self._config, self._plan
         providers = choose_providers(config, plan, placement, installed_providers())
         if plan.has_pattern is None:
@@ -102,7 +111,8 @@ class OnnxRuntimeModel:
         groups = self._config.instance_group
         sharing = sum(group.count for group in groups if group.kind is not InstanceKind.KIND_GPU)
         # Each instance brings the thread that calls; the others are the pool's.
-        return max(1, sharing) * (each - 1) + 1
+        threads = max(1, sharing) * (each - 1) + 1
+        return min(threads, len(placement.cores)) if placement.cores and not self._plan.intra_op_threads else threads
 
 
 class OnnxRuntimeBackend:
@@ -157,7 +167,7 @@ class OnnxRuntimeBackend:
             )
         for sentence in unknown_parameters(config):
             _log.warning(sentence)
-        return OnnxRuntimeModel(path, config, plan, verbose=settings.verbose)
+        return OnnxRuntimeModel(path, seen_by_model(config), plan, verbose=settings.verbose)
 
     async def aclose(self) -> None:
         """Give back nothing: models share nothing."""

@@ -1,6 +1,5 @@
 """Makes sessions of ONNX Runtime, and says in plain words why it cannot."""
 
-import ctypes
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -223,16 +222,6 @@ def is_small(session: Session, signature: Signature, batch_size: int) -> bool:
         if min(times) > SMALL_RUN_NS:
             return False
     return True
-
-
-def release_freed_memory() -> None:
-    """Give memory that was freed back to the system, where the C library can (glibc).
-
-    Loading a model frees about twice its weights, which would otherwise stay with this process.
-    """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
 
 
 def plain_error(what: str, error: Exception, code: Code | None = None) -> ServingError:

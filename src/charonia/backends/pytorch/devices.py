@@ -1,0 +1,141 @@
+"""How arrays get to the device of an instance and back."""
+
+import weakref
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from charonia.backends.pytorch.staging import Block, PinnedPool
+from charonia.core.tensor import Array
+
+
+class Device(Protocol):
+    """Where an instance computes. Used by one thread at a time."""
+
+    def running(self) -> AbstractContextManager[object]:
+        """Return what is to be entered around all work of a batch."""
+        ...
+
+    def put(self, parts: Sequence[Array]) -> torch.Tensor:
+        """Return the arrays, joined along the first dimension, as a tensor that is the model's to change."""
+        ...
+
+    def wait(self) -> None:
+        """Return when everything that was begun is done."""
+        ...
+
+    def take(self, tensors: Sequence[torch.Tensor]) -> list[Array]:
+        """Return the tensors' elements in memory that nobody else writes to."""
+        ...
+
+    def trim(self) -> None:
+        """Give cached memory back."""
+        ...
+
+
+def joined(parts: Sequence[Array]) -> Array:
+    """Return the parts as one new array."""
+    return np.concatenate(parts) if len(parts) > 1 else np.array(parts[0], order="C")
+
+
+class CpuDevice:
+    """The memory of the CPU."""
+
+    def running(self) -> AbstractContextManager[object]:
+        """Return nothing to enter."""
+        return nullcontext()
+
+    def put(self, parts: Sequence[Array]) -> torch.Tensor:
+        """Copy: received bytes may be looked at by others, and a model may change its inputs."""
+        return torch.from_numpy(joined(parts))
+
+    def wait(self) -> None:
+        """Return at once: calls compute before they return."""
+
+    def take(self, tensors: Sequence[torch.Tensor]) -> list[Array]:
+        """Return views; a module that chooses its devices itself may answer from a GPU."""
+        return [tensor.cpu().contiguous().numpy() for tensor in tensors]
+
+    def trim(self) -> None:
+        """Do nothing."""
+
+
+class GpuDevice:
+    """A GPU, with a stream of its own, so that copies of one instance overlap the computing of another.
+
+    Inputs are gathered in pinned memory and copied from there while the next one is gathered. Outputs are copied once,
+    to pinned memory that belongs to the response until it has been sent.
+
+    Args:
+        device: The GPU.
+        pool: Pinned memory.
+        api: What is used of `torch.cuda`.
+    """
+
+    def __init__(self, device: torch.device, pool: PinnedPool, api: Any = torch.cuda) -> None:
+        self._device = device
+        self._pool = pool
+        self._api = api
+        self._stream = api.Stream(device)
+        self._busy: list[Block] = []
+
+    def running(self) -> AbstractContextManager[object]:
+        """Make the stream current in this thread."""
+        entered: AbstractContextManager[object] = self._api.stream(self._stream)
+        return entered
+
+    def put(self, parts: Sequence[Array]) -> torch.Tensor:
+        """Copy by way of pinned memory; the copy may go on after this returns."""
+        shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:]) if len(parts) > 1 else parts[0].shape
+        datatype = parts[0].dtype
+        size = int(np.prod(shape)) * datatype.itemsize
+        block = self._pool.take(size)
+        if block is None or size == 0:
+            if block is not None:
+                self._pool.give_back(block)
+            return torch.from_numpy(joined(parts)).to(self._device)
+        self._busy.append(block)
+        host = block.memory[:size].numpy().view(datatype).reshape(shape)
+        if len(parts) > 1:
+            np.concatenate(parts, out=host)
+        else:
+            host[...] = parts[0]
+        return torch.from_numpy(host).to(self._device, non_blocking=True)
+
+    def wait(self) -> None:
+        """Wait for the stream; what inputs were copied from is free then."""
+        try:
+            self._stream.synchronize()
+        finally:
+            for block in self._busy:
+                self._pool.give_back(block)
+            self._busy.clear()
+
+    def take(self, tensors: Sequence[torch.Tensor]) -> list[Array]:
+        """Copy each tensor once, all of them before waiting."""
+        taken = [self._begin_copy(tensor.contiguous()) for tensor in tensors]
+        self._stream.synchronize()
+        return taken
+
+    def _begin_copy(self, tensor: torch.Tensor) -> Array:
+        size = tensor.numel() * tensor.element_size()
+        block = self._pool.take(size) if size else None
+        if block is None:
+            return tensor.cpu().numpy()
+        raw = block.memory.numpy()
+        # All views of it keep it alive: the block is free when the last one has been sent.
+        weakref.finalize(raw, self._pool.give_back, block)
+        host = raw[:size].view(_numpy_of(tensor.dtype)).reshape(tuple(tensor.shape))
+        torch.from_numpy(host).copy_(tensor, non_blocking=True)
+        return host
+
+    def trim(self) -> None:
+        """Give cached memory of the GPU back to the driver."""
+        self._api.empty_cache()
+
+
+def _numpy_of(dtype: torch.dtype) -> "np.dtype[np.generic]":
+    return torch.empty(0, dtype=dtype).numpy().dtype
