@@ -55,6 +55,7 @@ CALCULATION = {
     "gzip",
     "hashlib",
     "heapq",
+    "hmac",
     "io",
     "itertools",
     "json",
