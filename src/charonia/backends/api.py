@@ -24,7 +24,7 @@ from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig
 from charonia.core.caller import CallFrame
 from charonia.core.calls import Reply, Ticket
-from charonia.core.errors import ServingError
+from charonia.core.errors import Code, ServingError
 from charonia.core.request import InferRequest, ParameterValue
 from charonia.core.tensor import Tensor
 from charonia.stats.custom import CustomMetrics
@@ -44,6 +44,17 @@ class Outputs:
     def __init__(self, tensors: list[Tensor], parameters: dict[str, ParameterValue] | None = None) -> None:
         self.tensors = tensors
         self.parameters = parameters
+
+
+class Rescheduled(ServingError):  # noqa: N818 # what it is, unless nobody can grant it
+    """The wish of a model of iterative sequences to be given a request again; of any other model it is an error."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            Code.INVALID_ARG,
+            "the model rescheduled a request, which only a model of iterative sequences may",
+            hint="set sequence_batching { iterative_sequence: true } in its configuration",
+        )
 
 
 Result = Outputs | ServingError
@@ -141,6 +152,15 @@ class AsyncInstance(Protocol):
         ...
 
 
+@runtime_checkable
+class Revivable(Protocol):
+    """An `AsyncInstance` that computes in a worker which may end and come back."""
+
+    def keep_warm(self, batches: Sequence[Sequence[InferRequest]]) -> None:
+        """Have every later worker run these batches, successfully, before it gets requests."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Placement:
     """Where one instance runs.
@@ -150,12 +170,14 @@ class Placement:
         kind: KIND_CPU, KIND_GPU or KIND_MODEL; AUTO has been decided.
         device_id: GPU of a KIND_GPU instance, else 0.
         threads: Cores that this instance may use for one execution: the share of the thread budget. At least 1.
+        cores: Numbers of the cores that it runs on, empty for any.
     """
 
     name: str
     kind: InstanceKind
     device_id: int = 0
     threads: int = 1
+    cores: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

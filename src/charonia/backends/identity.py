@@ -1,7 +1,8 @@
 """The identity backend: each OUTPUT<x> is INPUT<x>, of any datatype and shape.
 
 For tests of clients, of schedulers and of the server's own speed. A response holds the request's own array under
-another name: nothing is copied, and nothing is put together or taken apart.
+another name: nothing is copied, and nothing is put together or taken apart. What the server adds for a sequence comes
+back too, where it is named INPUT<x> and there is an OUTPUT<x>.
 
 Parameters of the model configuration:
 
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 
 from charonia.backends.api import BackendSettings, Completion, Execution, ModelFiles, Outputs, Placement
 from charonia.config.model import ModelConfig
+from charonia.config.sequences import added_names, seen_by_model
 from charonia.core.errors import invalid, unsupported
 from charonia.core.request import InferRequest, ParameterValue
 from charonia.core.tensor import Tensor
@@ -58,7 +60,7 @@ class IdentityInstance:
         names, parameters = self._names, self._parameters
         results = [
             Outputs(
-                [Tensor(names[t.name], t.datatype, t.array) for t in request.inputs.values()],
+                [Tensor(names[t.name], t.datatype, t.array) for t in request.inputs.values() if t.name in names],
                 dict(parameters) if parameters else None,
             )
             for request in requests
@@ -133,13 +135,17 @@ class IdentityBackend:
 
 
 def _pairs(config: ModelConfig) -> dict[str, str]:
-    """Return the output's name for each input's name."""
+    """Return the output's name for each input's name; what the server adds need not have one."""
+    added = added_names(config)
+    config = seen_by_model(config)
     outputs = {o.name: o for o in config.output}
     pairs: dict[str, str] = {}
     problems = []
     for tensor in config.input:
         name = tensor.name.replace("INPUT", "OUTPUT", 1)
         output = outputs.pop(name, None)
+        if output is None and tensor.name in added:
+            continue
         pairs[tensor.name] = name
         if "INPUT" not in tensor.name or output is None:
             problems.append(f"input '{tensor.name}' needs the name INPUT<x> and an output OUTPUT<x>")

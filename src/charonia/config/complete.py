@@ -25,6 +25,7 @@ from charonia.config.model import (
 )
 from charonia.config.platforms import BACKEND_OF_PLATFORM, ENSEMBLE, FORMATS, ModelFormat
 from charonia.config.problems import Problem
+from charonia.config.sequences import added_names
 from charonia.core.dtypes import DataType
 from charonia.core.errors import invalid
 
@@ -193,13 +194,15 @@ def merge_signature(
         config = replace(config, dynamic_batching=DynamicBatching())
         notes.append("dynamic_batching: on, as the model batches and no other scheduler is given")
     batches = config.max_batch_size > 0
+    added = added_names(config)
     if not config.input:
-        required = [tensor for tensor in signature.inputs if not tensor.optional]
+        required = [tensor for tensor in signature.inputs if not tensor.optional and tensor.name not in added]
         config = replace(config, input=tuple(_input(tensor, batches) for tensor in required))
         notes += [_note("input", tensor.name, tensor.datatype, _dims(tensor, batches)) for tensor in required]
     if not config.output:
-        config = replace(config, output=tuple(_output(tensor, batches) for tensor in signature.outputs))
-        notes += [_note("output", tensor.name, tensor.datatype, _dims(tensor, batches)) for tensor in signature.outputs]
+        own = [tensor for tensor in signature.outputs if tensor.name not in added]
+        config = replace(config, output=tuple(_output(tensor, batches) for tensor in own))
+        notes += [_note("output", tensor.name, tensor.datatype, _dims(tensor, batches)) for tensor in own]
     return config, notes
 
 
@@ -331,6 +334,9 @@ def normalise(config: ModelConfig, *, name: str, gpu_count: int, default_instanc
         dynamic = replace(dynamic, preferred_batch_size=(config.max_batch_size,))
     if sequence is not None and sequence.max_sequence_idle_microseconds == 0:
         sequence = replace(sequence, max_sequence_idle_microseconds=SEQUENCE_IDLE_US)
+    if sequence is not None and sequence.oldest is not None and not sequence.oldest.preferred_batch_size:
+        sizes = (config.max_batch_size,) if config.max_batch_size > 0 else ()
+        sequence = replace(sequence, oldest=replace(sequence.oldest, preferred_batch_size=sizes))
     optimization = config.optimization or Optimization()
     groups = [
         _group(group, f"{config.name}_{index}", gpu_count, default_instance_count)

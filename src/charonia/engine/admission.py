@@ -1,7 +1,7 @@
 """Checks a request against a model's configuration before it is queued."""
 
 from collections.abc import Hashable
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 from charonia.config.model import ModelConfig, ModelInput
 from charonia.core.dtypes import DataType
@@ -23,6 +23,18 @@ class _InputSpec:
         self.is_fixed = -1 not in config.dims
         self.is_free = is_free  # whether requests of different shapes may share a batch
         self.optional = config.optional
+
+
+class RequestCheck(Protocol):
+    """What a request has to pass."""
+
+    def check(self, request: InferRequest) -> tuple[int, Hashable]:
+        """Return the request's batch size, and what the scheduler has to know of it.
+
+        Raises:
+            ServingError: The request is refused; the message starts with its id.
+        """
+        ...
 
 
 class Admission:

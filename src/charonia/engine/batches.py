@@ -153,7 +153,7 @@ class RunningBatch:
     ) -> None:
         runner = self._runner
         for entry in self.entries:
-            if entry.state == DONE:
+            if entry.state != RUNNING:
                 continue
             if leaves_open:
                 runner.left_open(entry)

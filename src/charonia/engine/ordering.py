@@ -30,6 +30,10 @@ class OrderedOutcomes(Generic[_T]):
         self._order.submitted(id)
         self._requests[id] = request
 
+    def holds(self, id: int) -> bool:
+        """Return whether a request arrived that is not over."""
+        return id in self._requests
+
     def is_full(self, id: int) -> bool:
         """Whether no more responses of a request can be held."""
         return len(self._held.get(id, ())) >= HELD_RESPONSES_MAX

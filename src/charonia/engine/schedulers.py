@@ -1,10 +1,14 @@
 """Makes the scheduler that a model configuration asks for."""
 
+from collections.abc import Hashable
+from dataclasses import replace
+
 from charonia.config.kinds import TimeoutAction
-from charonia.config.model import DynamicBatching, ModelConfig, QueuePolicy
+from charonia.config.model import DynamicBatching, ModelConfig, QueuePolicy, SequenceBatching, SequenceDirect
 from charonia.sched.api import BatchPolicy, QueueLimits, Scheduler
 from charonia.sched.default import DefaultScheduler
 from charonia.sched.dynamic import DynamicBatcher
+from charonia.sched.sequence_api import SequencePolicy
 
 QUEUE_SIZE_MAX = 16_384
 """Most requests that wait for one model where its configuration sets no limit."""
@@ -20,8 +24,7 @@ def make_scheduler(config: ModelConfig) -> Scheduler:
     dynamic = config.dynamic_batching
     if dynamic is None or config.max_batch_size < 1:
         return DefaultScheduler(QueueLimits(size_max=QUEUE_SIZE_MAX))
-    adapt = config.parameters.get(ADAPT_DELAY, "true").strip().lower() not in ("false", "0", "no", "off")
-    return DynamicBatcher(batch_policy(dynamic, config.max_batch_size, adapt_delay=adapt))
+    return DynamicBatcher(batch_policy(dynamic, config.max_batch_size, adapt_delay=_adapts_delay(config)))
 
 
 def batch_policy(dynamic: DynamicBatching, size_max: int, *, adapt_delay: bool) -> BatchPolicy:
@@ -45,3 +48,41 @@ def _limits(policy: QueuePolicy) -> QueueLimits:
         timeout_override=policy.allow_timeout_override,
         delay_expired=policy.timeout_action is TimeoutAction.DELAY,
     )
+
+
+def sequence_policy(config: ModelConfig, state_key: Hashable = None) -> SequencePolicy:
+    """Return the policy for the `sequence_batching` section of a validated configuration.
+
+    Args:
+        config: The configuration.
+        state_key: What the states of a new sequence must have in common with those of others to share a batch.
+    """
+    sequence = config.sequence_batching or SequenceBatching()
+    size_max = max(1, config.max_batch_size)
+    common = SequencePolicy(
+        idle_ns=sequence.max_sequence_idle_microseconds * _NS_PER_US,
+        rows=size_max,
+        size_max=size_max,
+        queue_max=QUEUE_SIZE_MAX,
+        adapt_delay=_adapts_delay(config),
+        state_key=state_key,
+    )
+    oldest = sequence.oldest
+    if oldest is None:
+        direct = sequence.direct or SequenceDirect()
+        return replace(
+            common,
+            delay_ns=direct.max_queue_delay_microseconds * _NS_PER_US,
+            utilization_min=direct.minimum_slot_utilization,
+        )
+    return replace(
+        common,
+        rows=oldest.max_candidate_sequences or size_max,
+        keeps_rows=False,
+        preferred_sizes=tuple(sorted(set(oldest.preferred_batch_size))),
+        delay_ns=oldest.max_queue_delay_microseconds * _NS_PER_US,
+    )
+
+
+def _adapts_delay(config: ModelConfig) -> bool:
+    return config.parameters.get(ADAPT_DELAY, "true").strip().lower() not in ("false", "0", "no", "off")

@@ -87,6 +87,9 @@ class DropReason(Enum):
     QUEUE_FULL = "queue_full"
     TIMEOUT = "timeout"
     STOPPING = "stopping"
+    NO_SEQUENCE = "no_sequence"
+    SEQUENCE_TIMEOUT = "sequence_timeout"
+    CANCELLED = "cancelled"
 
 
 class Run(NamedTuple):

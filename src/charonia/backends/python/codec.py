@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import orjson
 
-from charonia.backends.api import Outputs, Result
+from charonia.backends.api import Outputs, Rescheduled, Result
 from charonia.backends.python.worker.charonia_channel import Incoming, Outgoing
+from charonia.backends.python.worker.charonia_errors import RESCHEDULED
 from charonia.core.calls import Outcome
 from charonia.core.dtypes import BY_WIRE, DataType
 from charonia.core.errors import Code, ServingError
@@ -149,6 +150,8 @@ def encode_outcome(outcome: Outcome, outgoing: Outgoing) -> tuple[object, ...] |
 
 def decode_error(code: int, text: object) -> ServingError:
     """Return an error from the number of its code in `TritonError` and its text."""
+    if code == RESCHEDULED:
+        return Rescheduled()
     return ServingError(_CODES[code], str(text))
 
 

@@ -46,6 +46,10 @@ class TritonError:
         return self._message
 
 
+RESCHEDULED = 8
+"""Stands in place of an error's code for the wish of a model to be given a request again."""
+
+
 def describe(error: BaseException) -> str:
     """Return type and text of an exception, and where the model's own code raised it."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if os.path.dirname(__file__) not in f.filename]

@@ -189,15 +189,17 @@ class Batch:
     Attributes:
         number: Number, unique among the batches of a host that are not answered.
         cancelled: Indices of the requests whose callers have gone; filled by the host.
+        rescheduled: Indices of the requests that the model wants to be given again.
         unanswered: Requests without a final answer; kept by the host.
         regions: Shared memory that the inputs lie in; the host's own affair.
     """
 
-    __slots__ = ("cancelled", "number", "regions", "unanswered")
+    __slots__ = ("cancelled", "number", "regions", "rescheduled", "unanswered")
 
     def __init__(self, number: int, size: int) -> None:
         self.number = number
         self.cancelled: set[int] = set()
+        self.rescheduled: set[int] = set()
         self.unanswered = size
         self.regions: list[int] = []
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from charonia.backends.python.worker.charonia_responses import InferenceResponse
 
 RELEASE_ALL = 1
+RELEASE_RESCHEDULE = 2
 """Release flag of requests that are not rescheduled."""
 
 _FLAGS_MAX = 2**32 - 1
@@ -178,11 +179,19 @@ class InferenceRequest:
         return sender
 
     def set_release_flags(self, flags: int) -> None:
-        """Set what happens to the request after `execute`."""
-        if flags != RELEASE_ALL:
-            raise TritonModelException(
-                "rescheduling a request (iterative sequences) is not available in this version of the server"
-            )
+        """Set what happens to the request after `execute`: it is over, or it is given to the model again.
+
+        For models of iterative sequences. To be called before `execute` returns, which must return None for a request
+        that is rescheduled.
+        """
+        if flags not in (RELEASE_ALL, RELEASE_RESCHEDULE):
+            raise TritonModelException(f"set_release_flags: unsupported flags {flags!r}")
+        if self._batch is None:
+            raise TritonModelException("a request that the model itself has made cannot be rescheduled")
+        if flags == RELEASE_RESCHEDULE:
+            self._batch.rescheduled.add(self._index)
+        else:
+            self._batch.rescheduled.discard(self._index)
 
     def exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:
         """Run the request and return its response; with `decoupled` an iterator over any number of responses.

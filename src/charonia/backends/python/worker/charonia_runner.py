@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING or __package__:
     from charonia.backends.python.worker import triton_python_backend_utils as pb_utils
-    from charonia.backends.python.worker.charonia_errors import TritonError, TritonModelException, describe
+    from charonia.backends.python.worker.charonia_errors import RESCHEDULED, TritonError, TritonModelException, describe
     from charonia.backends.python.worker.charonia_host import Binding
     from charonia.backends.python.worker.charonia_imports import ModelImports
     from charonia.backends.python.worker.charonia_responses import InferenceResponse, result_of
 else:  # siblings of the worker's script; the package is not there
     import triton_python_backend_utils as pb_utils
-    from charonia_errors import TritonError, TritonModelException, describe
+    from charonia_errors import RESCHEDULED, TritonError, TritonModelException, describe
     from charonia_host import Binding
     from charonia_imports import ModelImports
     from charonia_responses import InferenceResponse, result_of
@@ -150,7 +150,12 @@ class ModelRunner:
                     return [None] * len(requests), time.monotonic_ns()
                 returned = self._complete_coroutine(returned)
             output_start = time.monotonic_ns()
-            results = self._none(requests, returned) if binding.is_decoupled else self._results(requests, returned)
+            if binding.is_decoupled:
+                results = self._none(requests, returned)
+            else:
+                results = self._results(requests, returned, batch.rescheduled)
+            if batch.rescheduled:
+                self._reschedule(batch, requests, results)
         except (Exception, asyncio.CancelledError) as error:
             return self._failed(requests, error), time.monotonic_ns()
         finally:
@@ -167,7 +172,9 @@ class ModelRunner:
             self._loop = asyncio.new_event_loop()
         return self._loop.run_until_complete(coroutine)
 
-    def _results(self, requests: list[InferenceRequest], returned: object) -> list[Result | None]:
+    def _results(
+        self, requests: list[InferenceRequest], returned: object, rescheduled: set[int]
+    ) -> list[Result | None]:
         """Return the results of an ordinary model."""
         if returned is None and all(request._sender is not None for request in requests):
             return [None] * len(requests)
@@ -193,7 +200,7 @@ class ModelRunner:
                     self._log_second_answer(request)
                 results.append(None)
             elif response is None:
-                results.append((TritonError.INTERNAL, _NO_SENDER))
+                results.append(None if request._index in rescheduled else (TritonError.INTERNAL, _NO_SENDER))
             else:
                 results.append(result_of(response, request._fields[6], True))
         return results
@@ -212,6 +219,15 @@ class ModelRunner:
         for request in requests:
             request.get_response_sender()  # one that nobody keeps says so to the caller
         return [None] * len(requests)
+
+    def _reschedule(self, batch: Batch, requests: list[InferenceRequest], results: list[Result | None]) -> None:
+        """Say of the requests that the model wants to be given again that it does."""
+        for index in batch.rescheduled:
+            sender = requests[index]._sender
+            if results[index] is not None:
+                results[index] = (TritonError.INTERNAL, _ANSWERED)
+            elif sender is None or sender._close():
+                results[index] = (RESCHEDULED, "")
 
     def _failed(self, requests: list[InferenceRequest], error: BaseException) -> list[Result | None]:
         """Return the failure of a batch, for the requests that are not answered."""
@@ -234,7 +250,11 @@ class ModelRunner:
         self, batch: Batch, requests: list[InferenceRequest], coroutine: Coroutine[Any, Any, object]
     ) -> None:
         try:
-            self._none(requests, await coroutine)
+            results = self._none(requests, await coroutine)
+            self._reschedule(batch, requests, results)
+            for index in batch.rescheduled:
+                if results[index] is not None:
+                    self._host.respond(batch, index, results[index], True)
         except (Exception, asyncio.CancelledError) as error:
             for index, result in enumerate(self._failed(requests, error)):
                 if result is not None:
@@ -255,5 +275,7 @@ def _close(loop: asyncio.AbstractEventLoop) -> None:
         loop.run_until_complete(asyncio.wait(left))
     loop.close()
 
+
+_ANSWERED = "'execute' returned a response for a request that it rescheduled; it must return None for such a request"
 
 _NO_SENDER = "'execute' returned None for the request, whose response sender it has not asked for"

@@ -20,6 +20,7 @@ if TYPE_CHECKING or __package__:
     from charonia.backends.python.worker.charonia_model_config import ModelConfig
     from charonia.backends.python.worker.charonia_requests import (
         RELEASE_ALL,
+        RELEASE_RESCHEDULE,
         InferenceRequest,
         InferenceTrace,
         PreferredMemory,
@@ -39,7 +40,13 @@ else:  # siblings of this file; the package is not there
     from charonia_logger import Logger
     from charonia_metrics import Metric, MetricFamily
     from charonia_model_config import ModelConfig
-    from charonia_requests import RELEASE_ALL, InferenceRequest, InferenceTrace, PreferredMemory
+    from charonia_requests import (
+        RELEASE_ALL,
+        RELEASE_RESCHEDULE,
+        InferenceRequest,
+        InferenceTrace,
+        PreferredMemory,
+    )
     from charonia_responses import FINAL, InferenceResponse, InferenceResponseSender
     from charonia_tensor import Tensor
 
@@ -88,7 +95,7 @@ TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = 2
 TRITONSERVER_RESPONSE_COMPLETE_FINAL = FINAL
 TRITONSERVER_REQUEST_RELEASE_ALL = RELEASE_ALL
-TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = 2
+TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = RELEASE_RESCHEDULE
 TRITONSERVER_MEMORY_CPU = 0
 TRITONSERVER_MEMORY_GPU = 2
 TRITON_STRING_TO_NUMPY = datatypes.NUMPY_BY_TYPE
