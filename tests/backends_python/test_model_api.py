@@ -198,7 +198,7 @@ def test_a_made_request_reaches_the_host_as_it_was_made() -> None:
         flags=1,
         timeout=1000,
         preferred_memory=PreferredMemory(pb_utils.TRITONSERVER_MEMORY_CPU, 0),
-        trace=InferenceTrace("context"),
+        trace=InferenceTrace('{"traceparent": "00-1"}'),
         parameters={"a": 1, "b": True, "c": "text"},
     )
     response = request.exec()
@@ -210,7 +210,7 @@ def test_a_made_request_reaches_the_host_as_it_was_made() -> None:
     assert call.fields[6:] == (("B", "A"), "context")
     assert call.inputs == [tensor]
     assert not response.has_error()
-    assert request.trace().get_context() == "context"
+    assert request.trace().get_context() == '{"traceparent": "00-1"}'
     assert not request.is_cancelled()
     assert request.correlation_id() == "sequence"
 

@@ -28,9 +28,24 @@ COMPUTE_END = "COMPUTE_END"
 INFER_RESPONSE_COMPLETE = "INFER_RESPONSE_COMPLETE"
 REQUEST_END = "REQUEST_END"
 
+_ORDER = {
+    name: rank
+    for rank, name in enumerate(
+        (
+            *(REQUEST_START, QUEUE_START, COMPUTE_START, COMPUTE_INPUT_END, COMPUTE_OUTPUT_START, COMPUTE_END),
+            *(INFER_RESPONSE_COMPLETE, REQUEST_END),
+        )
+    )
+}
+
 TENSOR_QUEUE_INPUT = "TENSOR_QUEUE_INPUT"
 TENSOR_BACKEND_INPUT = "TENSOR_BACKEND_INPUT"
 TENSOR_BACKEND_OUTPUT = "TENSOR_BACKEND_OUTPUT"
+
+
+def ordered(events: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Return events in the order of their times, those at the same time in the order in which they come about."""
+    return sorted(events, key=lambda event: (event[1], _ORDER.get(event[0], 0)))
 
 
 class TraceLevel(IntFlag):

@@ -17,6 +17,7 @@ from charonia.core.trace import (
     Trace,
     TraceLevel,
     TraceTree,
+    ordered,
 )
 
 ELEMENTS_MAX = 1_000_000
@@ -33,7 +34,7 @@ def entries(tree: TraceTree) -> bytes:
         if tree.level & TraceLevel.TIMESTAMPS:
             lines += [
                 b'{"id":%d,"timestamps":[{"name":"%b","ns":%d}]}' % (trace.id, name.encode(), ns)
-                for name, ns in sorted(events, key=lambda event: event[1])
+                for name, ns in ordered(events)
             ]
         lines += [_tensor(trace.id, activity, tensor) for activity, tensor in _shown(trace)]
     return b",".join(lines)

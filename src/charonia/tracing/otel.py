@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING
 
 from charonia.config.tracing import OtelOptions
 from charonia.core.errors import unsupported
-from charonia.core.trace import COMPUTE_END, COMPUTE_INPUT_END, COMPUTE_OUTPUT_START, COMPUTE_START, Trace, TraceTree
+from charonia.core.trace import (
+    COMPUTE_END,
+    COMPUTE_INPUT_END,
+    COMPUTE_OUTPUT_START,
+    COMPUTE_START,
+    Trace,
+    TraceTree,
+    ordered,
+)
 from charonia.tracing.sampling import Sampling
 
 if TYPE_CHECKING:
@@ -143,17 +151,16 @@ class _Spans:
         from opentelemetry.sdk.trace import ReadableSpan
         from opentelemetry.trace import SpanKind
 
-        times = [at_ns + self._offset_ns for _, at_ns in events]
-        ordered = sorted(zip(times, [name for name, _ in events], strict=True), key=lambda event: event[0])
+        timed = [(event, at_ns + self._offset_ns) for event, at_ns in ordered(events)]
         return ReadableSpan(
             name,
             context=self._context(number),
             parent=parent,
             resource=self._resource,  # type: ignore[arg-type]
             attributes=attributes,
-            events=[SpanEvent(event, timestamp=at) for at, event in ordered],
+            events=[SpanEvent(event, timestamp=at_ns) for event, at_ns in timed],
             kind=SpanKind.SERVER,
-            start_time=min(times),
-            end_time=max(times),
+            start_time=timed[0][1],
+            end_time=timed[-1][1],
             instrumentation_scope=self._scope,
         )
