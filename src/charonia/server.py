@@ -9,17 +9,21 @@ from pathlib import Path
 
 from charonia import __version__
 from charonia.backends.registry import builtin_backends
-from charonia.config.server import AccessLogFormat, ControlMode, LogOptions, ServerOptions, TlsOptions
+from charonia.config.repositories import StoreSettings
+from charonia.config.server import AccessLogFormat, ControlMode, LogOptions, ModelOptions, ServerOptions, TlsOptions
 from charonia.core.errors import ServingError, invalid, unavailable
 from charonia.core.metadata import ModelIndexEntry, ServerMetadata
 from charonia.engine.backends import Backends
 from charonia.engine.busy_poll import BusyPoll
 from charonia.engine.configure import ConfigureOptions
-from charonia.engine.cores import usable_cores
+from charonia.engine.cores import policy_cores, usable_cores
+from charonia.engine.demand import Demand, DemandOptions
 from charonia.engine.facade import ModelEngine
 from charonia.engine.gpus import visible_gpus
 from charonia.engine.lifecycle import Lifecycle, LifecycleOptions
+from charonia.engine.limits import RateLimits
 from charonia.engine.machine import MachineSampler
+from charonia.engine.memory import BUDGET_SHARE, usable_memory
 from charonia.frontends.access import forwarded_headers, grpc_gate, http_gate
 from charonia.frontends.access_log import AccessLog
 from charonia.frontends.grpc.frontend import GrpcFrontend, GrpcLimits
@@ -28,7 +32,10 @@ from charonia.frontends.key_file import KeyFile
 from charonia.frontends.log_settings import LogControl
 from charonia.frontends.regions.registry import RegionRegistry
 from charonia.frontends.services import Services
+from charonia.repository.sources import StoreOptions
+from charonia.stats.families import Family
 from charonia.stats.prometheus import render
+from charonia.stats.resources import families
 from charonia.tracing.service import Tracing
 
 _log = logging.getLogger(__name__)
@@ -94,12 +101,17 @@ class Server:
         # With one core only, whoever is waited for could not run.
         poll_ns = options.busy_poll_us * 1000 if cores > 1 else 0
         busy_poll = BusyPoll(asyncio.get_running_loop(), poll_ns) if poll_ns else None
+        self._limits = RateLimits(options.rate_limit.resources) if options.rate_limit.is_on else None
         self._backends = Backends(
-            builtin_backends(), options.backends, verbose=options.log.verbose > 0, busy_poll=busy_poll
+            builtin_backends(),
+            options.backends,
+            verbose=options.log.verbose > 0,
+            busy_poll=busy_poll,
+            limits=self._limits,
         )
         self._lifecycle = Lifecycle(
             LifecycleOptions(
-                repositories=tuple(Path(r) for r in models.repositories),
+                repositories=models.repositories,
                 control_mode=models.control_mode,
                 configure=ConfigureOptions(
                     auto_complete=models.auto_complete, config_name=models.config_name, gpu_count=visible_gpus()
@@ -107,6 +119,9 @@ class Server:
                 cores=options.cpu_cores or cores,
                 load_threads=models.load_thread_count,
                 load_retries=models.load_retry_count,
+                stores=_store_options(models.stores),
+                has_namespaces=models.namespacing,
+                agents=Path(models.agents) if models.agents else None,
             ),
             self._backends,
         )
@@ -115,7 +130,9 @@ class Server:
             ServerMetadata(options.id, __version__, EXTENSIONS),
             strict_readiness=options.strict_readiness,
         )
+        self._demand = self._on_demand(models) if models.control_mode is ControlMode.AUTO else None
         self._backends.models = self.engine
+        self._backends.host_cores = policy_cores(options.host_policies)
         self.http: HttpFrontend | None = None
         self.grpc: GrpcFrontend | None = None
         self.metrics: MetricsFrontend | None = None
@@ -134,7 +151,7 @@ class Server:
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         options = self._options
         self._tracing = Tracing(options.trace)
-        failures = await self._lifecycle.load_at_start(options.models.load)
+        failures = await self._lifecycle.load_at_start((*options.models.load, *options.models.auto.pinned))
         if failures and options.exit_on_error:
             raise invalid(
                 "not every model could be loaded:\n" + "\n".join(failures), hint="--exit-on-error=false serves the rest"
@@ -143,7 +160,7 @@ class Server:
         if self._keys is not None:
             self._key_watcher = asyncio.create_task(self._keys.watch())
         self.engine.started()
-        if options.models.control_mode is ControlMode.POLL:
+        if options.models.poll_interval_secs:
             self._poller = asyncio.create_task(self._poll(options.models.poll_interval_secs))
 
     async def shutdown(self) -> bool:
@@ -153,6 +170,8 @@ class Server:
             Whether everything in flight was answered within `exit_timeout_secs`.
         """
         self.engine.begin_exit()
+        if self._demand is not None:
+            self._demand.close()
         if self._poller is not None:
             self._poller.cancel()
         if self._key_watcher is not None:
@@ -200,6 +219,8 @@ class Server:
             http_headers=forwarded_headers(options.http.access),
             grpc_headers=forwarded_headers(options.grpc.access),
             regions=RegionRegistry(options.client_shm_bytes_max) if options.client_shm else None,
+            rate_limits=self._limits.view if self._limits is not None else None,
+            demand=self._demand.demand if self._demand is not None else None,
         )
         if options.grpc.enabled:
             self.grpc = GrpcFrontend(self.engine, GrpcLimits.of(options.grpc), access_log=access_log, services=services)
@@ -222,10 +243,26 @@ class Server:
             machine = MachineSampler(options.metrics.interval_ms) if options.metrics.cpu else None
             self.metrics = MetricsFrontend(
                 lambda: render(
-                    self.engine.samples(), machine.sample() if machine is not None else None, self._backends.metrics
+                    self.engine.samples(),
+                    machine.sample() if machine is not None else None,
+                    self._backends.metrics,
+                    self._families(),
                 )
             )
             await self.metrics.start(options.metrics_address, options.metrics.port)
+
+    def _families(self) -> list[Family]:
+        """Return the metrics of what models share."""
+        shared = families(self._limits.view()) if self._limits is not None else []
+        return shared + (self._demand.families() if self._demand is not None else [])
+
+    def _on_demand(self, models: ModelOptions) -> Demand:
+        """Let the engine load models when they are needed."""
+        auto = models.auto
+        budget = auto.memory_mb * 2**20 or int(usable_memory() * BUDGET_SHARE)
+        options = DemandOptions(budget, frozenset(auto.pinned), auto.waiting_max, auto.wait_secs)
+        self.engine.demand = Demand(self._lifecycle, options, self.engine.infer_loaded)
+        return self.engine.demand
 
     def _access_log(self, log: LogOptions) -> AccessLog | None:
         if log.access is AccessLogFormat.NONE:
@@ -247,6 +284,13 @@ class Server:
                 is_pending = await self._lifecycle.poll()
             except ServingError as error:  # the disk may be back at the next look
                 _log.error("looking for changed models failed: %s", error)
+
+
+def _store_options(settings: StoreSettings) -> StoreOptions:
+    defaults = StoreOptions()
+    return StoreOptions(
+        Path(settings.cache) if settings.cache else defaults.cache, settings.cache_mb * 2**20, settings.downloads
+    )
 
 
 def tls_context(tls: TlsOptions, prefix: str, *, alpn: str) -> ssl.SSLContext | None:

@@ -8,18 +8,11 @@ from charonia.config.support import unsupported
 @pytest.mark.parametrize(
     ("text", "path"),
     [
-        (
-            "ensemble_scheduling { step { } step { model_namespace: 'team' } }",
-            "ensemble_scheduling.step[1].model_namespace",
-        ),
-        ("sequence_batching { }", "sequence_batching"),
         ('backend: "onnxruntime" runtime: "model.py"', "runtime"),
         ("response_cache { enable: true }", "response_cache.enable"),
-        ("model_warmup { batch_size: 1 }", "model_warmup"),
         ('backend: "other" batch_input { }', "batch_input"),
         ('backend: "other" batch_output { }', "batch_output"),
         ('cc_model_filenames { key: "7.5" value: "t4.plan" }', "cc_model_filenames"),
-        ("model_repository_agents { agents { } }", "model_repository_agents"),
         ("model_metrics { metric_control { } }", "model_metrics"),
         ('parameters { key: "TRITON_BATCH_STRATEGY_PATH" }', "parameters[TRITON_BATCH_STRATEGY_PATH]"),
         ('backend: "other" input { allow_ragged_batch: true }', "input[0].allow_ragged_batch"),
@@ -28,7 +21,6 @@ from charonia.config.support import unsupported
         ("output { is_shape_tensor: true }", "output[0].is_shape_tensor"),
         ("output { is_non_linear_format_io: true }", "output[0].is_non_linear_format_io"),
         ("instance_group { passive: true }", "instance_group[0].passive"),
-        ('instance_group { host_policy: "numa0" }', "instance_group[0].host_policy"),
         ("instance_group { secondary_devices { } }", "instance_group[0].secondary_devices"),
         ('instance_group { profile: "0" }', "instance_group[0].profile"),
     ],
@@ -48,7 +40,7 @@ def test_what_is_not_there_is_refused_by_name(text: str, path: str) -> None:
         "dynamic_batching { preferred_batch_size: 4 priority_levels: 2 }",
         "input { optional: true reshape { shape: [1] } format: FORMAT_NHWC }",
         "model_transaction_policy { decoupled: true } response_cache { enable: false }",
-        "model_warmup { batch_size: 0 }",
+        "model_warmup { batch_size: 1 }",
         'backend: "onnxruntime" runtime: "libtriton_onnxruntime.so"',
         "instance_group { rate_limiter { priority: 2 resources { name: 'R' count: 1 } } kind: KIND_GPU gpus: 0 }",
         "optimization { cuda { graphs: true } execution_accelerators { gpu_execution_accelerator { name: 'x' } } }",
@@ -56,6 +48,9 @@ def test_what_is_not_there_is_refused_by_name(text: str, path: str) -> None:
         "metric_tags { key: 'team' value: 'vision' }",
         "backend: 'onnxruntime' input { allow_ragged_batch: true } batch_input { } batch_output { }",
         "backend: 'python' input { allow_ragged_batch: true } batch_input { }",
+        "platform: 'ensemble' ensemble_scheduling { step { model_name: 'm' model_namespace: 'team' } }",
+        "model_repository_agents { agents { name: 'checksum' } }",
+        "instance_group { host_policy: 'numa0' }",
     ],
 )
 def test_what_is_there_or_says_nothing_is_accepted(text: str) -> None:

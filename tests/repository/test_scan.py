@@ -48,7 +48,7 @@ def test_a_name_in_two_repositories_is_ambiguous_and_the_others_are_not(tmp_path
     found = scan([one, two])
 
     assert list(found.models) == ["resnet"]
-    assert found.ambiguous == {"bert": (one / "bert", two / "bert")}
+    assert found.ambiguous == {"bert": (str(one / "bert"), str(two / "bert"))}
 
 
 def test_a_repository_given_twice_counts_once(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_a_model_that_vanishes_for_one_look_is_not_removed() -> None:
 
 def test_a_name_that_a_second_repository_offers_too_is_a_modified_model() -> None:
     watch = watch_of({"bert": "v1"})
-    both = Scan(ambiguous={"bert": (Path("/r/bert"), Path("/s/bert"))})
+    both = Scan(ambiguous={"bert": ("/r/bert", "/s/bert")})
 
     watch.look(both)
 

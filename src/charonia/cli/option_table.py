@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from charonia.cli.sharing import cache_fields, cache_setting, resource_limit
 from charonia.cli.trace_values import (
     all_levels,
     log_frequency,
@@ -18,6 +19,10 @@ from charonia.cli.trace_values import (
 )
 from charonia.cli.values import assignment, boolean, choice, filled, integer, repository, verbosity
 from charonia.config.access import read_restriction
+from charonia.config.cache import CACHE_BYTES_MAX
+from charonia.config.host_policy import read_policies
+from charonia.config.limits import RateLimitMode
+from charonia.config.repositories import DOWNLOADS_MAX, MEMORY_MB_MAX, WAIT_SECS_MAX, WAITING_MAX
 from charonia.config.server import (
     BUSY_POLL_US_MAX,
     CPU_CORES_MAX,
@@ -93,20 +98,64 @@ _MS = integer(0)
 _BOOL = "true|false"
 
 MODELS = (
-    Option("--model-repository", "models.repositories", repository, "PATH", "Folder of models; repeatable", tuple),
+    Option(
+        *("--model-repository", "models.repositories", repository, "PATH"),
+        "Folder of models, or URI of one in a store (s3://, gs://, as://); repeatable",
+        tuple,
+    ),
     Option("--model-store", "models.repositories", repository, "PATH", "Old name of --model-repository", tuple),
     Option(
-        *("--model-control-mode", "models.control_mode", choice(ControlMode), "none|poll|explicit"),
-        "Who decides what is loaded: all at start (none), all and whatever changes (poll), the API (explicit)",
+        *("--model-control-mode", "models.control_mode", choice(ControlMode), "none|poll|explicit|auto"),
+        "Who decides what is loaded: all at start (none), all and whatever changes (poll), the API (explicit), "
+        "the first request (auto)",
     ),
     Option(
         *("--repository-poll-secs", "models.poll_secs", integer(0), "SECONDS"),
-        "Time between two looks at the repositories in mode poll",
+        "Time between two looks at the repositories in modes poll and auto",
     ),
     Option(
         *("--load-model", "models.load", filled, "NAME"),
-        "Model to load at start in mode explicit, * for all; repeatable",
+        "Model to load at start in modes explicit and auto, * for all; repeatable",
         tuple,
+    ),
+    Option(
+        *("--model-memory-budget", "models.auto.memory_mb", integer(0, MEMORY_MB_MAX), "MIB"),
+        "Memory of the loaded models in mode auto, 0 for four fifths of what this process may use",
+    ),
+    Option(
+        *("--pin-model", "models.auto.pinned", filled, "NAME"),
+        "Model that is loaded at start and stays in mode auto; repeatable",
+        tuple,
+    ),
+    Option(
+        *("--auto-queue-size", "models.auto.waiting_max", integer(1, WAITING_MAX), "N"),
+        "Requests that wait for one model to be loaded in mode auto",
+    ),
+    Option(
+        *("--auto-wait-secs", "models.auto.wait_secs", integer(1, WAIT_SECS_MAX), "SECONDS"),
+        "Longest time that a request waits for its model in mode auto",
+    ),
+    Option(
+        *("--model-store-cache", "models.stores.cache", filled, "PATH"),
+        "Folder of what is fetched from stores",
+        default="~/.cache/charonia/stores",
+    ),
+    Option(
+        *("--model-store-cache-size", "models.stores.cache_mb", integer(1, MEMORY_MB_MAX), "MIB"),
+        "What that folder keeps; what is in use is never removed",
+    ),
+    Option(
+        *("--model-store-downloads", "models.stores.downloads", integer(1, DOWNLOADS_MAX), "N"),
+        "Parts of files that are fetched at a time",
+    ),
+    Option(
+        *("--model-namespacing", "models.namespacing", boolean, _BOOL),
+        "Allow models of one name in several repositories",
+    ),
+    Option(
+        *("--repoagent-directory", "models.agents", filled, "PATH"),
+        "Folder of repository agents, NAME/agent.py each",
+        default="built-in agents only",
     ),
     Option(
         *("--model-config-name", "models.config_name", str, "NAME"),
@@ -135,6 +184,11 @@ MODELS = (
     Option(
         *("--cpu-cores", "cpu_cores", integer(0, CPU_CORES_MAX), "N"),
         "Cores that models may use, 0 for all that this process may use",
+    ),
+    Option(
+        *("--host-policy", "host_policies", assignment, "NAME,KEY=VALUE"),
+        "Cores for instances: NAME,cpu-cores=0-3 or NAME,numa-node=0; repeatable",
+        read_policies,
     ),
     Option(
         *("--busy-poll-us", "busy_poll_us", integer(0, BUSY_POLL_US_MAX), "N"),
@@ -307,6 +361,28 @@ TRACING = (
     ),
 )
 
+SHARING = (
+    Option(
+        *("--cache-config", "", cache_setting, "CACHE,KEY=VALUE"),
+        "Response cache: local,size=BYTES, or redis,host=HOST,port=PORT and others; repeatable",
+        lambda settings: SeveralFields(cache_fields(settings)),
+        default="",
+    ),
+    Option(
+        *("--response-cache-byte-size", "cache.byte_size", integer(0, CACHE_BYTES_MAX), "BYTES"),
+        "Old form of --cache-config=local,size",
+    ),
+    Option(
+        *("--rate-limit", "rate_limit.mode", choice(RateLimitMode), "off|execution_count"),
+        "Whether instances share the resources that their models name",
+    ),
+    Option(
+        *("--rate-limit-resource", "rate_limit.resources", resource_limit, "NAME:COUNT[:DEVICE]"),
+        "How much there is of a resource, else the most that an instance needs; repeatable",
+        tuple,
+    ),
+)
+
 GROUPS: dict[str, tuple[Option, ...]] = {
     "Models": MODELS,
     "Server": SERVER,
@@ -315,5 +391,6 @@ GROUPS: dict[str, tuple[Option, ...]] = {
     "Metrics": METRICS,
     "Logs": LOGS,
     "Tracing": TRACING,
+    "Cache and rate limiter": SHARING,
 }
 """Options by the heading they stand under."""

@@ -20,6 +20,7 @@ from charonia.config.server import ServerOptions
 from charonia.core.errors import ServingError
 from charonia.core.metadata import ModelIndexEntry
 from charonia.repository.scan import scan
+from charonia.repository.stores.address import is_store
 
 _log = logging.getLogger(__name__)
 
@@ -79,7 +80,8 @@ def run(arguments: Sequence[str]) -> int:
         _log.warning("%s", note)
     _allow_open_files()
     try:
-        for note in scan(parsed.options.models.repositories, fingerprints=False).notes:
+        folders = [path for path in parsed.options.models.repositories if not is_store(path)]
+        for note in scan(folders, fingerprints=False).notes:
             _log.warning("%s", note)
     except ServingError as error:
         _log.error("%s", error)
@@ -102,7 +104,11 @@ async def serve(options: ServerOptions, make_server: Callable[[ServerOptions], R
         The exit status, and whether nothing is left running.
     """
     stopped = _stop_event()
-    server = make_server(options)
+    try:
+        server = make_server(options)
+    except ServingError as refused:
+        _log.error("%s", refused)
+        return 1, True
     starting = asyncio.ensure_future(server.start())
     waiting = asyncio.ensure_future(stopped.wait())
     await asyncio.wait({starting, waiting}, return_when=asyncio.FIRST_COMPLETED)

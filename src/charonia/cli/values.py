@@ -7,14 +7,15 @@ from collections.abc import Callable
 from enum import Enum
 from typing import TypeVar
 
+from charonia.core.errors import ServingError
+from charonia.repository.stores.address import is_store, parse_address
+
 _E = TypeVar("_E", bound=Enum)
 
 _TRUE = frozenset({"true", "1", "on", "yes"})
 _FALSE = frozenset({"false", "0", "off", "no"})
 
 INTEGER_MAX = 2**31 - 1
-
-_OBJECT_STORES = ("s3://", "gs://", "as://", "http://", "https://")
 
 
 def boolean(text: str) -> bool:
@@ -70,9 +71,12 @@ def filled(text: str) -> str:
 
 
 def repository(text: str) -> str:
-    """Read the path of a model repository."""
-    if text.lower().startswith(_OBJECT_STORES):
-        raise ValueError(f"expected a folder, got '{text}': object stores are not offered, mount or copy it first")
+    """Read the path of a model repository, or the URI of one in an object store."""
+    if is_store(text):
+        try:
+            parse_address(text)
+        except ServingError as error:
+            raise ValueError(error.message) from None
     return filled(text)
 
 

@@ -9,6 +9,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from charonia.config.access import AccessOptions
+from charonia.config.cache import CacheOptions
+from charonia.config.host_policy import HostPolicy
+from charonia.config.limits import RateLimitOptions
+from charonia.config.repositories import AutoOptions, StoreSettings
 from charonia.config.tracing import TraceOptions
 from charonia.core.errors import invalid
 
@@ -35,6 +39,9 @@ class ControlMode(Enum):
 
     EXPLICIT = "explicit"
     """`load_models` at start, then the repository API."""
+
+    AUTO = "auto"
+    """Each model when the first request needs it, as long as there is memory; then in place of those least in use."""
 
 
 class LogFormat(Enum):
@@ -209,14 +216,18 @@ class ModelOptions:
     """Where models come from and when they are loaded.
 
     Attributes:
-        repositories: Paths of model repositories.
+        repositories: Paths of model repositories, and URIs of those in object stores.
         control_mode: Who decides what is loaded.
-        poll_secs: Seconds between two looks at the repositories in mode POLL; read `poll_interval_secs`.
-        load: Models to load at start in mode EXPLICIT; `ALL_MODELS` alone for every one.
+        poll_secs: Seconds between two looks at the repositories in modes POLL and AUTO; read `poll_interval_secs`.
+        load: Models to load at start in modes EXPLICIT and AUTO; `ALL_MODELS` alone for every one.
         config_name: `<model>/configs/<name>.pbtxt` is used where it exists; "" for config.pbtxt.
         auto_complete: Whether missing configuration is filled in from the models themselves.
         load_thread_count: Models that are loaded at the same time.
         load_retry_count: Further attempts after a load has failed.
+        namespacing: Whether a model is told apart by its repository, too.
+        agents: Folder of repository agents, "" for the built-in ones only.
+        stores: How repositories in object stores are read.
+        auto: How models are loaded in mode AUTO.
     """
 
     repositories: tuple[str, ...] = ()
@@ -227,15 +238,19 @@ class ModelOptions:
     auto_complete: bool = True
     load_thread_count: int = 4
     load_retry_count: int = 0
+    namespacing: bool = False
+    agents: str = ""
+    stores: StoreSettings = field(default_factory=StoreSettings)
+    auto: AutoOptions = field(default_factory=AutoOptions)
 
     @property
     def poll_interval_secs(self) -> int:
-        """Seconds between two looks at the repositories, 0 unless the mode is POLL."""
-        return self.poll_secs if self.control_mode is ControlMode.POLL else 0
+        """Seconds between two looks at the repositories, 0 unless the mode is POLL or AUTO."""
+        return self.poll_secs if self.control_mode in (ControlMode.POLL, ControlMode.AUTO) else 0
 
     def problems(self) -> Iterator[str]:
         """Yield what is wrong."""
-        if self.load and self.control_mode is not ControlMode.EXPLICIT:
+        if self.load and self.control_mode not in (ControlMode.EXPLICIT, ControlMode.AUTO):
             yield "Use of '--load-model' requires setting '--model-control-mode=explicit' as well."
         if ALL_MODELS in self.load and len(set(self.load)) > 1:
             yield f"Wildcard model name '{ALL_MODELS}' must be the ONLY startup model if specified at all."
@@ -243,6 +258,7 @@ class ModelOptions:
             yield f"--model-config-name: expected a name without '/', got '{self.config_name}'"
         if self.control_mode is ControlMode.POLL and self.poll_secs < 1:
             yield f"--repository-poll-secs: expected at least 1 with --model-control-mode=poll, got {self.poll_secs}"
+        yield from self.auto.problems(is_auto=self.control_mode is ControlMode.AUTO)
 
 
 BUSY_POLL_US = 500
@@ -269,8 +285,11 @@ class ServerOptions:
         metrics: Metrics endpoint.
         log: Logs.
         trace: Tracing of requests.
+        cache: Response cache.
+        rate_limit: Rate limiter.
         backends: Settings by backend name and key; the backend name "" holds those of every backend.
         cpu_cores: Cores that models may use, 0 for those that this process may use.
+        host_policies: Cores that instances run on, by policy.
         busy_poll_us: Longest time in us between two requests of a lone caller for which the server stays awake, 0 for
             never.
         api_keys: Path of the file of API keys, "" where none is needed.
@@ -291,8 +310,11 @@ class ServerOptions:
     metrics: MetricsOptions = MetricsOptions()
     log: LogOptions = LogOptions()
     trace: TraceOptions = TraceOptions()
+    cache: CacheOptions = field(default_factory=CacheOptions)
+    rate_limit: RateLimitOptions = field(default_factory=RateLimitOptions)
     backends: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     cpu_cores: int = 0
+    host_policies: Mapping[str, HostPolicy] = field(default_factory=dict)
     busy_poll_us: int = BUSY_POLL_US
     api_keys: str = ""
     client_shm: bool = False
@@ -300,7 +322,7 @@ class ServerOptions:
 
     def __post_init__(self) -> None:
         found = [*self.models.problems(), *self.http.tls.problems("http"), *self.grpc.tls.problems("grpc")]
-        found += [*self.trace.problems(), *self._port_collisions()]
+        found += [*self.trace.problems(), *self.cache.problems(), *self.rate_limit.problems(), *self._port_collisions()]
         found += self.http.access.problems("--http-restricted-api", "--http-header-forward-pattern")
         found += self.grpc.access.problems("--grpc-restricted-protocol", "--grpc-header-forward-pattern")
         if found:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from charonia.config.ensemble import STEP_PATH
 from charonia.config.model import InstanceGroup, ModelConfig, ModelInput, ModelOutput
 from charonia.config.problems import Problem
 
@@ -34,25 +33,15 @@ def unsupported(config: ModelConfig) -> list[Problem]:
 
 def _of_model(config: ModelConfig) -> Iterator[tuple[str, str]]:
     """Yield path and feature."""
-    for index, step in enumerate(config.ensemble_scheduling.step if config.ensemble_scheduling is not None else ()):
-        if step.model_namespace:
-            yield f"{STEP_PATH}[{index}].model_namespace", f"namespace '{step.model_namespace}'"
-    if config.sequence_batching is not None:
-        yield "sequence_batching", "sequence batching"
     if config.runtime not in ("", f"libtriton_{config.backend}.so", *_RUNTIMES.get(config.backend, ())):
         yield "runtime", f"runtime '{config.runtime}'"
     if config.response_cache is not None and config.response_cache.enable:
         yield "response_cache.enable", "the response cache"
-    # A sample of batch size 0 is skipped by definition.
-    if any(sample.batch_size for sample in config.model_warmup):
-        yield "model_warmup", "model warm-up"
     for field in ("batch_input", "batch_output"):
         if getattr(config, field) and config.backend not in _RAGGED:
             yield field, f"{field} in a model of backend '{config.backend}'"
     if config.cc_model_filenames:
         yield "cc_model_filenames", "choosing the file by compute capability"
-    if config.model_repository_agents is not None and config.model_repository_agents.agents:
-        yield "model_repository_agents", "a repository agent"
     if config.model_metrics is not None and config.model_metrics.metric_control:
         yield "model_metrics", "an override of metrics"
     if CUSTOM_BATCHING in config.parameters:
@@ -69,8 +58,6 @@ def _of_tensor(tensor: ModelInput | ModelOutput, path: str) -> Iterator[tuple[st
 def _of_group(group: InstanceGroup, path: str) -> Iterator[tuple[str, str]]:
     if group.passive:
         yield f"{path}.passive", "a passive instance"
-    if group.host_policy:
-        yield f"{path}.host_policy", f"host policy '{group.host_policy}'"
     if group.secondary_devices:
         yield f"{path}.secondary_devices", "a secondary device"
     if group.profile:

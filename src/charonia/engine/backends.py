@@ -7,6 +7,7 @@ from charonia.backends.api import Backend, BackendSettings, Models
 from charonia.core.errors import invalid
 from charonia.engine.busy_poll import BusyPoll
 from charonia.engine.calls import CallGraph
+from charonia.engine.limits import RateLimits
 from charonia.stats.custom import CustomMetrics
 from charonia.stats.prometheus import metric_names
 
@@ -22,8 +23,10 @@ class Backends:
     Attributes:
         models: What models call other models through; set once, before the first model is loaded.
         calls: Which instances wait for which.
+        host_cores: Numbers of cores by host policy; set before the first model is loaded.
         metrics: The metrics that models make themselves.
         busy_poll: Who stays awake between requests, None where nobody does.
+        limits: The resources that instances share, None without a rate limiter.
     """
 
     def __init__(
@@ -33,13 +36,16 @@ class Backends:
         *,
         verbose: bool = False,
         busy_poll: BusyPoll | None = None,
+        limits: RateLimits | None = None,
     ) -> None:
         self._factories = factories
         self._settings = settings or {}
         self._verbose = verbose
         self.models: Models | None = None
+        self.host_cores: Mapping[str, tuple[int, ...]] = {}
         self.calls = CallGraph()
         self.busy_poll = busy_poll
+        self.limits = limits
         self.metrics = CustomMetrics(reserved=metric_names())
         self._made: dict[str, Backend] = {}
         self._making = asyncio.Lock()

@@ -8,7 +8,7 @@ from charonia.config.ensemble import STEP_PATH
 from charonia.config.model import ModelConfig
 from charonia.config.problems import Problem, raise_problems
 from charonia.engine.loader import LoadedVersion
-from charonia.engine.wiring import Labels, Wiring
+from charonia.engine.wiring import Labels, Wiring, key_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +27,8 @@ class Composition:
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Names of the models of its steps."""
-        return tuple(dict.fromkeys(step.model_name for step in scheduling_of(self.config).step))
+        """Keys of the models of its steps."""
+        return tuple(dict.fromkeys(key_of(step) for step in scheduling_of(self.config).step))
 
 
 class Members:
@@ -52,7 +52,7 @@ def wire(composition: Composition, members: Members) -> Wiring:
     """
     config = composition.config
     steps = scheduling_of(config).step
-    found = [members.find(step.model_name, max(0, step.model_version)) for step in steps]
+    found = [members.find(key_of(step), max(0, step.model_version)) for step in steps]
     problems = _missing(config, found, members)
     problems += composition_problems(config, [None if version is None else version.runner.config for version in found])
     loaded = [version for version in found if version is not None]
@@ -115,11 +115,11 @@ def _missing(config: ModelConfig, found: list[LoadedVersion | None], members: Me
         if version is not None:
             continue
         model = step.model_name
-        failure = members.failure(model)
+        failure = members.failure(key_of(step))
         if failure is None:
             unknown.append(model)
             continue
-        if members.find(model, 0) is not None:
+        if members.find(key_of(step), 0) is not None:
             message = (
                 f"ensemble '{name}' depends on '{model}' whose required version {step.model_version} is not loaded."
             )

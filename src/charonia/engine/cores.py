@@ -6,8 +6,11 @@ machine start too many threads then, and the threads of one model starve the oth
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+
+from charonia.config.host_policy import HostPolicy, check_cores, parse_cores
+from charonia.core.errors import unsupported
 
 
 def usable_cores(process: Path = Path("/proc/self"), groups: Path = Path("/sys/fs/cgroup")) -> int:
@@ -64,3 +67,43 @@ def _quota(folder: Path) -> float | None:
     except (OSError, ValueError, ZeroDivisionError):  # no such group here, or "max"
         return None
     return cores if cores > 0 else None
+
+
+def bind_thread(cores: Sequence[int]) -> None:
+    """Let the calling thread, and those that it starts from now on, run on these cores only."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cores)
+
+
+def memory_nodes(folder: Path = Path("/sys/devices/system/node")) -> dict[int, tuple[int, ...]]:
+    """Return the cores of each memory node (NUMA) of the machine; empty where that cannot be seen.
+
+    Args:
+        folder: Where the kernel describes them.
+    """
+    nodes: dict[int, tuple[int, ...]] = {}
+    for path in folder.glob("node[0-9]*"):
+        try:
+            nodes[int(path.name.removeprefix("node"))] = parse_cores((path / "cpulist").read_text("ascii").strip())
+        except (OSError, ValueError):  # a node without cores, or none at all
+            continue
+    return nodes
+
+
+def policy_cores(policies: Mapping[str, HostPolicy]) -> dict[str, tuple[int, ...]]:
+    """Return the cores of each host policy.
+
+    Raises:
+        ServingError: INVALID_ARG for cores that are not there, UNSUPPORTED where processes cannot be bound to cores.
+    """
+    if not policies:
+        return {}
+    if not hasattr(os, "sched_setaffinity"):
+        raise unsupported("--host-policy: this system cannot bind threads to cores")
+    usable, nodes = frozenset(os.sched_getaffinity(0)), memory_nodes()
+    found = {}
+    for name, policy in policies.items():
+        check_cores(name, policy, usable, nodes)
+        of_node = usable.intersection(nodes[policy.node]) if policy.node is not None else usable
+        found[name] = policy.cores or tuple(sorted(of_node))
+    return found

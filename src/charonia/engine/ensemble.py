@@ -22,6 +22,7 @@ from charonia.core.calls import Outcome, Reply, Ticket
 from charonia.core.classification import classify
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError, internal, unavailable
+from charonia.core.names import name_of
 from charonia.core.request import SEQUENCE_END, SEQUENCE_START, InferRequest, ParameterValue
 from charonia.core.response import ExecutionRecord, InferResponse
 from charonia.core.tensor import Array, Tensor
@@ -112,7 +113,7 @@ class EnsembleCall:
         """Begin with the steps."""
         request = self.request
         self._route = route
-        self._frame = CallFrame(request.model_name, self._runner.version, "", request.caller)
+        self._frame = CallFrame(self._wiring.config.name, self._runner.version, "", request.caller)
         self._flow: Flow[Tensor] = Flow(route.plan, self._wiring.branches_max)
         self._work(self._flow.start(request.inputs))
 
@@ -275,12 +276,12 @@ class EnsembleCall:
                 labels = self._wiring.labels.get(wanted.name, ())
                 outputs[index] = classify(outputs[index], wanted.classification, labels, batched=self._wiring.batches)
         record = ExecutionRecord("", self.batch_size, self._queue_ns, self._compute_ns)
-        return InferResponse(request.model_name, self._runner.version, request.id, outputs, None, record)
+        return InferResponse(self._wiring.config.name, self._runner.version, request.id, outputs, None, record)
 
     def _fail_step(self, route: StepRoute, error: ServingError) -> None:
         request = self.request
         message = error.message.removeprefix(f"[request id: {request.id or '<id_unknown>'}] ")
-        text = f"in ensemble '{request.model_name}', step '{route.model_name}': {message}"
+        text = f"in ensemble '{self._wiring.config.name}', step '{name_of(route.model_name)}': {message}"
         self.fail(ServingError(error.code, text, hint=error.hint), FailureReason.OTHER)
 
     def _end(self, outcome: Outcome) -> None:

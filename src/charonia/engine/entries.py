@@ -3,11 +3,12 @@
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from charonia.core.metadata import ModelIndexEntry, ModelState
+from charonia.core.names import name_of
 from charonia.engine.composition import Composition
 from charonia.engine.loader import LoadedVersion
+from charonia.engine.provision import Provided
 from charonia.repository.scan import Scan
 
 UNLOADED = "unloaded"
@@ -36,16 +37,17 @@ class ModelEntry:
     """Where one model stands.
 
     Attributes:
+        name: Its key: its name, or with namespaces its repository and name.
         failure: Why the model as a whole could not be loaded, "" when it could or was not tried.
         versions: Its versions that were ever asked for.
-        override: Folder that holds overriding files, while they are in use.
+        provided: Its files, while they are in use.
         composition: What it is made of, for an ensemble that answers or should.
     """
 
     name: str
     failure: str = ""
     versions: dict[int, VersionEntry] = field(default_factory=dict)
-    override: Path | None = None
+    provided: Provided | None = None
     composition: Composition | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -81,10 +83,10 @@ class ModelEntry:
 def index_of(models: Mapping[str, ModelEntry], found: Scan) -> list[ModelIndexEntry]:
     """Return every model of the repositories and of the past, with the state of its versions."""
     entries: list[ModelIndexEntry] = []
-    for name in sorted(set(models) | set(found.models) | set(found.ambiguous)):
-        model = models.get(name)
+    for key in sorted(set(models) | set(found.models) | set(found.ambiguous)):
+        model, name = models.get(key), name_of(key)
         if model is None:
-            is_ambiguous = name in found.ambiguous
+            is_ambiguous = key in found.ambiguous
             state = ModelState.UNAVAILABLE if is_ambiguous else None
             entries.append(ModelIndexEntry(name, state=state, reason=AMBIGUOUS if is_ambiguous else ""))
             continue

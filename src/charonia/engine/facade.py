@@ -10,8 +10,10 @@ from charonia.core.errors import ServingError, invalid, not_found, unavailable
 from charonia.core.metadata import ModelIndexEntry, ModelMetadata, ModelState, ServerMetadata, TensorMetadata
 from charonia.core.request import InferRequest
 from charonia.engine.admission import with_request_id
+from charonia.engine.demand import Demand
 from charonia.engine.lifecycle import Lifecycle
 from charonia.engine.loader import Runner
+from charonia.engine.naming import ambiguity, keys_of
 from charonia.stats.model import ModelStatistics
 from charonia.stats.prometheus import ModelSample
 
@@ -29,7 +31,11 @@ _ANSWERED = _Answered()
 
 
 class ModelEngine:
-    """A server's models, behind the `Engine` interface."""
+    """A server's models, behind the `Engine` interface.
+
+    Attributes:
+        demand: Loads models when they are needed, None where other rules say which are loaded.
+    """
 
     def __init__(
         self,
@@ -38,9 +44,11 @@ class ModelEngine:
         *,
         strict_readiness: bool = True,
     ) -> None:
+        self.demand: Demand | None = None
         self._lifecycle = lifecycle
         lifecycle.ensembles.infer = self.infer
         self._routes = lifecycle.routes
+        self._models = lifecycle.models
         self._metadata = metadata
         self._strict_readiness = strict_readiness
         self._is_started = False
@@ -59,6 +67,14 @@ class ModelEngine:
         runner = self._routes.get((request.model_name, request.model_version))
         if runner is not None and not self._is_exiting:
             return runner.submit(request, reply)
+        if self.demand is not None and not self._is_exiting:
+            ticket = self.demand.submit(request, reply)
+            if ticket is not None:
+                return ticket
+        return self.infer_loaded(request, reply)
+
+    def infer_loaded(self, request: InferRequest, reply: Reply) -> Ticket:
+        """Run a request of a model that is loaded, or say that it is not."""
         try:
             runner = self._find(request.model_name, request.model_version)
             if self._is_exiting and request.caller is None:  # what is in flight may need other models to finish
@@ -78,8 +94,12 @@ class ModelEngine:
         """Whether the server is ready for inference."""
         if not self._is_started or self._is_exiting:
             return False
+        # Those that come and go on demand say nothing of the server.
+        needed = self.demand.is_pinned if self.demand is not None else None
         return not self._strict_readiness or all(
-            model.is_ready for model in self._lifecycle.models.values() if model.wanted
+            model.is_ready
+            for key, model in self._lifecycle.models.items()
+            if model.wanted and (needed is None or needed(key))
         )
 
     def is_exiting(self) -> bool:
@@ -91,6 +111,8 @@ class ModelEngine:
         try:
             runner = self._find(name, version)
         except ServingError:
+            if self.demand is not None and not version and self.demand.is_loadable(name):
+                return not self._is_exiting
             if name not in self._lifecycle.models or not _is_version(version):
                 raise
             return False
@@ -124,7 +146,8 @@ class ModelEngine:
     def model_statistics(self, name: str = "", version: str = "") -> list[ModelStatistics]:
         """Return statistics of loaded versions."""
         runners = sorted(
-            ((n, int(v), runner) for (n, v), runner in self._routes.items() if v), key=lambda item: item[:2]
+            ((n, int(v), runner) for (n, v), runner in self._routes.items() if v and (name or n in self._models)),
+            key=lambda item: item[:2],
         )
         if not name:
             return [runner.meter.statistics for _, _, runner in runners]
@@ -165,6 +188,11 @@ class ModelEngine:
         if runner is not None:
             return runner
         model = self._lifecycle.models.get(name)
+        if model is None:
+            same = [key for key in keys_of(name, self._lifecycle.found) if key in self._models]
+            if len(same) > 1:
+                raise ambiguity(name, same)
+            model = self._models[same[0]] if same else None
         if model is None:
             known = sorted({n for n, _ in self._routes})
             raise not_found(

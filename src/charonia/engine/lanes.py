@@ -12,11 +12,12 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Protocol
 
-from charonia.backends.api import AsyncInstance, BatchSink, BlockingInstance, Execution, Placement
+from charonia.backends.api import AsyncInstance, BatchSink, BlockingInstance, Execution, Placement, Revivable
 from charonia.core.errors import ServingError, internal
 from charonia.core.request import InferRequest
 from charonia.engine.busy_poll import BusyPoll
 from charonia.engine.clock import now_ns
+from charonia.engine.cores import bind_thread
 
 IN_PLACE_NS_MAX = 100_000
 """An execution at most this long may run on the event loop: about what a hand-over to a thread and back costs."""
@@ -75,6 +76,10 @@ class Lane(Protocol):
         """Take at most so many batches at once from now on."""
         ...
 
+    def keep_warm(self, batches: Sequence[Sequence[InferRequest]]) -> None:
+        """Run these batches first whenever the instance has to begin anew."""
+        ...
+
     async def aclose(self) -> None:
         """Close the instance; the lane is idle."""
         ...
@@ -109,12 +114,17 @@ class PipelineRule:
 
 
 class InPlaceRule:
-    """Decides from measured times whether the next execution may run on the event loop. Pure."""
+    """Decides from measured times whether the next execution may run on the event loop. Pure.
 
-    __slots__ = ("_short", "_wanted", "in_place")
+    Args:
+        is_bound: Whether the instance has cores of its own, which are not the loop's: it never may.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_is_bound", "_short", "_wanted", "in_place")
+
+    def __init__(self, *, is_bound: bool = False) -> None:
         self.in_place = False
+        self._is_bound = is_bound
         self._short = 0
         self._wanted = IN_PLACE_PROBES
 
@@ -127,7 +137,7 @@ class InPlaceRule:
                 self._wanted = min(2 * self._wanted, IN_PLACE_RETRY_MAX)
         elif duration_ns <= IN_PLACE_NS_MAX:
             self._short += 1
-            if self._short >= self._wanted:
+            if self._short >= self._wanted and not self._is_bound:
                 self.in_place = True
         else:
             self._short = 0
@@ -160,7 +170,7 @@ class BlockingLane:
         self._busy_poll = busy_poll
         self._instance = instance
         self._loop = loop
-        self._rule = InPlaceRule()
+        self._rule = InPlaceRule(is_bound=bool(placement.cores))
         self._queue: SimpleQueue[LaneBatch | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._work, name=placement.name, daemon=True)
         self._thread.start()
@@ -192,6 +202,9 @@ class BlockingLane:
     def limit_depth(self, depth: int) -> None:
         """Do nothing: there is only ever one."""
 
+    def keep_warm(self, batches: Sequence[Sequence[InferRequest]]) -> None:
+        """Do nothing: an instance in this process does not begin anew."""
+
     async def aclose(self) -> None:
         """End the thread and close the instance."""
         self._queue.put(None)
@@ -199,6 +212,8 @@ class BlockingLane:
         await asyncio.to_thread(self._instance.close)
 
     def _work(self) -> None:
+        if self.placement.cores:
+            bind_thread(self.placement.cores)
         while (batch := self._queue.get()) is not None:
             start = now_ns()
             execution = execute(self._instance, batch.requests)
@@ -249,6 +264,11 @@ class AsyncLane:
     def limit_depth(self, depth: int) -> None:
         """Take at most so many batches at once from now on."""
         self._rule.limit(depth)
+
+    def keep_warm(self, batches: Sequence[Sequence[InferRequest]]) -> None:
+        """Tell the instance, where it can begin anew."""
+        if isinstance(self._instance, Revivable):
+            self._instance.keep_warm(batches)
 
     async def aclose(self) -> None:
         """Close the instance."""

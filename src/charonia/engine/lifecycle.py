@@ -12,25 +12,28 @@ Invariants:
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from charonia.config.json_form import from_json
 from charonia.config.model import ModelConfig
 from charonia.config.platforms import ENSEMBLE
-from charonia.config.server import ControlMode
+from charonia.config.server import ALL_MODELS, ControlMode
 from charonia.core.errors import Code, ServingError, internal, invalid, unavailable
 from charonia.core.metadata import ModelIndexEntry, ModelState
+from charonia.core.names import name_of, namespace_of
 from charonia.engine.backends import Backends
 from charonia.engine.composition import Composition
 from charonia.engine.configure import Configured, ConfigureOptions, configure
 from charonia.engine.ensembles import Ensembles
 from charonia.engine.entries import AMBIGUOUS, UNLOADED, ModelEntry, VersionEntry, index_of
 from charonia.engine.loader import LoadedVersion, Runner, load_version
+from charonia.engine.naming import keys_of, routes_of, with_namespaces
+from charonia.engine.provision import Provided, Provisioner
 from charonia.repository.labels import read_labels
-from charonia.repository.overrides import remove_override, write_override
-from charonia.repository.scan import ModelFolder, Scan, scan
+from charonia.repository.scan import ModelFolder, Scan
+from charonia.repository.sources import Sources, StoreOptions
 from charonia.repository.watch import Watch
 
 _log = logging.getLogger(__name__)
@@ -44,35 +47,48 @@ class LifecycleOptions:
     """How models are found and loaded.
 
     Attributes:
-        repositories: Folders that hold model folders.
+        repositories: Folders that hold model folders, and URIs of stores.
         control_mode: Who decides what is loaded.
         configure: How configurations are completed.
         cores: Cores that this process may use.
         load_threads: Models that load at the same time.
         load_retries: Further tries after a load that failed.
+        stores: How stores are read.
+        has_namespaces: Whether a model is told apart by its repository, too.
+        agents: Folder of repository agents, None for the built-in ones only.
     """
 
-    repositories: tuple[Path, ...]
+    repositories: tuple[str | Path, ...]
     control_mode: ControlMode = ControlMode.NONE
     configure: ConfigureOptions = field(default_factory=ConfigureOptions)
     cores: int = 1
     load_threads: int = 4
     load_retries: int = 0
+    stores: StoreOptions = field(default_factory=StoreOptions)
+    has_namespaces: bool = False
+    agents: Path | None = None
 
 
 class Lifecycle:
     """The models of a server.
 
     Attributes:
-        models: Every model that was ever asked for, by name.
-        routes: Runner by model name and version as text, "" for the highest that is ready. Read by the request path.
+        models: Every model that was ever asked for, by key.
+        routes: Runner by model and version as text, "" for the highest that is ready. Read by the request path.
         ensembles: Those among them that are made of others.
+        sources: The repositories.
+        found: What the last look at them saw.
+        bring_steps: Loads the models of an ensemble that are not there, None for `Lifecycle` itself.
     """
 
     def __init__(self, options: LifecycleOptions, backends: Backends) -> None:
         self.models: dict[str, ModelEntry] = {}
         self.routes: dict[tuple[str, str], Runner] = {}
         self.ensembles = Ensembles(self.models, self._route, lambda loaded: self._retire(loaded, None))
+        self.sources = Sources(options.repositories, options.stores, has_namespaces=options.has_namespaces)
+        self.found = Scan()
+        self.bring_steps: Callable[[Sequence[str]], Awaitable[None]] | None = None
+        self._provisioner = Provisioner(self.sources, config_name=options.configure.config_name, agents=options.agents)
         self._options = options
         self._backends = backends
         self._loaders = asyncio.Semaphore(options.load_threads)
@@ -88,14 +104,14 @@ class Lifecycle:
         Returns:
             The reasons of the models that failed.
         """
-        found = await self._scan()
+        found = await self._look()
         self._watch.reset(found)
-        explicit = self._options.control_mode is ControlMode.EXPLICIT
-        wanted = sorted(found.models) + sorted(found.ambiguous) if not explicit or "*" in names else list(names)
-        self._asked.update(wanted)
-        tasks = [self._begin(name, self._load_found(name, found)) for name in wanted]
-        results = await asyncio.gather(*tasks, return_exceptions=True)
-        return [_reason(r) for r in results if isinstance(r, BaseException)]
+        if self._options.control_mode in (ControlMode.NONE, ControlMode.POLL) or ALL_MODELS in names:
+            wanted = sorted(found.models) + sorted(found.ambiguous)
+        else:
+            wanted = [key for name in names for key in keys_of(name, found) or [name]]
+        results = await self._load_all(wanted, found)
+        return [*found.unread, *(_reason(r) for r in results if r is not None)]
 
     async def load(self, name: str, config: str | None, files: Mapping[str, bytes] | None) -> None:
         """Load or reload a model on request. Raises as `Engine.load_model`."""
@@ -108,27 +124,50 @@ class Lifecycle:
             raise invalid("Load parameter 'config' must be specified for model file override")
         # In a thread: a client may send a configuration that takes long to read.
         override = await asyncio.to_thread(from_json, config) if config is not None else None
-        self._asked.add(name)
         if files:
-            folder_path = await asyncio.to_thread(write_override, files)
-            folder = ModelFolder(name=name, repository=folder_path, path=folder_path, fingerprint="")
-            await self._begin(name, self._load(name, folder, override, override_path=folder_path))
+            self._asked.add(name)
+            folder = ModelFolder(name, Path(), Path())
+            await self._begin(name, self._load(name, folder, override, files))
             return
-        found = await asyncio.to_thread(scan, self._options.repositories, fingerprints=False)
-        if name not in found.models and name not in found.ambiguous:
+        found = await self._look(fingerprints=False)
+        keys = keys_of(name, found)
+        if not keys:
+            unread = "".join(f"; {reason}" for reason in found.unread)
             raise internal(
-                f"failed to load '{name}', failed to poll from model repository: there is no such model folder",
-                hint=f"models there: {', '.join(sorted(found.models)) or 'none'}",
+                f"failed to load '{name}', failed to poll from model repository: there is no such model folder{unread}",
+                hint=f"models there: {', '.join(map(name_of, sorted(found.models))) or 'none'}",
             )
-        await self._begin(name, self._load_found(name, found, override))
+        for error in await self._load_all(keys, found, override):
+            if error is not None:
+                raise error
+
+    async def bring(self, key: str) -> None:
+        """Load a model that somebody needs.
+
+        Raises:
+            ServingError: With the reason, when it cannot be loaded.
+        """
+        folder = await asyncio.to_thread(self.sources.refreshed, self.found.models[key])
+        self.found = replace(self.found, models={**self.found.models, key: folder})
+        for error in await self._load_all([key], self.found):
+            if error is not None:
+                raise error
+
+    async def let_go(self, key: str) -> None:
+        """Unload a model that may be brought again; returns when it is gone, after what it has in flight."""
+        model = self.models.get(key)
+        retirements = await self._forget(model) if model is not None else []
+        if retirements:
+            await asyncio.wait(retirements)
 
     async def unload(self, name: str, unload_dependents: bool = False) -> None:
         """Begin to unload a model on request. Raises as `Engine.unload_model`."""
         self._require_explicit()
-        model = self.models.get(name)
-        if model is None:
-            return
-        self._asked.discard(name)
+        for key in keys_of(name, Scan(models=dict.fromkeys(self.models, ModelFolder(name, Path(), Path())))):
+            await self._unload_asked(self.models[key], unload_dependents)
+
+    async def _unload_asked(self, model: ModelEntry, unload_dependents: bool) -> None:
+        self._asked.discard(model.name)
         composition = model.composition
         retirements = await self._forget(model)
         if unload_dependents and composition is not None:
@@ -144,22 +183,27 @@ class Lifecycle:
         Returns:
             Whether a change was seen that has to be there at the next look too: look again soon.
         """
-        found = await self._scan()
+        found = await self._look()
+        for reason in found.unread:
+            _log.error("%s; what it had at the last look counts", reason)
         changes = self._watch.look(found)
         for name in changes.removed:
             model = self.models.get(name)
             if model is not None:
                 await self._forget(model)
-        tasks = [self._begin(name, self._load_found(name, found)) for name in (*changes.added, *changes.modified)]
-        results = await asyncio.gather(*tasks, return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException):
-                _log.error("%s", _reason(result))
+        wanted = [*changes.added, *changes.modified]
+        if self._options.control_mode is ControlMode.AUTO:  # the rest is loaded when it is needed
+            wanted = [name for name in wanted if name in self.models and self.models[name].is_loaded]
+        for name, error in zip(wanted, await self._load_all(wanted, found), strict=True):
+            if error is not None:
+                _log.error("%s", _reason(error))
+                if isinstance(error, ServingError) and error.code is Code.UNAVAILABLE:
+                    self._watch.forget(name)  # its files could not be fetched: they may be at the next look
         return self._watch.is_pending
 
     def index(self) -> list[ModelIndexEntry]:
         """Return every model of the repositories and of the past, with the state of its versions."""
-        return index_of(self.models, scan(self._options.repositories, fingerprints=False))
+        return index_of(self.models, self.sources.known())
 
     def loaded(self) -> list[LoadedVersion]:
         """Return every version that answers."""
@@ -171,9 +215,12 @@ class Lifecycle:
         while self.in_flight():
             await asyncio.sleep(DRAIN_LOOK_S)
         for model in self.models.values():
+            if model.provided is not None:
+                await model.provided.ending()
             self._unload(model, set(model.versions))
         while self._retiring:
             await asyncio.wait(set(self._retiring))
+        self.sources.close()
 
     def in_flight(self) -> int:
         """Return the number of model versions that have requests in flight."""
@@ -186,18 +233,27 @@ class Lifecycle:
             runner.abandon(error)
 
     def _require_explicit(self) -> None:
-        if self._options.control_mode is not ControlMode.EXPLICIT:
+        if self._options.control_mode not in (ControlMode.EXPLICIT, ControlMode.AUTO):
             raise unavailable(
                 "explicit model load / unload is not allowed if polling is enabled or the control mode is 'none'",
                 hint="start the server with --model-control-mode=explicit",
             )
 
-    async def _scan(self) -> Scan:
-        return await asyncio.to_thread(scan, self._options.repositories)
+    async def _look(self, *, fingerprints: bool = True) -> Scan:
+        self.found = await asyncio.to_thread(self.sources.look, fingerprints=fingerprints)
+        return self.found
+
+    async def _load_all(
+        self, names: Sequence[str], found: Scan, override: ModelConfig | None = None
+    ) -> list[BaseException | None]:
+        """Load models beside each other and return why each one failed, None for those that did not."""
+        self._asked.update(names)
+        tasks = [self._begin(name, self._load_found(name, found, override)) for name in names]
+        return await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _load_found(self, name: str, found: Scan, override: ModelConfig | None = None) -> None:
         if name in found.ambiguous:
-            places = ", ".join(str(p) for p in found.ambiguous[name])
+            places = ", ".join(found.ambiguous[name])
             reason = f"{AMBIGUOUS}: {places}"
             model = self.models.setdefault(name, ModelEntry(name))
             # Nobody can say which of the two is meant, so neither answers.
@@ -211,43 +267,44 @@ class Lifecycle:
         await self._load(name, folder, override)
 
     async def _load(
-        self, name: str, folder: ModelFolder, override: ModelConfig | None, *, override_path: Path | None = None
+        self,
+        name: str,
+        folder: ModelFolder,
+        override: ModelConfig | None,
+        files: Mapping[str, bytes] | None = None,
     ) -> None:
         model = self.models.setdefault(name, ModelEntry(name))
         try:
-            await self._load_alone(model, folder, override, override_path=override_path)
-        finally:
-            self.ensembles.follow(name)
-
-    async def _load_alone(
-        self, model: ModelEntry, folder: ModelFolder, override: ModelConfig | None, *, override_path: Path | None
-    ) -> None:
-        async with model.lock:
-            previous = model.override
-            try:
+            async with model.lock:
                 for attempt in range(self._options.load_retries + 1):
                     try:
-                        await self._load_locked(model, folder, override)
+                        await self._load_locked(model, folder, override, files)
                         break
                     except ServingError as error:
                         if attempt == self._options.load_retries:
                             raise
                         _log.warning("loading '%s' failed, trying again: %s", model.name, error)
-            except ServingError:
-                if override_path is not None:
-                    await asyncio.to_thread(remove_override, override_path)
-                raise
-            model.override = override_path
-            if previous is not None:
-                await asyncio.to_thread(remove_override, previous)
+        finally:
+            self.ensembles.follow(name)
 
-    async def _load_locked(self, model: ModelEntry, folder: ModelFolder, override: ModelConfig | None) -> None:
+    async def _load_locked(
+        self,
+        model: ModelEntry,
+        folder: ModelFolder,
+        override: ModelConfig | None,
+        files: Mapping[str, bytes] | None,
+    ) -> None:
         name, previous = model.name, model.composition
+        provided: Provided | None = None
         try:
             async with self._loaders:
+                provided = await self._provisioner.provide(folder, override, files)
+                folder = provided.folder
                 configured = await configure(folder, self._backends, self._options.configure, override)
             await self._prepare(model, folder, configured)
         except Exception as error:
+            if provided is not None:
+                await provided.failed()
             reason = _reason(error)
             if model.is_loaded:
                 model.composition = previous
@@ -264,10 +321,18 @@ class Lifecycle:
             for version, reason in zip(configured.versions, results, strict=True)
             if reason
         ]
+        before = model.provided
+        if all(results):
+            await provided.failed()
+        else:
+            model.provided = provided
+            if before is not None:
+                await before.ended()
         if failed:
             if model.is_loaded:
                 model.composition = previous
             raise invalid(f"load failed for model '{name}': {' '.join(failed)}")
+        await provided.loaded()
         _log.info("successfully loaded '%s'", name)
 
     async def _load_version(self, model: ModelEntry, folder: ModelFolder, version: int, configured: Configured) -> str:
@@ -291,6 +356,7 @@ class Lifecycle:
             if before is None:
                 entry.state, entry.reason = ModelState.UNAVAILABLE, reason
             return reason
+        loaded.runner.meter.namespace = namespace_of(model.name)
         entry.loaded, entry.state, entry.reason = loaded, ModelState.READY, ""
         self._route(model)
         if before is not None:
@@ -321,11 +387,14 @@ class Lifecycle:
             model.composition = None
             return
         labels = await asyncio.to_thread(read_labels, folder, config)
+        config = with_namespaces(config, folder.namespace, self.found)
         composition = Composition(config, configured.versions, labels)
         self.ensembles.note(model, composition)
         missing = [name for name in self.ensembles.missing(composition) if name not in self._loads]
-        if missing and self._options.control_mode is ControlMode.EXPLICIT:
-            found = await asyncio.to_thread(scan, self._options.repositories, fingerprints=False)
+        if missing and self.bring_steps is not None:
+            await self.bring_steps(composition.models)
+        elif missing and self._options.control_mode is ControlMode.EXPLICIT:
+            found = await self._look(fingerprints=False)
             for name in missing:
                 if name in found.models and name not in self._loads:
                     self._begin(name, self._load_found(name, found))
@@ -336,6 +405,8 @@ class Lifecycle:
     async def _forget(self, model: ModelEntry, failure: str = "") -> "list[asyncio.Task[None]]":
         """Unload a model that nobody asks for any more, and return what is under way for that."""
         async with model.lock:
+            if model.provided is not None:
+                await model.provided.ending()
             model.composition = None
             retirements = self._unload(model, set(model.versions))
             model.failure = failure
@@ -368,12 +439,7 @@ class Lifecycle:
         return [self._retire(loaded, (model, version)) for loaded, version in retired]
 
     def _route(self, model: ModelEntry) -> None:
-        routes = {key: runner for key, runner in self.routes.items() if key[0] != model.name}
-        ready = {version: v.loaded.runner for version, v in model.versions.items() if v.loaded is not None}
-        for version, runner in ready.items():
-            routes[model.name, str(version)] = runner
-        if ready:
-            routes[model.name, ""] = ready[max(ready)]
+        routes = routes_of(self.models, model.name, self.routes)
         self.routes.clear()
         self.routes.update(routes)
 
@@ -400,9 +466,9 @@ class Lifecycle:
         if entry.state is ModelState.UNLOADING:
             entry.state, entry.reason = ModelState.UNAVAILABLE, UNLOADED
         _log.info("successfully unloaded '%s' version %d", model.name, version)
-        if model.override is not None and not any(v.loaded for v in model.versions.values()):
-            override, model.override = model.override, None
-            await asyncio.to_thread(remove_override, override)
+        if model.provided is not None and not model.is_loaded and not model.lock.locked():
+            provided, model.provided = model.provided, None
+            await provided.ended()
 
 
 def _reason(error: BaseException) -> str:

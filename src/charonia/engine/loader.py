@@ -1,11 +1,13 @@
 """Loads one model version: backend, instances, scheduler, runner; and takes it down again."""
 
 import asyncio
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from charonia.backends.api import LoadedModel, Placement, SelfChecking, SupervisedModel
+from charonia.config.host_policy import policy_name
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig
 from charonia.core.calls import Reply, Ticket
@@ -16,12 +18,20 @@ from charonia.engine.clock import now_ns
 from charonia.engine.configure import model_files
 from charonia.engine.cores import share
 from charonia.engine.lanes import AsyncLane, BlockingLane, make_lane
+from charonia.engine.limits import Claim
 from charonia.engine.runner import ModelRunner
 from charonia.engine.schedulers import make_scheduler
+from charonia.engine.sequences import make_sequence_runner
+from charonia.engine.warmup import warm
+from charonia.engine.warmup_data import samples
 from charonia.repository.labels import read_labels
 from charonia.repository.scan import ModelFolder
+from charonia.repository.states import read_initial_states
+from charonia.repository.warmup import read_warmup_files
 from charonia.stats.meter import Meter
 from charonia.stats.model import WorkerState
+
+_ANYWHERE: Mapping[str, tuple[int, ...]] = {}
 
 
 class Runner(Protocol):
@@ -66,11 +76,13 @@ class LoadedVersion:
         runner: What runs its requests.
         model: The model in memory, None for an ensemble.
         labels: Class labels by output.
+        claim: The part that its instances take in the rate limiter, None where they take none.
     """
 
     runner: Runner
     model: LoadedModel | None
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    claim: Claim | None = None
 
     def workers(self) -> list[WorkerState]:
         """Return how its worker processes do; nothing for a model that computes in the server."""
@@ -93,18 +105,23 @@ class LoadedVersion:
 
     async def retire(self) -> None:
         """Answer what is in flight, then give back everything."""
-        await self.runner.drain()
-        await self.runner.aclose()
-        if self.model is not None:
-            await self.model.aclose()
+        try:
+            await self.runner.drain()
+            await self.runner.aclose()
+            if self.model is not None:
+                await self.model.aclose()
+        finally:
+            if self.claim is not None:
+                self.claim.release()
 
 
-def placements(config: ModelConfig, cores: int) -> list[Placement]:
+def placements(config: ModelConfig, cores: int, host: Mapping[str, tuple[int, ...]] = _ANYWHERE) -> list[Placement]:
     """Return every instance of a complete configuration, with its share of the cores.
 
     Args:
         config: A normalised configuration: kinds are decided, groups named.
         cores: Cores that this process may use.
+        host: Numbers of cores by host policy.
     """
     on_cpu = sum(g.count for g in config.instance_group if g.kind is not InstanceKind.KIND_GPU)
     threads = share(cores, max(1, on_cpu))
@@ -113,50 +130,76 @@ def placements(config: ModelConfig, cores: int) -> list[Placement]:
         devices = group.gpus if group.kind is InstanceKind.KIND_GPU else (0,)
         index = 0
         for device in devices:
+            bound = host.get(policy_name(group.host_policy, group.kind, device), ())
             for _ in range(group.count):
-                placed.append(Placement(f"{group.name}_{index}", group.kind, device, threads))
+                placed.append(Placement(f"{group.name}_{index}", group.kind, device, threads, bound))
                 index += 1
-    return placed
+    sharing = Counter(placement.cores for placement in placed)
+    return [replace(p, threads=min(p.threads, share(len(p.cores), sharing[p.cores]))) if p.cores else p for p in placed]
 
 
 async def load_version(
     folder: ModelFolder, version: int, config: ModelConfig, *, backends: Backends, cores: int
 ) -> LoadedVersion:
-    """Load a version of a model; nothing is left behind when that fails.
+    """Load a version of a model and warm its instances; nothing is left behind when that fails.
 
     Raises:
         ServingError: With the reason.
     """
     started = now_ns()
-    loop = asyncio.get_running_loop()
     labels = await asyncio.to_thread(read_labels, folder, config)
+    warmup_files = await asyncio.to_thread(read_warmup_files, folder, config)
+    warmup = samples(config, str(version), warmup_files)
+    initial = await asyncio.to_thread(read_initial_states, folder, config)
+    placed = placements(config, cores, backends.host_cores)
     backend = await backends.get(config.backend, config.name)
-    model = await backend.load(model_files(folder, version), config, backends.settings(config.backend))
+    claim = backends.limits.claim(config, str(version), placed) if backends.limits is not None else None
+    model: LoadedModel | None = None
     lanes: list[BlockingLane | AsyncLane] = []
     try:
-        placed = placements(config, cores)
-        made = await asyncio.gather(*(model.create_instance(p) for p in placed), return_exceptions=True)
-        for instance, placement in zip(made, placed, strict=True):
-            if not isinstance(instance, BaseException):
-                lanes.append(make_lane(instance, placement, loop, backends.busy_poll))
-        for instance in made:
-            if isinstance(instance, BaseException):
-                raise instance
+        model = await backend.load(model_files(folder, version), config, backends.settings(config.backend))
+        await _make_lanes(model, placed, lanes, backends)
+        await warm(config, str(version), lanes, warmup)
     except BaseException:
         for lane in lanes:
             await lane.aclose()
-        await model.aclose()
+        if model is not None:
+            await model.aclose()
+        if claim is not None:
+            claim.release()
         raise
-    runner = ModelRunner(
-        config,
-        str(version),
-        scheduler=make_scheduler(config),
-        lanes=lanes,
-        labels=labels,
-        loop=loop,
-        calls=backends.calls,
-        busy_poll=backends.busy_poll,
-    )
+    runner: ModelRunner
+    if config.sequence_batching is not None:
+        runner = make_sequence_runner(
+            config, str(version), initial, lanes=lanes, labels=labels, backends=backends, claim=claim
+        )
+    else:
+        scheduler = make_scheduler(config)
+        runner = ModelRunner(
+            config,
+            str(version),
+            scheduler=scheduler if claim is None else claim.scheduler(scheduler),
+            lanes=lanes,
+            labels=labels,
+            loop=asyncio.get_running_loop(),
+            calls=backends.calls,
+            busy_poll=backends.busy_poll,
+            claim=claim,
+        )
     runner.meter.load_seconds = (now_ns() - started) / 1e9
     runner.meter.statistics.memory = model.memory()
-    return LoadedVersion(runner, model, labels)
+    return LoadedVersion(runner, model, labels, claim)
+
+
+async def _make_lanes(
+    model: LoadedModel, placed: Sequence[Placement], lanes: list[BlockingLane | AsyncLane], backends: Backends
+) -> None:
+    """Make every instance and add its lane to `lanes`; those that could be made are there when one fails."""
+    loop = asyncio.get_running_loop()
+    made = await asyncio.gather(*(model.create_instance(p) for p in placed), return_exceptions=True)
+    for instance, placement in zip(made, placed, strict=True):
+        if not isinstance(instance, BaseException):
+            lanes.append(make_lane(instance, placement, loop, backends.busy_poll))
+    for instance in made:
+        if isinstance(instance, BaseException):
+            raise instance

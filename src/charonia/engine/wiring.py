@@ -6,6 +6,7 @@ from typing import NamedTuple
 from charonia.config.composition import composed, scheduling_of
 from charonia.config.model import EnsembleStep, ModelConfig
 from charonia.config.tensors import WILDCARD
+from charonia.core.names import model_key
 from charonia.core.request import InferRequest, RequestedOutput
 from charonia.core.tensor import Array
 from charonia.sched.graph import FlowStep, Graph, Plan
@@ -58,7 +59,7 @@ class StepRoute(NamedTuple):
     """A step as it runs for certain requests.
 
     Attributes:
-        model_name: Its model.
+        model_name: Key of its model.
         model_version: Version as text, "" for the highest that is ready.
         inputs: What the model is given.
         outputs: What it is asked for; empty for all it has.
@@ -156,7 +157,7 @@ class Wiring:
         gives = {key: tensor for key, tensor in step.output_map.items() if tensor in needed}
         is_all = len(gives) == len(model.output)
         return StepRoute(
-            step.model_name,
+            key_of(step),
             str(step.model_version) if step.model_version > 0 else "",
             tuple(self._link(k, t, batches, dims[k]) for k, t in step.input_map.items() if t in reads),
             () if is_all else tuple(RequestedOutput(name) for name in gives),
@@ -166,6 +167,11 @@ class Wiring:
 
     def _link(self, name: str, tensor: str, batches: bool, dims: tuple[int, ...]) -> Link:
         return Link(name, tensor, None if self._batches[tensor] == batches else Fit(batches, dims))
+
+
+def key_of(step: EnsembleStep) -> str:
+    """Return the key of a step's model."""
+    return model_key(step.model_namespace, step.model_name)
 
 
 def _flow_step(step: EnsembleStep, model: ModelConfig) -> FlowStep:

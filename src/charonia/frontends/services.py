@@ -1,5 +1,6 @@
 """What front ends offer beside the engine."""
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from charonia.core.access import Gate
@@ -7,6 +8,10 @@ from charonia.core.header_forward import HeaderForward
 from charonia.frontends.log_settings import LogControl
 from charonia.frontends.regions.registry import RegionRegistry
 from charonia.frontends.tracing import Tracing
+from charonia.stats.resources import RateLimitView
+
+Demand = Callable[[str, str], Awaitable[None] | None]
+"""Returns what to await until a model, given by name and version, is loaded; None where it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +26,8 @@ class Services:
         grpc_gate: The same for gRPC.
         http_headers: Headers of HTTP requests that become request parameters.
         grpc_headers: The same for gRPC.
+        rate_limits: Returns who holds which resource of the rate limiter.
+        demand: Loads models that somebody asks about; None where they are not loaded on demand.
     """
 
     regions: RegionRegistry | None = None
@@ -30,6 +37,8 @@ class Services:
     grpc_gate: Gate | None = None
     http_headers: HeaderForward | None = None
     grpc_headers: HeaderForward | None = None
+    rate_limits: Callable[[], RateLimitView] | None = None
+    demand: Demand | None = None
 
     @property
     def tracer(self) -> Tracing | None:

@@ -1,15 +1,17 @@
 """What lies in the model repositories: one look at the disk.
 
 A repository is a folder of model folders. Hidden entries (`.git`, `..data` of a mounted Kubernetes volume) and plain
-files beside the models are not models. A name that two repositories offer is ambiguous, and then belongs to neither.
+files beside the models are not models. A name that two repositories offer is ambiguous, and then belongs to neither;
+with namespaces a model is told apart by repository and name, and nothing is ambiguous here.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from charonia.core.errors import ServingError, not_found, unavailable
+from charonia.core.names import model_key
 from charonia.repository.fingerprint import Fingerprint, fingerprint
 
 CONFIG_FILE = "config.pbtxt"
@@ -24,12 +26,27 @@ class ModelFolder:
         repository: The repository that it lies in.
         path: The folder.
         fingerprint: Compares equal as long as nothing in the folder changes; "" where it was not taken.
+        origin: URI of the store that the model lies in, "" for a folder of this machine. Its files are at `path` only
+            once they were fetched.
+        namespace: What tells it apart from others of its name, "" without namespaces.
     """
 
     name: str
     repository: Path
     path: Path
     fingerprint: Fingerprint = ""
+    origin: str = ""
+    namespace: str = ""
+
+    @property
+    def key(self) -> str:
+        """What tells the model apart in the whole server."""
+        return model_key(self.namespace, self.name)
+
+    @property
+    def place(self) -> str:
+        """Where it lies, for people."""
+        return f"{self.origin}/{self.name}" if self.origin else str(self.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,41 +54,54 @@ class Scan:
     """One look at all repositories.
 
     Attributes:
-        models: Folder by model name, in the order of names.
-        ambiguous: Folders by model name, for names that more than one repository has.
+        models: Folder by key of the model, in the order of keys.
+        ambiguous: Places by model name, for names that more than one repository has.
         notes: Sentences about what was passed over and looks like a mistake.
+        folders: Every folder that was seen.
+        unread: Why stores could not be read; what they had when they last could is in the look.
     """
 
     models: Mapping[str, ModelFolder] = field(default_factory=dict)
-    ambiguous: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)
+    ambiguous: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    folders: tuple[ModelFolder, ...] = ()
+    unread: tuple[str, ...] = ()
 
 
-def scan(repositories: Sequence[str | Path], *, fingerprints: bool = True) -> Scan:
+def scan(repositories: Sequence[str | Path], *, fingerprints: bool = True, has_namespaces: bool = False) -> Scan:
     """Look at the model folders of all repositories. Blocks on the disk.
 
     Args:
         repositories: Their paths; one given twice counts once.
         fingerprints: Whether to look at every file of every model; without, only at the names of models.
+        has_namespaces: Whether a model is told apart by its repository, too.
 
     Raises:
         ServingError: NOT_FOUND for a repository that is not there, UNAVAILABLE for one that cannot be read.
     """
-    found: dict[str, list[ModelFolder]] = {}
+    folders: list[ModelFolder] = []
     notes: list[str] = []
     for repository in dict.fromkeys(Path(os.path.abspath(path)) for path in repositories):
         for name in _model_names(repository, notes):
             path = repository / name
             content = fingerprint(path) if fingerprints else ""
-            found.setdefault(name, []).append(ModelFolder(name, repository, path, content))
+            namespace = str(repository) if has_namespaces else ""
+            folders.append(ModelFolder(name, repository, path, content, namespace=namespace))
+    return gather(folders, notes)
+
+
+def gather(folders: Iterable[ModelFolder], notes: Sequence[str] = (), unread: Sequence[str] = ()) -> Scan:
+    """Return a look that saw these folders."""
+    found: dict[str, list[ModelFolder]] = {}
+    every = tuple(folders)
+    for folder in every:
+        found.setdefault(folder.key, []).append(folder)
     return Scan(
-        models={name: folders[0] for name, folders in sorted(found.items()) if len(folders) == 1},
-        ambiguous={
-            name: tuple(folder.path for folder in folders)
-            for name, folders in sorted(found.items())
-            if len(folders) > 1
-        },
+        models={key: same[0] for key, same in sorted(found.items()) if len(same) == 1},
+        ambiguous={key: tuple(folder.place for folder in same) for key, same in sorted(found.items()) if len(same) > 1},
         notes=tuple(notes),
+        folders=every,
+        unread=tuple(unread),
     )
 
 

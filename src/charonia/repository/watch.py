@@ -59,6 +59,10 @@ class Watch:
         self._last = seen
         return settled
 
+    def forget(self, name: str) -> None:
+        """Take a model as one that was not acted on: what is there at the next look is a change."""
+        self._acted.pop(name, None)
+
     @property
     def is_pending(self) -> bool:
         """Whether a change waits for the next look: a reason to look again soon."""

@@ -52,11 +52,13 @@ class Meter:
         first_response_ns: Histogram of the time from arrival to the first response, of decoupled models.
         failures: Failed requests by reason.
         load_seconds: Time it took to load the version.
+        namespace: The model's namespace, "" without namespaces.
     """
 
     def __init__(self, name: str, version: str) -> None:
         self.failures = dict.fromkeys(FailureReason, 0)
         self.load_seconds = 0.0
+        self.namespace = ""
         self.first_response_ns = Histogram(FIRST_RESPONSE_BOUNDS_NS)
         self._statistics = ModelStatistics(name, version)
         self._closes = dict.fromkeys(CloseReason, 0)

@@ -147,6 +147,7 @@ class PythonModel:
                 placement.name,
                 environment=self._environment,
                 threads=placement.threads,
+                cores=placement.cores,
                 on_message=message,
                 on_end=end,
             )
@@ -207,6 +208,7 @@ class ThreadedPythonModel:
             start_s_max=self._start_s_max,
             server=self._server,
             is_decoupled=self._config.is_decoupled,
+            cores=placement.cores,
         )
         await instance.open()
         self._instances.append(instance)

@@ -15,12 +15,13 @@ import socket
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
 import psutil
 
+from charonia.backends.binding import bound_to
 from charonia.backends.python.environment import SERVER_ENVIRONMENT, Environment
 from charonia.backends.python.model_log import log_of_model
 from charonia.backends.python.reaper import reaper
@@ -69,6 +70,7 @@ class WorkerProcess:
         name: Instance name, for logs.
         environment: Interpreter to run.
         threads: Threads that numeric libraries in it may use, unless the environment says otherwise.
+        cores: Cores that it and what it starts run on, empty for any.
         on_message: Called with each message but log lines.
         on_end: Called once with the reason when the process has ended or was given up.
     """
@@ -79,6 +81,7 @@ class WorkerProcess:
         *,
         environment: Environment = SERVER_ENVIRONMENT,
         threads: int = 1,
+        cores: Sequence[int] = (),
         on_message: Callable[[Incoming], None],
         on_end: Callable[[str], None],
     ) -> None:
@@ -109,7 +112,7 @@ class WorkerProcess:
         variables = {**dict.fromkeys(_THREAD_VARIABLES, str(threads)), **environment.variables(os.environ)}
         variables["PYTHONUNBUFFERED"] = "1"
         arguments = (str(_SCRIPT), str(their_input.fileno()), str(theirs.fileno()), str(os.getpid()))
-        with their_input, theirs:
+        with their_input, theirs, bound_to(cores):
             # Forked by this thread, not by a pool's: the worker is killed when the thread that forked it ends.
             self._process = subprocess.Popen(
                 [environment.python, *arguments],

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from charonia.backends.api import BatchSink, Outputs, Result
+from charonia.backends.binding import bound_to
 from charonia.backends.python.calls import Work
 from charonia.backends.python.codec import decode_error, encode_error, made_request, request_fields
 from charonia.backends.python.model_log import log_of_model
@@ -77,6 +78,7 @@ class ThreadInstance:
         start_s_max: Time that the model has to initialize, 0 for no limit.
         server: What the model may use of the server.
         is_decoupled: Whether a request may have any number of responses.
+        cores: Cores that it runs on, empty for any.
     """
 
     def __init__(
@@ -88,8 +90,10 @@ class ThreadInstance:
         start_s_max: float,
         server: Server,
         is_decoupled: bool = False,
+        cores: Sequence[int] = (),
     ) -> None:
         self.name = name
+        self._cores = cores
         self._load = load
         self._output_names = output_names
         self._start_s_max = start_s_max
@@ -114,7 +118,8 @@ class ThreadInstance:
         Raises:
             ServingError: It could not be; the message says why.
         """
-        self._thread.start()
+        with bound_to(self._cores):
+            self._thread.start()
         try:
             async with asyncio.timeout(self._start_s_max or None):
                 await asyncio.shield(self._started)

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from charonia.core.errors import ServingError, unsupported
 from charonia.engine.api import Engine
-from charonia.frontends.grpc.calls import Call, UnaryCall, Wire, internal_error
+from charonia.frontends.grpc.calls import Call, Service, UnaryCall, Wire, internal_error
 from charonia.frontends.grpc.infer_stream import InferStream
 from charonia.frontends.grpc.reflection import ReflectionStream
 from charonia.frontends.grpc.settings import log_setting, trace_setting
@@ -65,13 +65,13 @@ def method_table() -> dict[bytes, Method]:
         "ServerLive": _server_live,
         "ServerReady": _server_ready,
         "ServerMetadata": _server_metadata,
-        "ModelMetadata": _model_metadata,
-        "ModelConfig": _model_config,
         "ModelStatistics": _model_statistics,
         "RepositoryIndex": _repository_index,
     }
     for name, answer in answers.items():
         _add(table, _SERVICE, Method(name, run=_answering(answer, _engine)))
+    for name, answer in (("ModelMetadata", _model_metadata), ("ModelConfig", _model_config)):
+        _add(table, _SERVICE, Method(name, run=_when_loaded(f"{name}Request", answer)))
     works: dict[str, Work] = {
         "ModelReady": _model_ready,
         "RepositoryModelLoad": _load,
@@ -102,6 +102,10 @@ def _add(table: dict[bytes, Method], service: str, method: Method) -> None:
 
 def _engine(call: UnaryCall) -> Engine:
     return call.wire.service.engine
+
+
+def _service(call: UnaryCall) -> Service:
+    return call.wire.service
 
 
 def _services(call: UnaryCall) -> Services:
@@ -143,6 +147,24 @@ def _working(work: Callable[[T, Buffer], Awaitable[bytes]], server: Callable[[Un
         task = call.wire.service.loop.create_task(perform(call, message))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
+
+    return run
+
+
+def _when_loaded(request: str, answer: Callable[[Engine, Buffer], bytes]) -> Run:
+    """Return what answers a call about a model: at once, or when it is loaded where models are loaded on demand."""
+
+    async def wait(service: Service, message: Buffer) -> bytes:
+        demand = service.services.demand
+        loaded = demand(*messages.decode_model_reference(request, message)) if demand is not None else None
+        if loaded is not None:
+            await loaded
+        return answer(service.engine, message)
+
+    at_once, later = _answering(answer, _engine), _working(wait, _service)
+
+    def run(call: UnaryCall, message: Buffer) -> None:
+        (at_once if call.wire.service.services.demand is None else later)(call, message)
 
     return run
 

@@ -15,6 +15,8 @@ from charonia.frontends.http.exchange import JSON_TYPE, Exchange
 from charonia.frontends.http.forwarding import forward_headers
 from charonia.frontends.http.generate import GenerateHandlers
 from charonia.frontends.http.limits import HttpLimits
+from charonia.frontends.http.on_demand import on_demand
+from charonia.frontends.http.rate_limits import RateLimitHandlers
 from charonia.frontends.http.routes import Handler, Route, Target
 from charonia.frontends.http.settings import SettingsHandlers
 from charonia.frontends.http.shared_memory import SharedMemoryHandlers
@@ -77,7 +79,9 @@ class Handlers:
             ]
         table += GenerateHandlers(self._engine, self._limits, self._services.http_headers).routes()
         table += SettingsHandlers(self._engine, self._services, self._work).routes()
-        return table + SharedMemoryHandlers(self._services.regions, self._work).routes()
+        table += RateLimitHandlers(self._services.rate_limits).routes()
+        table += SharedMemoryHandlers(self._services.regions, self._work).routes()
+        return on_demand(table, self._services.demand, self._work)
 
     # Inference.
 
@@ -120,7 +124,9 @@ class Handlers:
         if call.binary or any(call.forms.values()):
             raise invalid("an event stream carries outputs as JSON only", hint="do not ask for binary outputs")
         limit = self._limits.stream_unsent_bytes_max
-        stream_events(self._engine, exchange, call.request, lambda r: encode_response(r, False, {})[0], limit)
+        stream_events(
+            self._engine, exchange, call.request, lambda r: encode_response(r, False, {}, call.places)[0], limit
+        )
 
     def _raw(self, target: Target, body: bytes | memoryview) -> InferCall:
         model, version = target

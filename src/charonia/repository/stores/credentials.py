@@ -1,0 +1,158 @@
+"""With whose rights a store is read: what the environment and a credential file say. Pure.
+
+The variables are those of the clouds' own tools. What the library that reads the stores knows itself (tokens of a
+Kubernetes service account, of a virtual machine) is left to it: here are those that Triton reads, and the credential
+file, which has a section for each kind of store and in it credentials by URI; the longest that is the beginning of a
+repository's URI counts, "" for all others.
+"""
+
+import configparser
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from charonia.core.errors import ServingError, invalid
+from charonia.repository.stores.address import StoreAddress, StoreKind
+
+FILE_VARIABLE = "TRITON_CLOUD_CREDENTIAL_PATH"
+"""Environment variable: path of the credential file."""
+
+REGION = "us-east-1"
+"""Region of S3 where nothing names one."""
+
+_S3_KEYS = {
+    "key_id": "access_key_id",
+    "secret_key": "secret_access_key",
+    "session_token": "session_token",
+    "region": "region",
+}
+_PROFILE_KEYS = {
+    "aws_access_key_id": "access_key_id",
+    "aws_secret_access_key": "secret_access_key",
+    "aws_session_token": "session_token",
+    "region": "region",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """What a store is opened with.
+
+    Attributes:
+        settings: Setting by its name in the library.
+        profile: Profile of the AWS tools that has the keys, "" for none.
+    """
+
+    settings: Mapping[str, str] = field(default_factory=dict)
+    profile: str = ""
+
+
+def read_credential_file(text: str, path: str) -> dict[str, dict[str, object]]:
+    """Return the sections of a credential file, by kind of store and URI.
+
+    Raises:
+        ServingError: INVALID_ARG when it is no such file. Nothing of its content is in the message.
+    """
+    try:
+        document = json.loads(text)
+    except ValueError:
+        raise invalid(f"{FILE_VARIABLE}: '{path}' is not JSON") from None
+    if not isinstance(document, dict) or not all(isinstance(section, dict) for section in document.values()):
+        raise invalid(f"{FILE_VARIABLE}: '{path}': expected an object with an object for each of gs, s3, as")
+    return document
+
+
+def credentials(
+    address: StoreAddress, environment: Mapping[str, str], sections: Mapping[str, Mapping[str, object]] | None
+) -> Credentials:
+    """Return what to open a store with.
+
+    Args:
+        address: The store.
+        environment: Environment variables.
+        sections: The credential file, None where there is none. It comes before the environment.
+
+    Raises:
+        ServingError: INVALID_ARG when the file's entry for the store is not what it should be.
+    """
+    entry = _entry(address, sections) if sections is not None else None
+    match address.kind:
+        case StoreKind.S3:
+            return _s3(address, environment, _fields(address, entry))
+        case StoreKind.GCS:
+            return _gcs(address, environment, entry)
+        case StoreKind.AZURE:
+            return _azure(address, environment, _fields(address, entry))
+
+
+def profile_settings(profile: str, credential_file: str, config_file: str) -> dict[str, str]:
+    """Return the settings of a profile of the AWS tools.
+
+    Args:
+        profile: Its name.
+        credential_file: Content of `~/.aws/credentials`, "" where there is none.
+        config_file: Content of `~/.aws/config`, "" where there is none.
+
+    Raises:
+        ServingError: INVALID_ARG for files that cannot be read.
+    """
+    settings: dict[str, str] = {}
+    for text, section in ((config_file, f"profile {profile}"), (config_file, profile), (credential_file, profile)):
+        parser = configparser.ConfigParser(interpolation=None, strict=False)
+        try:
+            parser.read_string(text)
+        except configparser.Error:
+            raise invalid(f"the files of the AWS tools cannot be read for profile '{profile}'") from None
+        if parser.has_section(section):
+            settings |= {_PROFILE_KEYS[key]: value for key, value in parser[section].items() if key in _PROFILE_KEYS}
+    return settings
+
+
+def _entry(address: StoreAddress, sections: Mapping[str, Mapping[str, object]]) -> object:
+    section = sections.get(address.kind.value, {})
+    matching = [uri for uri in section if not uri or _covers(uri.rstrip("/"), address.uri)]
+    return section[max(matching, key=len)] if matching else None
+
+
+def _covers(uri: str, other: str) -> bool:
+    return other == uri or other.startswith(uri + "/")
+
+
+def _fields(address: StoreAddress, entry: object) -> dict[str, str]:
+    if entry is None:
+        return {}
+    if not isinstance(entry, dict) or not all(isinstance(value, str) for value in entry.values()):
+        raise _malformed(address, "an object of texts")
+    return {key: value for key, value in entry.items() if value}
+
+
+def _s3(address: StoreAddress, environment: Mapping[str, str], given: Mapping[str, str]) -> Credentials:
+    settings = {_S3_KEYS[key]: value for key, value in given.items() if key in _S3_KEYS}
+    settings.setdefault("region", environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION") or REGION)
+    if address.endpoint:
+        settings["endpoint"] = address.endpoint
+        settings["virtual_hosted_style_request"] = "false"
+    if "access_key_id" in settings:
+        return Credentials(settings)
+    profile = given.get("profile", "") or environment.get("AWS_PROFILE", "")
+    if not profile and not environment.get("AWS_ACCESS_KEY_ID"):
+        profile = "default"
+    return Credentials(settings, profile)
+
+
+def _gcs(address: StoreAddress, environment: Mapping[str, str], entry: object) -> Credentials:
+    if entry is not None and not isinstance(entry, str):
+        raise _malformed(address, "the path of a file")
+    path = entry or environment.get("GOOGLE_APPLICATION_CREDENTIALS", "")
+    return Credentials({"application_credentials": path} if path else {})
+
+
+def _azure(address: StoreAddress, environment: Mapping[str, str], given: Mapping[str, str]) -> Credentials:
+    account = address.account or given.get("account_str", "") or environment.get("AZURE_STORAGE_ACCOUNT", "")
+    key = given.get("account_key", "") or environment.get("AZURE_STORAGE_KEY", "")
+    settings = {"account_name": account, "account_key": key}
+    return Credentials({name: value for name, value in settings.items() if value})
+
+
+def _malformed(address: StoreAddress, expected: str) -> ServingError:
+    return invalid(f"{FILE_VARIABLE}: the entry for '{address.uri}' in \"{address.kind.value}\": expected {expected}")
