@@ -313,3 +313,31 @@ def test_headers_and_environments_are_not_told_to_those_who_read_reports() -> No
     assert secret not in str(named)
     assert "Authorization:***" in named["profile_models"]
     assert "input:3" in named["profile_models"]
+
+
+@pytest.mark.parametrize("where", ["profile_models", "bls_composing_models"])
+def test_settings_of_one_model_without_a_meaning_here_are_noted(tmp_path: Path, where: str) -> None:
+    path = tmp_path / "config.yaml"
+    other = "" if where == "profile_models" else "profile_models: a\n"
+    path.write_text(
+        f"model_repository: R\n{other}{where}:\n  b:\n"
+        "    triton_server_flags: {log-verbose: 1}\n    triton_docker_args: {x: y}\n    genai_perf_flags: {}\n"
+    )
+
+    notes = parse_profile(["-f", str(path)]).notes
+
+    assert [note.partition(" has no effect")[0] for note in notes] == [
+        "triton_server_flags of model 'b'",
+        "triton_docker_args of model 'b'",
+        "genai_perf_flags of model 'b'",
+    ]
+
+
+def test_the_preset_before_the_subcommand_is_kept() -> None:
+    command, tune_for, rest = subcommand(["-m", "offline", "profile", "--min-throughput", "5"])
+
+    options = parse_profile([*BASE, *rest], tune_for).options
+
+    assert command == "profile"
+    assert options.goal.tune_for == "offline"
+    assert options.goal.min_throughput == 5

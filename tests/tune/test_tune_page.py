@@ -367,3 +367,14 @@ def test_goals_are_told_in_words() -> None:
         "most throughput (weight 2), least memory (weight 1), "
         "GPU memory at most 2.00 GB, GPU utilisation at least 50.0 %"
     )
+
+
+def test_requests_of_several_sizes_have_a_plot_that_comes_first_in_the_offline_preset() -> None:
+    run = synthetic_tune_run(batch_sizes=(1, 4))
+
+    online, offline = (render(replace(run, is_offline=value)).decode() for value in (False, True))
+
+    assert online.index("g0-tradeoff") < online.index("g0-sizes")
+    assert offline.index("g0-sizes") < offline.index("g0-tradeoff")
+    assert "for batches of work (offline)" in Page(offline.encode()).text
+    assert "offline" not in Page(online.encode()).text

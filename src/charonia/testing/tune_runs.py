@@ -36,6 +36,7 @@ def synthetic_tune_run(
     noise: float = 0.02,
     refuses: Callable[[Variant], str] = never,
     has_levels: bool = True,
+    batch_sizes: tuple[int, ...] = (1,),
 ) -> TuneRun:
     """Return a run with a search for each model.
 
@@ -45,11 +46,13 @@ def synthetic_tune_run(
         noise: Standard deviation between measurements, as a share; 1 drowns everything.
         refuses: Returns why a variant cannot be loaded, "" where it can.
         has_levels: Whether trials have their measurements in full.
+        batch_sizes: Items of a request.
     """
     origin = synthetic_run((LoadLevel(LoadMode.CONCURRENCY, 4),), duration_s=0.5)
     level = replace(origin.levels[0], timeline=(), windows=()) if has_levels else None
     names = models or ("mlp",)
-    groups = tuple(_group(name, latency_max_ms, noise, refuses, level) for name in names)
+    load = LoadSpace(maximum=32, batch_sizes=batch_sizes)
+    groups = tuple(_group(name, load, latency_max_ms, noise, refuses, level) for name in names)
     return TuneRun(
         tool="charonia 0.1.0",
         began_at="2026-01-02T03:04:05+00:00",
@@ -65,13 +68,18 @@ def synthetic_tune_run(
 
 
 def _group(
-    name: str, latency_max_ms: float, noise: float, refuses: Callable[[Variant], str], level: LevelResult | None
+    name: str,
+    load: LoadSpace,
+    latency_max_ms: float,
+    noise: float,
+    refuses: Callable[[Variant], str],
+    level: LevelResult | None,
 ) -> GroupRecord:
     facts = ModelFacts(name, max_batch_size=8, threads_tunable=True)
     dimensions = automatic_dimensions(
         facts, instance_counts=(1, 2, 4), batch_sizes=(1, 4, 8, 16), core_count=_CORE_COUNT
     )
-    space = SearchSpace((facts,), dimensions, LoadSpace(maximum=32), core_count=_CORE_COUNT)
+    space = SearchSpace((facts,), dimensions, load, core_count=_CORE_COUNT)
     limits = (Constraint(Metric.LATENCY_P99, maximum=latency_max_ms),) if latency_max_ms else ()
     goal, options = Goal((ModelGoal(name, constraints=limits),)), SearchOptions()
     search = make_search(space, goal, options)

@@ -20,6 +20,7 @@ from charonia.tune.options import (
     TuneFor,
     TuneOptions,
 )
+from charonia.tune.requests import WITHOUT_EFFECT
 from charonia.tune.settings import BY_NAME, Option
 from charonia.tune.yaml_config import unknown_keys
 
@@ -87,6 +88,10 @@ def merge(
     options = _build(groups, config_file, problems)
     if problems:
         raise invalid("\n".join(problems))
+    for request in (*options.models.profile, *options.models.composing):
+        notes += [
+            f"{name} of model '{request.name}' has no effect: {WITHOUT_EFFECT[name]}" for name in request.without_effect
+        ]
     if options.launch.mode is LaunchMode.DOCKER:
         notes.append("launch mode docker: no container is needed, a server is started as a process")
         options = replace(options, launch=replace(options.launch, mode=LaunchMode.LOCAL))

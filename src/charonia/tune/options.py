@@ -30,7 +30,7 @@ class ClientProtocol(StrEnum):
 
 
 class TuneFor(StrEnum):
-    """What the model is for: the word before the subcommand."""
+    """What the model is for: the word behind `-m` before the subcommand. It decides what a report shows first."""
 
     ONLINE = "online"
     OFFLINE = "offline"
@@ -203,6 +203,7 @@ class ModelRequest:
         weight: How much the model counts beside the others.
         cpu_only: Whether its instances are on the CPU.
         perf_flags: Options of `charonia perf` by name without dashes.
+        without_effect: Settings that were given and mean nothing here.
     """
 
     name: str
@@ -215,6 +216,7 @@ class ModelRequest:
     weight: float = 1.0
     cpu_only: bool = False
     perf_flags: tuple[tuple[str, str], ...] = ()
+    without_effect: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from charonia.tune.journal import Journal, content_of, scope_of
 from charonia.tune.measure import Measurer, Prepare
 from charonia.tune.memory import available_mb, of_one_instance
 from charonia.tune.merge import Merged
-from charonia.tune.options import LaunchMode, ModelRequest, TuneOptions
+from charonia.tune.options import LaunchMode, ModelRequest, TuneFor, TuneOptions
 from charonia.tune.output import CONFIG_FILE, OutputRepository
 from charonia.tune.problem import goal_of, percentiles, problem_of
 from charonia.tune.progress import Noted, Progress
@@ -91,6 +91,7 @@ def profile(merged: Merged, prepare: Prepare, progress: Progress, stop: Stop) ->
         notes=tuple(done.notes),
         is_interrupted=done.is_interrupted,
         problem=done.problem,
+        is_offline=options.goal.tune_for is TuneFor.OFFLINE,
     )
 
 

@@ -17,13 +17,23 @@ _FIELDS: dict[str, tuple[str, Read]] = {
     "cpu_only": ("cpu_only", flag),
     "perf_analyzer_flags": ("perf_flags", pairs),
 }
-_IGNORED = ("genai_perf_flags", "triton_server_flags", "triton_server_environment", "triton_docker_args")
+_ONE_SERVER = "all models are measured on one server; at the top of the file it is set for all of them"
+_NO_CONTAINER = "no container is needed: a server is started as a process"
+WITHOUT_EFFECT = {
+    "triton_server_flags": _ONE_SERVER,
+    "triton_server_environment": _ONE_SERVER,
+    "triton_docker_args": _NO_CONTAINER,
+    "triton_docker_labels": _NO_CONTAINER,
+    "genai_perf_flags": "models are measured by requests, not by tokens",
+}
+"""Settings of a model that are accepted without an effect, and why they have none."""
+
 _LOADS: dict[str, Read] = {
     "concurrency": integers(1),
     "request_rate": numbers(0),
     "batch_sizes": integers(1),
 }
-_SECTIONS = ("parameters", "model_config_parameters", *_FIELDS, *_IGNORED)
+_SECTIONS = ("parameters", "model_config_parameters", *_FIELDS, *WITHOUT_EFFECT)
 _CONFIG_FIELDS = tuple(ModelConfig.__dataclass_fields__)
 
 
@@ -76,7 +86,9 @@ def _request(name: str, settings: object) -> ModelRequest:
         elif key in _FIELDS:
             field, read = _FIELDS[key]
             request = _with(request, field, read, value, where)
-        elif key not in _IGNORED:
+        elif key in WITHOUT_EFFECT:
+            request = replace(request, without_effect=(*request.without_effect, str(key)))
+        else:
             raise ValueError(f"{name}: {unknown('key', str(key), _SECTIONS)}")
     return request
 

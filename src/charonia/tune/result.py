@@ -137,6 +137,8 @@ class TuneRun:
         is_interrupted: Whether the user ended it.
         problem: What ended it early, "" for nothing.
         command: The command line, "" where a program started the run.
+        is_offline: Whether the models are for batches of work rather than for people who wait: the page first shows
+            throughput by the size of a request.
     """
 
     tool: str
@@ -153,6 +155,7 @@ class TuneRun:
     is_interrupted: bool = False
     problem: str = ""
     command: str = ""
+    is_offline: bool = False
 
 
 def to_json(run: TuneRun) -> str:

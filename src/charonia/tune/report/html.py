@@ -76,7 +76,11 @@ def _group(run: TuneRun, group: GroupRecord, views: Sequence[VariantView], ident
     yield f"<header><h1>{escape(' and '.join(group.models))}</h1><p class='about'>{_measured(run, group)}</p></header>"
     yield '<section class="summary">' + "".join(_summary(group, views)) + "</section>"
     if any(view.rows for view in views):
-        yield _plot(identity, "tradeoff", "Latency against throughput", _TRADEOFF)
+        plots = [
+            _plot(identity, "tradeoff", "Latency against throughput", _TRADEOFF),
+            _plot(identity, "sizes", "Throughput by the size of a request", _SIZES),
+        ]
+        yield from reversed(plots) if run.is_offline else plots
         table = ranking_table(group, views, identity)
         yield f"<section><h2>Configurations compared</h2><p class='about'>{_COMPARED}</p>{table}</section>"
         yield _plot(identity, "memory", "Memory against throughput", "Each configuration under its best load.")
@@ -94,6 +98,7 @@ _TRADEOFF = (
     "A line is a configuration under more and more load. Right is more work done, low is a shorter wait; hollow points "
     "miss a limit, the shade around a point is its interval. Click a point, or press Enter, to follow a configuration."
 )
+_SIZES = "Each configuration with requests of so many items, under the load that brings the most."
 _COMPARED = (
     "Each under its best load. The bar is the interval of the gain over the default configuration: where it reaches "
     "across the line in the middle, nobody knows which is better."
@@ -109,6 +114,7 @@ def _measured(run: TuneRun, group: GroupRecord) -> str:
     server = f"{run.server.name} {run.server.version}".strip() or "a server"
     measured = sum(trial.measured is not None for trial in group.trials)
     facts = [
+        *(["for batches of work (offline)"] if run.is_offline else []),
         *(goal_text(goal) for goal in group.goal.models),
         f"{server} at {run.server.url}" if run.is_remote else server,
         run.began_at.replace("T", " ", 1)[:16],

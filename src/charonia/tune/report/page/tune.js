@@ -155,6 +155,54 @@ function withoutGaps(series) {
   });
 }
 
+// ---- throughput by the size of a request
+
+function drawSizes(state) {
+  const sizes = new Set(state.variants.flatMap((variant) => variant.loads.map((load) => load.batch)));
+  if (sizes.size < 2) return;
+  const body = element("div");
+  const redraw = () => body.replaceChildren(chips(state), sizesPlot(state), pickedLine(state));
+  const controls = element("div", { class: "controls" }, ...modelChoice(state));
+  state.redraws.push(redraw);
+  section(`${state.id}-sizes`, controls, body);
+  redraw();
+}
+
+// Of a variant the best load of each size; where none keeps the limits, the best of all.
+function bestOfSizes(state, variant) {
+  const found = new Map();
+  for (const load of variant.loads) {
+    const rate = load.of[state.model].throughput?.[0];
+    if (rate === undefined) continue;
+    const known = found.get(load.batch);
+    if (!known || load.keeps > known.keeps || (load.keeps === known.keeps && rate > known.of[state.model].throughput[0])) found.set(load.batch, load);
+  }
+  return [...found.entries()].sort((a, b) => a[0] - b[0]);
+}
+
+function sizesPlot(state) {
+  const named = shades(state);
+  const stops = [];
+  const series = [...state.variants.entries()].flatMap(([place, variant]) => {
+    const best = bestOfSizes(state, variant);
+    if (!best.length) return [];
+    const faint = state.chosen >= 0 ? place !== state.chosen : !named.has(place);
+    const shade = named.get(place) || "var(--s5)";
+    if (state.chosen < 0 || !faint)
+      stops.push(...best.map(([batch, load]) => ({ ...stopOf(state, place, load, "throughput", shade), x: batch, y: load.of[state.model].throughput[0] })));
+    return [{
+      name: variant.name, color: shade, faint, thin: faint, dashed: variant.default, marked: true,
+      points: best.map(([batch, load]) => [batch, load.of[state.model].throughput[0]]), hollow: best.map(([, load]) => !load.keeps),
+    }];
+  }).sort((a, b) => b.faint - a.faint);
+  return plot({
+    title: "Throughput of every configuration by the size of a request", series, height: 320,
+    stops: stops.sort((a, b) => a.x - b.x), pick: (stop) => pick(state, stop.variant),
+    x: { kind: "linear", unit: "count", name: "Items of a request" },
+    y: { kind: "linear", unit: "count", name: "Inferences per second" },
+  });
+}
+
 // ---- memory against throughput
 
 function drawMemory(state) {
@@ -324,6 +372,7 @@ function fill(place, state, variant) {
 
 data.groups.map(groupState).forEach((state) => {
   drawTradeoff(state);
+  drawSizes(state);
   drawMemory(state);
   if (state.trials.some((trial) => trial.throughput !== null)) drawSearch(state);
   drawVariantParts(state);
