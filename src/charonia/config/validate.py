@@ -6,18 +6,18 @@ tests look for them.
 """
 
 import math
-from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import PurePosixPath
 
 from charonia.config.ensemble import ensemble_problems
 from charonia.config.kinds import InstanceKind
-from charonia.config.model import InstanceGroup, ModelConfig, ModelWarmup
+from charonia.config.model import InstanceGroup, ModelConfig
 from charonia.config.platforms import BACKEND_OF_PLATFORM, ENSEMBLE
 from charonia.config.problems import Problem
 from charonia.config.scheduling import scheduling_problems
-from charonia.config.tensors import dim_problems, tensor_problems
+from charonia.config.tensors import tensor_problems
+from charonia.config.warmup import warmup_problems
 
 INSTANCE_COUNT_MAX = 1024
 """Most instances of one group; each is a thread or a process."""
@@ -37,7 +37,7 @@ def validate(config: ModelConfig, *, gpu_count: int) -> list[Problem]:
         *tensor_problems(config),
         *scheduling_problems(config),
         *_instance_problems(config, gpu_count),
-        *_warmup_problems(config),
+        *warmup_problems(config),
         *_cache_problems(config),
         *_metric_problems(config),
         *ensemble_problems(config),
@@ -127,35 +127,6 @@ def _group_problems(config: ModelConfig, group: InstanceGroup, path: str, gpu_co
     for position, resource in enumerate(group.rate_limiter.resources if group.rate_limiter else ()):
         if not resource.name:
             yield Problem(f"{path}.rate_limiter.resources[{position}].name", f"{subject} has a resource without a name")
-
-
-def _warmup_problems(config: ModelConfig) -> Iterator[Problem]:
-    names = Counter(sample.name for sample in config.model_warmup)
-    for index, sample in enumerate(config.model_warmup):
-        path = f"model_warmup[{index}]"
-        if not sample.name:
-            yield Problem(f"{path}.name", "a warm-up sample must specify 'name'")
-        elif names[sample.name] > 1:
-            yield Problem(f"{path}.name", f"warm-up sample '{sample.name}' is given more than once")
-        if sample.batch_size > max(1, config.max_batch_size):
-            message = f"warm-up sample '{sample.name}' must not exceed max_batch_size {config.max_batch_size}"
-            yield Problem(f"{path}.batch_size", f"{message}, got {sample.batch_size}")
-        yield from _warmup_input_problems(sample, path)
-
-
-def _warmup_input_problems(sample: ModelWarmup, path: str) -> Iterator[Problem]:
-    if not sample.inputs:
-        yield Problem(f"{path}.inputs", f"warm-up sample '{sample.name}' must specify 'inputs'")
-    for name, given in sample.inputs.items():
-        where = f"{path}.inputs[{name}]"
-        subject = f"warm-up input '{name}' of sample '{sample.name}'"
-        if given.data_type is None:
-            yield Problem(f"{where}.data_type", f"{subject} must specify 'data_type'")
-        # Warm-up data has one shape: -1 would leave it open.
-        yield from dim_problems(given.dims, f"{where}.dims", subject, wildcard=False)
-        sources = (given.zero_data, given.random_data, given.input_data_file)
-        if sum(source is not None for source in sources) != 1:
-            yield Problem(where, f"{subject} must specify one of zero_data, random_data and input_data_file")
 
 
 def _cache_problems(config: ModelConfig) -> Iterator[Problem]:

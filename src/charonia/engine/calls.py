@@ -15,6 +15,7 @@ new request needs to be looked at. Pure.
 
 from charonia.core.caller import CallFrame
 from charonia.core.errors import ServingError, unavailable
+from charonia.engine.limits import Claim
 
 
 class Pool:
@@ -23,15 +24,26 @@ class Pool:
     Attributes:
         model: Name of the model.
         size: Number of instances.
+        resources: What they hold while they run, None where that is nothing.
         busy: The batch that makes calls on an instance, by the instance's number; other instances are not in here.
     """
 
-    __slots__ = ("busy", "model", "size")
+    __slots__ = ("busy", "model", "resources", "size")
 
-    def __init__(self, model: str, size: int) -> None:
+    def __init__(self, model: str, size: int, resources: Claim | None = None) -> None:
         self.model = model
         self.size = size
+        self.resources = resources
         self.busy: dict[int, Caller] = {}
+
+    def is_closed(self, stuck: "set[Caller]") -> bool:
+        """Whether none of the instances can take a request while these batches do not finish."""
+        if self.resources is None:
+            return len(self.busy) == self.size and all(caller in stuck for caller in self.busy.values())
+        holders = [(c.pool.resources, c.lane) for c in stuck if c.pool.resources is not None]
+        return all(
+            self.busy.get(lane) in stuck or self.resources.is_out_of_reach(lane, holders) for lane in range(self.size)
+        )
 
 
 class Caller:
@@ -108,9 +120,9 @@ class CallGraph:
             return call
         waiter.calls.add(call)
         # Usually there is an instance that waits for nobody, and nothing to look at.
-        if len(pool.busy) == pool.size:
+        if len(pool.busy) == pool.size or pool.resources is not None:
             stuck = self._stuck()
-            if all(caller in stuck for caller in pool.busy.values()):
+            if pool.is_closed(stuck):
                 waiter.calls.discard(call)
                 raise _would_wait_for_ever(frame, pool, stuck)
         return call
@@ -147,7 +159,7 @@ def _waits_in_vain(call: Call, stuck: set[Caller]) -> bool:
     busy = call.pool.busy
     if call.lane >= 0:
         return busy.get(call.lane) in stuck
-    return len(busy) == call.pool.size and all(caller in stuck for caller in busy.values())
+    return call.pool.is_closed(stuck)
 
 
 def _would_wait_for_ever(frame: CallFrame, pool: Pool, stuck: set[Caller]) -> ServingError:
@@ -155,11 +167,21 @@ def _would_wait_for_ever(frame: CallFrame, pool: Pool, stuck: set[Caller]) -> Se
     chain = [*reversed([f.model for f in frame.chain()]), wanted]
     # Where the model is not one of its callers, the circle goes on through those who hold its instances.
     while chain[-1] not in chain[:-1]:
-        holder = next(caller for caller in pool.busy.values() if caller in stuck)
+        holder = next((caller for caller in pool.busy.values() if caller in stuck), None)
+        if holder is None:
+            return _would_wait_for_resources(chain[: chain.index(wanted) + 1])
         pool = next(call.pool for call in holder.calls if _waits_in_vain(call, stuck))
         chain.append(pool.model)
     return unavailable(
         f"a request to model '{wanted}' would wait for ever: every instance of it waits for requests that wait for one "
         f"of its instances ({' -> '.join(chain)})",
         hint=f"give model '{wanted}' more instances (instance_group), or break the circle",
+    )
+
+
+def _would_wait_for_resources(chain: list[str]) -> ServingError:
+    return unavailable(
+        f"a request to model '{chain[-1]}' would wait for ever: the resources that it needs to run are held by models "
+        f"that wait for it ({' -> '.join(chain)})",
+        hint="raise --rate-limit-resource, or let these models use different resources",
     )

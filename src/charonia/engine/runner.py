@@ -30,6 +30,7 @@ from charonia.engine.busy_poll import BusyPoll
 from charonia.engine.calls import CallGraph, Pool
 from charonia.engine.clock import WakeTimer, now_ns
 from charonia.engine.lanes import PIPELINE_DEPTH, PIPELINE_DEPTH_BATCHED, AsyncLane, BlockingLane
+from charonia.engine.limits import Claim
 from charonia.engine.ordering import HELD_RESPONSES_MAX, OrderedOutcomes
 from charonia.engine.tracing import begin, traced_kind
 from charonia.sched.api import (
@@ -64,6 +65,7 @@ class ModelRunner:
         loop: asyncio.AbstractEventLoop,
         calls: CallGraph | None = None,
         busy_poll: BusyPoll | None = None,
+        claim: Claim | None = None,
     ) -> None:
         self.config = config
         self.version = version
@@ -86,7 +88,7 @@ class ModelRunner:
         self._batch_types = (self._batch_type, traced_kind(self._batch_type))
         self._traced_count = 0
         self._calls = calls if calls is not None else CallGraph()
-        self._pool = Pool(config.name, len(lanes))
+        self._pool = Pool(config.name, len(lanes), claim)
         # A slot whose model batches is offered again only after the loop has read what arrived meanwhile: requests that
         # come together then run together, without waiting for anything.
         self._gathers = dynamic is not None and config.max_batch_size > 1
@@ -97,6 +99,10 @@ class ModelRunner:
         # Lane i has the slots i, i + n, i + 2n and so on. Those beyond the first are offered while the lane takes
         # several batches at once.
         self._parked = set(range(len(lanes), len(lanes) * PIPELINE_DEPTH))
+        if claim is not None:
+            claim.wake(loop, lambda: self._handle(Tick(), now_ns()))
+            for lane in lanes:  # what waits in an instance's own line would hold its resources, too
+                lane.limit_depth(1)
         now = now_ns()
         for slot in range(len(lanes)):
             scheduler.handle(SlotIdle(slot, slot), now)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from charonia.stats.custom import CustomFamily, CustomMetrics
+from charonia.stats.families import Family
 from charonia.stats.histogram import Histogram
 from charonia.stats.meter import Meter
 from charonia.stats.model import Duration, ModelStatistics, WorkerState
@@ -108,13 +109,19 @@ def metric_names() -> tuple[str, ...]:
     )
 
 
-def render(models: Sequence[ModelSample], machine: Machine | None = None, custom: CustomMetrics | None = None) -> bytes:
+def render(
+    models: Sequence[ModelSample],
+    machine: Machine | None = None,
+    custom: CustomMetrics | None = None,
+    families: Iterable[Family] = (),
+) -> bytes:
     """Return the metrics page of a server with these model versions.
 
     Args:
         models: The model versions.
         machine: The machine, where asked for.
         custom: The metrics that models make themselves.
+        families: The metrics of other parts of the server.
     """
     lines: list[str] = []
     labelled = [(_labels(sample.meter.labels(sample.tags)), sample) for sample in models]
@@ -166,6 +173,9 @@ def render(models: Sequence[ModelSample], machine: Machine | None = None, custom
         )
     if machine is not None:
         _machine(lines, machine)
+    for shared in families:
+        samples = ((_labels(sample.labels), sample.value) for sample in shared.samples)
+        _family(lines, shared.name, shared.kind, shared.help, samples)
     for family in custom.families() if custom is not None else ():
         _custom(lines, family)
     return ("\n".join(lines) + "\n").encode()

@@ -19,6 +19,7 @@ from charonia.backends.python.health import WorkerHealth
 from charonia.backends.python.link import WorkerLink
 from charonia.backends.python.process import WorkerProcess
 from charonia.backends.python.readiness import Readiness
+from charonia.backends.python.rewarm import WarmSink
 from charonia.backends.python.services import Server, WorkerServices
 from charonia.backends.python.worker.charonia_channel import Incoming
 from charonia.backends.python.worker.charonia_regions import ChannelError
@@ -65,6 +66,7 @@ class _Batch(Work):
 
 class _State(Enum):
     STARTING = "starting"
+    WARMING = "warming"
     READY = "ready"
     PAUSED = "paused"
     CLOSED = "closed"
@@ -109,6 +111,8 @@ class PythonInstance:
         self._link: WorkerLink | None = None  # to the worker that runs now
         self._first_start: asyncio.Future[None] = self._loop.create_future()
         self._batches: deque[_Batch] = deque()  # the first one runs, where it was sent
+        self._warm_up: Sequence[Sequence[InferRequest]] = ()
+        self._warming: deque[_Batch] = deque()  # what a new worker runs before anything else; the first one runs
         self._sent = 0
         self._timer: asyncio.TimerHandle | None = None  # the first batch's
         self._process_timer: asyncio.TimerHandle | None = None  # while starting its limit, while paused its end
@@ -173,6 +177,10 @@ class PythonInstance:
         if all(sink.is_cancelled(i) for i in range(len(batch.requests))):
             self._services.calls.cancel_batch(sink)
             self._left_open.pop(batch.number, None)
+
+    def keep_warm(self, batches: Sequence[Sequence[InferRequest]]) -> None:
+        """Have every later worker run these batches, successfully, before it gets requests."""
+        self._warm_up = batches
 
     async def is_ready(self) -> bool:
         """Return whether a worker runs and its model does not say that it is not ready."""
@@ -242,6 +250,26 @@ class PythonInstance:
             link.process.kill(f"it sent a message that cannot be read: {error}")
 
     def _ready(self, message: Incoming) -> None:
+        self.capabilities = message.header[1] if len(message.header) > 1 else {}
+        if self._first_start.done() and self._warm_up:
+            self._state = _State.WARMING
+            frame = CallFrame(self.name, "")
+            self._warming.extend(_Batch(WarmSink(frame, self._warmed), batch) for batch in self._warm_up)
+            self._send(self._warming[0])
+        else:
+            self._begin()
+
+    def _warmed(self, problem: str) -> None:
+        """A new worker has run a warm-up batch."""
+        if problem:
+            self._kill(f"warming it up again failed: {problem}")
+        elif self._warming:
+            self._send(self._warming[0])
+        else:
+            self._begin()
+
+    def _begin(self) -> None:
+        """The worker is ready for requests."""
         self._state = _State.READY
         self._stop_process_timer()
         self.capabilities = message.header[1] if len(message.header) > 1 else {}
@@ -251,10 +279,16 @@ class PythonInstance:
             self._first_start.set_result(None)
         self._limit(0, None)
         self._send_waiting()
+    @property
+    def _line(self) -> "deque[_Batch]":
+        """What the worker works on."""
+        return self._warming or self._batches
+
 
     def _running(self, number: int) -> Work | None:
         """Return the batch that runs, if it has this number."""
-        return self._batches[0] if number and self._batches and self._batches[0].number == number else None
+        line = self._line
+        return line[0] if number and line and line[0].number == number else None
 
     def _ask_whether_ready(self, number: int) -> None:
         if self._link is not None:
@@ -280,7 +314,7 @@ class PythonInstance:
             link.send(("execute", batch.number, encoded), outgoing)
         except (ChannelError, OSError, TypeError, ValueError) as error:
             outgoing.withdraw()
-            self._batches.remove(batch)
+            self._line.remove(batch)
             _fail(batch, internal(f"the batch cannot be handed to instance '{self.name}': {error}"))
             return
         for index in batch.gone or ():
@@ -290,13 +324,16 @@ class PythonInstance:
 
     def _done(self, message: Incoming, link: WorkerLink) -> None:
         _, number, results, regions, dropped, input_end, output_start = message.header
-        if not self._batches or number != self._batches[0].number:
+        line = self._line
+        if not line or number != line[0].number:
             return
         self.health.answered()
         decoded = decode_results(results, message, link.release)
         link.given_back(regions, dropped)
-        batch = self._batches.popleft()
-        self._limit(self._execute_s_max if self._batches else 0, self._executed_too_long)
+        batch = line.popleft()
+        if line is self._batches:
+            self.health.answered()
+            self._limit(self._execute_s_max if self._batches else 0, self._executed_too_long)
         sink = batch.sink
         is_open = False
         for index, result in enumerate(decoded):
@@ -317,7 +354,7 @@ class PythonInstance:
         _, number, index, result, final, released, dropped = message.header
         (decoded,) = decode_results([result], message, link.release)
         link.given_back(released, dropped)
-        batch = self._left_open.get(number) or next((b for b in self._batches if number and b.number == number), None)
+        batch = self._left_open.get(number) or next((b for b in self._line if number and b.number == number), None)
         if batch is not None:
             if not 0 <= index < len(batch.requests):
                 raise ChannelError(f"batch {number} has no request {index}")
@@ -343,7 +380,8 @@ class PythonInstance:
             self._first_start.set_exception(internal(f"instance '{self.name}' failed to start: {why}"))
             return
         _log.error("the worker process of '%s' ended: %s", self.name, why)
-        failed_to_start = self._state is _State.STARTING
+        failed_to_start = self._state in (_State.STARTING, _State.WARMING)
+        self._warming.clear()
         self._state = _State.PAUSED
         self._process_timer = self._loop.call_later(self.health.ended(why), self._start_process)
         error = internal(f"the model instance '{self.name}' is not healthy: {why}")

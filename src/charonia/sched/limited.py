@@ -1,0 +1,112 @@
+"""A scheduler whose slots need resources: it lets another scheduler decide, and offers it only slots that may run.
+
+A slot asks for its resources when requests wait, and is offered once it has them; so everything that waits does so in
+the inner scheduler, with its batches, priorities, timeouts and limits. A slot that was let run and finds nothing to run
+gives everything back. One slot that is offered and not taken is enough: the inner scheduler is waiting for more
+requests, not for slots; unless requests are bound to slots, as those of sequences are.
+"""
+
+from collections.abc import Mapping
+
+from charonia.sched.api import Command, Event, Run, Scheduler, SlotGone, SlotIdle
+from charonia.sched.resources import Arbiter, Member, Standing
+
+
+class LimitedScheduler:
+    """Any scheduler, with slots that hold resources while they run.
+
+    Args:
+        inner: What decides about requests.
+        members: What takes part in the distribution, by slot.
+        arbiter: What distributes. When it lets a member run later, send a `Tick`.
+        binds: Whether the inner scheduler may need a slot of its choice.
+    """
+
+    __slots__ = ("_arbiter", "_binds", "_idle", "_inner", "_members", "_offered")
+
+    def __init__(
+        self, inner: Scheduler, members: Mapping[int, Member], arbiter: Arbiter, *, binds: bool = False
+    ) -> None:
+        self._inner = inner
+        self._members = members
+        self._arbiter = arbiter
+        self._binds = binds
+        self._idle: dict[int, None] = {}  # slots that the inner scheduler does not know to be idle
+        self._offered: dict[int, None] = {}
+
+    @property
+    def queued(self) -> int:
+        """Number of requests that wait."""
+        return self._inner.queued
+
+    def wake_at(self) -> int | None:
+        """Return when the inner scheduler wants to be woken."""
+        return self._inner.wake_at()
+
+    def handle(self, event: Event, now_ns: int) -> list[Command]:
+        """Take in one event at this monotonic time and return what follows from it, in order."""
+        commands: list[Command] = []
+        if isinstance(event, SlotIdle):
+            self._note(self._inner.handle(SlotGone(event.slot), now_ns), commands)  # what it ran is over
+            self._idle[event.slot] = None
+            self._finish(self._members[event.slot])
+        elif isinstance(event, SlotGone):
+            self._take_back(event.slot, now_ns, commands)
+            self._arbiter.stop(self._members[event.slot])
+            self._idle.pop(event.slot, None)
+        else:
+            self._note(self._inner.handle(event, now_ns), commands)
+        self._settle(now_ns, commands)
+        return commands
+
+    def _settle(self, now_ns: int, commands: list[Command]) -> None:
+        """Offer what has its resources, ask for as many slots as requests wait, and give back what nobody needs."""
+        for slot in [slot for slot in self._idle if self._members[slot].standing is Standing.RUNNING]:
+            self._offer(slot, now_ns, commands)
+        waiting = [slot for slot in self._idle if self._members[slot].standing is Standing.WAITING]
+        while len(waiting) > self._wanted():
+            self._arbiter.stop(self._members[waiting.pop()])
+        if not self._inner.queued:
+            for slot in tuple(self._offered):
+                self._take_back(slot, now_ns, commands)
+        resting = sorted((s for s in self._idle if s not in waiting), key=lambda slot: self._members[slot].turn)
+        for slot in resting:
+            if len(waiting) >= self._wanted():
+                break
+            if self._arbiter.request(self._members[slot]):
+                self._offer(slot, now_ns, commands)
+            else:
+                waiting.append(slot)
+
+    def _finish(self, member: Member) -> None:
+        """Give back what a slot holds; where more wait, it competes for it at once, not only after all others."""
+        waiting = sum(self._members[slot].standing is Standing.WAITING for slot in self._idle)
+        if waiting < self._wanted():
+            self._arbiter.request(member)
+        else:
+            self._arbiter.stop(member)
+
+    def _wanted(self) -> int:
+        """Return how many slots should wait for their resources."""
+        if self._binds:
+            return len(self._members) if self._inner.queued else 0
+        return 0 if self._offered else self._inner.queued
+
+    def _offer(self, slot: int, now_ns: int, commands: list[Command]) -> None:
+        del self._idle[slot]
+        self._offered[slot] = None
+        self._note(self._inner.handle(SlotIdle(slot), now_ns), commands)
+
+    def _take_back(self, slot: int, now_ns: int, commands: list[Command]) -> None:
+        """Have a slot that was offered idle again, without resources."""
+        if slot in self._offered:
+            del self._offered[slot]
+            self._note(self._inner.handle(SlotGone(slot), now_ns), commands)
+            self._arbiter.stop(self._members[slot], unused=True)
+            self._idle[slot] = None
+
+    def _note(self, found: list[Command], commands: list[Command]) -> None:
+        for command in found:
+            if isinstance(command, Run):
+                self._offered.pop(command.slot, None)
+        commands.extend(found)

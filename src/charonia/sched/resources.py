@@ -1,0 +1,266 @@
+"""Shares counted resources among instances: who may run when there is not enough for all.
+
+A pool is a resource of one device, or of the whole server. An instance holds what it needs of every pool from the
+moment it may run until it is done. Its turn is its number of executions times its priority, so under contention an
+instance of priority p runs 1/p as often as one of priority 1. The waiting instance with the lowest turn comes first.
+
+1. No pool is ever held beyond its capacity. An instance gets all that it needs at once, or nothing.
+2. What an instance that waits needs, none behind it can take; those who need other pools pass it.
+3. One that has been idle does not make up for it: it joins at the lowest turn of those it competes with.
+4. Whoever has been passed `PASSED_FACTOR` times as often as its share explains comes first: nobody waits for ever.
+
+Source: Triton's rate limiter, whose order is executions times priority; 3 and 4 are ours. Pure.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+from charonia.core.errors import ServingError, invalid
+
+SERVER_WIDE = -1
+"""Device of a pool that all devices share."""
+
+PASSED_FACTOR = 2
+"""How many times its share of grants others may get while one waits."""
+
+
+class Pool(NamedTuple):
+    """A resource of one device, or of the server where `device` is `SERVER_WIDE`."""
+
+    name: str
+    device: int
+
+
+class Need(NamedTuple):
+    """What an instance needs of a pool; `path` is where its configuration says so."""
+
+    pool: Pool
+    units: int
+    path: str = ""
+
+
+class Limit(NamedTuple):
+    """An explicit capacity; `device` is None for every device, and for a resource of the whole server."""
+
+    name: str
+    units: int
+    device: int | None = None
+
+
+class Standing(Enum):
+    """What a member does."""
+
+    IDLE = "idle"
+    WAITING = "waiting"
+    RUNNING = "running"
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """An instance that takes part.
+
+    Attributes:
+        model: Its model.
+        version: The version, as text.
+        instance: Its name.
+        needs: What it holds while it runs; a pool at most once.
+        priority: Weight of its executions, at least 1.
+        granted: Called when it may run as a result of what another one did; must not come back here at once.
+        standing: What it does now.
+        turn: Executions times priority, and what it joined at.
+        executions: How often it was let run.
+        passed: Grants to others that compete with it, while it has been waiting.
+    """
+
+    model: str
+    version: str
+    instance: str
+    needs: tuple[Need, ...] = ()
+    priority: int = 1
+    granted: Callable[[], None] = field(default=lambda: None, repr=False)
+    standing: Standing = Standing.IDLE
+    turn: int = 0
+    executions: int = 0
+    passed: int = 0
+
+    @property
+    def start(self) -> int:
+        """Its turn when it last was let run, or now while it waits for that."""
+        return self.turn - self.priority if self.standing is Standing.RUNNING else self.turn
+
+    @property
+    def pools(self) -> frozenset[Pool]:
+        """The pools that it takes from."""
+        return frozenset(need.pool for need in self.needs)
+
+
+class Arbiter:
+    """Who holds what, and who is next."""
+
+    def __init__(self, limits: Iterable[Limit] = ()) -> None:
+        self._limits = {(limit.name, limit.device): limit.units for limit in limits}
+        self._members: dict[Member, frozenset[Pool]] = {}
+        self._rivals: dict[Member, tuple[Member, ...]] = {}
+        self._waiting: dict[Member, None] = {}
+        self._held: Counter[Pool] = Counter()
+        self._capacity: dict[Pool, int] = {}
+
+    @property
+    def members(self) -> Sequence[Member]:
+        """Those who take part, in the order in which they joined."""
+        return tuple(self._members)
+
+    @property
+    def capacity(self) -> Mapping[Pool, int]:
+        """How much of each pool there is."""
+        return self._capacity
+
+    @property
+    def held(self) -> Mapping[Pool, int]:
+        """How much of each pool is held."""
+        return {pool: self._held[pool] for pool in self._capacity}
+
+    def is_explicit(self, pool: Pool) -> bool:
+        """Whether a pool's capacity was given, and is not the most that an instance needs."""
+        return self._limit(pool) is not None
+
+    def join(self, members: Sequence[Member]) -> None:
+        """Let instances take part: all of them or, on an error, none.
+
+        Raises:
+            ServingError: INVALID_ARG, beginning with the path: one could never run, or a resource is of one device for
+                one model and of the server for another.
+        """
+        mine = {member.model for member in members}
+        others = {pool for member, pools in self._members.items() if member.model not in mine for pool in pools}
+        kinds: dict[str, set[bool]] = {}
+        for pool in others.union(*(member.pools for member in members)):
+            kinds.setdefault(pool.name, set()).add(pool.device == SERVER_WIDE)
+        for need in (need for member in members for need in member.needs):
+            if len(kinds[need.pool.name]) > 1:
+                raise _ambiguous(need)
+            limit = self._limit(need.pool)
+            if limit is not None and limit < need.units:
+                raise _too_small(need, limit)
+        for member in members:
+            self._members[member] = member.pools
+        self._measure()
+        self._grant()
+
+    def leave(self, members: Iterable[Member]) -> None:
+        """Let instances take part no more; what they hold or wait for is given up."""
+        for member in members:
+            self.stop(member)
+            self._members.pop(member, None)
+        self._measure()
+        self._grant()
+
+    def request(self, member: Member) -> bool:
+        """An instance wants to run; return whether it may, at once.
+
+        One that has just run gives back what it holds and competes with the others for it.
+        """
+        if self._release(member) is Standing.IDLE:
+            starts = [rival.start for rival in self._rivals[member] if rival.standing is not Standing.IDLE]
+            member.turn = max(member.turn, min(starts, default=0))
+        member.standing, member.passed = Standing.WAITING, 0
+        self._waiting[member] = None
+        self._grant(asking=member)
+        return member.standing is Standing.RUNNING
+
+    def stop(self, member: Member, *, unused: bool = False) -> None:
+        """An instance is done, or does not want to run any more.
+
+        Args:
+            member: The instance, in any standing.
+            unused: Whether it was let run and had nothing to run: that does not count.
+        """
+        standing = self._release(member)
+        if unused and standing is Standing.RUNNING:
+            member.turn -= member.priority
+            member.executions -= 1
+        if standing is not Standing.IDLE:
+            self._grant()
+
+    def is_out_of_reach(self, member: Member, holders: Iterable[Member]) -> bool:
+        """Whether an instance could never run as long as these keep what they hold."""
+        kept = Counter[Pool]()
+        for holder in holders:
+            for need in holder.needs:
+                kept[need.pool] += need.units
+        return any(self._capacity.get(need.pool, 0) - kept[need.pool] < need.units for need in member.needs)
+
+    def _release(self, member: Member) -> Standing:
+        """Have a member idle, and return what it was."""
+        standing, member.standing = member.standing, Standing.IDLE
+        if standing is Standing.WAITING:
+            del self._waiting[member]
+        elif standing is Standing.RUNNING:
+            for need in member.needs:
+                self._held[need.pool] -= need.units
+        return standing
+
+    def _grant(self, asking: Member | None = None) -> None:
+        """Let run whoever may now; all but `asking` are called."""
+        reserved: set[Pool] = set()
+        for member in sorted(self._waiting, key=self._rank):
+            pools = self._members[member]
+            if pools.isdisjoint(reserved) and all(
+                self._capacity[need.pool] - self._held[need.pool] >= need.units for need in member.needs
+            ):
+                self._start(member)
+                if member is not asking:
+                    member.granted()
+            else:
+                reserved |= pools
+
+    def _start(self, member: Member) -> None:
+        del self._waiting[member]
+        for rival in self._rivals[member]:
+            rival.passed += 1
+        for need in member.needs:
+            self._held[need.pool] += need.units
+        member.standing = Standing.RUNNING
+        member.turn += member.priority
+        member.executions += 1
+
+    def _rank(self, member: Member) -> tuple[bool, int]:
+        is_overdue = member.passed > PASSED_FACTOR * member.priority * len(self._rivals[member])
+        return not is_overdue, -member.passed if is_overdue else member.turn
+
+    def _measure(self) -> None:
+        """Work out who competes, and the capacities: the limit given, else the most that one instance needs."""
+        members = self._members.items()
+        self._rivals = {
+            member: tuple(rival for rival, theirs in members if rival is not member and not pools.isdisjoint(theirs))
+            for member, pools in members
+        }
+        most: Counter[Pool] = Counter()
+        for member in self._members:
+            for need in member.needs:
+                most[need.pool] = max(most[need.pool], need.units)
+        self._capacity = {pool: self._limit(pool) or count for pool, count in most.items()}
+
+    def _limit(self, pool: Pool) -> int | None:
+        if pool.device == SERVER_WIDE:  # its limit has no device; one that is given has no meaning
+            return next((count for (name, _), count in self._limits.items() if name == pool.name), None)
+        return self._limits.get((pool.name, pool.device), self._limits.get((pool.name, None)))
+
+
+def _too_small(need: Need, limit: int) -> ServingError:
+    return invalid(
+        f'{need.path}: Resource count for "{need.pool.name}" is limited to {limit} which will prevent scheduling of '
+        f"one or more model instances, the minimum required count is {need.units}",
+        hint=f"--rate-limit-resource={need.pool.name}:{need.units}",
+    )
+
+
+def _ambiguous(need: Need) -> ServingError:
+    return invalid(
+        f'{need.path}: Resource "{need.pool.name}" is present as both global and device-specific resource in the model '
+        "configuration.",
+        hint="give one of them another name",
+    )
