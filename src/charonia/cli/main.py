@@ -17,6 +17,7 @@ COMMANDS = {
     "perf": "Measure how fast a server answers: latency, throughput, under any load.",
     "tune": "Find the configuration of a model that gives the most within your limits.",
     "config": "Print the complete configuration of a model and what was inferred.",
+    "key": "Make an API key for a server that asks for one.",
     "demo": "Serve models that packages ship and send them real inputs.",
 }
 """Summary by name, which is also the name of the module."""
