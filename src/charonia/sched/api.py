@@ -79,6 +79,7 @@ class CloseReason(Enum):
     DELAY = "delay"
     QUEUE_EMPTY = "queue_empty"
     SHAPE = "shape"
+    STRATEGY = "strategy"
 
 
 class DropReason(Enum):
@@ -87,6 +88,7 @@ class DropReason(Enum):
     QUEUE_FULL = "queue_full"
     TIMEOUT = "timeout"
     STOPPING = "stopping"
+    STRATEGY_FAILED = "strategy_failed"
     NO_SEQUENCE = "no_sequence"
     SEQUENCE_TIMEOUT = "sequence_timeout"
     CANCELLED = "cancelled"

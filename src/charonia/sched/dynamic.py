@@ -18,6 +18,9 @@ slots are busy nothing is gathered, so a batch is as large as what came in meanw
 one that became idle last is taken (see `sched.default`). A request whose queue timeout is not longer than the delay can
 time out while it waits for others, also beside an idle slot: the timeout is a promise, the delay only a permission.
 
+With a strategy of the model's own (see `sched.strategy`) a request joins only if that lets it, too; one that it keeps
+out closes the batch, `STRATEGY`, like one of another shape. A request on which it fails is dropped.
+
 The batch that waits for others is kept and extended by each arrival; whatever removes or reorders requests discards it,
 and it is gathered anew from the line.
 """
@@ -43,6 +46,7 @@ from charonia.sched.api import (
 from charonia.sched.presence import Presence
 from charonia.sched.queue import Entry, WaitingLine
 from charonia.sched.slots import IdleSlots
+from charonia.sched.strategy import Gathering, Strategy, Verdict
 
 
 class Batch:
@@ -54,18 +58,23 @@ class Batch:
         oldest_ns: When the oldest of them arrived.
         preferred_count: How many of them make up the largest preferred size that was reached, 0 for none.
         closed: Why it cannot grow any more, None if it can.
+        failed_id: A request on which the strategy failed, None as long as there is none.
     """
 
-    __slots__ = ("_shape_key", "closed", "ids", "oldest_ns", "preferred_count", "size")
+    __slots__ = ("_gathering", "_shape_key", "closed", "failed_id", "ids", "oldest_ns", "preferred_count", "size")
 
-    def __init__(self, first: Entry, policy: BatchPolicy) -> None:
+    def __init__(self, first: Entry, policy: BatchPolicy, gathering: Gathering | None) -> None:
         self.ids = [first.id]
         self.size = first.batch_size
         self.oldest_ns = first.arrived_ns
         self.preferred_count = 0
         self.closed: CloseReason | None = None
+        self.failed_id: int | None = None
         self._shape_key: Hashable = first.shape_key
+        self._gathering = gathering
         self._mark(policy)
+        if gathering is not None:
+            self._joins(first.id, gathering)
 
     def extend(self, entry: Entry, policy: BatchPolicy) -> None:
         """Take in the next entry of the line, or close the batch because of it."""
@@ -73,12 +82,25 @@ class Batch:
             self.closed = CloseReason.SHAPE
         elif self.size + entry.batch_size > policy.size_max:
             self.closed = CloseReason.FULL
+        elif self._gathering is not None and not self._joins(entry.id, self._gathering):
+            self.closed = CloseReason.STRATEGY
         else:
             self.ids.append(entry.id)
             self.size += entry.batch_size
             if entry.arrived_ns < self.oldest_ns:
                 self.oldest_ns = entry.arrived_ns
             self._mark(policy)
+
+    def end(self) -> None:
+        """It is sent, or is not what is at the head of the line any more."""
+        if self._gathering is not None:
+            self._gathering.end()
+
+    def _joins(self, id: int, gathering: Gathering) -> bool:
+        verdict = gathering.take(id)
+        if verdict is Verdict.FAILED:
+            self.failed_id = id
+        return verdict is Verdict.JOINS
 
     def _mark(self, policy: BatchPolicy) -> None:
         if self.size in policy.preferred_sizes:
@@ -90,10 +112,11 @@ class Batch:
 class DynamicBatcher:
     """Merges requests into batches under a `BatchPolicy`."""
 
-    __slots__ = ("_batch", "_due_ns", "_idle", "_line", "_policy", "_presence", "_stopping")
+    __slots__ = ("_batch", "_due_ns", "_idle", "_line", "_policy", "_presence", "_stopping", "_strategy")
 
-    def __init__(self, policy: BatchPolicy) -> None:
+    def __init__(self, policy: BatchPolicy, strategy: Strategy | None = None) -> None:
         self._policy = policy
+        self._strategy = strategy
         self._line = WaitingLine(policy.limits, dict(policy.level_limits))
         self._presence = Presence() if policy.adapt_delay and policy.delay_ns else None
         self._idle = IdleSlots()
@@ -146,9 +169,14 @@ class DynamicBatcher:
 
     def _forget(self, count: int) -> None:
         """The line is not what it was: so many requests left it other than by running, or some moved back."""
-        self._batch = None
+        self._set_aside()
         if self._presence is not None:
             self._presence.left_queue(count)
+
+    def _set_aside(self) -> None:
+        if self._batch is not None:
+            self._batch.end()
+            self._batch = None
 
     def _submit(self, request: Submit, now_ns: int, commands: list[Command]) -> None:
         if self._stopping:
@@ -156,7 +184,7 @@ class DynamicBatcher:
             return
         if self._presence is not None:
             self._presence.arrived()
-        if self._idle and not self._line:
+        if self._idle and not self._line and self._strategy is None:
             reason = self._reason_alone(request.batch_size, now_ns)
             if reason is not None:
                 self._due_ns = None  # of a batch that timed out just now
@@ -168,7 +196,7 @@ class DynamicBatcher:
         if self._batch is not None and is_last:
             self._batch.extend(entry, policy)
         else:
-            self._batch = None
+            self._set_aside()
         self._send_due(now_ns, commands)
         if self._line.is_over_limit(request.id):
             self._line.remove(request.id)
@@ -179,24 +207,28 @@ class DynamicBatcher:
         """Send batches until no slot is idle, nobody waits, or the next batch may wait for more."""
         self._due_ns = None
         while self._idle and self._line:
-            batch = self._batch or self._gather()
+            batch = self._batch = self._batch or self._gather()
+            if batch.failed_id is not None:
+                self._line.remove(batch.failed_id)
+                self._forget(1)
+                commands.append(Drop(batch.failed_id, DropReason.STRATEGY_FAILED))
+                continue
             ids, reason = batch.ids, batch.closed
             if batch.preferred_count:
                 ids, reason = ids[: batch.preferred_count], CloseReason.PREFERRED
             reason = reason or self._end_of_wait(batch.oldest_ns, len(self._line), now_ns)
             if reason is None:
-                self._batch = batch
                 self._due_ns = batch.oldest_ns + self._policy.delay_ns
                 return
-            self._batch = None
+            self._set_aside()
             for request_id in ids:
                 self._line.remove(request_id)
             self._send(tuple(ids), reason, commands)
-        self._batch = None
+        self._set_aside()
 
     def _gather(self) -> Batch:
         entries = iter(self._line)
-        batch = Batch(next(entries), self._policy)
+        batch = Batch(next(entries), self._policy, self._strategy() if self._strategy is not None else None)
         while batch.closed is None and (entry := next(entries, None)) is not None:
             batch.extend(entry, self._policy)
         return batch
