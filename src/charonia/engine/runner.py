@@ -24,7 +24,7 @@ from charonia.core.request import InferRequest
 from charonia.core.response import ExecutionRecord, InferResponse
 from charonia.core.tensor import Tensor
 from charonia.core.trace import Trace
-from charonia.engine.admission import Admission, with_request_id
+from charonia.engine.admission import Admission, RequestCheck, with_request_id
 from charonia.engine.batches import DONE, QUEUED, RUNNING, Entry, RunningBatch, StreamingBatch
 from charonia.engine.busy_poll import BusyPoll
 from charonia.engine.calls import CallGraph, Pool
@@ -70,7 +70,7 @@ class ModelRunner:
         self.config = config
         self.version = version
         self.meter = Meter(config.name, version)
-        self._admission = Admission(config)
+        self._admission: RequestCheck = Admission(config)
         self._scheduler = scheduler
         self._lanes = lanes
         self._labels = labels
@@ -326,7 +326,8 @@ class ModelRunner:
             if isinstance(command, Run):
                 self._start(command)
             else:
-                self.fail(self._entries[command.id], self._drop_error(command.reason), FailureReason.REJECTED)
+                entry = self._entries[command.id]
+                self.fail(entry, self._drop_error(command.reason, entry.request), FailureReason.REJECTED)
 
     def _start(self, run: Run) -> None:
         entries = [self._entries[request_id] for request_id in run.ids]
@@ -374,7 +375,7 @@ class ModelRunner:
             chosen.append(tensor)
         return chosen
 
-    def _drop_error(self, reason: DropReason) -> ServingError:
+    def _drop_error(self, reason: DropReason, request: InferRequest) -> ServingError:
         match reason:
             case DropReason.QUEUE_FULL:
                 return unavailable(
@@ -383,7 +384,7 @@ class ModelRunner:
                 )
             case DropReason.TIMEOUT:
                 return unavailable("Request timeout expired", hint="the request waited longer than its queue timeout")
-            case DropReason.STOPPING:
+            case _:
                 return unavailable(
                     f"Server is stopping, scheduler for model '{self.config.name}' has stopped accepting new requests"
                 )
