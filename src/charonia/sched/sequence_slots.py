@@ -101,7 +101,7 @@ class Instance:
         rows: The sequence in each slot, None where a slot is free.
         count: Sequences in slots.
         ready: Sequences whose next request can run, in the order in which they became so.
-        running: Sequences of the batch that runs.
+        running: Sequences of the batch that runs, and the request of each.
         is_idle: Whether it can take a batch.
         due_ns: When a batch is sent if nothing else happens, None if it need not be looked at.
     """
@@ -113,7 +113,7 @@ class Instance:
         self.rows: list[Sequence | None] = [None] * rows
         self.count = 0
         self.ready: dict[Sequence, None] = {}
-        self.running: tuple[Sequence, ...] = ()
+        self.running: tuple[tuple[Sequence, Waiting], ...] = ()
         self.is_idle = False
         self.due_ns: int | None = None
 

@@ -89,7 +89,7 @@ class Sequencer:
         self._timeouts: list[tuple[int, int, Sequence]] = []  # heap of (time, number, sequence), with stale ones
         self._idle: OrderedDict[Sequence, None] = OrderedDict()  # that have a slot and no request, longest first
         self._waiting: dict[int, Sequence] = {}  # by id of a request that waits
-        self._running: dict[int, Sequence] = {}  # by id of a request that runs
+        self._running: dict[int, tuple[Sequence, Waiting]] = {}  # by id of a request that runs
         self._ended: list[Ended] = []
         self._ended_counts: Counter[EndReason] = Counter()
         self._takes_new = True
@@ -117,7 +117,7 @@ class Sequencer:
         Raises:
             KeyError: It does not run.
         """
-        sequence = self._running[id]
+        sequence, _ = self._running[id]
         return Place(sequence.number, sequence.executions == 1)
 
     def is_running(self, id: int) -> bool:
@@ -130,13 +130,11 @@ class Sequencer:
         Raises:
             KeyError: It does not run.
         """
-        request = self._running[id].running
-        if request is not None:
-            request.runs_again = True
+        self._running[id][1].runs_again = True
 
     def share_by(self, sequence: int, key: Hashable) -> None:
         """Note what a sequence of which a request runs shares a batch by, besides the shapes of its requests."""
-        for running in self._running.values():
+        for running, _ in self._running.values():
             if running.number == sequence:
                 running.state_key = key
 
@@ -292,19 +290,17 @@ class Sequencer:
     def _cancel(self, id: int, now_ns: int, commands: list[Command]) -> None:
         sequence = self._waiting.get(id)
         if sequence is None:
-            sequence = self._running.get(id)
-            if sequence is None or sequence.running is None or not sequence.running.runs_again:
+            if id not in self._running or not self._running[id][1].runs_again:
                 return
-            sequence.running.runs_again = False
+            sequence, request = self._running[id]
+            request.runs_again = False
         self._cut(sequence, EndReason.CANCELLED, DropReason.CANCELLED, now_ns, commands, spare=id)
 
     def _slot_over(self, instance: Instance, now_ns: int) -> None:
         """What the instance ran is over."""
         finished, instance.running = instance.running, ()
-        for sequence in finished:
-            request, sequence.running = sequence.running, None
-            if request is None:
-                raise RuntimeError(f"sequence {sequence.key!r} ran without a request")
+        for sequence, request in finished:
+            sequence.running = None
             del self._running[request.id]
             sequence.since_ns = now_ns
             if request.runs_again:
@@ -452,7 +448,7 @@ class Sequencer:
         request = sequence.running = sequence.queue.popleft()
         sequence.executions += 1
         del self._waiting[request.id]
-        self._running[request.id] = sequence
+        self._running[request.id] = (sequence, request)
         return request.id
 
     def _send(
@@ -465,7 +461,7 @@ class Sequencer:
     ) -> None:
         for sequence in chosen:
             del instance.ready[sequence]
-        instance.running = tuple(chosen)
+        instance.running = tuple(self._running[each] for each in ids if each != PADDING)
         instance.is_idle = False
         commands.append(Run(instance.slot, tuple(ids), reason))
 
