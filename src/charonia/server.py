@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from charonia import __version__
-from charonia.backends.registry import builtin_backends
+from charonia.backends.registry import installed_backends
 from charonia.config.repositories import StoreSettings
 from charonia.config.server import AccessLogFormat, ControlMode, LogOptions, ModelOptions, ServerOptions, TlsOptions
 from charonia.core.errors import ServingError, invalid, unavailable
@@ -103,7 +103,7 @@ class Server:
         busy_poll = BusyPoll(asyncio.get_running_loop(), poll_ns) if poll_ns else None
         self._limits = RateLimits(options.rate_limit.resources) if options.rate_limit.is_on else None
         self._backends = Backends(
-            builtin_backends(),
+            installed_backends(Path(options.backend_directory) if options.backend_directory else None),
             options.backends,
             verbose=options.log.verbose > 0,
             busy_poll=busy_poll,

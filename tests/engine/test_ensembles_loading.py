@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from charonia.backends.registry import builtin_backends
+from charonia.backends.registry import installed_backends
 from charonia.config.server import ControlMode
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError
@@ -27,7 +27,7 @@ class Harness:
     """An engine over one repository folder."""
 
     def __init__(self, repository: Path, mode: ControlMode = ControlMode.EXPLICIT) -> None:
-        self.backends = Backends(builtin_backends())
+        self.backends = Backends(installed_backends())
         self.lifecycle = Lifecycle(LifecycleOptions((repository,), mode, cores=2), self.backends)
         self.engine = ModelEngine(self.lifecycle, ServerMetadata("test", "0", ()))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from charonia.backends.python import health as health_module
-from charonia.backends.registry import builtin_backends
+from charonia.backends.registry import installed_backends
 from charonia.core.metadata import ModelIndexEntry, ModelState, ServerMetadata
 from charonia.engine.backends import Backends
 from charonia.engine.facade import ModelEngine
@@ -52,7 +52,7 @@ def test_a_model_is_ready_while_one_of_its_workers_is_and_says_what_happened_to_
     (folder / "config.pbtxt").write_text(CONFIG)
 
     async def scenario() -> None:
-        lifecycle = Lifecycle(LifecycleOptions((tmp_path,), cores=2), Backends(builtin_backends()))
+        lifecycle = Lifecycle(LifecycleOptions((tmp_path,), cores=2), Backends(installed_backends()))
         engine = ModelEngine(lifecycle, ServerMetadata("test", "0", ()))
         assert await lifecycle.load_at_start(()) == []
 

@@ -1,12 +1,20 @@
 """The backends by name. A backend's module, and the library behind it, is imported when the first model needs it."""
 
+import logging
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import cast
 
 from charonia.backends.api import Backend
 from charonia.core.errors import ServingError, internal, unsupported
+
+_log = logging.getLogger(__name__)
+
+SCRIPT = "model.py"
+"""In a folder of the backend directory: serves every model whose configuration names the folder as its backend."""
 
 ENTRY_POINT_GROUP = "charonia.backends"
 """Where installed packages offer backends: `name = "module:factory"`, where `factory()` returns a `Backend`."""
@@ -22,10 +30,33 @@ _EXTRAS = {"torch": "torch"}
 """Extra of this package that brings a library, by the library's name."""
 
 
-def builtin_backends() -> dict[str, Callable[[], Backend]]:
-    """Return what makes each backend that is installed, by name; our own names win over those of other packages."""
+def installed_backends(directory: Path | None = None) -> dict[str, Callable[[], Backend]]:
+    """Return what makes each backend that is there, by name.
+
+    Our own names win over those of the backend directory, and these over those of other packages.
+
+    Args:
+        directory: Holds a folder for each backend that is written in Python; folders without a `model.py` are ignored.
+    """
     factories = {entry.name: _from_entry_point(entry) for entry in entry_points(group=ENTRY_POINT_GROUP)}
+    if directory is not None:
+        factories |= _scripts(directory)
     return factories | {name: _from_path(path) for name, path in _OWN.items()}
+
+
+def _scripts(directory: Path) -> dict[str, Callable[[], Backend]]:
+    try:
+        folders = sorted(path for path in directory.iterdir() if (path / SCRIPT).is_file())
+    except OSError as error:  # scripts name Triton's own directory, which need not be there
+        _log.warning("--backend-directory: '%s' cannot be read: %s", directory, error.strerror)
+        return {}
+    return {folder.name: partial(_from_script, folder.absolute()) for folder in folders}
+
+
+def _from_script(folder: Path) -> Backend:
+    from charonia.backends.python.backend import PythonBackend  # imports what no other model needs
+
+    return PythonBackend(folder)
 
 
 def _from_path(path: str) -> Callable[[], Backend]:

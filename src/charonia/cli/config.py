@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from charonia.cli.cache import with_cache
 from charonia.cli.option_table import backend_settings
@@ -44,6 +45,12 @@ def parser() -> argparse.ArgumentParser:
         "--disable-auto-complete-config", action="store_true", help="do not fill in missing parts from the model"
     )
     made.add_argument(
+        "--backend-directory",
+        default="",
+        metavar="PATH",
+        help="folder of backends written in Python, NAME/model.py each",
+    )
+    made.add_argument(
         "--backend-config",
         action="append",
         default=[],
@@ -69,7 +76,7 @@ def problem_text(model_dir: str, error: ServingError) -> str:
 
 async def _configure(given: argparse.Namespace) -> tuple[str, Sequence[str]]:
     # Imported late: they read the backends and the schema, which `--help` does not need.
-    from charonia.backends.registry import builtin_backends
+    from charonia.backends.registry import installed_backends
     from charonia.config.json_form import to_json
     from charonia.config.pbtxt import render
     from charonia.engine.backends import Backends
@@ -78,7 +85,8 @@ async def _configure(given: argparse.Namespace) -> tuple[str, Sequence[str]]:
     from charonia.repository.scan import folder_at
 
     folder = await asyncio.to_thread(folder_at, given.model_dir)
-    backends = Backends(builtin_backends(), with_cache(backend_settings(given.backend_config), os.environ))
+    directory = Path(given.backend_directory) if given.backend_directory else None
+    backends = Backends(installed_backends(directory), with_cache(backend_settings(given.backend_config), os.environ))
     options = ConfigureOptions(
         auto_complete=not given.disable_auto_complete_config,
         config_name=given.model_config_name,

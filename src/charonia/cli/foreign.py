@@ -46,7 +46,6 @@ FOREIGN: tuple[ForeignOption, ...] = (
     *_without_effect(_POOL, "--pinned-memory-pool-byte-size", "--cuda-memory-pool-byte-size"),
     *_without_effect(_POOL, "--cuda-virtual-address-size"),
     *_without_effect("GPUs do not copy to each other here", "--enable-peer-access"),
-    *_without_effect("backends are Python packages", "--backend-directory"),
     *_without_effect("caches are part of the server", "--cache-directory"),
     *_without_effect(_NOT_HERE, "--sagemaker-port", "--sagemaker-safe-port-range", "--sagemaker-thread-count"),
     *_without_effect(_NOT_HERE, "--vertex-ai-port", "--vertex-ai-thread-count", "--vertex-ai-default-model"),

@@ -177,6 +177,11 @@ MODELS = (
         "Further attempts after a load has failed",
     ),
     Option(
+        *("--backend-directory", "backend_directory", filled, "PATH"),
+        "Folder of backends written in Python, NAME/model.py each",
+        default="none",
+    ),
+    Option(
         *("--backend-config", "backends", assignment, "[BACKEND,]KEY=VALUE"),
         "Setting of one backend, or of all; repeatable",
         backend_settings,

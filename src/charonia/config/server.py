@@ -288,6 +288,7 @@ class ServerOptions:
         cache: Response cache.
         rate_limit: Rate limiter.
         backends: Settings by backend name and key; the backend name "" holds those of every backend.
+        backend_directory: Folder of backends that are written in Python, "" for none.
         cpu_cores: Cores that models may use, 0 for those that this process may use.
         host_policies: Cores that instances run on, by policy.
         busy_poll_us: Longest time in us between two requests of a lone caller for which the server stays awake, 0 for
@@ -313,6 +314,7 @@ class ServerOptions:
     cache: CacheOptions = field(default_factory=CacheOptions)
     rate_limit: RateLimitOptions = field(default_factory=RateLimitOptions)
     backends: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    backend_directory: str = ""
     cpu_cores: int = 0
     host_policies: Mapping[str, HostPolicy] = field(default_factory=dict)
     busy_poll_us: int = BUSY_POLL_US

@@ -57,7 +57,14 @@ _KIND = {InstanceKind.KIND_GPU: "GPU", InstanceKind.KIND_MODEL: "MODEL"}
 class PythonBackend:
     """Runs `TritonPythonModel` classes, each instance in a worker process or in a thread of the server."""
 
-    name = "python"
+    def __init__(self, folder: Path | None = None) -> None:
+        """Make the backend of models that bring their own `model.py`, or one that is written in Python itself.
+
+        Args:
+            folder: Holds the `model.py` of all models of the backend, whose name is the folder's.
+        """
+        self._folder = folder
+        self.name = folder.name if folder is not None else "python"
 
     def uses_gpus(self) -> bool:
         """Yes: what the model makes of it is its own business."""
@@ -65,8 +72,8 @@ class PythonBackend:
 
     async def complete(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Completion:
         """Ask the model's `auto_complete_config`, where it has one, in a worker that ends afterwards."""
-        path = _model_path(files, config)
-        environment = await _environment(files, config, settings)
+        path = self._model_path(files, config)
+        environment = await _environment(files, config, settings, self._folder)
         answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
         def message(received: Incoming) -> None:
@@ -108,8 +115,8 @@ class PythonBackend:
         self, files: ModelFiles, config: ModelConfig, settings: BackendSettings
     ) -> "PythonModel | ThreadedPythonModel":
         """Check the settings and prepare the environment; the model itself is imported by each instance."""
-        path = _model_path(files, config)
-        environment = await _environment(files, config, settings)
+        path = self._model_path(files, config)
+        environment = await _environment(files, config, settings, self._folder)
         metrics = settings.metrics if settings.metrics is not None else CustomMetrics()
         server = Server(CallFrame(config.name, str(files.version)), settings.models, metrics, settings.busy_poll)
         if environment is None:
@@ -122,6 +129,14 @@ class PythonBackend:
         if pid:
             with contextlib.suppress(ChildProcessError):  # somebody else has waited for it
                 await asyncio.to_thread(os.waitpid, pid, 0)
+
+    def _model_path(self, files: ModelFiles, config: ModelConfig) -> Path:
+        if self._folder is not None:
+            return self._folder / DEFAULT_FILE
+        path = files.version_dir / (config.default_model_filename or DEFAULT_FILE)
+        if not path.is_file():
+            raise invalid(f"model '{config.name}': there is no file '{path.name}' in version {files.version}")
+        return path
 
 
 class PythonModel:
@@ -243,7 +258,9 @@ def _what_to_load(
     return str(path), str(files.version_dir), str(files.model_dir), arguments
 
 
-async def _environment(files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Environment | None:
+async def _environment(
+    files: ModelFiles, config: ModelConfig, settings: BackendSettings, backend_dir: Path | None
+) -> Environment | None:
     """Return the environment of a model's processes, None where it runs in threads of the server.
 
     Raises:
@@ -251,7 +268,7 @@ async def _environment(files: ModelFiles, config: ModelConfig, settings: Backend
     """
     mode = config.parameters.get(MODE, PROCESS)
     if mode == PROCESS:
-        return await environment_of(files, config, settings)
+        return await environment_of(files, config, settings, backend_dir)
     if mode != THREAD:
         raise invalid(f"model '{config.name}': parameter {MODE}: expected {PROCESS} or {THREAD}, got '{mode}'")
     for parameter, reason in (
@@ -263,20 +280,13 @@ async def _environment(files: ModelFiles, config: ModelConfig, settings: Backend
                 f"model '{config.name}': parameter {parameter} cannot be met with {MODE} {THREAD}: {reason}",
                 hint=f"leave one of the two out; {MODE} {PROCESS} is the default",
             )
-    if settings.values.get(BUILDER) != "none" and requirements_of(files) is not None:
+    if settings.values.get(BUILDER) != "none" and requirements_of(files, backend_dir) is not None:
         raise unsupported(
             f"model '{config.name}': {REQUIREMENTS} cannot be met with {MODE} {THREAD}: a thread of the server has the "
             "server's packages",
             hint=f"install them where the server runs and remove the file, or set {MODE} to {PROCESS}",
         )
     return None
-
-
-def _model_path(files: ModelFiles, config: ModelConfig) -> Path:
-    path = files.version_dir / (config.default_model_filename or DEFAULT_FILE)
-    if not path.is_file():
-        raise invalid(f"model '{config.name}': there is no file '{path.name}' in version {files.version}")
-    return path
 
 
 def _seconds(config: ModelConfig, key: str, default: float) -> float:

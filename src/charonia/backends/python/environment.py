@@ -32,6 +32,9 @@ MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
 REQUIREMENTS = "requirements.txt"
 """Lies in the version's folder or in the model's."""
 
+BACKEND_ARCHIVE = "pb_exec_env_model.py.tar.gz"
+"""In the folder of a backend that is written in Python: the environment of its models."""
+
 STUB = "triton_python_backend_stub"
 """An executable of this name in the model's folder replaces Triton's own worker."""
 
@@ -81,8 +84,12 @@ SERVER_ENVIRONMENT = Environment()
 """The server's own interpreter."""
 
 
-async def environment_of(files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Environment:
+async def environment_of(
+    files: ModelFiles, config: ModelConfig, settings: BackendSettings, backend_dir: Path | None = None
+) -> Environment:
     """Return the environment that a model version runs in; unpacks or builds it where that was not done yet.
+
+    What the model says or brings counts before what lies in `backend_dir`, the folder of a backend written in Python.
 
     Raises:
         ServingError: It cannot be found, unpacked or built, or workers cannot run in it; the message says why.
@@ -97,7 +104,9 @@ async def environment_of(files: ModelFiles, config: ModelConfig, settings: Backe
     try:
         if given:
             return await _prepared(Path(given.replace(MODEL_DIRECTORY, str(files.model_dir))), files, settings)
-        requirements = requirements_of(files)
+        if backend_dir is not None and (backend_dir / BACKEND_ARCHIVE).is_file():
+            return await _prepared(backend_dir / BACKEND_ARCHIVE, files, settings)
+        requirements = requirements_of(files, backend_dir)
         if requirements is not None:
             return await _built(requirements, config.name, settings)
     except ServingError as error:
@@ -105,9 +114,10 @@ async def environment_of(files: ModelFiles, config: ModelConfig, settings: Backe
     return SERVER_ENVIRONMENT
 
 
-def requirements_of(files: ModelFiles) -> Path | None:
-    """Return the requirements.txt of a model version, None where there is none."""
-    found = (folder / REQUIREMENTS for folder in (files.version_dir, files.model_dir))
+def requirements_of(files: ModelFiles, backend_dir: Path | None = None) -> Path | None:
+    """Return the requirements.txt of a model version or else of its backend, None where there is none."""
+    folders = (files.version_dir, files.model_dir, *([backend_dir] if backend_dir is not None else []))
+    found = (folder / REQUIREMENTS for folder in folders)
     return next((path for path in found if path.is_file()), None)
 
 

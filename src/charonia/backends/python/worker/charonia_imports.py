@@ -55,9 +55,14 @@ class ModelImports:
             ImportError: It is no Python file.
             AttributeError: It has no class TritonPythonModel.
         """
+        folder = os.path.dirname(path)
+        if folder not in self._folders:  # that of a backend which all its models share
+            self._folders.append(folder)
+            if not self._shares_process:
+                sys.path.insert(2, folder)
         # The package that the folder is for imports like `from .helpers import f` in model.py.
         package = types.ModuleType(self._package)
-        package.__path__ = [os.path.dirname(path)]
+        package.__path__ = [folder]
         sys.modules[self._package] = package
         spec = importlib.util.spec_from_file_location(self._package + ".model", path)
         if spec is None or spec.loader is None:
@@ -94,10 +99,10 @@ class ModelImports:
 
     def _hide(self, before: dict[str, types.ModuleType]) -> None:
         """Take the model's own modules out of `sys.modules` again."""
-        folder = os.path.join(os.path.realpath(self._folders[1]), "")
+        folders = tuple(os.path.join(os.path.realpath(folder), "") for folder in self._folders[1:])
         for name in [name for name in sys.modules if name not in before and not name.startswith(_PACKAGE)]:
             file = getattr(sys.modules[name], "__file__", None)
-            if file and os.path.realpath(file).startswith(folder):
+            if file and os.path.realpath(file).startswith(folders):
                 self._own[name] = sys.modules.pop(name)
         if PB_UTILS in before:
             sys.modules[PB_UTILS] = before[PB_UTILS]
