@@ -127,7 +127,7 @@ def _traced(module: Any) -> Iterator[tuple[str, tuple[DataType, Shape]]]:
 def _used(module: Any) -> dict[str, tuple[DataType, Shape]]:
     """Return what the first operator that takes an input tells of it: a layer's weights have its number of channels."""
     try:
-        graph = torch.jit.freeze(module, preserved_attrs=_attributes(module)).graph
+        graph = torch.jit.freeze(module, preserved_attrs=torchscript.changed_attributes(module)).graph
     except RuntimeError:  # models that cannot be frozen, such as those with several methods of one name
         return {}
     names = {value.debugName().split(".")[0]: value for value in list(graph.inputs())[1:]}
@@ -139,10 +139,6 @@ def _used(module: Any) -> dict[str, tuple[DataType, Shape]]:
                 found[name] = shape
                 break
     return found
-
-
-def _attributes(module: Any) -> list[str]:
-    return sorted({str(node.s("name")) for node in module.inlined_graph.findAllNodes("prim::SetAttr")})
 
 
 def _operand(node: Any, value: Any) -> tuple[DataType, Shape] | None:

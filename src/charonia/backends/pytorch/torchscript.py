@@ -50,9 +50,9 @@ def load(path: Path, device: torch.device | None, plan: RunPlan) -> Program:
     module = load_module(path, device)
     if plan.compile_options is not None:
         raise invalid(f"{path.name} is TorchScript, which torch.compile does not take", hint="export the model instead")
-    if plan.shares_weights and (name := changed_attribute(module)):
+    if plan.shares_weights and (names := changed_attributes(module)):
         raise invalid(
-            f"ENABLE_WEIGHT_SHARING: the model changes its attribute '{name}' while it runs",
+            f"ENABLE_WEIGHT_SHARING: the model changes its attribute '{names[0]}' while it runs",
             hint="only models without state can share their weights between instances",
         )
     if plan.precision is not None:
@@ -75,11 +75,10 @@ def parameters_of(module: Any) -> Iterator[Parameter]:
         yield Parameter(argument.name, kind, not argument.has_default_value(), argument.kwarg_only)
 
 
-def changed_attribute(module: Any) -> str:
-    """Return the name of an attribute that the model sets while it runs, "" where there is none."""
-    for node in module.inlined_graph.findAllNodes("prim::SetAttr"):
-        return str(node.s("name"))
-    return ""
+def changed_attributes(module: Any) -> list[str]:
+    """Return the names of the attributes that the model sets while it runs."""
+    graph = module.inlined_graph  # its nodes are gone when it is
+    return sorted({str(node.s("name")) for node in graph.findAllNodes("prim::SetAttr")})
 
 
 def _call(module: Any, is_optimized: bool) -> Any:
