@@ -221,6 +221,7 @@ class Server:
             regions=RegionRegistry(options.client_shm_bytes_max) if options.client_shm else None,
             rate_limits=self._limits.view if self._limits is not None else None,
             demand=self._demand.demand if self._demand is not None else None,
+            sequences=self.engine.sequences,
         )
         if options.grpc.enabled:
             self.grpc = GrpcFrontend(self.engine, GrpcLimits.of(options.grpc), access_log=access_log, services=services)

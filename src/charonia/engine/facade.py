@@ -14,8 +14,10 @@ from charonia.engine.demand import Demand
 from charonia.engine.lifecycle import Lifecycle
 from charonia.engine.loader import Runner
 from charonia.engine.naming import ambiguity, keys_of
+from charonia.engine.sequences import sequences_of
 from charonia.stats.model import ModelStatistics
 from charonia.stats.prometheus import ModelSample
+from charonia.stats.sequences import ModelSequences
 
 _VERSION = re.compile(r"[0-9]{1,18}")
 
@@ -173,6 +175,14 @@ class ModelEngine:
     async def unload_model(self, name: str, unload_dependents: bool = False) -> None:
         """Begin to unload a model, and on demand those that were loaded only because it is an ensemble of them."""
         await self._lifecycle.unload(name, unload_dependents)
+
+    def sequences(self, name: str, version: str = "") -> ModelSequences:
+        """Return the slots and the backlog of a model that works on sequences.
+
+        Raises:
+            ServingError: As `model_config`; INVALID_ARG where it does not work on sequences.
+        """
+        return sequences_of(self._find(name, version), name)
 
     def samples(self) -> list[ModelSample]:
         """Return what a metrics scrape sees of every loaded version."""

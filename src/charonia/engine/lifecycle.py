@@ -31,6 +31,7 @@ from charonia.engine.entries import AMBIGUOUS, UNLOADED, ModelEntry, VersionEntr
 from charonia.engine.loader import LoadedVersion, Runner, load_version
 from charonia.engine.naming import keys_of, routes_of, with_namespaces
 from charonia.engine.provision import Provided, Provisioner
+from charonia.engine.sequences import hand_over
 from charonia.repository.labels import read_labels
 from charonia.repository.scan import ModelFolder, Scan
 from charonia.repository.sources import Sources, StoreOptions
@@ -440,6 +441,7 @@ class Lifecycle:
 
     def _route(self, model: ModelEntry) -> None:
         routes = routes_of(self.models, model.name, self.routes)
+        hand_over(self.routes, routes)
         self.routes.clear()
         self.routes.update(routes)
 

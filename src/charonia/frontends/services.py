@@ -9,6 +9,7 @@ from charonia.frontends.log_settings import LogControl
 from charonia.frontends.regions.registry import RegionRegistry
 from charonia.frontends.tracing import Tracing
 from charonia.stats.resources import RateLimitView
+from charonia.stats.sequences import ModelSequences
 
 Demand = Callable[[str, str], Awaitable[None] | None]
 """Returns what to await until a model, given by name and version, is loaded; None where it is."""
@@ -28,6 +29,7 @@ class Services:
         grpc_headers: The same for gRPC.
         rate_limits: Returns who holds which resource of the rate limiter.
         demand: Loads models that somebody asks about; None where they are not loaded on demand.
+        sequences: Returns the slots and the backlog of a model, given by name and version, that works on sequences.
     """
 
     regions: RegionRegistry | None = None
@@ -39,6 +41,7 @@ class Services:
     grpc_headers: HeaderForward | None = None
     rate_limits: Callable[[], RateLimitView] | None = None
     demand: Demand | None = None
+    sequences: Callable[[str, str], ModelSequences] | None = None
 
     @property
     def tracer(self) -> Tracing | None:

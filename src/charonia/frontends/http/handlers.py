@@ -18,6 +18,7 @@ from charonia.frontends.http.limits import HttpLimits
 from charonia.frontends.http.on_demand import on_demand
 from charonia.frontends.http.rate_limits import RateLimitHandlers
 from charonia.frontends.http.routes import Handler, Route, Target
+from charonia.frontends.http.sequences import SequenceHandlers
 from charonia.frontends.http.settings import SettingsHandlers
 from charonia.frontends.http.shared_memory import SharedMemoryHandlers
 from charonia.frontends.http.traced import begin
@@ -80,6 +81,7 @@ class Handlers:
         table += GenerateHandlers(self._engine, self._limits, self._services.http_headers).routes()
         table += SettingsHandlers(self._engine, self._services, self._work).routes()
         table += RateLimitHandlers(self._services.rate_limits).routes()
+        table += SequenceHandlers(self._services.sequences).routes()
         table += SharedMemoryHandlers(self._services.regions, self._work).routes()
         return on_demand(table, self._services.demand, self._work)
 
