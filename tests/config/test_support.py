@@ -47,6 +47,7 @@ def test_what_is_not_there_is_refused_by_name(text: str, path: str) -> None:
         "model_operations { op_library_filename: 'ops.so' } model_metrics { } model_repository_agents { }",
         "metric_tags { key: 'team' value: 'vision' }",
         "parameters { key: 'TRITON_BATCH_STRATEGY_PATH' } parameters { key: 'BATCHING_STRATEGY' }",
+        "parameters { key: 'TRITON_BATCH_STRATEGY_PATH' } parameters { key: 'BATCHING_STRATEGY' }",
         "backend: 'onnxruntime' input { allow_ragged_batch: true } batch_input { } batch_output { }",
         "backend: 'python' input { allow_ragged_batch: true } batch_input { }",
         "platform: 'ensemble' ensemble_scheduling { step { model_name: 'm' model_namespace: 'team' } }",

@@ -8,6 +8,9 @@ from charonia.config.problems import Problem
 CUSTOM_BATCHING = "TRITON_BATCH_STRATEGY_PATH"
 """Model parameter that names a library with a batching strategy of its own."""
 
+PYTHON_STRATEGY = "BATCHING_STRATEGY"
+"""Model parameter that names a Python file with one: its path, relative to the model's folder."""
+
 _RUNTIMES = {"pytorch": ("model.py",)}
 """Values of `runtime` by backend, beside the backend's own library."""
 
@@ -44,8 +47,9 @@ def _of_model(config: ModelConfig) -> Iterator[tuple[str, str]]:
         yield "cc_model_filenames", "choosing the file by compute capability"
     if config.model_metrics is not None and config.model_metrics.metric_control:
         yield "model_metrics", "an override of metrics"
-    if CUSTOM_BATCHING in config.parameters:
-        yield f"parameters[{CUSTOM_BATCHING}]", "a batching strategy from a library"
+    if CUSTOM_BATCHING in config.parameters and PYTHON_STRATEGY not in config.parameters:
+        feature = f"a batching strategy from a library, unlike one in Python (parameter {PYTHON_STRATEGY}),"
+        yield f"parameters[{CUSTOM_BATCHING}]", feature
 
 
 def _of_tensor(tensor: ModelInput | ModelOutput, path: str) -> Iterator[tuple[str, str]]:

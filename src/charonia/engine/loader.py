@@ -21,6 +21,7 @@ from charonia.engine.lanes import AsyncLane, BlockingLane, make_lane
 from charonia.engine.limits import Claim
 from charonia.engine.runner import ModelRunner
 from charonia.engine.schedulers import make_scheduler
+from charonia.engine.strategy import PythonStrategy, load_strategy
 from charonia.engine.sequences import make_sequence_runner
 from charonia.engine.warmup import warm
 from charonia.engine.warmup_data import samples
@@ -77,12 +78,14 @@ class LoadedVersion:
         model: The model in memory, None for an ensemble.
         labels: Class labels by output.
         claim: The part that its instances take in the rate limiter, None where they take none.
+        strategy: Its own batching strategy, None where it has none.
     """
 
     runner: Runner
     model: LoadedModel | None
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     claim: Claim | None = None
+    strategy: PythonStrategy | None = None
 
     def workers(self) -> list[WorkerState]:
         """Return how its worker processes do; nothing for a model that computes in the server."""
@@ -113,6 +116,8 @@ class LoadedVersion:
         finally:
             if self.claim is not None:
                 self.claim.release()
+            if self.strategy is not None:
+                self.strategy.close()
 
 
 def placements(config: ModelConfig, cores: int, host: Mapping[str, tuple[int, ...]] = _ANYWHERE) -> list[Placement]:
@@ -152,6 +157,7 @@ async def load_version(
     warmup = samples(config, str(version), warmup_files)
     initial = await asyncio.to_thread(read_initial_states, folder, config)
     placed = placements(config, cores, backends.host_cores)
+    strategy = await asyncio.to_thread(load_strategy, folder, version, config)
     backend = await backends.get(config.backend, config.name)
     claim = backends.limits.claim(config, str(version), placed) if backends.limits is not None else None
     model: LoadedModel | None = None
@@ -167,6 +173,8 @@ async def load_version(
             await model.aclose()
         if claim is not None:
             claim.release()
+        if strategy is not None:
+            strategy.close()
         raise
     runner: ModelRunner
     if config.sequence_batching is not None:
@@ -174,7 +182,7 @@ async def load_version(
             config, str(version), initial, lanes=lanes, labels=labels, backends=backends, claim=claim
         )
     else:
-        scheduler = make_scheduler(config)
+        scheduler = make_scheduler(config, strategy)
         runner = ModelRunner(
             config,
             str(version),
@@ -186,9 +194,11 @@ async def load_version(
             busy_poll=backends.busy_poll,
             claim=claim,
         )
+    if strategy is not None:
+        strategy.entry_of = runner.entry
     runner.meter.load_seconds = (now_ns() - started) / 1e9
     runner.meter.statistics.memory = model.memory()
-    return LoadedVersion(runner, model, labels, claim)
+    return LoadedVersion(runner, model, labels, claim, strategy)
 
 
 async def _make_lanes(

@@ -117,6 +117,10 @@ class ModelRunner:
         """Number of requests that wait or run."""
         return len(self._entries)
 
+    def entry(self, id: int) -> Entry:
+        """Return the request in flight with an id of the scheduler."""
+        return self._entries[id]
+
     def slot_name(self, slot: int) -> str:
         """Return the name of an instance."""
         return self._lane(slot).placement.name
@@ -381,6 +385,11 @@ class ModelRunner:
                 return unavailable(
                     f"Exceeds maximum queue size of model '{self.config.name}'",
                     hint="retry later, or raise max_queue_size or the number of instances",
+                )
+            case DropReason.STRATEGY_FAILED:
+                return internal(
+                    f"the batching strategy of model '{self.config.name}' failed on the request",
+                    hint="the server's log says how",
                 )
             case DropReason.TIMEOUT:
                 return unavailable("Request timeout expired", hint="the request waited longer than its queue timeout")

@@ -9,6 +9,7 @@ from charonia.sched.api import BatchPolicy, QueueLimits, Scheduler
 from charonia.sched.default import DefaultScheduler
 from charonia.sched.dynamic import DynamicBatcher
 from charonia.sched.sequence_api import SequencePolicy
+from charonia.sched.strategy import Strategy
 
 QUEUE_SIZE_MAX = 16_384
 """Most requests that wait for one model where its configuration sets no limit."""
@@ -19,12 +20,17 @@ ADAPT_DELAY = "ADAPT_QUEUE_DELAY"
 _NS_PER_US = 1000
 
 
-def make_scheduler(config: ModelConfig) -> Scheduler:
-    """Return the dynamic batcher where the configuration has `dynamic_batching` and a batch dimension, else FIFO."""
+def make_scheduler(config: ModelConfig, strategy: Strategy | None = None) -> Scheduler:
+    """Return the dynamic batcher where the configuration has `dynamic_batching` and a batch dimension, else FIFO.
+
+    Args:
+        config: A validated configuration.
+        strategy: The model's own batching strategy, for the dynamic batcher.
+    """
     dynamic = config.dynamic_batching
     if dynamic is None or config.max_batch_size < 1:
         return DefaultScheduler(QueueLimits(size_max=QUEUE_SIZE_MAX))
-    return DynamicBatcher(batch_policy(dynamic, config.max_batch_size, adapt_delay=_adapts_delay(config)))
+    return DynamicBatcher(batch_policy(dynamic, config.max_batch_size, adapt_delay=_adapts_delay(config)), strategy)
 
 
 def batch_policy(dynamic: DynamicBatching, size_max: int, *, adapt_delay: bool) -> BatchPolicy:
