@@ -29,7 +29,6 @@ DEPRECATED = (
 
 _IN_PROCESS = "the server is measured over the wire only (hint: charonia serve MODELS, then charonia perf -m NAME)"
 _LANGUAGE_MODELS = "chats of language models are not measured here"
-_TRACES = "settings of traces are not sent (hint: POST v2/trace/setting before the run)"
 _OTHER_SERVICE = "only servers of the KServe v2 protocol are measured"
 
 REFUSED = (
@@ -42,10 +41,6 @@ REFUSED = (
     ForeignOption("--endpoint", "PATH", _LANGUAGE_MODELS),
     ForeignOption("--session-concurrency", "N", _LANGUAGE_MODELS),
     ForeignOption("--fixed-schedule", "", f"{_LANGUAGE_MODELS} (hint: --request-intervals replays gaps from a file)"),
-    ForeignOption("--trace-level", "LEVEL", _TRACES),
-    ForeignOption("--trace-rate", "N", _TRACES),
-    ForeignOption("--trace-count", "N", _TRACES),
-    ForeignOption("--log-frequency", "N", _TRACES),
 )
 """Options whose behaviour is not here, with the reason."""
 

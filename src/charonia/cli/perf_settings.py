@@ -81,6 +81,7 @@ def run_settings(parsed: Parsed, config: Mapping[str, Any]) -> RunSettings:
             composing=options.server.composing_models,
             metrics_url=_metrics_url(options) if options.server.collect_metrics else "",
             metrics_interval_ms=options.server.metrics_interval_ms,
+            trace=options.server.trace,
         ),
         keep_requests=options.report.profile_export is not None,
         tolerance=options.data.validation_tolerance,

@@ -267,6 +267,26 @@ SERVER = (
     Option(
         *("--metrics-interval", "", "server.metrics_interval_ms", integer(1), "MS"), "Time between two readings of it"
     ),
+    Option(
+        *("--trace-level", "", "server.trace_levels", read.trace_level, "OFF|TIMESTAMPS|TENSORS"),
+        "Have the server trace this of requests; repeatable",
+        tuple,
+        default="the server's",
+    ),
+    Option(
+        *("--trace-rate", "", "server.trace_rate", integer(0), "N", "Have the server trace one of N requests"),
+        default="the server's",
+    ),
+    Option(
+        *("--trace-count", "", "server.trace_count", integer(-1), "N"),
+        "Have the server make N traces in all, -1 for no end",
+        default="the server's",
+    ),
+    Option(
+        *("--log-frequency", "", "server.log_frequency", integer(0), "N"),
+        "Have the server put N traces into a file, 0 for all",
+        default="the server's",
+    ),
 )
 
 TLS = (

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from charonia.cli.values import INTEGER_MAX, filled, integer
+from charonia.core.trace import TraceLevel
 from charonia.perf.api import SharedMemory
 from charonia.perf.options import SEQUENCE_ID_MAX, FloatRange, IntRange
 
@@ -235,3 +236,11 @@ def intervals(text: str) -> tuple[int, ...]:
     if not any(gaps):
         raise ValueError(f"{path}: expected a line with the microseconds to the next request, got none above 0")
     return tuple(gaps)
+
+
+def trace_level(text: str) -> str:
+    """Read a level of tracing."""
+    word = text.strip().upper()
+    if word not in TraceLevel.__members__:
+        raise ValueError(f"expected {' or '.join(TraceLevel.__members__)}, got '{text}'")
+    return word

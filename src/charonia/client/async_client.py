@@ -15,7 +15,7 @@ from charonia.client.grpc_wire import GrpcWire
 from charonia.client.http_dialect import HttpDialect
 from charonia.client.http_wire import HttpWire
 from charonia.client.model_requests import Ask, MetadataCache, SequencePart
-from charonia.client.query import Dialect, Json, Query, SharedMemoryRegion, T
+from charonia.client.query import Dialect, Json, Query, SharedMemoryRegion, T, TraceChange
 from charonia.client.tensors import InferResult, Inputs, Outputs, needs_metadata
 from charonia.client.wire import Answer, Failure, Handle, OnAnswer, WireOptions
 from charonia.core.errors import Code, ServingError
@@ -168,6 +168,20 @@ class AsyncClient:
     async def shared_memory_regions(self, name: str = "") -> list[SharedMemoryRegion]:
         """Return the regions of system shared memory that are registered, or the one of this name."""
         return await self._ask(self._dialect.regions(name))
+
+    async def trace_settings(self, model: str = "") -> Json:
+        """Return the settings of tracing, of a model or of the server: texts, of `trace_level` a list of them."""
+        return await self._ask(self._dialect.trace_settings(model, {}))
+
+    async def update_trace_settings(self, change: TraceChange, model: str = "") -> Json:
+        """Change settings of tracing, of a model or of the server, and return all that are then in force.
+
+        Args:
+            change: New values of "trace_level" (one or a list of OFF, TIMESTAMPS, TENSORS), "trace_rate",
+                "trace_count" and "log_frequency"; None for that of the server, or of its command line.
+            model: Model name, "" for the server.
+        """
+        return await self._ask(self._dialect.trace_settings(model, change))
 
     async def infer(
         self,

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from google.protobuf.message import Message
 
 from charonia.client.grpc_codec import GrpcEncoder, GrpcRequest, decode_response, decode_stream_response, parsed
-from charonia.client.query import Json, Query, SharedMemoryRegion
+from charonia.client.query import TRACE_LEVEL, Json, Query, SharedMemoryRegion, TraceChange, trace_texts
 from charonia.client.wire import Answer, RequestForm
 from charonia.core.dtypes import BY_WIRE
 from charonia.core.errors import ServingError
@@ -105,6 +105,17 @@ class GrpcDialect:
         """The regions that are registered."""
         return self._query("SystemSharedMemoryStatus", _regions, name=name)
 
+    def trace_settings(self, model: str, change: TraceChange) -> Query[GrpcRequest, Json]:
+        """The settings of tracing, after a change where it is not empty."""
+        request = _new("TraceSettingRequest", model_name=model)
+        for name, texts in trace_texts(change).items():
+            request.settings[name].value.extend(texts)
+            request.settings[name].SetInParent()
+        return Query(
+            self._encoder.call("TraceSetting", request),
+            lambda answer: _trace_settings(parsed("TraceSettingResponse", answer.body)),
+        )
+
     def infer(self, request: InferRequest) -> Query[GrpcRequest, InferResponse]:
         """Run a model that answers once."""
         return Query(self._encoder.infer(request, _UNARY), lambda answer: decode_response(answer.body))
@@ -181,6 +192,13 @@ def _index(message: Any) -> list[ModelIndexEntry]:
         )
         for model in message.models
     ]
+
+
+def _trace_settings(message: Any) -> Json:
+    return {
+        name: list(setting.value) if name == TRACE_LEVEL else ",".join(setting.value)
+        for name, setting in sorted(message.settings.items())
+    }
 
 
 def _regions(message: Any) -> list[SharedMemoryRegion]:

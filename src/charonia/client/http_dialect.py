@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import orjson
 
 from charonia.client.http_codec import HttpEncoder, HttpRequest, decode_response, model_path
-from charonia.client.query import Json, Query, SharedMemoryRegion
+from charonia.client.query import TRACE_LEVEL, Json, Query, SharedMemoryRegion, TraceChange, trace_texts
 from charonia.client.wire import Answer, RequestForm
 from charonia.core.dtypes import BY_WIRE
 from charonia.core.errors import ServingError, internal
@@ -91,6 +91,17 @@ class HttpDialect:
     def regions(self, name: str) -> Query[HttpRequest, list[SharedMemoryRegion]]:
         """The regions that are registered."""
         return self._query("GET", f"{_region_path(name)}/status", None, _regions)
+
+    def trace_settings(self, model: str, change: TraceChange) -> Query[HttpRequest, Json]:
+        """The settings of tracing, after a change where it is not empty."""
+        path = model_path(model, "") + "/trace/setting" if model else "/v2/trace/setting"
+        if not change:
+            return self._query("GET", path, None, _object)
+        document: Json = {
+            name: None if not texts else texts if name == TRACE_LEVEL else texts[0]
+            for name, texts in trace_texts(change).items()
+        }
+        return self._query("POST", path, document, _object)
 
     def infer(self, request: InferRequest) -> Query[HttpRequest, InferResponse]:
         """Run a model that answers once."""

@@ -3,7 +3,7 @@
 A dialect makes the queries of one protocol; how a query is sent, and who waits for it, is the clients' part.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -35,6 +35,24 @@ class SharedMemoryRegion:
     key: str
     byte_size: int
     offset: int = 0
+
+
+TRACE_LEVEL = "trace_level"
+"""The trace setting that may have several values."""
+
+TraceChange = Mapping[str, str | int | Sequence[str] | None]
+"""New values by the name of a trace setting; None goes back to what is above it."""
+
+
+def trace_texts(change: TraceChange) -> dict[str, list[str]]:
+    """Return a change with every value as a list of texts, an empty one to clear a setting."""
+    texts: dict[str, list[str]] = {}
+    for name, value in change.items():
+        if value is None:
+            texts[name] = []
+        else:
+            texts[name] = [str(value)] if isinstance(value, str | int) else [str(each) for each in value]
+    return texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +132,10 @@ class Dialect(Protocol[R]):
 
     def regions(self, name: str) -> Query[R, list[SharedMemoryRegion]]:
         """The regions that are registered."""
+        ...
+
+    def trace_settings(self, model: str, change: TraceChange) -> Query[R, Json]:
+        """The settings of tracing, of a model or with "" of the server, after a change where it is not empty."""
         ...
 
     def infer(self, request: InferRequest) -> Query[R, InferResponse]:

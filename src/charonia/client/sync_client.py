@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar
 from charonia.client.async_client import LOAD_TIMEOUT_S, TIMEOUT_S, AsyncClient
 from charonia.client.errors import ClientError
 from charonia.client.model_requests import SequencePart
-from charonia.client.query import Json, SharedMemoryRegion
+from charonia.client.query import Json, SharedMemoryRegion, TraceChange
 from charonia.client.tensors import InferResult, Inputs, Outputs
 from charonia.client.wire import Failure, WireOptions
 from charonia.core.errors import Code
@@ -127,6 +127,14 @@ class Client:
     def shared_memory_regions(self, name: str = "") -> list[SharedMemoryRegion]:
         """Return the regions of system shared memory that are registered, or the one of this name."""
         return self._run(self._client.shared_memory_regions(name))
+
+    def trace_settings(self, model: str = "") -> Json:
+        """Return the settings of tracing; see `AsyncClient.trace_settings`."""
+        return self._run(self._client.trace_settings(model))
+
+    def update_trace_settings(self, change: TraceChange, model: str = "") -> Json:
+        """Change settings of tracing; see `AsyncClient.update_trace_settings`."""
+        return self._run(self._client.update_trace_settings(change, model))
 
     def infer(
         self,

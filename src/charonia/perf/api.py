@@ -212,12 +212,14 @@ class ServerPlan:
         metrics_url: The metrics page, "" for not reading it.
         metrics_interval_ms: How often it is read.
         resources: Whether the server's processes are looked at where they are on this machine.
+        trace: Settings of tracing that the server gets before the load, values by name; nothing leaves them alone.
     """
 
     composing: tuple[tuple[str, str], ...] = ()
     metrics_url: str = ""
     metrics_interval_ms: int = 1000
     resources: bool = True
+    trace: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

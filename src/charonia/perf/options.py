@@ -291,12 +291,31 @@ class ServerSideOptions:
         collect_metrics: Whether the metrics page is read.
         metrics_url: Where it is, "" for port 8002 of the server's host.
         metrics_interval_ms: Time between two readings.
+        trace_levels: What the server is told to trace; empty for what it does anyway.
+        trace_rate: One of so many requests it is told to trace, None for what it does anyway.
+        trace_count: So many traces it is told to make, -1 for no end; None for what it does anyway.
+        log_frequency: So many traces it is told to put into a file, 0 for all; None for what it does anyway.
     """
 
     composing_models: tuple[tuple[str, str], ...] = ()
     collect_metrics: bool = False
     metrics_url: str = ""
     metrics_interval_ms: int = 1000
+    trace_levels: tuple[str, ...] = ()
+    trace_rate: int | None = None
+    trace_count: int | None = None
+    log_frequency: int | None = None
+
+    @property
+    def trace(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """The settings of tracing that are given, by name in the protocol."""
+        numbers = {
+            "trace_rate": self.trace_rate,
+            "trace_count": self.trace_count,
+            "log_frequency": self.log_frequency,
+        }
+        levels = (("trace_level", self.trace_levels),) if self.trace_levels else ()
+        return (*levels, *((name, (str(number),)) for name, number in numbers.items() if number is not None))
 
 
 @dataclass(frozen=True, slots=True)

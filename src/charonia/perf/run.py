@@ -128,6 +128,8 @@ def run(
             command=settings.command,
         )
 
+    if settings.server.trace:
+        client.update_trace_settings(dict(settings.server.trace))
     with ExitStack() as stack:
         layout = None
         if settings.target.shared_memory is SharedMemory.SYSTEM:
