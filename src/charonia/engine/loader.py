@@ -21,8 +21,8 @@ from charonia.engine.lanes import AsyncLane, BlockingLane, make_lane
 from charonia.engine.limits import Claim
 from charonia.engine.runner import ModelRunner
 from charonia.engine.schedulers import make_scheduler
-from charonia.engine.strategy import PythonStrategy, load_strategy
 from charonia.engine.sequences import make_sequence_runner
+from charonia.engine.strategy import PythonStrategy, load_strategy
 from charonia.engine.warmup import warm
 from charonia.engine.warmup_data import samples
 from charonia.repository.labels import read_labels
