@@ -22,11 +22,11 @@ class ServeProcess:
     """A server as a user starts it. Use it as a context manager; entering waits until it has started.
 
     Args:
-        repository: Folder that holds model folders.
+        repository: Folder that holds model folders, or URI of a store.
         arguments: Further arguments of `charonia serve`.
     """
 
-    def __init__(self, repository: Path, *arguments: str) -> None:
+    def __init__(self, repository: Path | str, *arguments: str) -> None:
         self._command: Sequence[str] = [
             *(sys.executable, "-m", "charonia", "serve", f"--model-repository={repository}"),
             *(*_LOOPBACK, *_FREE_PORTS, *arguments),

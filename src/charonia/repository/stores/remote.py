@@ -132,7 +132,7 @@ class ObjectStore:
                         continue
                     tag = meta.get("e_tag") or f"{meta['last_modified'].timestamp():.6f}"
                     yield RemoteFile(path[len(self._prefix) :], int(meta["size"]), tag)
-        except self._errors.BaseError as error:
+        except (self._errors.BaseError, OSError) as error:
             self._fail("cannot be read", error)
 
     def read(self, file: RemoteFile, start: int, end: int) -> Iterator[Any]:
@@ -143,12 +143,12 @@ class ObjectStore:
         try:
             result = self._obstore.get(self._store, self._prefix + file.path, options=cast(Any, options))
             yield from result.stream(min_chunk_size=CHUNK_BYTES)
-        except (self._errors.PreconditionError, self._errors.NotFoundError):
+        except (self._errors.PreconditionError, self._errors.NotFoundError, FileNotFoundError):
             raise unavailable(
                 f"model repository '{self.uri}': '{file.path}' has changed or gone while it was fetched",
                 hint="the next look at the repository sees what is there now",
             ) from None
-        except self._errors.BaseError as error:
+        except (self._errors.BaseError, OSError) as error:
             self._fail(f"'{file.path}' cannot be fetched", error)
 
     def _fail(self, what: str, error: Exception) -> NoReturn:
