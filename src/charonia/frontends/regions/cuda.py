@@ -50,9 +50,10 @@ class CudaMemory:
             self._address, size = driver.open(self._context, raw_handle)
         except ServingError as error:
             raise _refused(name, error.message) from error
-        weakref.finalize(self, driver.close, self._context, self._address)
         if byte_size > size:
+            driver.close(self._context, self._address)
             raise _refused(name, f"invalid args: the memory has {size} bytes, got byte_size {byte_size}")
+        weakref.finalize(self, driver.close, self._context, self._address)
 
     def view(self, offset: int, byte_size: int) -> memoryview:
         """Return a copy of bytes of the part, which must be within it. Raises INTERNAL when the GPU fails."""
