@@ -17,8 +17,9 @@ from charonia.core.names import name_of
 from charonia.core.request import InferRequest
 from charonia.engine.admission import with_request_id
 from charonia.engine.clock import now_ns
-from charonia.engine.ensemble import EnsembleRunner
+from charonia.engine.entries import ModelEntry
 from charonia.engine.lifecycle import Lifecycle
+from charonia.engine.loader import LoadedVersion
 from charonia.engine.memory import tree_bytes
 from charonia.engine.naming import keys_of
 from charonia.sched.residency import BackOff, Resident, Verdict, make_room
@@ -172,10 +173,9 @@ class Demand:
             if not loaded:
                 continue
             used_ms = max(each.runner.meter.statistics.last_inference_ms for each in loaded)
-            workers = sum(w.memory_bytes for each in loaded for w in each.workers())
             composition = model.composition
             found[key] = Resident(
-                size=0 if composition is not None else max(self._sizes.get(key, 0), workers),
+                size=0 if composition is not None else max(self._sizes.get(key, 0), _known_bytes(loaded)),
                 used_ns=max(used_ms, self._loaded_ms.get(key, 0)) * _NS_PER_MS,
                 is_busy=any(each.runner.in_flight for each in loaded),
                 is_pinned=self.is_pinned(key)
@@ -263,6 +263,8 @@ class Demand:
             await self._bring(key)
             self._answer(key, None)
         except ServingError as error:
+            entry = self._lifecycle.models.setdefault(key, ModelEntry(key))
+            entry.failure = entry.failure or error.message
             self._answer(key, error)
             raise
         except Exception as error:
@@ -309,14 +311,8 @@ class Demand:
         await self._lifecycle.bring(key)
         is_alone = is_alone and len(self._loads) == 1
         grown = max(0, await asyncio.to_thread(tree_bytes) - before) if is_alone else 0
-        known = sum(
-            usage.byte_size
-            for version in self._lifecycle.models[key].versions.values()
-            if version.loaded is not None and not isinstance(version.loaded.runner, EnsembleRunner)
-            for usage in version.loaded.runner.meter.statistics.memory
-            if usage.type == "CPU"
-        )
-        self._sizes[key] = max(grown, known)
+        versions = self._lifecycle.models[key].versions.values()
+        self._sizes[key] = max(grown, _known_bytes([v.loaded for v in versions if v.loaded is not None]))
         self._reserved.pop(key, None)
         self._loaded_ms[key] = int(time.time() * 1000)
         # It may be larger than its files: what is idle makes up for that.
@@ -363,6 +359,15 @@ class Demand:
             _log.info("unloading '%s', the least recently used, to make room", key)
             self.counts.evictions[key] += 1
             await self._lifecycle.let_go(key)
+
+
+def _known_bytes(versions: Sequence[LoadedVersion]) -> int:
+    """Return the memory of which it is known whose it is: what was said at the load, and of workers what it is now."""
+    total = 0
+    for version in versions:
+        said = sum(usage.byte_size for usage in version.runner.meter.statistics.memory if usage.type == "CPU")
+        total += max(said, sum(worker.memory_bytes for worker in version.workers()))
+    return total
 
 
 def _no_room(key: str, needed: int, budget: int, stays: int) -> ServingError:

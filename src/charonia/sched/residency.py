@@ -88,10 +88,9 @@ def make_room(residents: Mapping[str, Resident], budget: int, needed: int, *, he
         if not residents[key].size or key in evict:
             continue
         # Those that are made of it cannot answer without it. None of them is busy or fixed, or it would be, too.
-        gone = [*_users(key, residents), key]
-        evict += [each for each in gone if each not in evict]
-        total -= residents[key].size
-        total -= sum(residents[each].size for each in gone[:-1])
+        gone = [each for each in (*_users(key, residents), key) if each not in evict]
+        evict += gone
+        total -= sum(residents[each].size for each in gone)
     if total > limit:
         return Room(Verdict.LATER, stays=stays)
     return Room(Verdict.FITS, tuple(evict), stays)
