@@ -24,6 +24,7 @@ from charonia.engine.lifecycle import Lifecycle, LifecycleOptions
 from charonia.engine.limits import RateLimits
 from charonia.engine.machine import MachineSampler
 from charonia.engine.memory import BUDGET_SHARE, usable_memory
+from charonia.engine.nvml import GpuSampler, Nvml
 from charonia.frontends.access import forwarded_headers, grpc_gate, http_gate
 from charonia.frontends.access_log import AccessLog
 from charonia.frontends.grpc.frontend import GrpcFrontend, GrpcLimits
@@ -33,6 +34,7 @@ from charonia.frontends.log_settings import LogControl
 from charonia.frontends.regions.registry import RegionRegistry
 from charonia.frontends.services import Services
 from charonia.repository.sources import StoreOptions
+from charonia.stats.devices import PinnedMemory, gpu_families, memory_families, pinned_families
 from charonia.stats.families import Family
 from charonia.stats.prometheus import render
 from charonia.stats.resources import families
@@ -108,6 +110,7 @@ class Server:
             verbose=options.log.verbose > 0,
             busy_poll=busy_poll,
             limits=self._limits,
+            pinned=PinnedMemory(options.pinned_memory_bytes),
         )
         self._lifecycle = Lifecycle(
             LifecycleOptions(
@@ -136,6 +139,7 @@ class Server:
         self.http: HttpFrontend | None = None
         self.grpc: GrpcFrontend | None = None
         self.metrics: MetricsFrontend | None = None
+        self._gpus: GpuSampler | None = None
         self._files = ExitStack()
         self._poller: asyncio.Task[None] | None = None
         self._keys = KeyFile(options.api_keys) if options.api_keys else None
@@ -242,6 +246,8 @@ class Server:
             )
         if options.metrics.enabled:
             machine = MachineSampler(options.metrics.interval_ms) if options.metrics.cpu else None
+            if options.metrics.gpu and (nvml := await asyncio.to_thread(Nvml.find)) is not None:
+                self._gpus = GpuSampler(nvml, options.metrics.interval_ms)
             self.metrics = MetricsFrontend(
                 lambda: render(
                     self.engine.samples(),
@@ -255,7 +261,13 @@ class Server:
     def _families(self) -> list[Family]:
         """Return the metrics of what models share."""
         shared = families(self._limits.view()) if self._limits is not None else []
+        shared += self._device_families()
         return shared + (self._demand.families() if self._demand is not None else [])
+
+    def _device_families(self) -> list[Family]:
+        """Return the metrics of GPUs, and of the memory that models take."""
+        gpus = gpu_families(self._gpus.sample()) if self._gpus is not None else []
+        return [*gpus, *pinned_families(self._backends.pinned), *memory_families(self.engine.samples())]
 
     def _on_demand(self, models: ModelOptions) -> Demand:
         """Let the engine load models when they are needed."""

@@ -206,7 +206,7 @@ def test_a_server_without_any_api_is_refused() -> None:
     ]
 
 
-@pytest.mark.parametrize("text", ["--http-thread-count=16", "--pinned-memory-pool-byte-size=1", "--cache-directory=/x"])
+@pytest.mark.parametrize("text", ["--http-thread-count=16", "--cuda-memory-pool-byte-size=1", "--cache-directory=/x"])
 def test_an_option_that_only_tunes_triton_is_accepted_with_a_note(text: str) -> None:
     (note,) = notes(text)
 

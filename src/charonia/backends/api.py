@@ -28,6 +28,7 @@ from charonia.core.errors import Code, ServingError
 from charonia.core.request import InferRequest, ParameterValue
 from charonia.core.tensor import Tensor
 from charonia.stats.custom import CustomMetrics
+from charonia.stats.devices import PinnedMemory
 from charonia.stats.model import MemoryUsage, WorkerState
 
 
@@ -274,6 +275,7 @@ class BackendSettings:
         models: The server's models, None where a model cannot call others (tests).
         metrics: Where models' own metrics go, None where nobody shows them (tests).
         busy_poll: Whether to stay awake between requests, None where nobody does.
+        pinned: Pinned memory of all models, None for the default limit (tests).
     """
 
     values: Mapping[str, str] = field(default_factory=dict)
@@ -282,6 +284,7 @@ class BackendSettings:
     models: Models | None = None
     metrics: CustomMetrics | None = None
     busy_poll: BusyPolling | None = None
+    pinned: PinnedMemory | None = None
 
 
 class LoadedModel(Protocol):

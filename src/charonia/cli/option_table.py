@@ -187,6 +187,10 @@ MODELS = (
         backend_settings,
     ),
     Option(
+        *("--pinned-memory-pool-byte-size", "pinned_memory_bytes", integer(0), "BYTES"),
+        "Most memory that is pinned for copies to and from GPUs, 0 for none",
+    ),
+    Option(
         *("--cpu-cores", "cpu_cores", integer(0, CPU_CORES_MAX), "N"),
         "Cores that models may use, 0 for all that this process may use",
     ),
@@ -308,6 +312,7 @@ GRPC = (
 METRICS = (
     Option("--allow-metrics", "metrics.enabled", boolean, _BOOL, "Serve metrics"),
     Option("--allow-cpu-metrics", "metrics.cpu", boolean, _BOOL, "Include the CPU's figures"),
+    Option("--allow-gpu-metrics", "metrics.gpu", boolean, _BOOL, "Include the GPUs' figures"),
     Option(
         *("--metrics-address", "metrics.address", filled, "ADDRESS", "Address to listen on"),
         default="that of HTTP",
@@ -315,7 +320,7 @@ METRICS = (
     Option("--metrics-port", "metrics.port", _PORT, "PORT", "Port to listen on, 0 for any free one"),
     Option(
         *("--metrics-interval-ms", "metrics.interval_ms", integer(1), "MS"),
-        "Shortest time between two samples of the CPU's figures",
+        "Shortest time between two samples of the CPU's and the GPUs' figures",
     ),
     Option(
         *("--metrics-config", "", metrics_setting, "KEY=VALUE"),

@@ -175,6 +175,7 @@ class MetricsOptions:
         port: Port to listen on, 0 for any free one.
         interval_ms: Shortest time between two samples of CPU figures.
         cpu: Whether CPU figures are among the metrics.
+        gpu: Whether figures of GPUs are, where there are GPUs.
     """
 
     enabled: bool = True
@@ -182,6 +183,7 @@ class MetricsOptions:
     port: int = 8002
     interval_ms: int = 2000
     cpu: bool = True
+    gpu: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,6 +292,7 @@ class ServerOptions:
         backends: Settings by backend name and key; the backend name "" holds those of every backend.
         backend_directory: Folder of backends that are written in Python, "" for none.
         cpu_cores: Cores that models may use, 0 for those that this process may use.
+        pinned_memory_bytes: Most memory that is pinned for copies to and from GPUs, in bytes.
         host_policies: Cores that instances run on, by policy.
         busy_poll_us: Longest time in us between two requests of a lone caller for which the server stays awake, 0 for
             never.
@@ -316,6 +319,7 @@ class ServerOptions:
     backends: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     backend_directory: str = ""
     cpu_cores: int = 0
+    pinned_memory_bytes: int = 256 * 1024 * 1024
     host_policies: Mapping[str, HostPolicy] = field(default_factory=dict)
     busy_poll_us: int = BUSY_POLL_US
     api_keys: str = ""

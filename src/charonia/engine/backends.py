@@ -9,6 +9,7 @@ from charonia.engine.busy_poll import BusyPoll
 from charonia.engine.calls import CallGraph
 from charonia.engine.limits import RateLimits
 from charonia.stats.custom import CustomMetrics
+from charonia.stats.devices import PinnedMemory, device_metric_names
 from charonia.stats.prometheus import metric_names
 
 
@@ -27,6 +28,7 @@ class Backends:
         metrics: The metrics that models make themselves.
         busy_poll: Who stays awake between requests, None where nobody does.
         limits: The resources that instances share, None without a rate limiter.
+        pinned: Pinned memory of all models.
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class Backends:
         verbose: bool = False,
         busy_poll: BusyPoll | None = None,
         limits: RateLimits | None = None,
+        pinned: PinnedMemory | None = None,
     ) -> None:
         self._factories = factories
         self._settings = settings or {}
@@ -46,7 +49,8 @@ class Backends:
         self.calls = CallGraph()
         self.busy_poll = busy_poll
         self.limits = limits
-        self.metrics = CustomMetrics(reserved=metric_names())
+        self.pinned = pinned or PinnedMemory()
+        self.metrics = CustomMetrics(reserved=(*metric_names(), *device_metric_names()))
         self._made: dict[str, Backend] = {}
         self._making = asyncio.Lock()
 
@@ -83,7 +87,9 @@ class Backends:
             default_max_batch_size = int(text)
         except ValueError:
             raise invalid(f"--backend-config default-max-batch-size: expected an integer, got {text!r}") from None
-        return BackendSettings(values, default_max_batch_size, self._verbose, self.models, self.metrics, self.busy_poll)
+        return BackendSettings(
+            values, default_max_batch_size, self._verbose, self.models, self.metrics, self.busy_poll, self.pinned
+        )
 
     async def aclose(self) -> None:
         """Close every backend that was made."""

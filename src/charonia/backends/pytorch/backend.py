@@ -16,7 +16,7 @@ from charonia.backends.pytorch.instance import PyTorchInstance
 from charonia.backends.pytorch.options import EAGER_RUNTIME, RunPlan, read_plan, unknown_parameters
 from charonia.backends.pytorch.program import Program
 from charonia.backends.pytorch.source import Source, find_source
-from charonia.backends.pytorch.staging import DEFAULT_BYTES, PinnedPool
+from charonia.backends.pytorch.staging import PinnedPool
 from charonia.backends.pytorch.warmup import warm_up
 from charonia.config.complete import Signature, check_signature, merge_signature
 from charonia.config.kinds import InstanceKind
@@ -24,6 +24,7 @@ from charonia.config.model import InstanceGroup, ModelConfig
 from charonia.config.problems import Problem, raise_problems
 from charonia.core.dtypes import DataType
 from charonia.core.errors import invalid
+from charonia.stats.devices import PinnedMemory
 from charonia.stats.model import MemoryUsage
 
 _log = logging.getLogger(__name__)
@@ -182,7 +183,7 @@ class PyTorchBackend:
             _log.warning(sentence)
         self._set_process_options(config.name, plan)
         if self._pool is None:
-            self._pool = PinnedPool(DEFAULT_BYTES)
+            self._pool = PinnedPool(settings.pinned or PinnedMemory())
         return PyTorchModel(source, config, plan, self._pool)
 
     async def aclose(self) -> None:

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 
 import torch
 
-MIN_BLOCK_BYTES = 4096
+from charonia.stats.devices import PinnedMemory
 
-DEFAULT_BYTES = 256 * 1024 * 1024
-"""Default of `--pinned-memory-pool-byte-size`."""
+MIN_BLOCK_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,17 +40,12 @@ class PinnedPool:
     """Blocks of pinned memory. May be used from many threads.
 
     Args:
-        limit_bytes: Most bytes of all blocks together, used and free.
+        account: The limit of all blocks together, used and free; what is in use is noted there.
         allocate: Makes memory.
-
-    Attributes:
-        limit_bytes: The limit.
-        used_bytes: Bytes of blocks in use.
     """
 
-    def __init__(self, limit_bytes: int, allocate: Callable[[int], torch.Tensor] = pinned) -> None:
-        self.limit_bytes = limit_bytes
-        self.used_bytes = 0
+    def __init__(self, account: PinnedMemory, allocate: Callable[[int], torch.Tensor] = pinned) -> None:
+        self._account = account
         self._allocate = allocate
         self._lock = threading.Lock()
         self._free: dict[int, list[Block]] = {}
@@ -65,25 +59,25 @@ class PinnedPool:
             if free:
                 block = free.pop()
                 self._free_bytes -= wanted
-                self.used_bytes += wanted
+                self._account.used_bytes += wanted
                 return block
-            if self.used_bytes + wanted > self.limit_bytes:
+            if self._account.used_bytes + wanted > self._account.limit_bytes:
                 return None
-            if self.used_bytes + self._free_bytes + wanted > self.limit_bytes:
+            if self._account.used_bytes + self._free_bytes + wanted > self._account.limit_bytes:
                 # Blocks of other sizes give way.
                 self._free.clear()
                 self._free_bytes = 0
-            self.used_bytes += wanted
+            self._account.used_bytes += wanted
         try:
             return Block(self._allocate(wanted))
         except RuntimeError:  # the system has no more to pin
             with self._lock:
-                self.used_bytes -= wanted
+                self._account.used_bytes -= wanted
             return None
 
     def give_back(self, block: Block) -> None:
         """Take a block back; nobody reads or writes it any more."""
         with self._lock:
-            self.used_bytes -= block.size
+            self._account.used_bytes -= block.size
             self._free_bytes += block.size
             self._free.setdefault(block.size, []).append(block)
