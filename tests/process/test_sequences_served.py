@@ -1,0 +1,375 @@
+"""Sequences over the wire, with the stock clients: both strategies, controls, states, iterative models, a reload."""
+
+import json
+import queue
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpcclient
+import tritonclient.http as httpclient
+from tritonclient.utils import InferenceServerException
+
+from charonia.testing.models import write_model
+from charonia.testing.process import ServeProcess
+from charonia.testing.sequence_models import (
+    COUNTDOWN,
+    RUNNING_SUM,
+    SUM_BY_ID,
+    implicit_history,
+    implicit_sum,
+    sequence_pbtxt,
+)
+
+IDLE = "max_sequence_idle_microseconds: 60000000 "
+STATE = 'state { input_name: "INPUT_STATE" output_name: "OUTPUT_STATE" data_type: TYPE_INT32 dims: [ 1 ] %s }'
+DECOUPLED = "model_transaction_policy { decoupled: true }"
+THREAD = 'parameters { key: "EXECUTION_MODE" value { string_value: "thread" } }'
+
+ECHO_CONTROLS = """
+backend: "identity"
+max_batch_size: 2
+input { name: "INPUT0" data_type: TYPE_INT32 dims: [ 1 ] }
+output { name: "OUTPUT0" data_type: TYPE_INT32 dims: [ 1 ] }
+output { name: "OUTPUT_START" data_type: TYPE_BOOL dims: [ 1 ] }
+output { name: "OUTPUT_ID" data_type: TYPE_STRING dims: [ 1 ] }
+sequence_batching {
+  control_input { name: "INPUT_START" control { kind: CONTROL_SEQUENCE_START bool_false_true: [ false, true ] } }
+  control_input { name: "END" control { kind: CONTROL_SEQUENCE_END int32_false_true: [ 0, 1 ] } }
+  control_input { name: "INPUT_ID" control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_STRING } }
+  state { input_name: "INPUT0_KEPT" output_name: "OUTPUT0_KEPT" data_type: TYPE_INT32 dims: [ 1 ] }
+}
+"""
+
+HISTORY = """
+backend: "onnxruntime"
+max_batch_size: 4
+input { name: "INPUT" data_type: TYPE_INT32 dims: [ 1 ] }
+output { name: "OUTPUT" data_type: TYPE_INT32 dims: [ -1 ] }
+sequence_batching {
+  oldest { max_candidate_sequences: 4 max_queue_delay_microseconds: 2000 }
+  state {
+    input_name: "PAST" output_name: "NOW" data_type: TYPE_INT32 dims: [ -1 ]
+    initial_state { name: "first" data_type: TYPE_INT32 dims: [ 2 ] data_file: "first" }
+  }
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sequences")
+    write_model(folder, "rows", RUNNING_SUM, config=sequence_pbtxt(IDLE + "direct { }", id_type=""))
+    write_model(folder, "ids", SUM_BY_ID, config=sequence_pbtxt(IDLE + "oldest { max_candidate_sequences: 8 }"))
+    write_model(folder, "threaded", SUM_BY_ID, config=sequence_pbtxt(IDLE + "oldest { }", more=THREAD))
+    write_model(folder, "texts", SUM_BY_ID, config=sequence_pbtxt(IDLE + "oldest { }", id_type="TYPE_STRING"))
+    write_model(
+        folder, "lone", SUM_BY_ID, config=sequence_pbtxt("max_sequence_idle_microseconds: 300000 ", max_batch_size=1)
+    )
+    for name, batching in (("sum_direct", "direct { }"), ("sum_oldest", "oldest { }")):
+        config = sequence_pbtxt(f"{IDLE} {batching} {STATE % ''}", backend="onnxruntime", id_type="", controls="")
+        write_model(folder, name, implicit_sum(), config=config)
+    ten = 'initial_state { name: "ten" data_type: TYPE_INT32 dims: [ 1 ] data_file: "ten" }'
+    config = sequence_pbtxt(STATE % ten, backend="onnxruntime", id_type="", controls="", max_batch_size=0)
+    (write_model(folder, "sum_file", implicit_sum(batches=False), config=config) / "initial_state").mkdir()
+    (folder / "sum_file" / "initial_state" / "ten").write_bytes(np.int32(10).tobytes())
+    (write_model(folder, "history", implicit_history(), config=HISTORY) / "initial_state").mkdir()
+    (folder / "history" / "initial_state" / "first").write_bytes(np.array([-1, -2], np.int32).tobytes())
+    (write_model(folder, "echo", "", config=ECHO_CONTROLS) / "1").mkdir(exist_ok=True)
+    iterative = "iterative_sequence: true oldest { max_candidate_sequences: 4 } "
+    write_model(folder, "countdown", COUNTDOWN, config=sequence_pbtxt(iterative, id_type="", more=DECOUPLED))
+    threaded = sequence_pbtxt(iterative, id_type="", more=DECOUPLED + THREAD)
+    write_model(folder, "countdown_thread", COUNTDOWN, config=threaded)
+    write_model(folder, "not_iterative", COUNTDOWN, config=sequence_pbtxt("", id_type="", more=DECOUPLED))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(repository: Path) -> Iterator[ServeProcess]:
+    with ServeProcess(repository, "--model-control-mode=explicit", "--load-model=*") as process:
+        yield process
+
+
+Send = Callable[..., Any]
+
+
+def http_send(server: ServeProcess, model: str, id: int | str, value: int, **more: Any) -> Any:
+    with httpclient.InferenceServerClient(server.http) as client:
+        given = httpclient.InferInput("INPUT0" if model == "echo" else "INPUT", _shape(model), "INT32")
+        given.set_data_from_numpy(np.full(_shape(model), value, np.int32))
+        return client.infer(model, [given], sequence_id=id, **more)
+
+
+def grpc_send(server: ServeProcess, model: str, id: int | str, value: int, **more: Any) -> Any:
+    with grpcclient.InferenceServerClient(server.grpc) as client:
+        return client.infer(model, [_grpc_input(model, value)], sequence_id=id, **more)
+
+
+def _grpc_input(model: str, value: int) -> Any:
+    given = grpcclient.InferInput("INPUT0" if model == "echo" else "INPUT", _shape(model), "INT32")
+    given.set_data_from_numpy(np.full(_shape(model), value, np.int32))
+    return given
+
+
+def _shape(model: str) -> list[int]:
+    return [1] if model == "sum_file" else [1, 1]
+
+
+def sums(send: Send, server: ServeProcess, model: str, id: int | str, values: list[int]) -> list[int]:
+    last = len(values) - 1
+    results = [
+        send(server, model, id, value, sequence_start=index == 0, sequence_end=index == last)
+        for index, value in enumerate(values)
+    ]
+    return [int(result.as_numpy("OUTPUT").reshape(-1)[0]) for result in results]
+
+
+def shown(server: ServeProcess, model: str) -> Any:
+    with urllib.request.urlopen(f"http://{server.http}/v2/models/{model}/sequences") as answer:
+        return json.load(answer)
+
+
+@pytest.mark.parametrize("send", [http_send, grpc_send])
+@pytest.mark.parametrize("model", ["rows", "sum_direct", "sum_oldest"])
+def test_a_model_sums_up_over_a_sequence(send: Send, server: ServeProcess, model: str) -> None:
+    assert sums(send, server, model, 5, [1, 2, 3]) == [1, 3, 6]
+    assert sums(send, server, model, 5, [4, 1]) == [4, 5]
+
+
+@pytest.mark.parametrize("send", [http_send, grpc_send])
+@pytest.mark.parametrize(
+    ("model", "id", "added"), [("ids", 700, 700), ("threaded", 7, 7), ("texts", "abcd", 4), ("texts", 123456, 6)]
+)
+def test_a_model_is_told_the_id_and_the_end(
+    send: Send, server: ServeProcess, model: str, id: int | str, added: int
+) -> None:
+    assert sums(send, server, model, id, [1, 2, 3]) == [1, 3, 6 + added]
+
+
+def test_many_sequences_at_once_do_not_mix(server: ServeProcess) -> None:
+    def one(model: str, id: int) -> list[int]:
+        return sums(http_send, server, model, id, [id] * 10)
+
+    with ThreadPoolExecutor(12) as pool:
+        for model in ("rows", "sum_direct", "sum_oldest"):
+            found = list(pool.map(partial(one, model), range(1, 13)))
+            assert found == [[number * n for n in range(1, 11)] for number in range(1, 13)]
+
+
+def test_a_state_starts_from_a_file(server: ServeProcess) -> None:
+    assert sums(http_send, server, "sum_file", 1, [1, 2]) == [11, 13]
+
+
+def test_a_state_may_grow_and_sequences_of_other_sizes_do_not_share_a_batch(server: ServeProcess) -> None:
+    def one(id: int) -> list[list[int]]:
+        found = []
+        for n in range(id + 2):
+            result = http_send(server, "history", id, 10 * id + n, sequence_start=n == 0, sequence_end=n == id + 1)
+            found.append(result.as_numpy("OUTPUT").reshape(-1).tolist())
+        return found
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(one, range(1, 5)))
+
+    assert found == [[[-1, -2, *range(10 * i, 10 * i + n + 1)] for n in range(i + 2)] for i in range(1, 5)]
+
+
+def test_what_is_kept_is_no_output_and_controls_can_be_outputs(server: ServeProcess) -> None:
+    result = http_send(server, "echo", "me", 3, sequence_start=True, sequence_end=True)
+
+    assert {o["name"] for o in result.get_response()["outputs"]} == {"OUTPUT0", "OUTPUT_START", "OUTPUT_ID"}
+    assert result.as_numpy("OUTPUT_ID").tolist() == [[b"me"]]
+    assert result.as_numpy("OUTPUT_START").tolist() == [[True]]
+
+
+@pytest.mark.parametrize(
+    ("model", "id", "more", "words"),
+    [
+        ("ids", 99, {}, "inference request for sequence 99 to model 'ids' must specify the START flag on the first"),
+        ("ids", 0, {"sequence_start": True}, "must specify a non-zero or non-empty correlation ID"),
+        ("ids", "text", {"sequence_start": True}, "the model takes correlation IDs as TYPE_UINT64"),
+    ],
+)
+def test_wrong_requests_are_refused(
+    server: ServeProcess, model: str, id: int | str, more: dict[str, bool], words: str
+) -> None:
+    with pytest.raises(InferenceServerException) as caught:
+        http_send(server, model, id, 1, **more)
+    assert caught.value.status() == "400"
+    assert words in caught.value.message()
+    with pytest.raises(InferenceServerException) as caught:
+        grpc_send(server, model, id, 1, **more)
+    assert caught.value.status() == "StatusCode.INVALID_ARGUMENT"
+
+
+def test_a_request_has_batch_size_one(server: ServeProcess) -> None:
+    with httpclient.InferenceServerClient(server.http) as client:
+        given = httpclient.InferInput("INPUT", [2, 1], "INT32")
+        given.set_data_from_numpy(np.zeros((2, 1), np.int32))
+        with pytest.raises(InferenceServerException, match="must specify batch-size 1") as caught:
+            client.infer("ids", [given], sequence_id=1, sequence_start=True)
+    assert caught.value.status() == "400"
+
+
+class Stream:
+    """A stream of the stock client and what comes back."""
+
+    def __init__(self, server: ServeProcess) -> None:
+        self.client = grpcclient.InferenceServerClient(server.grpc)
+        self.answers: queue.Queue[Any] = queue.Queue()
+        self.client.start_stream(lambda result, error: self.answers.put(error or result))
+
+    def send(self, model: str, id: int | str, value: int, **more: Any) -> None:
+        self.client.async_stream_infer(model, [_grpc_input(model, value)], sequence_id=id, **more)
+
+    def value(self) -> int:
+        result = self.answers.get(timeout=20)
+        assert not isinstance(result, Exception), result
+        return int(result.as_numpy("OUTPUT").reshape(-1)[0])
+
+    def close(self, cancel: bool = False) -> None:
+        self.client.stop_stream(cancel_requests=cancel)
+        self.client.close()
+
+
+def test_a_whole_sequence_goes_into_a_stream_at_once(server: ServeProcess) -> None:
+    stream = Stream(server)
+    for index in range(20):
+        stream.send("ids", 31, 1, sequence_start=index == 0, sequence_end=index == 19)
+
+    assert [stream.value() for _ in range(20)] == [*range(1, 20), 51]
+    stream.close()
+
+
+def test_a_stream_that_is_cancelled_leaves_a_slot_that_others_can_use(server: ServeProcess) -> None:
+    stream = Stream(server)
+    stream.send("lone", 41, 1, sequence_start=True)
+    assert stream.value() == 1
+    for _ in range(10):
+        stream.send("lone", 41, 1)
+    stream.send("lone", 41, 1, sequence_end=True)
+    stream.close(cancel=True)
+
+    assert sums(http_send, server, "lone", 42, [1, 2]) == [1, 45]
+    view = shown(server, "lone")
+    assert [each["sequence_id"] for each in view["instances"][0]["sequences"]] in ([], [41])
+
+
+def test_an_idle_sequence_is_over_and_its_slot_serves_the_next(server: ServeProcess) -> None:
+    http_send(server, "lone", 51, 1, sequence_start=True)
+    began = time.monotonic()
+
+    assert sums(http_send, server, "lone", 52, [1, 2]) == [1, 55]
+    assert time.monotonic() - began > 0.2
+    with pytest.raises(InferenceServerException, match="START flag"):
+        http_send(server, "lone", 51, 1)
+    assert shown(server, "lone")["ended"]["idle"] >= 1
+
+
+def test_the_slots_and_the_backlog_are_shown(server: ServeProcess) -> None:
+    http_send(server, "rows", 61, 1, sequence_start=True)
+    http_send(server, "rows", 62, 1, sequence_start=True)
+
+    view = shown(server, "rows")
+
+    assert (view["model_name"], view["model_version"], view["strategy"]) == ("rows", "1", "direct")
+    (instance,) = view["instances"]
+    assert (instance["name"], instance["slots"]) == ("rows_0", 4)
+    assert [(s["slot"], s["sequence_id"], s["executions"]) for s in instance["sequences"]] == [(0, 61, 1), (1, 62, 1)]
+    assert view["backlog"] == []
+    for number in (61, 62):
+        http_send(server, "rows", number, 1, sequence_end=True)
+    for model, code in (("nobody", 404), ("rows/versions/2", 404), ("rows/versions/x", 400)):
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            shown(server, model)
+        assert caught.value.code == code
+        caught.value.close()
+
+
+@pytest.mark.parametrize("model", ["countdown", "countdown_thread"])
+def test_an_iterative_model_is_given_a_request_until_it_is_done(server: ServeProcess, model: str) -> None:
+    stream = Stream(server)
+    for count in (3, 5):
+        given = _grpc_input(model, count)
+        stream.client.async_stream_infer(model, [given], request_id=str(count))
+
+    found: dict[str, list[int]] = {"3": [], "5": []}
+    for _ in range(8):
+        result = stream.answers.get(timeout=20)
+        assert not isinstance(result, Exception), result
+        found[result.get_response().id].append(int(result.as_numpy("OUTPUT").reshape(-1)[0]))
+    stream.close()
+
+    assert found == {"3": [2, 1, 0], "5": [4, 3, 2, 1, 0]}
+    view = shown(server, model)
+    assert view["instances"][0]["sequences"] == []
+
+
+def test_only_iterative_models_may_reschedule(server: ServeProcess) -> None:
+    stream = Stream(server)
+    stream.send("not_iterative", 1, 2, sequence_start=True)
+
+    assert stream.value() == 1
+    error = stream.answers.get(timeout=20)
+    assert "only a model of iterative sequences may" in str(error)
+    stream.close()
+
+
+def test_sequences_end_where_they_began_when_their_model_is_reloaded(server: ServeProcess, repository: Path) -> None:
+    http_send(server, "ids", 71, 5, sequence_start=True)
+    with httpclient.InferenceServerClient(server.http) as client:
+        client.load_model("ids")
+        http_send(server, "ids", 72, 1, sequence_start=True)
+
+        assert int(http_send(server, "ids", 71, 5).as_numpy("OUTPUT")[0, 0]) == 10
+        assert [s["sequence_id"] for s in shown(server, "ids")["instances"][0]["sequences"]] == [72]
+        assert int(http_send(server, "ids", 71, 5, sequence_end=True).as_numpy("OUTPUT")[0, 0]) == 86
+        with pytest.raises(InferenceServerException, match="START flag"):
+            http_send(server, "ids", 71, 5)
+        http_send(server, "ids", 72, 1, sequence_end=True)
+
+
+def test_an_unloaded_model_takes_its_idle_sequences_along(server: ServeProcess) -> None:
+    http_send(server, "threaded", 81, 5, sequence_start=True)
+    with httpclient.InferenceServerClient(server.http) as client:
+        client.unload_model("threaded")
+        deadline = time.monotonic() + 20
+        while any(
+            m["name"] == "threaded" and m.get("state") == "UNLOADING" for m in client.get_model_repository_index()
+        ):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        with pytest.raises(InferenceServerException) as caught:
+            http_send(server, "threaded", 81, 5)
+        assert caught.value.status() == "404"
+        client.load_model("threaded")
+        with pytest.raises(InferenceServerException, match="START flag"):
+            http_send(server, "threaded", 81, 5)
+
+
+def test_clients_that_come_and_go_leave_nothing_behind(server: ServeProcess) -> None:
+    def client(number: int) -> None:
+        stream = Stream(server)
+        stream.send("lone", 1000 + number, 1, sequence_start=True)
+        stream.send("lone", 1000 + number, 1)
+        if number % 3:
+            stream.value()
+        if number % 2:
+            stream.send("lone", 1000 + number, 1, sequence_end=True)
+        stream.close(cancel=True)
+
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert sums(http_send, server, "lone", 5, [1, 1]) == [1, 7]
