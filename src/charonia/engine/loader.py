@@ -1,6 +1,7 @@
 """Loads one model version: backend, instances, scheduler, runner; and takes it down again."""
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,15 +11,19 @@ from charonia.backends.api import LoadedModel, Placement, SelfChecking, Supervis
 from charonia.config.host_policy import policy_name
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig
+from charonia.config.padding import as_padded, padding_plan
 from charonia.core.calls import Reply, Ticket
 from charonia.core.errors import ServingError
+from charonia.core.padding import PaddingPlan
 from charonia.core.request import InferRequest
 from charonia.engine.backends import Backends
+from charonia.engine.caching import behind_cache, key_space
 from charonia.engine.clock import now_ns
 from charonia.engine.configure import model_files
 from charonia.engine.cores import share
 from charonia.engine.lanes import AsyncLane, BlockingLane, make_lane
 from charonia.engine.limits import Claim
+from charonia.engine.padding import PaddingStrategy, pad_instance
 from charonia.engine.runner import ModelRunner
 from charonia.engine.schedulers import make_scheduler
 from charonia.engine.sequences import make_sequence_runner
@@ -29,8 +34,11 @@ from charonia.repository.labels import read_labels
 from charonia.repository.scan import ModelFolder
 from charonia.repository.states import read_initial_states
 from charonia.repository.warmup import read_warmup_files
+from charonia.sched.strategy import all_of
 from charonia.stats.meter import Meter
 from charonia.stats.model import WorkerState
+
+_log = logging.getLogger(__name__)
 
 _ANYWHERE: Mapping[str, tuple[int, ...]] = {}
 
@@ -79,6 +87,7 @@ class LoadedVersion:
         labels: Class labels by output.
         claim: The part that its instances take in the rate limiter, None where they take none.
         strategy: Its own batching strategy, None where it has none.
+        space: Its key space in the response cache, empty without one.
     """
 
     runner: Runner
@@ -86,6 +95,7 @@ class LoadedVersion:
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     claim: Claim | None = None
     strategy: PythonStrategy | None = None
+    space: bytes = b""
 
     def workers(self) -> list[WorkerState]:
         """Return how its worker processes do; nothing for a model that computes in the server."""
@@ -156,15 +166,20 @@ async def load_version(
     warmup_files = await asyncio.to_thread(read_warmup_files, folder, config)
     warmup = samples(config, str(version), warmup_files)
     initial = await asyncio.to_thread(read_initial_states, folder, config)
+    space = await key_space(backends.cache, folder, version, config)
     placed = placements(config, cores, backends.host_cores)
+    for group in config.instance_group:
+        if group.host_policy and group.host_policy not in backends.host_cores:
+            sentence = "instance group '%s' of model '%s' runs on any core: there is no --host-policy=%s,..."
+            _log.warning(sentence, group.name, config.name, group.host_policy)
     strategy = await asyncio.to_thread(load_strategy, folder, version, config)
     backend = await backends.get(config.backend, config.name)
     claim = backends.limits.claim(config, str(version), placed) if backends.limits is not None else None
     model: LoadedModel | None = None
     lanes: list[BlockingLane | AsyncLane] = []
     try:
-        model = await backend.load(model_files(folder, version), config, backends.settings(config.backend))
-        await _make_lanes(model, placed, lanes, backends)
+        model = await backend.load(model_files(folder, version), as_padded(config), backends.settings(config.backend))
+        await _make_lanes(model, placed, lanes, backends, padding_plan(config))
         await warm(config, str(version), lanes, warmup)
     except BaseException:
         for lane in lanes:
@@ -182,7 +197,11 @@ async def load_version(
             config, str(version), initial, lanes=lanes, labels=labels, backends=backends, claim=claim
         )
     else:
-        scheduler = make_scheduler(config, strategy)
+        padding = padding_plan(config)
+        strategies: list[PythonStrategy | PaddingStrategy] = [strategy] if strategy is not None else []
+        if padding is not None:
+            strategies.append(PaddingStrategy(padding))
+        scheduler = make_scheduler(config, all_of(strategies))
         runner = ModelRunner(
             config,
             str(version),
@@ -194,22 +213,27 @@ async def load_version(
             busy_poll=backends.busy_poll,
             claim=claim,
         )
-    if strategy is not None:
-        strategy.entry_of = runner.entry
+        for each in strategies:
+            each.entry_of = runner.entry
     runner.meter.load_seconds = (now_ns() - started) / 1e9
     runner.meter.statistics.memory = model.memory()
-    return LoadedVersion(runner, model, labels, claim, strategy)
+    return LoadedVersion(behind_cache(runner, backends.cache, space), model, labels, claim, strategy, space)
 
 
 async def _make_lanes(
-    model: LoadedModel, placed: Sequence[Placement], lanes: list[BlockingLane | AsyncLane], backends: Backends
+    model: LoadedModel,
+    placed: Sequence[Placement],
+    lanes: list[BlockingLane | AsyncLane],
+    backends: Backends,
+    padding: PaddingPlan | None,
 ) -> None:
     """Make every instance and add its lane to `lanes`; those that could be made are there when one fails."""
     loop = asyncio.get_running_loop()
     made = await asyncio.gather(*(model.create_instance(p) for p in placed), return_exceptions=True)
     for instance, placement in zip(made, placed, strict=True):
         if not isinstance(instance, BaseException):
-            lanes.append(make_lane(instance, placement, loop, backends.busy_poll))
+            padded = instance if padding is None else pad_instance(instance, padding)
+            lanes.append(make_lane(padded, placement, loop, backends.busy_poll))
     for instance in made:
         if isinstance(instance, BaseException):
             raise instance
