@@ -313,7 +313,7 @@ class ServerOptions:
     grpc: GrpcOptions = GrpcOptions()
     metrics: MetricsOptions = MetricsOptions()
     log: LogOptions = LogOptions()
-    trace: TraceOptions = TraceOptions()
+    trace: TraceOptions = field(default_factory=TraceOptions)
     cache: CacheOptions = field(default_factory=CacheOptions)
     rate_limit: RateLimitOptions = field(default_factory=RateLimitOptions)
     backends: Mapping[str, Mapping[str, str]] = field(default_factory=dict)

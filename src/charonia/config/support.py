@@ -45,8 +45,6 @@ def _of_model(config: ModelConfig) -> Iterator[tuple[str, str]]:
             yield field, f"{field} in a model of backend '{config.backend}'"
     if config.cc_model_filenames:
         yield "cc_model_filenames", "choosing the file by compute capability"
-    if config.model_metrics is not None and config.model_metrics.metric_control:
-        yield "model_metrics", "an override of metrics"
     if CUSTOM_BATCHING in config.parameters and PYTHON_STRATEGY not in config.parameters:
         feature = f"a batching strategy from a library, unlike one in Python (parameter {PYTHON_STRATEGY}),"
         yield f"parameters[{CUSTOM_BATCHING}]", feature

@@ -12,6 +12,7 @@ from pathlib import PurePosixPath
 
 from charonia.config.ensemble import ensemble_problems
 from charonia.config.kinds import InstanceKind
+from charonia.config.metrics import bucket_problems, tag_problems
 from charonia.config.model import InstanceGroup, ModelConfig
 from charonia.config.platforms import BACKEND_OF_PLATFORM, ENSEMBLE
 from charonia.config.problems import Problem
@@ -151,3 +152,5 @@ def _metric_problems(config: ModelConfig) -> Iterator[Problem]:
             yield Problem(f"{path}.histogram_options.buckets", "a metric control must specify 'buckets'")
         elif math.isnan(buckets[0]) or not all(low < high for low, high in pairwise(buckets)):
             yield Problem(f"{path}.histogram_options.buckets", f"buckets must be ascending, got {list(buckets)}")
+    yield from bucket_problems(config)
+    yield from tag_problems(config)

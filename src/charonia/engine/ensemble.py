@@ -28,6 +28,7 @@ from charonia.core.response import ExecutionRecord, InferResponse
 from charonia.core.tensor import Array, Tensor
 from charonia.engine.admission import Admission, with_request_id
 from charonia.engine.clock import now_ns
+from charonia.engine.meters import make_meter
 from charonia.engine.tracing import begin
 from charonia.engine.wiring import Route, StepRoute, Wiring
 from charonia.sched.ensemble import (
@@ -41,7 +42,7 @@ from charonia.sched.ensemble import (
     Run,
     Stuck,
 )
-from charonia.stats.meter import FailureReason, Meter
+from charonia.stats.meter import FailureReason
 from charonia.stats.model import ResponseKind
 
 _log = logging.getLogger(__name__)
@@ -338,7 +339,7 @@ class EnsembleRunner:
     def __init__(self, version: str, wiring: Wiring, infer: Infer) -> None:
         self.version = version
         self.infer = infer
-        self.meter = Meter(wiring.config.name, version)
+        self.meter = make_meter(wiring.config, version)
         self._calls: set[EnsembleCall] = set()
         self._is_stopping = False
         self._idle: asyncio.Event | None = None
@@ -381,11 +382,13 @@ class EnsembleRunner:
 
     def succeeded(self, call: EnsembleCall, queue_ns: int, compute_ns: int) -> None:
         """Count a request whose last response is about to leave."""
+        now = now_ns()
         self.meter.composed(
-            duration_ns=now_ns() - call.arrival_ns,
+            duration_ns=now - call.arrival_ns,
             inferences=call.batch_size,
             queue_ns=queue_ns,
             compute_ns=compute_ns,
+            end_ns=now,
             wall_ms=int(time.time() * 1000),
         )
 

@@ -57,6 +57,7 @@ class LifecycleOptions:
         stores: How stores are read.
         has_namespaces: Whether a model is told apart by its repository, too.
         agents: Folder of repository agents, None for the built-in ones only.
+        summarizes: Whether summaries of latencies are kept.
     """
 
     repositories: tuple[str | Path, ...]
@@ -68,6 +69,7 @@ class LifecycleOptions:
     stores: StoreOptions = field(default_factory=StoreOptions)
     has_namespaces: bool = False
     agents: Path | None = None
+    summarizes: bool = False
 
 
 class Lifecycle:
@@ -441,6 +443,8 @@ class Lifecycle:
 
     def _route(self, model: ModelEntry) -> None:
         routes = routes_of(self.models, model.name, self.routes)
+        for runner in routes.values() if self._options.summarizes else ():
+            runner.meter.summarize()
         hand_over(self.routes, routes)
         self.routes.clear()
         self.routes.update(routes)

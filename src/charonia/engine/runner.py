@@ -31,6 +31,7 @@ from charonia.engine.calls import CallGraph, Pool
 from charonia.engine.clock import WakeTimer, now_ns
 from charonia.engine.lanes import PIPELINE_DEPTH, PIPELINE_DEPTH_BATCHED, AsyncLane, BlockingLane
 from charonia.engine.limits import Claim
+from charonia.engine.meters import make_meter
 from charonia.engine.ordering import HELD_RESPONSES_MAX, OrderedOutcomes
 from charonia.engine.tracing import begin, traced_kind
 from charonia.sched.api import (
@@ -46,7 +47,7 @@ from charonia.sched.api import (
     Submit,
     Tick,
 )
-from charonia.stats.meter import FailureReason, Meter
+from charonia.stats.meter import FailureReason
 
 _log = logging.getLogger(__name__)
 
@@ -69,7 +70,7 @@ class ModelRunner:
     ) -> None:
         self.config = config
         self.version = version
-        self.meter = Meter(config.name, version)
+        self.meter = make_meter(config, version)
         self._admission: RequestCheck = Admission(config)
         self._scheduler = scheduler
         self._lanes = lanes

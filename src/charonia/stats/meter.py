@@ -8,6 +8,7 @@ import numpy as np
 from charonia.sched.api import CloseReason
 from charonia.stats.histogram import Histogram
 from charonia.stats.model import BatchStatistics, Duration, ModelStatistics, ResponseKind, ResponseStatistics
+from charonia.stats.summary import Summaries
 
 _US = 1_000
 _MS = 1_000_000
@@ -33,6 +34,13 @@ NOTES_MAX = 1024
 """Batches that are noted before they are added up: enough to make it cheap, few enough not to be felt."""
 
 
+REQUEST_DURATION = "charonia_request_duration_seconds"
+QUEUE_DURATION = "charonia_queue_duration_seconds"
+COMPUTE_DURATION = "charonia_compute_duration_seconds"
+BATCH_SIZE = "charonia_batch_size"
+FIRST_RESPONSE = "nv_inference_first_response_histogram_ms"
+
+
 class FailureReason(Enum):
     """Why a request failed, as label values of the failure counter."""
 
@@ -55,19 +63,28 @@ class Meter:
         namespace: The model's namespace, "" without namespaces.
     """
 
-    def __init__(self, name: str, version: str) -> None:
+    def __init__(self, name: str, version: str, buckets: Mapping[str, Sequence[int]] | None = None) -> None:
+        """Make counters that are all 0.
+
+        Args:
+            name: The model.
+            version: The version, as text.
+            buckets: Upper bounds by histogram, where they are not the usual ones.
+        """
+        chosen = buckets or {}
         self.failures = dict.fromkeys(FailureReason, 0)
         self.load_seconds = 0.0
         self.namespace = ""
-        self.first_response_ns = Histogram(FIRST_RESPONSE_BOUNDS_NS)
+        self.first_response_ns = Histogram(chosen.get(FIRST_RESPONSE, FIRST_RESPONSE_BOUNDS_NS))
+        self._summaries: Summaries | None = None
         self._statistics = ModelStatistics(name, version)
         self._closes = dict.fromkeys(CloseReason, 0)
-        self._request_ns = Histogram(DURATION_BOUNDS_NS)
-        self._queue_ns = Histogram(DURATION_BOUNDS_NS)
-        self._compute_ns = Histogram(DURATION_BOUNDS_NS)
-        self._batch_size = Histogram(BATCH_BOUNDS)
+        self._request_ns = Histogram(chosen.get(REQUEST_DURATION, DURATION_BOUNDS_NS))
+        self._queue_ns = Histogram(chosen.get(QUEUE_DURATION, DURATION_BOUNDS_NS))
+        self._compute_ns = Histogram(chosen.get(COMPUTE_DURATION, DURATION_BOUNDS_NS))
+        self._batch_size = Histogram(chosen.get(BATCH_SIZE, BATCH_BOUNDS))
         self._notes: list[tuple[Sequence[int], int, int, CloseReason, tuple[int, int, int, int]]] = []
-        self._composed: list[tuple[int, int, int, int]] = []
+        self._composed: list[tuple[int, int, int, int, int]] = []
 
     @property
     def statistics(self) -> ModelStatistics:
@@ -80,6 +97,12 @@ class Meter:
         """Batches by the reason they were sent."""
         self._add_up()
         return self._closes
+
+    @property
+    def summaries(self) -> Summaries | None:
+        """Summaries of latencies, None where nobody wants them."""
+        self._add_up()
+        return self._summaries
 
     @property
     def request_ns(self) -> Histogram:
@@ -104,6 +127,11 @@ class Meter:
         """Histogram of the batch elements of an execution."""
         self._add_up()
         return self._batch_size
+
+    def summarize(self) -> None:
+        """Keep summaries of latencies from now on."""
+        if self._summaries is None:
+            self._summaries = Summaries()
 
     def failed(self, reason: FailureReason, duration_ns: int) -> None:
         """Count a request that failed `duration_ns` after it arrived."""
@@ -130,6 +158,9 @@ class Meter:
         statistics.compute_input.add(marks_ns[0] - start_ns)
         statistics.compute_infer.add(end_ns - marks_ns[0])
         statistics.compute_output.add(0)
+        if self._summaries is not None:
+            parts = (end_ns - arrival_ns, start_ns - arrival_ns, marks_ns[0] - start_ns, end_ns - marks_ns[0], 0)
+            self._summaries.observe(np.array([end_ns]), *(np.array([part]) for part in parts))
 
     def first_response(self, duration_ns: int) -> None:
         """Count the first response of a request of a decoupled model, `duration_ns` after it arrived."""
@@ -176,7 +207,9 @@ class Meter:
         if len(self._notes) >= NOTES_MAX:
             self._add_up()
 
-    def composed(self, *, duration_ns: int, inferences: int, queue_ns: int, compute_ns: int, wall_ms: int) -> None:
+    def composed(
+        self, *, duration_ns: int, inferences: int, queue_ns: int, compute_ns: int, end_ns: int, wall_ms: int
+    ) -> None:
         """Count a successful request of an ensemble, whose batches were executed, and counted, by other models.
 
         Args:
@@ -184,10 +217,11 @@ class Meter:
             inferences: Batch elements of the request.
             queue_ns: Time that its steps waited, added up.
             compute_ns: Time that the batches of its steps took, added up.
+            end_ns: When it was answered, monotonic time.
             wall_ms: Wall-clock time in ms since the epoch.
         """
         self._statistics.last_inference_ms = wall_ms
-        self._composed.append((duration_ns, inferences, queue_ns, compute_ns))
+        self._composed.append((duration_ns, inferences, queue_ns, compute_ns, end_ns))
         if len(self._composed) >= NOTES_MAX:
             self._add_up_composed()
 
@@ -196,7 +230,7 @@ class Meter:
         if not notes:
             return
         statistics = self._statistics
-        durations, inferences, queues, computes = np.array(notes, np.int64).T
+        durations, inferences, queues, computes, ends = np.array(notes, np.int64).T
         statistics.execution_count += len(notes)
         statistics.inference_count += int(inferences.sum())
         statistics.success.add(self._request_ns.observe(durations), len(notes))
@@ -204,6 +238,9 @@ class Meter:
         statistics.compute_infer.add(self._compute_ns.observe(computes), len(notes))
         statistics.compute_input.add(0, len(notes))
         statistics.compute_output.add(0, len(notes))
+        if self._summaries is not None:
+            nothing = np.zeros_like(durations)
+            self._summaries.observe(ends, durations, queues, nothing, computes, nothing)
         notes.clear()
 
     def _add_up(self) -> None:
@@ -221,8 +258,12 @@ class Meter:
         count = len(arrivals)
         statistics.execution_count += len(notes)
         statistics.inference_count += sum([note[1] for note in notes])
-        statistics.success.add(self._request_ns.observe(np.repeat(marks[:, 3], requests) - arrivals), count)
-        statistics.queue.add(self._queue_ns.observe(np.repeat(marks[:, 0], requests) - arrivals), count)
+        ends = np.repeat(marks[:, 3], requests)
+        durations, waits = ends - arrivals, np.repeat(marks[:, 0], requests) - arrivals
+        statistics.success.add(self._request_ns.observe(durations), count)
+        statistics.queue.add(self._queue_ns.observe(waits), count)
+        if self._summaries is not None:
+            self._summaries.observe(ends, durations, waits, *np.repeat(phases, requests, axis=0).T)
         self._compute_ns.observe(np.repeat(marks[:, 3] - marks[:, 0], requests))
         self._batch_size.observe(sizes)
         shares = (phases * requests[:, None]).sum(axis=0).tolist()

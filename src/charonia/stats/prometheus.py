@@ -11,8 +11,16 @@ from dataclasses import dataclass
 from charonia.stats.custom import CustomFamily, CustomMetrics
 from charonia.stats.families import Family
 from charonia.stats.histogram import Histogram
-from charonia.stats.meter import Meter
+from charonia.stats.meter import (
+    BATCH_SIZE,
+    COMPUTE_DURATION,
+    FIRST_RESPONSE,
+    QUEUE_DURATION,
+    REQUEST_DURATION,
+    Meter,
+)
 from charonia.stats.model import Duration, ModelStatistics, WorkerState
+from charonia.stats.summary import SUMMARIES
 
 _NS_PER_US = 1000
 _NS_PER_MS = 1e6
@@ -74,9 +82,9 @@ _COUNTERS = (
 )
 
 _DURATIONS: tuple[tuple[str, str, Callable[[Meter], Histogram]], ...] = (
-    ("charonia_request_duration_seconds", "Arrival to answer", lambda m: m.request_ns),
-    ("charonia_queue_duration_seconds", "Arrival to execution", lambda m: m.queue_ns),
-    ("charonia_compute_duration_seconds", "Execution of the batch a request was in", lambda m: m.compute_ns),
+    (REQUEST_DURATION, "Arrival to answer", lambda m: m.request_ns),
+    (QUEUE_DURATION, "Arrival to execution", lambda m: m.queue_ns),
+    (COMPUTE_DURATION, "Execution of the batch a request was in", lambda m: m.compute_ns),
 )
 
 
@@ -87,7 +95,21 @@ _WORKERS: tuple[tuple[str, str, str, Callable[[WorkerState], int]], ...] = (
 )
 
 
-FIRST_RESPONSE = "nv_inference_first_response_histogram_ms"
+@dataclass(frozen=True, slots=True)
+class PageView:
+    """Which latencies the page shows, and how.
+
+    Attributes:
+        counters: Whether as sums.
+        histograms: Whether as histograms.
+        quantiles: The quantiles of summaries, from 0 to 1; none for no summaries.
+        now_ns: Monotonic time, for summaries.
+    """
+
+    counters: bool = True
+    histograms: bool = True
+    quantiles: tuple[float, ...] = ()
+    now_ns: int = 0
 
 
 def metric_names() -> tuple[str, ...]:
@@ -98,8 +120,9 @@ def metric_names() -> tuple[str, ...]:
         "nv_inference_pending_request_count",
         "nv_model_load_duration_secs",
         *(name for name, _, _ in _DURATIONS),
+        *SUMMARIES,
         FIRST_RESPONSE,
-        "charonia_batch_size",
+        BATCH_SIZE,
         "charonia_batches_closed_total",
         *(name for name, _, _, _ in _WORKERS),
         "nv_cpu_utilization",
@@ -114,6 +137,7 @@ def render(
     machine: Machine | None = None,
     custom: CustomMetrics | None = None,
     families: Iterable[Family] = (),
+    view: PageView | None = None,
 ) -> bytes:
     """Return the metrics page of a server with these model versions.
 
@@ -122,10 +146,14 @@ def render(
         machine: The machine, where asked for.
         custom: The metrics that models make themselves.
         families: The metrics of other parts of the server.
+        view: Which latencies are shown, and how; None for all but summaries.
     """
+    view = view if view is not None else PageView()
     lines: list[str] = []
     labelled = [(_labels(sample.meter.labels(sample.tags)), sample) for sample in models]
     for counter in _COUNTERS:
+        if counter.name.endswith("_duration_us") and not view.counters:
+            continue
         _family(
             lines,
             counter.name,
@@ -158,7 +186,9 @@ def render(
         "Time that loading the model version took",
         ((labels, round(sample.meter.load_seconds, 6)) for labels, sample in labelled),
     )
-    _distributions(lines, labelled)
+    if view.quantiles:
+        _summaries(lines, labelled, view)
+    _distributions(lines, labelled, view)
     for name, kind, help_text, value in _WORKERS:
         _family(
             lines,
@@ -181,18 +211,28 @@ def render(
     return ("\n".join(lines) + "\n").encode()
 
 
-def _distributions(lines: list[str], labelled: Sequence[tuple[str, ModelSample]]) -> None:
-    for name, help_text, read in _DURATIONS:
-        _head(lines, name, "histogram", help_text)
+def _summaries(lines: list[str], labelled: Sequence[tuple[str, ModelSample]], view: PageView) -> None:
+    for name, help_text in SUMMARIES.items():
+        _head(lines, name, "summary", help_text)
         for labels, sample in labelled:
-            _histogram(lines, name, labels, read(sample.meter), _NS_PER_S)
-    _head(lines, FIRST_RESPONSE, "histogram", "Arrival to the first response of decoupled models")
+            summaries = sample.meter.summaries
+            if summaries is not None:
+                lines.extend(summaries.lines(name, labels, view.quantiles, view.now_ns))
+
+
+def _distributions(lines: list[str], labelled: Sequence[tuple[str, ModelSample]], view: PageView) -> None:
+    if view.histograms:
+        for name, help_text, read in _DURATIONS:
+            _head(lines, name, "histogram", help_text)
+            for labels, sample in labelled:
+                _histogram(lines, name, labels, read(sample.meter), _NS_PER_S)
+        _head(lines, FIRST_RESPONSE, "histogram", "Arrival to the first response of decoupled models")
+        for labels, sample in labelled:
+            if sample.meter.first_response_ns.count:
+                _histogram(lines, FIRST_RESPONSE, labels, sample.meter.first_response_ns, _NS_PER_MS)
+    _head(lines, BATCH_SIZE, "histogram", "Batch elements of an execution")
     for labels, sample in labelled:
-        if sample.meter.first_response_ns.count:
-            _histogram(lines, FIRST_RESPONSE, labels, sample.meter.first_response_ns, _NS_PER_MS)
-    _head(lines, "charonia_batch_size", "histogram", "Batch elements of an execution")
-    for labels, sample in labelled:
-        _histogram(lines, "charonia_batch_size", labels, sample.meter.batch_size, 1)
+        _histogram(lines, BATCH_SIZE, labels, sample.meter.batch_size, 1)
     _family(
         lines,
         "charonia_batches_closed_total",
