@@ -62,7 +62,10 @@ _TABLE = (
         ("RepositoryModelLoad", "RepositoryModelUnload"),
     ),
     _Group(
-        Api.STATISTICS, Scope.READ, ("/v2/models/stats", f"{_MODEL}/stats", f"{_MODEL}/sequences"), ("ModelStatistics",)
+        Api.STATISTICS,
+        Scope.READ,
+        ("/v2/models/stats", f"{_MODEL}/stats", f"{_MODEL}/sequences", "/v2/ratelimit"),
+        ("ModelStatistics",),
     ),
     _Group(Api.TRACE, Scope.ADMIN, ("/v2/trace/setting", f"{_MODEL}/trace/setting"), ("TraceSetting",)),
     _Group(Api.LOGGING, Scope.ADMIN, ("/v2/logging",), ("LogSettings",)),

@@ -1,0 +1,295 @@
+"""Tensors in shared memory with the stock clients: a real server, real memory objects."""
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpcclient
+import tritonclient.http as httpclient
+import tritonclient.utils.shared_memory as shm
+from tritonclient.utils import InferenceServerException, serialize_byte_tensor
+
+from charonia.testing.models import PYTHON_IDENTITY, write_model
+from charonia.testing.process import ServeProcess
+
+IDENTITY = """
+backend: "{backend}"
+max_batch_size: 8
+input {{ name: "INPUT0" data_type: {datatype} dims: [ -1 ] }}
+output {{ name: "OUTPUT0" data_type: {datatype} dims: [ -1 ] }}
+{more}
+"""
+ENSEMBLE = """
+platform: "ensemble"
+max_batch_size: 8
+input { name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] }
+output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] }
+ensemble_scheduling {
+  step {
+    model_name: "echo"
+    input_map { key: "INPUT0" value: "INPUT0" }
+    output_map { key: "OUTPUT0" value: "middle" }
+  }
+  step {
+    model_name: "python"
+    input_map { key: "INPUT0" value: "middle" }
+    output_map { key: "OUTPUT0" value: "OUTPUT0" }
+  }
+}
+"""
+SLOW = PYTHON_IDENTITY.replace(
+    "        for request", "        import time\n        time.sleep(1.0)\n        for request"
+)
+
+PROTOCOLS = pytest.mark.parametrize("module", [httpclient, grpcclient], ids=["http", "grpc"])
+SENT = np.arange(6000, dtype=np.float32).reshape(2, 3000)
+
+
+def identity(datatype: str = "TYPE_FP32", backend: str = "identity", more: str = "") -> str:
+    return IDENTITY.format(backend=backend, datatype=datatype, more=more)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
+    folder = tmp_path_factory.mktemp("models")
+    write_model(folder, "echo", "", config=identity())
+    write_model(
+        folder, "batching", "", config=identity(more="dynamic_batching { max_queue_delay_microseconds: 20000 }")
+    )
+    write_model(folder, "text", "", config=identity("TYPE_STRING"))
+    write_model(folder, "python", PYTHON_IDENTITY, config=identity(backend="python"))
+    write_model(folder, "slow", SLOW, config=identity(backend="python"))
+    write_model(folder, "ensemble", "", config=ENSEMBLE)
+    for name in ("echo", "batching", "text", "ensemble"):
+        (folder / name / "1").mkdir(exist_ok=True)
+    with ServeProcess(folder, "--allow-client-shm=true", "--client-shm-byte-size=1000000") as started:
+        yield started
+
+
+@contextmanager
+def client_of(module: Any, server: ServeProcess) -> Iterator[Any]:
+    with module.InferenceServerClient(
+        server.http if module is httpclient else server.grpc, **concurrency(module)
+    ) as client:
+        yield client
+
+
+def concurrency(module: Any) -> dict[str, int]:
+    return {"concurrency": 8} if module is httpclient else {}
+
+
+@contextmanager
+def region(client: Any, byte_size: int, content: bytes = b"") -> Iterator[tuple[str, Any]]:
+    """A registered memory object of its own; yields its name and its handle."""
+    name = f"charonia_test_{uuid4().hex[:12]}"
+    handle = shm.create_shared_memory_region(name, f"/{name}", byte_size)
+    try:
+        if content:
+            Path("/dev/shm", name).write_bytes(content.ljust(byte_size, b"\0"))
+        client.register_system_shared_memory(name, f"/{name}", byte_size)
+        try:
+            yield name, handle
+        finally:
+            client.unregister_system_shared_memory(name)
+    finally:
+        shm.destroy_shared_memory_region(handle)
+
+
+def infer(
+    module: Any, client: Any, model: str, source: str, target: str = "", *, shape: Any = (2, 3000), size: int = 24000,
+    offset: int = 0, datatype: str = "FP32", target_size: int = 0,
+) -> Any:  # fmt: skip
+    given = module.InferInput("INPUT0", list(shape), datatype)
+    given.set_shared_memory(source, size, offset)
+    asked = module.InferRequestedOutput("OUTPUT0")
+    if target:
+        asked.set_shared_memory(target, target_size or size)
+    return client.infer(model, [given], outputs=[asked])
+
+
+@PROTOCOLS
+@pytest.mark.parametrize("model", ["echo", "batching", "python", "ensemble"])
+def test_inputs_and_outputs_lie_in_shared_memory(server: ServeProcess, module: Any, model: str) -> None:
+    with (
+        client_of(module, server) as client,
+        region(client, SENT.nbytes, SENT.tobytes()) as (source, _),
+        region(client, SENT.nbytes) as (target, handle),
+    ):
+        result = infer(module, client, model, source, target)
+
+        np.testing.assert_array_equal(shm.get_contents_as_numpy(handle, np.float32, SENT.shape), SENT)
+        assert result.get_output("OUTPUT0") is not None
+        assert not len(result.get_response().raw_output_contents[0]) if module is grpcclient else True
+        np.testing.assert_array_equal(infer(module, client, model, source).as_numpy("OUTPUT0"), SENT)
+
+
+@PROTOCOLS
+def test_requests_of_one_batch_have_places_of_their_own(server: ServeProcess, module: Any) -> None:
+    rows = np.arange(4000, dtype=np.float32).reshape(4, 1000)
+    with (
+        client_of(module, server) as client,
+        region(client, rows.nbytes, rows.tobytes()) as (source, _),
+        region(client, rows.nbytes) as (target, handle),
+    ):
+
+        def one(row: int) -> None:
+            given = module.InferInput("INPUT0", [1, 1000], "FP32")
+            given.set_shared_memory(source, 4000, 4000 * row)
+            asked = module.InferRequestedOutput("OUTPUT0")
+            asked.set_shared_memory(target, 4000, 4000 * (3 - row))
+            with client_of(module, server) as own:
+                own.infer("batching", [given], outputs=[asked])
+
+        threads = [threading.Thread(target=one, args=(row,)) for row in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+
+        np.testing.assert_array_equal(shm.get_contents_as_numpy(handle, np.float32, rows.shape), rows[::-1])
+
+
+@PROTOCOLS
+def test_text_lies_in_shared_memory(server: ServeProcess, module: Any) -> None:
+    words = np.array([[b"one", b"", "zw\u00f6lf".encode()]], dtype=np.object_)
+    wire = serialize_byte_tensor(words).item()
+    with (
+        client_of(module, server) as client,
+        region(client, 64, wire) as (source, _),
+        region(client, 64) as (target, handle),
+    ):
+        infer(module, client, "text", source, target, shape=(1, 3), size=len(wire), datatype="BYTES", target_size=64)
+
+        assert Path("/dev/shm", target).read_bytes()[: len(wire)] == wire
+        del handle
+
+
+@PROTOCOLS
+def test_status_lists_what_is_registered(server: ServeProcess, module: Any) -> None:
+    with client_of(module, server) as client, region(client, 100) as (name, _):
+        if module is httpclient:
+            expected: Any = [{"name": name, "key": f"/{name}", "offset": 0, "byte_size": 100}]
+            assert client.get_system_shared_memory_status(name) == expected
+            assert client.get_cuda_shared_memory_status() == []
+        else:
+            entry = client.get_system_shared_memory_status(name).regions[name]
+            assert (entry.name, entry.key, entry.offset, entry.byte_size) == (name, f"/{name}", 0, 100)
+            assert dict(client.get_cuda_shared_memory_status().regions) == {}
+
+
+@PROTOCOLS
+def test_what_cannot_be_is_refused_and_the_server_goes_on(server: ServeProcess, module: Any) -> None:
+    with client_of(module, server) as client, region(client, 4000, SENT.tobytes()[:4000]) as (name, _):
+
+        def refused(*arguments: Any, **options: Any) -> str:
+            with pytest.raises(InferenceServerException) as caught:
+                infer(module, client, "echo", *arguments, shape=(1, 1000), **options)
+            return str(caught.value.message())
+
+        assert "Unable to find shared memory region: 'none'" in refused("none", size=4000)
+        assert "Invalid offset for shared memory region" in refused(name, size=4000, offset=4000)
+        assert "Invalid offset + byte size" in refused(name, size=4000, offset=4)
+        assert "input byte size mismatch" in refused(name, size=3996)
+        assert "Unable to find shared memory region: 'none'" in refused(name, "none", size=4000)
+        assert "(8 bytes) should be at least 4000 bytes" in refused(name, name, size=4000, target_size=8)
+        for key in ("/../../etc/passwd", "a/b", "triton_python_backend_shm_region_1", "/charonia_test_none"):
+            with pytest.raises(InferenceServerException, match="Unable to open shared memory region"):
+                client.register_system_shared_memory("bad", key, 4)
+        with pytest.raises(InferenceServerException, match="already in manager"):
+            client.register_system_shared_memory(name, f"/{name}", 4000)
+        with pytest.raises(InferenceServerException, match="--client-shm-byte-size"):
+            client.register_system_shared_memory("large", f"/{name}", 2_000_000)
+        with pytest.raises(InferenceServerException, match="GPUs not supported"):
+            client.register_cuda_shared_memory("gpu", b"aGFuZGxl", 0, 4)
+        client.unregister_system_shared_memory("none")
+        assert infer(module, client, "echo", name, shape=(1, 1000), size=4000).as_numpy("OUTPUT0")[0, 999] == 999
+
+
+@PROTOCOLS
+def test_an_object_that_was_cut_short_fails_its_requests_and_nothing_else(server: ServeProcess, module: Any) -> None:
+    with (
+        client_of(module, server) as client,
+        region(client, SENT.nbytes, SENT.tobytes()) as (source, _),
+        region(client, SENT.nbytes) as (target, _),
+    ):
+        os.truncate(f"/dev/shm/{target}", 0)
+        with pytest.raises(InferenceServerException, match="has 0 bytes now"):
+            infer(module, client, "echo", source, target)
+        os.truncate(f"/dev/shm/{source}", 4096)
+        with pytest.raises(InferenceServerException, match="has 4096 bytes now"):
+            infer(module, client, "python", source)
+
+        assert client.is_server_ready()
+
+
+@PROTOCOLS
+def test_a_region_that_is_unregistered_while_a_request_uses_it_stays_for_that_request(
+    server: ServeProcess, module: Any
+) -> None:
+    with (
+        client_of(module, server) as client,
+        region(client, SENT.nbytes, SENT.tobytes()) as (source, _),
+        region(client, SENT.nbytes) as (target, handle),
+    ):
+        failures: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                with client_of(module, server) as own:
+                    infer(module, own, "slow", source, target)
+            except BaseException as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        time.sleep(0.3)
+        client.unregister_system_shared_memory()
+        thread.join(30)
+
+        assert failures == []
+        np.testing.assert_array_equal(shm.get_contents_as_numpy(handle, np.float32, SENT.shape), SENT)
+        with pytest.raises(InferenceServerException, match="Unable to find shared memory region"):
+            infer(module, client, "echo", source)
+
+
+def test_a_stream_takes_and_gives_tensors_in_shared_memory(server: ServeProcess) -> None:
+    with (
+        client_of(grpcclient, server) as client,
+        region(client, SENT.nbytes, SENT.tobytes()) as (source, _),
+        region(client, SENT.nbytes) as (target, handle),
+    ):
+        outcomes: list[Any] = []
+        is_there = threading.Event()
+
+        def take(result: Any, error: Any) -> None:
+            outcomes.append(error or result)
+            is_there.set()
+
+        given = grpcclient.InferInput("INPUT0", list(SENT.shape), "FP32")
+        given.set_shared_memory(source, SENT.nbytes)
+        asked = grpcclient.InferRequestedOutput("OUTPUT0")
+        asked.set_shared_memory(target, SENT.nbytes)
+        client.start_stream(take)
+        client.async_stream_infer("python", [given], outputs=[asked])
+        assert is_there.wait(30)
+        client.stop_stream()
+
+        assert not isinstance(outcomes[0], Exception)
+        np.testing.assert_array_equal(shm.get_contents_as_numpy(handle, np.float32, SENT.shape), SENT)
+
+
+@PROTOCOLS
+def test_without_the_option_clients_are_told_which_one_it_is(tmp_path: Path, module: Any) -> None:
+    write_model(tmp_path, "echo", "", config=identity())
+    with ServeProcess(tmp_path) as plain, client_of(module, plain) as client:
+        with pytest.raises(InferenceServerException, match="--allow-client-shm=true"):
+            client.register_system_shared_memory("r", "/r", 4)
+        with pytest.raises(InferenceServerException, match="--allow-client-shm=true"):
+            infer(module, client, "echo", "r")
