@@ -4,13 +4,22 @@ import asyncio
 import logging
 import ssl
 import sys
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
 from charonia import __version__
 from charonia.backends.registry import installed_backends
 from charonia.config.repositories import StoreSettings
-from charonia.config.server import AccessLogFormat, ControlMode, LogOptions, ModelOptions, ServerOptions, TlsOptions
+from charonia.config.server import (
+    AccessLogFormat,
+    ControlMode,
+    LogOptions,
+    MetricsOptions,
+    ModelOptions,
+    ServerOptions,
+    TlsOptions,
+)
 from charonia.core.errors import ServingError, invalid, unavailable
 from charonia.core.metadata import ModelIndexEntry, ServerMetadata
 from charonia.engine.backends import Backends
@@ -36,7 +45,7 @@ from charonia.frontends.services import Services
 from charonia.repository.sources import StoreOptions
 from charonia.stats.devices import PinnedMemory, gpu_families, memory_families, pinned_families
 from charonia.stats.families import Family
-from charonia.stats.prometheus import render
+from charonia.stats.prometheus import PageView, render
 from charonia.stats.resources import families
 from charonia.tracing.service import Tracing
 
@@ -125,6 +134,7 @@ class Server:
                 stores=_store_options(models.stores),
                 has_namespaces=models.namespacing,
                 agents=Path(models.agents) if models.agents else None,
+                summarizes=options.metrics.summary_latencies,
             ),
             self._backends,
         )
@@ -254,6 +264,7 @@ class Server:
                     machine.sample() if machine is not None else None,
                     self._backends.metrics,
                     self._families(),
+                    _page_view(options.metrics),
                 )
             )
             await self.metrics.start(options.metrics_address, options.metrics.port)
@@ -303,6 +314,15 @@ def _store_options(settings: StoreSettings) -> StoreOptions:
     defaults = StoreOptions()
     return StoreOptions(
         Path(settings.cache) if settings.cache else defaults.cache, settings.cache_mb * 2**20, settings.downloads
+    )
+
+
+def _page_view(metrics: MetricsOptions) -> PageView:
+    return PageView(
+        metrics.counter_latencies,
+        metrics.histogram_latencies,
+        metrics.summary_quantiles if metrics.summary_latencies else (),
+        time.monotonic_ns(),
     )
 
 

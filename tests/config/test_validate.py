@@ -58,7 +58,7 @@ X = "name: 'x' data_type: TYPE_FP32"
         "sequence_batching { direct { minimum_slot_utilization: 1 } }",
         "sequence_batching { direct { } }",
         "max_batch_size: 4 sequence_batching { oldest { max_candidate_sequences: 4 preferred_batch_size: 4 } }",
-        "model_metrics { metric_control { metric_identifier { family: 'f' } histogram_options { buckets: [1, 5] } } }",
+        "model_metrics { metric_control { metric_identifier { family: 'charonia_batch_size' } histogram_options { buckets: [1, 5] } } }",
         "default_model_filename: 'folder/model.bin'",
     ],
 )
@@ -174,18 +174,18 @@ def test_a_right_configuration_has_no_problems(text: str) -> None:
             "'family'",
         ),
         (
-            "model_metrics { metric_control { metric_identifier { family: 'f' } } }",
+            "model_metrics { metric_control { metric_identifier { family: 'charonia_batch_size' } } }",
             "model_metrics.metric_control[0].histogram_options.buckets",
             "must specify 'buckets'",
         ),
         (
-            "model_metrics { metric_control { metric_identifier { family: 'f' } "
+            "model_metrics { metric_control { metric_identifier { family: 'charonia_batch_size' } "
             "histogram_options { buckets: [2, 2] } } }",
             "model_metrics.metric_control[0].histogram_options.buckets",
             "ascending, got [2.0, 2.0]",
         ),
         (
-            "model_metrics { metric_control { metric_identifier { family: 'f' } histogram_options { buckets: nan } } }",
+            "model_metrics { metric_control { metric_identifier { family: 'charonia_batch_size' } histogram_options { buckets: nan } } }",
             "model_metrics.metric_control[0].histogram_options.buckets",
             "ascending",
         ),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from charonia.cli.metrics_values import metrics_setting
 from charonia.cli.sharing import cache_fields, cache_setting, resource_limit
 from charonia.cli.trace_values import (
     all_levels,
@@ -51,17 +52,6 @@ def backend_settings(values: Sequence[tuple[str, str, str]]) -> dict[str, dict[s
 def negated(text: str) -> bool:
     """Read a boolean for a field that says the opposite."""
     return not boolean(text)
-
-
-def metrics_setting(text: str) -> None:
-    """Check a `--metrics-config`: counters and histograms are always there, summaries never."""
-    owner, key, value = assignment(text)
-    if owner or key not in ("counter_latencies", "histogram_latencies", "summary_latencies", "summary_quantiles"):
-        raise ValueError(f"expected counter_latencies, histogram_latencies or summary_latencies, got '{text}'")
-    if key == "summary_latencies" and boolean(value):
-        raise ValueError("summaries are not offered: quantiles can be computed from the histograms that are")
-    if key in ("counter_latencies", "histogram_latencies") and not boolean(value):
-        raise ValueError(f"{key} cannot be switched off: it costs nothing worth saving")
 
 
 class SeveralFields(dict[str, object]):
@@ -324,7 +314,8 @@ METRICS = (
     ),
     Option(
         *("--metrics-config", "", metrics_setting, "KEY=VALUE"),
-        "counter_latencies and histogram_latencies are always true, summary_latencies is false; repeatable",
+        "counter_latencies, histogram_latencies, summary_latencies (true or false), summary_quantiles; repeatable",
+        SeveralFields,
         default="",
     ),
 )

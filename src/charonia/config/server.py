@@ -175,6 +175,10 @@ class MetricsOptions:
         port: Port to listen on, 0 for any free one.
         interval_ms: Shortest time between two samples of CPU figures.
         cpu: Whether CPU figures are among the metrics.
+        counter_latencies: Whether latencies are summed up in counters.
+        histogram_latencies: Whether there are histograms of latencies.
+        summary_latencies: Whether there are summaries of latencies.
+        summary_quantiles: What summaries show, from 0 to 1.
         gpu: Whether figures of GPUs are, where there are GPUs.
     """
 
@@ -183,6 +187,10 @@ class MetricsOptions:
     port: int = 8002
     interval_ms: int = 2000
     cpu: bool = True
+    counter_latencies: bool = True
+    histogram_latencies: bool = True
+    summary_latencies: bool = False
+    summary_quantiles: tuple[float, ...] = (0.5, 0.9, 0.95, 0.99, 0.999)
     gpu: bool = True
 
 
