@@ -19,7 +19,7 @@ from charonia.sched.api import (
     Tick,
 )
 from charonia.sched.dynamic import DynamicBatcher
-from charonia.sched.strategy import Verdict
+from charonia.sched.strategy import Verdict, all_of
 
 MS = 1_000_000
 
@@ -163,3 +163,17 @@ def test_every_request_leaves_once_and_every_gathering_ends_once(names: list[str
 
     assert sorted(left) == list(range(1, sent + 1))
     assert all(each.ends == 1 for each in strategy.begun)
+
+
+def test_a_request_joins_where_all_of_several_strategies_let_it() -> None:
+    small = Recorder(lambda ids, new: Verdict.JOINS if len(ids) < 2 else Verdict.STAYS_OUT)
+    both = all_of([Recorder(same_parity), small])
+    assert both is not None
+
+    gathering = both()
+
+    assert [gathering.take(new) for new in (2, 3, 4)] == [Verdict.JOINS, Verdict.STAYS_OUT, Verdict.JOINS]
+    gathering.end()
+    assert small.begun[0].ends == 1
+    assert all_of([]) is None
+    assert all_of([small]) is small

@@ -14,6 +14,7 @@ from charonia.config.ensemble import ensemble_problems
 from charonia.config.kinds import InstanceKind
 from charonia.config.metrics import bucket_problems, tag_problems
 from charonia.config.model import InstanceGroup, ModelConfig
+from charonia.config.padding import padding_problems
 from charonia.config.platforms import BACKEND_OF_PLATFORM, ENSEMBLE
 from charonia.config.problems import Problem
 from charonia.config.scheduling import scheduling_problems
@@ -36,6 +37,7 @@ def validate(config: ModelConfig, *, gpu_count: int) -> list[Problem]:
         *_version_policy_problems(config),
         *_batch_size_problems(config),
         *tensor_problems(config),
+        *padding_problems(config),
         *scheduling_problems(config),
         *_instance_problems(config, gpu_count),
         *warmup_problems(config),

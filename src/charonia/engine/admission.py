@@ -4,6 +4,7 @@ from collections.abc import Hashable
 from typing import NoReturn, Protocol
 
 from charonia.config.model import ModelConfig, ModelInput
+from charonia.config.padding import padding_plan
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError, invalid
 from charonia.core.request import InferRequest
@@ -43,7 +44,10 @@ class Admission:
     def __init__(self, config: ModelConfig) -> None:
         self._model = config.name
         self._batch_size_max = config.max_batch_size
-        self._inputs = [_InputSpec(i, i.allow_ragged_batch) for i in config.input]
+        padding = padding_plan(config)
+        free = padding.free if padding is not None else frozenset()
+        self._computed = padding.companions if padding is not None else frozenset()
+        self._inputs = [_InputSpec(i, i.allow_ragged_batch or i.name in free) for i in config.input]
         self._by_name = {spec.name: spec for spec in self._inputs}
         self._has_optional = any(spec.optional for spec in self._inputs)
         self._outputs = frozenset(o.name for o in config.output)
@@ -98,7 +102,7 @@ class Admission:
                     key.append(shape)
         if self._has_optional:
             self._check_optional(request)
-            key = [*(key or ()), frozenset(inputs)]
+            key = [*(key or ()), frozenset(inputs) - self._computed]
         if batches:
             self._check_batch_size(request, batch_size)
         for output in request.outputs:

@@ -5,7 +5,7 @@ The first request of a batch is always in it, whatever the answer: a batch is no
 and gathered anew when the line changes before the batch is sent, so a strategy must not count what it is asked.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Protocol
 
@@ -32,3 +32,28 @@ class Gathering(Protocol):
 
 Strategy = Callable[[], Gathering]
 """Begins a batch."""
+
+
+def all_of(strategies: Sequence[Strategy]) -> Strategy | None:
+    """Return the strategy that lets a request join where all of several do; None for none of them."""
+    if len(strategies) < 2:
+        return strategies[0] if strategies else None
+    return lambda: _AllOf([begin() for begin in strategies])
+
+
+class _AllOf:
+    __slots__ = ("_gatherings",)
+
+    def __init__(self, gatherings: Sequence[Gathering]) -> None:
+        self._gatherings = gatherings
+
+    def take(self, id: int) -> Verdict:
+        for gathering in self._gatherings:
+            verdict = gathering.take(id)
+            if verdict is not Verdict.JOINS:
+                return verdict
+        return Verdict.JOINS
+
+    def end(self) -> None:
+        for gathering in self._gatherings:
+            gathering.end()
