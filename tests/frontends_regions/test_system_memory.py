@@ -12,6 +12,7 @@ import pytest
 
 from charonia.core.errors import Code, ServingError
 from charonia.frontends.regions.system import NAME_BYTES_MAX, SHM_FOLDER, SystemMemory
+from charonia.protocol.shared_memory import SystemRegion
 
 CONTENT = bytes(range(256)) * 64
 
@@ -25,13 +26,17 @@ def key() -> Iterator[str]:
     path.unlink(missing_ok=True)
 
 
+def memory_of(key: str, offset: int, byte_size: int, folder: str = SHM_FOLDER) -> SystemMemory:
+    return SystemMemory(SystemRegion("r", key, offset, byte_size), folder)
+
+
 def path_of(key: str) -> Path:
     return Path(SHM_FOLDER, key.lstrip("/"))
 
 
 @pytest.mark.parametrize("offset", [0, 4, 4096, 5000])
 def test_a_part_is_read_and_written_where_it_lies(key: str, offset: int) -> None:
-    memory = SystemMemory(key, offset, 1024)
+    memory = memory_of(key, offset, 1024)
 
     view = memory.view(16, 32)
     assert bytes(view) == CONTENT[offset + 16 : offset + 48]
@@ -42,15 +47,15 @@ def test_a_part_is_read_and_written_where_it_lies(key: str, offset: int) -> None
 
 
 def test_the_name_may_have_a_slash_at_its_start_or_none(key: str) -> None:
-    assert bytes(SystemMemory(key.lstrip("/"), 0, 4).view(0, 4)) == CONTENT[:4]
+    assert bytes(memory_of(key.lstrip("/"), 0, 4).view(0, 4)) == CONTENT[:4]
 
 
 def test_what_is_read_cannot_be_written(key: str) -> None:
-    assert SystemMemory(key, 0, 4).view(0, 4).readonly
+    assert memory_of(key, 0, 4).view(0, 4).readonly
 
 
 def test_a_view_outlives_the_region_and_the_object(key: str) -> None:
-    view = SystemMemory(key, 0, 16).view(0, 16)
+    view = memory_of(key, 0, 16).view(0, 16)
     path_of(key).unlink()
 
     assert bytes(view) == CONTENT[:16]
@@ -59,7 +64,7 @@ def test_a_view_outlives_the_region_and_the_object(key: str) -> None:
 def test_files_are_closed_with_the_region(key: str) -> None:
     before = len(os.listdir("/proc/self/fd"))
 
-    memory = SystemMemory(key, 0, 16)
+    memory = memory_of(key, 0, 16)
     during = len(os.listdir("/proc/self/fd"))
     del memory
 
@@ -72,7 +77,7 @@ def test_files_are_closed_with_the_region(key: str) -> None:
 )
 def test_a_name_that_leads_elsewhere_is_refused(name: str) -> None:
     with pytest.raises(ServingError, match="Unable to open shared memory region") as caught:
-        SystemMemory(name, 0, 1)
+        memory_of(name, 0, 1)
 
     assert caught.value.code is Code.INVALID_ARG
 
@@ -82,12 +87,12 @@ def test_reserved_names_are_refused_even_where_the_object_exists(tmp_path: Path,
     tmp_path.joinpath(name.lstrip("/")).write_bytes(CONTENT)
 
     with pytest.raises(ServingError, match="are reserved"):
-        SystemMemory(name, 0, 1, str(tmp_path))
+        memory_of(name, 0, 1, str(tmp_path))
 
 
 def test_an_object_that_does_not_exist_is_an_error() -> None:
     with pytest.raises(ServingError, match=f"Unable to open.*: {os.strerror(errno.ENOENT)}") as caught:
-        SystemMemory(f"/charonia_test_{uuid4().hex}", 0, 1)
+        memory_of(f"/charonia_test_{uuid4().hex}", 0, 1)
 
     assert caught.value.code is Code.INTERNAL
 
@@ -103,7 +108,7 @@ def test_links_folders_and_pipes_are_no_memory_objects(tmp_path: Path) -> None:
 
     for name in ("link", "folder", "pipe"):
         with pytest.raises(ServingError, match=f"Unable to open shared memory region: '{name}'"):
-            SystemMemory(name, 0, 1, str(folder))
+            memory_of(name, 0, 1, str(folder))
 
 
 @pytest.mark.parametrize(
@@ -111,12 +116,14 @@ def test_links_folders_and_pipes_are_no_memory_objects(tmp_path: Path) -> None:
     [(0, 0), (0, len(CONTENT) + 1), (len(CONTENT), 1), (2**63, 1), (8, 2**64 - 1)],
 )
 def test_a_part_that_is_not_in_the_object_is_refused(key: str, offset: int, byte_size: int) -> None:
-    with pytest.raises(ServingError, match="Invalid shared memory region"):
-        SystemMemory(key, offset, byte_size)
+    with pytest.raises(ServingError, match="failed to register shared memory region 'r': invalid args") as caught:
+        memory_of(key, offset, byte_size)
+
+    assert caught.value.code is Code.INVALID_ARG
 
 
 def test_an_object_that_became_shorter_is_neither_read_nor_written(key: str) -> None:
-    memory = SystemMemory(key, 4096, 8192)
+    memory = memory_of(key, 4096, 8192)
     os.truncate(path_of(key), 4096 + 8191)
 
     for use in (lambda: memory.view(0, 1), lambda: memory.write(0, memoryview(b"x"))):
@@ -134,13 +141,13 @@ def test_memory_that_cannot_be_had_is_refused_when_it_is_registered(key: str, mo
     monkeypatch.setattr(os, "posix_fallocate", full)
 
     with pytest.raises(ServingError, match="16 bytes cannot be had: No space left") as caught:
-        SystemMemory(key, 0, 16)
+        memory_of(key, 0, 16)
 
     assert caught.value.code is Code.UNAVAILABLE
 
 
 def test_an_object_that_cannot_be_written_any_more_is_an_error(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    memory = SystemMemory(key, 0, 16)
+    memory = memory_of(key, 0, 16)
 
     def broken(*arguments: object) -> int:
         raise OSError(errno.EIO, "broken")
@@ -152,7 +159,7 @@ def test_an_object_that_cannot_be_written_any_more_is_an_error(key: str, monkeyp
 
 
 def test_a_long_write_goes_on_where_the_system_stopped(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    memory = SystemMemory(key, 0, 64)
+    memory = memory_of(key, 0, 64)
     write = os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda file, data, position: write(file, data[:5], position))
 
@@ -163,7 +170,7 @@ def test_a_long_write_goes_on_where_the_system_stopped(key: str, monkeypatch: py
 
 def test_where_there_are_no_memory_objects_they_are_not_offered(tmp_path: Path) -> None:
     with pytest.raises(ServingError, match="not offered on this platform") as caught:
-        SystemMemory("x", 0, 1, str(tmp_path / "none"))
+        memory_of("x", 0, 1, str(tmp_path / "none"))
 
     assert caught.value.code is Code.UNSUPPORTED
 
@@ -173,7 +180,7 @@ def test_writing_to_an_object_that_shrinks_in_between_does_not_end_the_process(k
     code = f"""
 import os
 from charonia.frontends.regions import system
-memory = system.SystemMemory({key!r}, 0, 8192)
+memory = system.SystemMemory(system.SystemRegion("r", {key!r}, 0, 8192))
 memory._check = lambda: None
 os.truncate({str(path_of(key))!r}, 0)
 memory.write(4096, memoryview(b"x" * 4096))

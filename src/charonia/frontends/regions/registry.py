@@ -57,7 +57,7 @@ class RegionRegistry:
         self,
         bytes_max: int,
         *,
-        open_system: Callable[[SystemRegion], Memory] = lambda r: SystemMemory(r.key, r.offset, r.byte_size),
+        open_system: Callable[[SystemRegion], Memory] = SystemMemory,
         open_cuda: Callable[[CudaRegion], Memory] = lambda r: CudaMemory(*r),
     ) -> None:
         """Make an empty registry.

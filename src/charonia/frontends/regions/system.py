@@ -12,6 +12,7 @@ import stat
 import weakref
 
 from charonia.core.errors import internal, invalid, unavailable, unsupported
+from charonia.protocol.shared_memory import SystemRegion
 
 SHM_FOLDER = "/dev/shm"
 """Where Linux has the memory objects."""
@@ -27,19 +28,19 @@ _FLAGS = os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 class SystemMemory:
     """A part of a memory object. It is unmapped when neither this nor a view of it is held by anybody."""
 
-    def __init__(self, key: str, offset: int, byte_size: int, folder: str = SHM_FOLDER) -> None:
+    def __init__(self, region: SystemRegion, folder: str = SHM_FOLDER) -> None:
         """Open and map the part.
 
         Args:
-            key: Name of the object; a slash at its start does not count.
-            offset: Where the part begins, in bytes.
-            byte_size: Its size.
+            region: The part; a slash at the start of the object's name does not count.
             folder: Where the objects are.
 
         Raises:
-            ServingError: INVALID_ARG for a name that no object can have, INTERNAL when there is no such part,
-                UNAVAILABLE when its memory cannot be had, UNSUPPORTED where there are no such objects.
+            ServingError: INVALID_ARG for a name that no object can have or a part that it has not, INTERNAL when
+                there is no such object, UNAVAILABLE when its memory cannot be had, UNSUPPORTED where there are no
+                such objects.
         """
+        label, key, offset, byte_size = region
         name = _checked_name(key)
         if not os.path.isdir(folder):
             raise unsupported(
@@ -57,9 +58,9 @@ class SystemMemory:
         if not stat.S_ISREG(status.st_mode):
             raise internal(f"Unable to open shared memory region: '{key}': it is no memory object")
         if not 0 < byte_size <= status.st_size - offset:
-            raise internal(
-                f"Invalid shared memory region: '{key}': {byte_size} bytes from offset {offset} on, in an object of "
-                f"{status.st_size} bytes"
+            raise invalid(
+                f"failed to register shared memory region '{label}': invalid args: {byte_size} bytes from offset "
+                f"{offset} on, in an object of {status.st_size} bytes"
             )
         lead = offset % mmap.ALLOCATIONGRANULARITY
         try:
@@ -67,7 +68,7 @@ class SystemMemory:
             mapping = mmap.mmap(self._file, lead + byte_size, access=mmap.ACCESS_READ, offset=offset - lead)
         except OSError as error:
             raise unavailable(
-                f"failed to register shared memory region: '{key}': {byte_size} bytes cannot be had: {error.strerror}",
+                f"failed to register shared memory region '{label}': {byte_size} bytes cannot be had: {error.strerror}",
                 hint=f"is {folder} full?",
             ) from error
         self._bytes = memoryview(mapping)[lead:]

@@ -1,0 +1,39 @@
+"""Every route and every gRPC method is in the table of restrictable parts, once."""
+
+from collections import Counter
+
+from charonia.core.access import Api
+from charonia.frontends.grpc.methods import method_table
+from charonia.frontends.http.handlers import Handlers
+from charonia.frontends.http.limits import HttpLimits
+from charonia.protocol import operations
+from charonia.protocol.operations import METHODS, ROUTES, operation_of_route
+from charonia.testing.fake_engine import FakeEngine
+
+
+def test_every_route_belongs_to_a_part() -> None:
+    routes = {route.path for route in Handlers(FakeEngine(), HttpLimits()).routes()}
+
+    assert {path.replace("/versions/{version}", "") for path in routes} == set(ROUTES)
+    assert all(operation_of_route(path) for path in routes)
+
+
+def test_every_method_belongs_to_a_part() -> None:
+    assert {method.name for method in method_table().values()} == set(METHODS)
+
+
+def test_nothing_belongs_to_two_parts() -> None:
+    named = Counter(name for group in operations._TABLE for name in (*group.routes, *group.methods))
+
+    assert [name for name, count in named.items() if count > 1] == []
+
+
+def test_no_part_is_empty() -> None:
+    assert {operation.api for operation in ROUTES.values()} == set(Api)
+    assert {operation.api for operation in METHODS.values()} == set(Api)
+
+
+def test_only_health_is_open_without_a_key() -> None:
+    open_to_all = {o.api for table in (ROUTES, METHODS) for o in table.values() if o.scope is None}
+
+    assert open_to_all == {Api.HEALTH}
