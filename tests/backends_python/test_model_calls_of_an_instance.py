@@ -41,6 +41,9 @@ class Models:
     async def model_ready(self, name: str, version: str = "") -> bool:
         return True
 
+    def is_loadable(self, name: str) -> bool:
+        return name == "unloaded"
+
     def model_config(self, name: str, version: str = "") -> ModelConfig:
         if name not in self.configs:
             raise not_found(f"Request for unknown model: '{name}' is not found", hint="models that are ready: plain")
@@ -150,6 +153,16 @@ def test_a_model_that_is_not_ready_is_named_with_the_reason() -> None:
         assert outcomes.error.code is Code.NOT_FOUND
         assert "Failed for execute the inference request. Model 'nowhere' is not ready." in outcomes.error.message
         assert outcomes.error.hint
+
+    run(scenario)
+
+
+def test_a_model_that_is_loaded_on_demand_is_called() -> None:
+    async def scenario() -> None:
+        models, outcomes = Models(), Outcomes()
+        ModelCalls(models, OUTSIDE).start(1, request("unloaded"), outcomes)
+        models.tickets[0].answer(answer())
+        assert [final for _, final in outcomes.all] == [True]
 
     run(scenario)
 

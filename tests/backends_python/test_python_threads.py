@@ -116,6 +116,9 @@ class FakeModels:
     async def model_ready(self, name: str, version: str = "") -> bool:
         return name == "other"
 
+    def is_loadable(self, name: str) -> bool:
+        return False
+
     def model_config(self, name: str, version: str = "") -> ModelConfig:
         if name == "missing":
             raise ServingError(Code.NOT_FOUND, "there is no model 'missing'")

@@ -222,6 +222,10 @@ class Models(Protocol):
         """
         ...
 
+    def is_loadable(self, name: str) -> bool:
+        """Whether a request for a model that is not loaded waits until it is."""
+        ...
+
     def model_config(self, name: str, version: str = "") -> ModelConfig:
         """Return the complete configuration in use.
 

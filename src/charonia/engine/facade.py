@@ -113,7 +113,7 @@ class ModelEngine:
         try:
             runner = self._find(name, version)
         except ServingError:
-            if self.demand is not None and not version and self.demand.is_loadable(name):
+            if not version and self.is_loadable(name):
                 return not self._is_exiting
             if name not in self._lifecycle.models or not _is_version(version):
                 raise
@@ -134,12 +134,16 @@ class ModelEngine:
             (runner.version,) if version else tuple(sorted((v for n, v in self._routes if n == name and v), key=int))
         )
         return ModelMetadata(
-            name,
+            config.name,
             versions,
             config.platform or config.backend,
             tuple(TensorMetadata(i.name, _datatype(i.data_type), lead + i.dims) for i in config.input),
             tuple(TensorMetadata(o.name, _datatype(o.data_type), lead + o.dims) for o in config.output),
         )
+
+    def is_loadable(self, name: str) -> bool:
+        """Whether a request for a model that is not loaded waits until it is."""
+        return self.demand is not None and self.demand.is_loadable(name)
 
     def model_config(self, name: str, version: str = "") -> ModelConfig:
         """Return the complete configuration in use."""

@@ -57,6 +57,8 @@ class Meter:
     there are `NOTES_MAX` of them or somebody looks.
 
     Attributes:
+        is_cached: Whether responses are kept and given again.
+        collapsed: Requests that were answered with the response to an equal one in flight.
         first_response_ns: Histogram of the time from arrival to the first response, of decoupled models.
         failures: Failed requests by reason.
         load_seconds: Time it took to load the version.
@@ -73,6 +75,8 @@ class Meter:
         """
         chosen = buckets or {}
         self.failures = dict.fromkeys(FailureReason, 0)
+        self.is_cached = False
+        self.collapsed = 0
         self.load_seconds = 0.0
         self.namespace = ""
         self.first_response_ns = Histogram(chosen.get(FIRST_RESPONSE, FIRST_RESPONSE_BOUNDS_NS))
@@ -161,6 +165,23 @@ class Meter:
         if self._summaries is not None:
             parts = (end_ns - arrival_ns, start_ns - arrival_ns, marks_ns[0] - start_ns, end_ns - marks_ns[0], 0)
             self._summaries.observe(np.array([end_ns]), *(np.array([part]) for part in parts))
+
+    def cache_hit(self, *, duration_ns: int, queue_ns: int, lookup_ns: int) -> None:
+        """Count a request that was answered with a kept response.
+
+        Args:
+            duration_ns: Time from arrival to answer.
+            queue_ns: Time that it waited for an equal request in flight.
+            lookup_ns: Time to look it up and to copy it.
+        """
+        self._statistics.success.add(self._request_ns.add(duration_ns))
+        self._statistics.queue.add(self._queue_ns.add(queue_ns))
+        self._statistics.cache_hit.add(lookup_ns)
+
+    def cache_miss(self, duration_ns: int) -> None:
+        """Count `duration_ns` for looking up and keeping, which come on top of a request that was executed."""
+        self._statistics.success.ns += duration_ns
+        self._statistics.cache_miss.add(duration_ns)
 
     def first_response(self, duration_ns: int) -> None:
         """Count the first response of a request of a decoupled model, `duration_ns` after it arrived."""
@@ -279,9 +300,14 @@ class Meter:
         notes.clear()
 
     def labels(self, tags: Mapping[str, str]) -> dict[str, str]:
-        """Return the labels of this version's metrics: model, version and the configuration's tags, prefixed "_"."""
+        """Return the labels of this version's metrics: model, version, namespace, and the tags of the configuration.
+
+        Names of tags are prefixed "_". There is a namespace only where models have some.
+        """
         statistics = self._statistics
-        return {"model": statistics.name, "version": statistics.version} | {f"_{k}": v for k, v in tags.items()}
+        namespace = {"namespace": self.namespace} if self.namespace else {}
+        own = {"model": statistics.name, "version": statistics.version, **namespace}
+        return own | {f"_{k}": v for k, v in tags.items()}
 
 
 def _phases(counted: ModelStatistics | BatchStatistics) -> tuple[Duration, Duration, Duration]:

@@ -192,6 +192,8 @@ class ModelCalls:
         try:
             config = self._models.model_config(name, request.model_version)
         except ServingError as error:
+            if self._models.is_loadable(name):
+                return self._models  # the request waits for the model; what kind it is, is not known yet
             message = f"Failed for execute the inference request. Model '{name}' is not ready. {error.message}"
             raise ServingError(error.code, message, hint=error.hint) from error
         if config.is_decoupled and not allows_decoupled:
