@@ -55,6 +55,17 @@ def test_a_short_measurement_is_looked_at_four_times_and_ends_on_time() -> None:
     assert [look - SECOND for look in looks[1:]] == [100 * MS, 200 * MS, 300 * MS, 400 * MS]
 
 
+@pytest.mark.parametrize("time_max_s", [1e-9, 0.1, 1.2 * 10 / 7, 1 / 3, 12.3456789012])
+def test_every_measurement_comes_to_its_end(time_max_s: float) -> None:
+    decision = adaptive.AdaptiveStop(MeasurePlan(time_max_s=time_max_s), begin_ns=7)
+
+    at_ns = 7
+    for _ in range(1000):
+        at_ns = decision.next_ns(at_ns)
+
+    assert decision.out_of_time(at_ns)
+
+
 def test_a_long_measurement_is_looked_at_every_quarter_of_a_second_and_then_less_often() -> None:
     decision = adaptive.AdaptiveStop(MeasurePlan(time_max_s=30), begin_ns=0)
 

@@ -155,6 +155,35 @@ def test_a_remote_server_is_left_as_it_was(tmp_path: Path, remote: ServeProcess)
     assert "parent" in before
 
 
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_a_remote_server_of_which_one_protocol_is_reachable_is_tuned_over_that_alone(
+    tmp_path: Path, remote: ServeProcess, protocol: str
+) -> None:
+    before = state(remote)
+    nowhere = "--triton-http-endpoint" if protocol == "grpc" else "--triton-grpc-endpoint"
+
+    done = tune(
+        tmp_path,
+        *(*at(remote), nowhere, "127.0.0.1:9", "--triton-metrics-url", "http://127.0.0.1:9/metrics"),
+        *("--client-protocol", protocol, "--run-config-search-max-instance-count", "2"),
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert result(tmp_path)["server"]["protocol"] == protocol
+    assert len(result(tmp_path)["groups"][0]["variants"]) > 1
+    assert state(remote) == before
+
+
+def test_where_nobody_answers_both_addresses_are_named(tmp_path: Path) -> None:
+    nowhere = ("--triton-http-endpoint", "127.0.0.1:9", "--triton-grpc-endpoint", "127.0.0.1:10", "-r", "2")
+
+    done = tune(tmp_path, "--triton-launch-mode", "remote", *nowhere)
+
+    assert done.returncode == 99
+    assert "grpc://127.0.0.1:10" in done.stderr
+    assert "http://127.0.0.1:9" in done.stderr
+
+
 def test_a_remote_server_is_left_as_it_was_after_ctrl_c_and_the_run_goes_on_later(
     tmp_path: Path, remote: ServeProcess
 ) -> None:

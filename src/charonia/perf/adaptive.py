@@ -86,6 +86,7 @@ class AdaptiveStop:
     def __init__(self, plan: MeasurePlan, begin_ns: int) -> None:
         self._plan = plan
         self._begin_ns = begin_ns
+        self._end_ns = begin_ns + int(plan.time_max_s * 1e9)
         self._tight = 0
 
     def settled(self, seen: Look, request_count: int) -> bool:
@@ -96,10 +97,9 @@ class AdaptiveStop:
 
     def next_ns(self, at_ns: int) -> int:
         """Return when to look after a look at this moment; the time between looks grows with the level."""
-        end_ns = self._begin_ns + int(self._plan.time_max_s * 1e9)
-        step_ns = min(CHECK_NS, (end_ns - self._begin_ns) // _LOOKS_MIN)
-        return min(at_ns + max(step_ns, int((at_ns - self._begin_ns) * _GROWTH)), end_ns)
+        step_ns = max(1, min(CHECK_NS, (self._end_ns - self._begin_ns) // _LOOKS_MIN))
+        return min(at_ns + max(step_ns, int((at_ns - self._begin_ns) * _GROWTH)), self._end_ns)
 
     def out_of_time(self, now_ns: int) -> bool:
         """Whether the longest time is over."""
-        return now_ns - self._begin_ns >= self._plan.time_max_s * 1e9
+        return now_ns >= self._end_ns

@@ -79,7 +79,7 @@ class Deployment:
                 raise
             if NOT_EXPLICIT in error.message.lower():
                 raise invalid(
-                    f"the server at {self._server.http} does not load models when asked to",
+                    f"the server at {self._server.control_url} does not load models when asked to",
                     hint="start it with --model-control-mode=explicit, or measure the loads alone: "
                     "--reload-model-disable",
                 ) from None

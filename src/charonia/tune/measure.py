@@ -222,7 +222,7 @@ class Measurer:
 
     def _find(self) -> resources.ServerProcesses | None:
         if not self._has_looked:
-            self._processes = resources.find(f"http://{self._server.http}".replace("http://http", "http"))
+            self._processes = resources.find(self._server.control_url)
             self._has_looked = True
         return self._processes
 

@@ -68,7 +68,10 @@ def profile(merged: Merged, prepare: Prepare, progress: Progress, stop: Stop) ->
     source = options.launch.repository if options.launch.mode is not LaunchMode.REMOTE else None
     output = OutputRepository(options.output.repository, source, override=options.output.override)
     _note_server(options, done, progress)
-    with Journal(options.output.journal_folder) as journal, server_of(options.launch) as server:
+    with (
+        Journal(options.output.journal_folder) as journal,
+        server_of(options.launch, options.measure.protocol) as server,
+    ):
         deployment = Deployment(server)
         if not options.launch.reload_disabled:
             deployment.check_explicit()
@@ -197,7 +200,7 @@ class _Run:
 
     def _used_mb(self) -> tuple[float | None, float | None]:
         """Return the server's memory on this machine, and that of its GPUs; None where nobody can see it."""
-        processes = resources.find(f"http://{self.bench.server.http}".replace("http://http", "http"))
+        processes = resources.find(self.bench.server.control_url)
         sample = processes.sample() if processes is not None else None
         gpus = _gpus(self.bench.server) if self.done.idle_gpus else ()
         return (sample[1] / 1e6 if sample is not None else None), (_used_on(gpus) if gpus else None)
@@ -257,7 +260,8 @@ def _note_server(options: TuneOptions, done: _Progressed, progress: Progress) ->
 
 def _server_info(server: Server) -> ServerInfo:
     metadata = server.client.server_metadata()
-    return ServerInfo(f"http://{server.http}", "http", metadata.name, metadata.version, metadata.extensions)
+    protocol = server.control_url.partition("://")[0]
+    return ServerInfo(server.control_url, protocol, metadata.name, metadata.version, metadata.extensions)
 
 
 def _gpus(server: Server) -> tuple[Gpu, ...]:

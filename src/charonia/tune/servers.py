@@ -40,15 +40,13 @@ class Server(Protocol):
     """A server that answers.
 
     Attributes:
-        http: Its HTTP endpoint.
-        grpc: Its gRPC endpoint.
+        control_url: Where it is asked and told about its models.
         metrics_url: Its metrics page.
         is_ours: Whether it was started for this and has nobody else to serve.
         client: To ask it with.
     """
 
-    http: str
-    grpc: str
+    control_url: str
     metrics_url: str
     is_ours: bool
     client: Client
@@ -119,7 +117,7 @@ class LocalServer:
 
     def url(self, protocol: ClientProtocol) -> str:
         """Return where requests are sent."""
-        return f"grpc://{self.grpc}" if protocol is ClientProtocol.GRPC else f"http://{self.http}"
+        return f"grpc://{self._grpc}" if protocol is ClientProtocol.GRPC else self.control_url
 
     def restart(self) -> None:
         """Start it again after its end."""
@@ -146,7 +144,8 @@ class LocalServer:
 
     def _start(self) -> None:
         ports = _free_ports()
-        self.http, self.grpc, metrics = (f"{HOST}:{port}" for port in ports)
+        self._http, self._grpc, metrics = (f"{HOST}:{port}" for port in ports)
+        self.control_url = f"http://{self._http}"
         self.metrics_url = f"http://{metrics}/metrics"
         flags = [f"--model-repository={self._options.repository}", "--model-control-mode=explicit"]
         for name, port in zip(("http", "grpc", "metrics"), ports, strict=True):
@@ -165,7 +164,7 @@ class LocalServer:
             )
         except OSError as error:
             raise invalid(f"the server '{self._command[0]}' cannot be started: {error.strerror}") from error
-        self.client = Client(f"http://{self.http}")
+        self.client = Client(self.control_url)
         try:
             self._wait_until_ready()
         except BaseException:
@@ -204,16 +203,19 @@ class LocalServer:
 class RemoteServer:
     """A server that runs already. Use it as a context manager.
 
+    It is told about its models over the protocol of the requests, and over the other one where that is not answered: a
+    port that is not needed need not be reachable.
+
     Args:
         options: Where it answers.
+        protocol: What requests are sent over.
     """
 
     is_ours = False
 
-    def __init__(self, options: LaunchOptions) -> None:
+    def __init__(self, options: LaunchOptions, protocol: ClientProtocol) -> None:
         self._options = options
-        self.http = options.http_endpoint
-        self.grpc = options.grpc_endpoint
+        self._protocol = protocol
         self.metrics_url = options.metrics_url
 
     def __enter__(self) -> Self:
@@ -222,24 +224,27 @@ class RemoteServer:
         Raises:
             ServingError: UNAVAILABLE when it does not.
         """
-        self.client = Client(_with_scheme(self.http, ClientProtocol.HTTP))
-        problem = ""
-        try:
-            for _ in range(self._options.retries):
+        protocols = sorted(ClientProtocol, key=lambda protocol: protocol is not self._protocol)
+        problems: dict[str, str] = {}
+        for _ in range(self._options.retries):
+            for url in map(self.url, protocols):
+                client = Client(url)
                 try:
-                    if self.client.server_ready():
+                    if client.server_ready():
+                        self.control_url, self.client = url, client
                         return self
-                    problem = "it is not ready"
+                    problems[url] = "it is not ready"
                 except ServingError as error:
-                    problem = error.message
-                time.sleep(RETRY_SECONDS)
-            raise unavailable(
-                f"no server answers at {self.http}: {problem}",
-                hint="--triton-http-endpoint and --triton-grpc-endpoint say where it is",
-            )
-        except BaseException:
-            self.client.close()
-            raise
+                    problems[url] = error.message
+                except BaseException:
+                    client.close()
+                    raise
+                client.close()
+            time.sleep(RETRY_SECONDS)
+        raise unavailable(
+            "no server answers: " + "; ".join(f"{url}: {problem}" for url, problem in problems.items()),
+            hint="--triton-http-endpoint and --triton-grpc-endpoint say where it is",
+        )
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -252,20 +257,22 @@ class RemoteServer:
         with contextlib.suppress(ServingError):
             if self.client.server_live():
                 return ""
-        return f"the server at {self.http} no longer answers"
+        return f"the server at {self.control_url} no longer answers"
 
     def url(self, protocol: ClientProtocol) -> str:
         """Return where requests are sent."""
-        return _with_scheme(self.grpc if protocol is ClientProtocol.GRPC else self.http, protocol)
+        options = self._options
+        endpoint = options.grpc_endpoint if protocol is ClientProtocol.GRPC else options.http_endpoint
+        return _with_scheme(endpoint, protocol)
 
     def restart(self) -> None:
         """Do not start it: it is not ours."""
-        raise unavailable(self.fate() or f"the server at {self.http} was lost")
+        raise unavailable(self.fate() or f"the server at {self.control_url} was lost")
 
 
-def server_of(options: LaunchOptions) -> LocalServer | RemoteServer:
-    """Return the server that the options ask for, not yet started."""
-    return RemoteServer(options) if options.mode is LaunchMode.REMOTE else LocalServer(options)
+def server_of(options: LaunchOptions, protocol: ClientProtocol) -> LocalServer | RemoteServer:
+    """Return the server that the options ask for, not yet started; requests are sent to it over a protocol."""
+    return RemoteServer(options, protocol) if options.mode is LaunchMode.REMOTE else LocalServer(options)
 
 
 def command_of(options: LaunchOptions) -> list[str]:
