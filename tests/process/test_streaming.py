@@ -1,0 +1,185 @@
+"""Streams of responses, with real models in worker processes, over real sockets."""
+
+import http.client
+import json
+import queue
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpcclient
+
+from charonia.testing.models import write_model
+from charonia.testing.process import ServeProcess
+
+COUNT = """
+import pathlib
+import time
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            upto = int(pb_utils.get_input_tensor_by_name(request, "UPTO").as_numpy()[0])
+            for number in range(abs(upto)):
+                if sender.is_cancelled():
+                    pathlib.Path(__file__).with_name("cancelled").touch()
+                    break
+                if upto < 0:
+                    time.sleep(0.01)
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("NUMBER", np.array([number], np.int32))]))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+COUNT_CONFIG = """
+backend: "python"
+input [ { name: "UPTO" data_type: TYPE_INT32 dims: [ 1 ] } ]
+output [ { name: "NUMBER" data_type: TYPE_INT32 dims: [ 1 ] } ]
+model_transaction_policy { decoupled: true }
+"""
+SQUARE = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        numbers = [pb_utils.get_input_tensor_by_name(request, "IN").as_numpy() for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", number * number)]) for number in numbers]
+"""
+SQUARE_CONFIG = """
+backend: "python"
+input [ { name: "IN" data_type: TYPE_INT32 dims: [ 1 ] } ]
+output [ { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] } ]
+"""
+SQUARES_CONFIG = """
+platform: "ensemble"
+input [ { name: "UPTO" data_type: TYPE_INT32 dims: [ 1 ] } ]
+output [ { name: "SQUARE" data_type: TYPE_INT32 dims: [ 1 ] } ]
+ensemble_scheduling { step [
+  { model_name: "count" model_version: -1
+    input_map { key: "UPTO" value: "UPTO" } output_map { key: "NUMBER" value: "number" } },
+  { model_name: "square" model_version: -1
+    input_map { key: "IN" value: "number" } output_map { key: "OUT" value: "SQUARE" } } ] }
+"""
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    write_model(folder, "count", COUNT, config=COUNT_CONFIG)
+    write_model(folder, "square", SQUARE, config=SQUARE_CONFIG)
+    write_model(folder, "squares", "", config=SQUARES_CONFIG)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(repository: Path) -> Iterator[ServeProcess]:
+    with ServeProcess(repository) as process:
+        yield process
+
+
+def post(server: ServeProcess, path: str, document: object, **headers: str) -> http.client.HTTPConnection:
+    connection = http.client.HTTPConnection(server.http, timeout=30)
+    connection.request("POST", path, json.dumps(document), headers)
+    return connection
+
+
+def events(connection: http.client.HTTPConnection) -> Iterator[Any]:
+    """Yield the document of each event as it comes."""
+    response = connection.getresponse()
+    assert response.status == 200
+    assert response.headers["Content-Type"] == "text/event-stream; charset=utf-8"
+    while line := response.readline():
+        assert line.startswith(b"data: ")
+        yield json.loads(line.removeprefix(b"data: "))
+        assert response.readline() == b"\n"
+    connection.close()
+
+
+@pytest.mark.parametrize(("model", "output"), [("count", "NUMBER"), ("squares", "SQUARE")])
+def test_generate_stream_sends_each_response(server: ServeProcess, model: str, output: str) -> None:
+    connection = post(server, f"/v2/models/{model}/generate_stream", {"UPTO": 4})
+
+    numbers = [event[output] for event in events(connection)]
+
+    expected = [number if output == "NUMBER" else number * number for number in range(4)]
+    assert sorted(numbers) == expected
+    assert numbers == expected or model == "squares"  # the branches of an ensemble may overtake each other
+
+
+def test_events_come_while_the_model_is_still_at_work(server: ServeProcess) -> None:
+    stream = events(post(server, "/v2/models/count/generate_stream", {"UPTO": -200}))
+    started = time.monotonic()
+
+    assert next(stream)["NUMBER"] == 0
+
+    assert time.monotonic() - started < 1.9  # all of them take two seconds
+    assert [event["NUMBER"] for event in stream] == list(range(1, 200))
+
+
+def test_infer_answers_a_decoupled_model_with_events(server: ServeProcess) -> None:
+    inputs = {"inputs": [{"name": "UPTO", "shape": [1], "datatype": "INT32", "data": [3]}]}
+
+    connection = post(server, "/v2/models/count/infer", inputs, Accept="text/event-stream")
+
+    assert [event["outputs"][0]["data"] for event in events(connection)] == [[0], [1], [2]]
+
+
+def test_a_client_that_closes_its_connection_cancels_the_model(server: ServeProcess, repository: Path) -> None:
+    sign = repository / "count" / "1" / "cancelled"
+    connection = post(server, "/v2/models/count/generate_stream", {"UPTO": -100_000})
+    assert next(events(connection))["NUMBER"] == 0
+
+    connection.close()
+
+    deadline = time.monotonic() + 20
+    while not sign.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert [event["NUMBER"] for event in events(post(server, "/v2/models/count/generate_stream", {"UPTO": 1}))] == [0]
+
+
+def test_ordinary_and_decoupled_models_share_one_stream_of_the_stock_client(server: ServeProcess) -> None:
+    answers: queue.Queue[Any] = queue.Queue()
+    with grpcclient.InferenceServerClient(server.grpc) as client:
+        client.start_stream(callback=lambda result, error: answers.put((result, error)))
+        for model, name, value, label in (
+            ("count", "UPTO", 3, "a"),
+            ("square", "IN", 5, "b"),
+            ("squares", "UPTO", 2, "c"),
+            ("none", "IN", 0, "d"),
+            ("square", "IN", 6, "e"),
+        ):
+            tensor = grpcclient.InferInput(name, [1], "INT32")
+            tensor.set_data_from_numpy(np.array([value], np.int32))
+            client.async_stream_infer(model, [tensor], request_id=label, enable_empty_final_response=True)
+        client.stop_stream()
+
+    found: dict[str, list[int | None]] = {}
+    finals: list[str] = []
+    errors = 0
+    while not answers.empty():
+        result, error = answers.get()
+        if error is not None:
+            errors += 1
+            continue
+        response = result.get_response()
+        values = [int(np.frombuffer(raw, np.int32)[0]) for raw in response.raw_output_contents]
+        found.setdefault(response.id, []).extend(values)
+        if response.parameters["triton_final_response"].bool_param:
+            finals.append(response.id)
+    assert {label: sorted(values) for label, values in found.items()} == {  # type: ignore[type-var]  # numbers all
+        "a": [0, 1, 2],
+        "b": [25],
+        "c": [0, 1],
+        "e": [36],
+    }
+    assert sorted(finals) == ["a", "b", "c", "e"]
+    assert finals.index("b") < finals.index("e")
+    assert errors == 1
