@@ -1,7 +1,7 @@
 """Search by the library optuna: its tree-structured Parzen estimator suggests, we measure and tell it. Seeded."""
 
 import math
-import random
+from random import Random
 from typing import Any
 
 from charonia.core.errors import unsupported
@@ -94,7 +94,7 @@ class _Choices:
         self.seen: set[Picked] = set()
         load = bench.grid.space.load
         self._bench = bench
-        self._random = random.Random(bench.options.seed)
+        self._random = Random(bench.options.seed)
         self._values = () if load.formula else load_values(load)
         counts = (*bench.grid.shape, len(load.batch_sizes), max(1, len(self._values)))
         self._counts = counts

@@ -9,7 +9,7 @@ Source: Maron and Moore, Hoeffding races (1994); Karnin, Koren, Somekh, Almost o
 
 import itertools
 import math
-import random
+from random import Random
 
 from charonia.tune.api import Variant
 from charonia.tune.objective import Point, gain
@@ -28,7 +28,7 @@ def explore(bench: Bench) -> Steps[None]:
     """Race all variants down to a few."""
     order = _spread(bench)
     # Shuffled, a good one comes early and throws the others out, and a short budget reaches a fair sample.
-    random.Random(bench.options.seed).shuffle(order)
+    Random(bench.options.seed).shuffle(order)
     coordinates = {bench.grid.variant(coordinate).key: coordinate for coordinate in order}
     for coordinate in coordinates.values():
         yield from _look(bench, coordinate)
