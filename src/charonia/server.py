@@ -10,6 +10,9 @@ from pathlib import Path
 
 from charonia import __version__
 from charonia.backends.registry import installed_backends
+from charonia.cache.local import LocalCache
+from charonia.cache.redis import RedisCache
+from charonia.config.cache import CacheOptions
 from charonia.config.repositories import StoreSettings
 from charonia.config.server import (
     AccessLogFormat,
@@ -112,6 +115,7 @@ class Server:
         # With one core only, whoever is waited for could not run.
         poll_ns = options.busy_poll_us * 1000 if cores > 1 else 0
         busy_poll = BusyPoll(asyncio.get_running_loop(), poll_ns) if poll_ns else None
+        self._cache = _make_cache(options.cache)
         self._limits = RateLimits(options.rate_limit.resources) if options.rate_limit.is_on else None
         self._backends = Backends(
             installed_backends(Path(options.backend_directory) if options.backend_directory else None),
@@ -119,6 +123,7 @@ class Server:
             verbose=options.log.verbose > 0,
             busy_poll=busy_poll,
             limits=self._limits,
+            cache=self._cache,
             pinned=PinnedMemory(options.pinned_memory_bytes),
         )
         self._lifecycle = Lifecycle(
@@ -165,6 +170,8 @@ class Server:
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         options = self._options
         self._tracing = Tracing(options.trace)
+        if isinstance(self._cache, RedisCache):
+            await self._cache.connect()
         failures = await self._lifecycle.load_at_start((*options.models.load, *options.models.auto.pinned))
         if failures and options.exit_on_error:
             raise invalid(
@@ -272,6 +279,7 @@ class Server:
     def _families(self) -> list[Family]:
         """Return the metrics of what models share."""
         shared = families(self._limits.view()) if self._limits is not None else []
+        shared += self._cache.families() if self._cache is not None else []
         shared += self._device_families()
         return shared + (self._demand.families() if self._demand is not None else [])
 
@@ -308,6 +316,12 @@ class Server:
                 is_pending = await self._lifecycle.poll()
             except ServingError as error:  # the disk may be back at the next look
                 _log.error("looking for changed models failed: %s", error)
+
+
+def _make_cache(options: CacheOptions) -> LocalCache | RedisCache | None:
+    if options.redis is not None:
+        return RedisCache(options.redis)
+    return LocalCache(options.size) if options.size else None
 
 
 def _store_options(settings: StoreSettings) -> StoreOptions:

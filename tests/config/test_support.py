@@ -9,7 +9,6 @@ from charonia.config.support import unsupported
     ("text", "path"),
     [
         ('backend: "onnxruntime" runtime: "model.py"', "runtime"),
-        ("response_cache { enable: true }", "response_cache.enable"),
         ('backend: "other" batch_input { }', "batch_input"),
         ('backend: "other" batch_output { }', "batch_output"),
         ('cc_model_filenames { key: "7.5" value: "t4.plan" }', "cc_model_filenames"),
@@ -39,7 +38,7 @@ def test_what_is_not_there_is_refused_by_name(text: str, path: str) -> None:
         "dynamic_batching { preferred_batch_size: 4 priority_levels: 2 }",
         "input { optional: true reshape { shape: [1] } format: FORMAT_NHWC }",
         "model_transaction_policy { decoupled: true } response_cache { enable: false }",
-        "model_warmup { batch_size: 1 }",
+        "model_warmup { batch_size: 1 } response_cache { enable: true }",
         'backend: "onnxruntime" runtime: "libtriton_onnxruntime.so"',
         "instance_group { rate_limiter { priority: 2 resources { name: 'R' count: 1 } } kind: KIND_GPU gpus: 0 }",
         "optimization { cuda { graphs: true } execution_accelerators { gpu_execution_accelerator { name: 'x' } } }",
@@ -58,11 +57,12 @@ def test_what_is_there_or_says_nothing_is_accepted(text: str) -> None:
 
 
 def test_everything_that_is_not_there_is_named_at_once() -> None:
-    config = parse("sequence_batching { } response_cache { enable: true } instance_group { passive: true }")
+    text = "input { is_shape_tensor: true } instance_group { passive: true }"
+    config = parse(f'backend: "onnxruntime" runtime: "model.py" {text}')
 
     assert [problem.path for problem in unsupported(config)] == [
-        "sequence_batching",
-        "response_cache.enable",
+        "runtime",
+        "input[0].is_shape_tensor",
         "instance_group[0].passive",
     ]
     assert unsupported(ModelConfig()) == []

@@ -38,8 +38,6 @@ def _of_model(config: ModelConfig) -> Iterator[tuple[str, str]]:
     """Yield path and feature."""
     if config.runtime not in ("", f"libtriton_{config.backend}.so", *_RUNTIMES.get(config.backend, ())):
         yield "runtime", f"runtime '{config.runtime}'"
-    if config.response_cache is not None and config.response_cache.enable:
-        yield "response_cache.enable", "the response cache"
     for field in ("batch_input", "batch_output"):
         if getattr(config, field) and config.backend not in _RAGGED:
             yield field, f"{field} in a model of backend '{config.backend}'"

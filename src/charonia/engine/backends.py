@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from charonia.backends.api import Backend, BackendSettings, Models
+from charonia.cache.api import ResponseCache
 from charonia.core.errors import invalid
 from charonia.engine.busy_poll import BusyPoll
 from charonia.engine.calls import CallGraph
@@ -28,6 +29,7 @@ class Backends:
         metrics: The metrics that models make themselves.
         busy_poll: Who stays awake between requests, None where nobody does.
         limits: The resources that instances share, None without a rate limiter.
+        cache: Where responses are kept, None without a response cache.
         pinned: Pinned memory of all models.
     """
 
@@ -39,6 +41,7 @@ class Backends:
         verbose: bool = False,
         busy_poll: BusyPoll | None = None,
         limits: RateLimits | None = None,
+        cache: ResponseCache | None = None,
         pinned: PinnedMemory | None = None,
     ) -> None:
         self._factories = factories
@@ -49,6 +52,7 @@ class Backends:
         self.calls = CallGraph()
         self.busy_poll = busy_poll
         self.limits = limits
+        self.cache = cache
         self.pinned = pinned or PinnedMemory()
         self.metrics = CustomMetrics(reserved=(*metric_names(), *device_metric_names()))
         self._made: dict[str, Backend] = {}
@@ -92,7 +96,9 @@ class Backends:
         )
 
     async def aclose(self) -> None:
-        """Close every backend that was made."""
+        """Close every backend that was made, and the cache."""
+        if self.cache is not None:
+            await self.cache.aclose()
         for backend in self._made.values():
             await backend.aclose()
         self._made.clear()

@@ -3,10 +3,13 @@
 import logging
 from collections.abc import Callable
 
+from charonia.cache.api import ResponseCache
 from charonia.core.calls import Reply, Ticket
 from charonia.core.errors import ServingError, invalid
 from charonia.core.metadata import ModelState
 from charonia.core.request import InferRequest
+from charonia.engine.cached import CachedRunner
+from charonia.engine.caching import behind_cache, ensemble_space
 from charonia.engine.composition import Composition, Members, cycle, dependents, wire
 from charonia.engine.ensemble import EnsembleRunner, Infer
 from charonia.engine.entries import AMBIGUOUS, ModelEntry, VersionEntry
@@ -27,6 +30,7 @@ class Ensembles:
         models: Every model, by name.
         changed: Called when versions of an ensemble have come or gone.
         retire: Called with a version that is to answer what it has in flight and nothing more.
+        cache: Where responses are kept, None without a response cache.
 
     Attributes:
         infer: What runs the steps: the engine sets it.
@@ -37,11 +41,13 @@ class Ensembles:
         models: dict[str, ModelEntry],
         changed: Callable[[ModelEntry], None],
         retire: Callable[[LoadedVersion], object],
+        cache: ResponseCache | None = None,
     ) -> None:
         self.infer: Infer = _no_engine
         self._models = models
         self._changed = changed
         self._retire = retire
+        self._cache = cache
         self._members = Members(self._answering, self._failure)
 
     def note(self, model: ModelEntry, composition: Composition) -> None:
@@ -69,7 +75,7 @@ class Ensembles:
         Raises:
             ServingError: INVALID_ARG with everything that does not fit.
         """
-        return self._load(version, wire(composition, self._members))
+        return self._load(version, wire(composition, self._members), self._space(composition))
 
     def follow(self, name: str) -> None:
         """Bring up to date the ensembles that contain a model, and the model itself where it is one."""
@@ -87,13 +93,18 @@ class Ensembles:
 
     def _rewire(self, model: ModelEntry, composition: Composition, wiring: Wiring) -> None:
         model.failure = ""
+        space = self._space(composition)
         for version in composition.versions:
             entry = model.versions.setdefault(version, VersionEntry())
-            if entry.loaded is not None and isinstance(entry.loaded.runner, EnsembleRunner):
-                entry.loaded.runner.rewire(wiring)
-                entry.loaded = LoadedVersion(entry.loaded.runner, None, wiring.labels)
+            runner = entry.loaded.runner if entry.loaded is not None else None
+            inner = runner.inner if isinstance(runner, CachedRunner) else runner
+            if runner is not None and isinstance(inner, EnsembleRunner):
+                inner.rewire(wiring)
+                if isinstance(runner, CachedRunner):
+                    runner.renew(space)
+                entry.loaded = LoadedVersion(runner, None, wiring.labels, space=space)
             else:
-                entry.loaded, entry.state, entry.reason = self._load(version, wiring), ModelState.READY, ""
+                entry.loaded, entry.state, entry.reason = self._load(version, wiring, space), ModelState.READY, ""
                 _log.info("ensemble '%s' version %d is ready: its models are there", model.name, version)
         self._changed(model)
 
@@ -109,8 +120,17 @@ class Ensembles:
             entry.loaded, entry.state, entry.reason = None, ModelState.UNAVAILABLE, reason
         self._changed(model)
 
-    def _load(self, version: int, wiring: Wiring) -> LoadedVersion:
-        return LoadedVersion(EnsembleRunner(str(version), wiring, self.infer), None, wiring.labels)
+    def _load(self, version: int, wiring: Wiring, space: bytes) -> LoadedVersion:
+        runner = behind_cache(EnsembleRunner(str(version), wiring, self.infer), self._cache, space)
+        return LoadedVersion(runner, None, wiring.labels, space=space)
+
+    def _space(self, composition: Composition) -> bytes:
+        """Return the key space of an ensemble with its models as they are loaded now."""
+        if self._cache is None:
+            return b""
+        models = [self._models[name] for name in composition.models if name in self._models]
+        members = [(m.name, v, e.loaded.space) for m in models for v, e in m.versions.items() if e.loaded is not None]
+        return ensemble_space(composition.config, members)
 
     def _compositions(self) -> dict[str, Composition]:
         return {name: model.composition for name, model in self._models.items() if model.composition is not None}

@@ -87,7 +87,7 @@ class Lifecycle:
     def __init__(self, options: LifecycleOptions, backends: Backends) -> None:
         self.models: dict[str, ModelEntry] = {}
         self.routes: dict[tuple[str, str], Runner] = {}
-        self.ensembles = Ensembles(self.models, self._route, lambda loaded: self._retire(loaded, None))
+        self.ensembles = Ensembles(self.models, self._route, lambda loaded: self._retire(loaded, None), backends.cache)
         self.sources = Sources(options.repositories, options.stores, has_namespaces=options.has_namespaces)
         self.found = Scan()
         self.bring_steps: Callable[[Sequence[str]], Awaitable[None]] | None = None

@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from heapq import heapify, heappop, heappush
 
-from charonia.sched.api import QueueLimits, Submit
+from charonia.sched.api import BatchPolicy, QueueLimits, Submit
 
 NS_PER_US = 1000
 
@@ -135,11 +135,7 @@ class WaitingLine:
         return self._level_limits.get(level, self._limits)
 
     def _timeout_ns(self, level: int, asked_us: int) -> int:
-        limits = self._limits_of(level)
-        if not (asked_us and limits.timeout_override):
-            return limits.timeout_ns
-        asked_ns = asked_us * NS_PER_US
-        return min(asked_ns, limits.timeout_ns) if limits.timeout_ns else asked_ns
+        return _timeout_ns(self._limits_of(level), asked_us)
 
     def _waiting_at(self, level: int) -> int:
         return sum(len(self._lanes.get(rank, ())) for rank in (2 * level, 2 * level + 1))
@@ -167,3 +163,23 @@ class WaitingLine:
         if len(self._deadlines) > 2 * len(self._entries) + STALE_DEADLINES_MAX:
             self._deadlines = [item for item in self._deadlines if item[1] in self._entries]
             heapify(self._deadlines)
+
+
+def queue_timeout_ns(policy: BatchPolicy, priority: int, asked_us: int) -> int:
+    """Return how long a request may wait before it is refused, in ns; 0 for no limit.
+
+    Args:
+        policy: The queue policy.
+        priority: Level that the request asks for, 0 for the default.
+        asked_us: Timeout that it asks for, 0 for none.
+    """
+    level = priority if 0 < priority <= policy.priority_levels else policy.default_level
+    limits = dict(policy.level_limits).get(level, policy.limits)
+    return 0 if limits.delay_expired else _timeout_ns(limits, asked_us)
+
+
+def _timeout_ns(limits: QueueLimits, asked_us: int) -> int:
+    if not (asked_us and limits.timeout_override):
+        return limits.timeout_ns
+    asked_ns = asked_us * NS_PER_US
+    return min(asked_ns, limits.timeout_ns) if limits.timeout_ns else asked_ns

@@ -81,6 +81,15 @@ _COUNTERS = (
     _Counter("nv_inference_compute_output_duration_us", "Time to take outputs", _us(lambda s: s.compute_output)),
 )
 
+_CACHE_COUNTERS = (
+    _Counter("nv_cache_num_hits_per_model", "Requests answered from the response cache", lambda s: s.cache_hit.count),
+    _Counter("nv_cache_num_misses_per_model", "Requests not in the response cache", lambda s: s.cache_miss.count),
+    _Counter("nv_cache_hit_duration_per_model", "Time of hits in microseconds", _us(lambda s: s.cache_hit)),
+    _Counter("nv_cache_miss_duration_per_model", "Time of misses in microseconds", _us(lambda s: s.cache_miss)),
+)
+
+COLLAPSED = "charonia_cache_collapsed_total"
+
 _DURATIONS: tuple[tuple[str, str, Callable[[Meter], Histogram]], ...] = (
     (REQUEST_DURATION, "Arrival to answer", lambda m: m.request_ns),
     (QUEUE_DURATION, "Arrival to execution", lambda m: m.queue_ns),
@@ -162,6 +171,7 @@ def render(
             ((labels, counter.read(sample.meter.statistics)) for labels, sample in labelled),
         )
     _family(
+    _caching(lines, [(labels, sample.meter) for labels, sample in labelled if sample.meter.is_cached])
         lines,
         "nv_inference_request_failure",
         "counter",
@@ -212,6 +222,15 @@ def render(
 
 
 def _summaries(lines: list[str], labelled: Sequence[tuple[str, ModelSample]], view: PageView) -> None:
+def _caching(lines: list[str], cached: Sequence[tuple[str, Meter]]) -> None:
+    for counter in _CACHE_COUNTERS if cached else ():
+        samples = ((labels, counter.read(meter.statistics)) for labels, meter in cached)
+        _family(lines, counter.name, "counter", counter.help, samples)
+    if cached:
+        samples = ((labels, meter.collapsed) for labels, meter in cached)
+        _family(lines, COLLAPSED, "counter", "Requests answered with the response to an equal one in flight", samples)
+
+
     for name, help_text in SUMMARIES.items():
         _head(lines, name, "summary", help_text)
         for labels, sample in labelled:

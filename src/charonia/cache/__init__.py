@@ -1,0 +1,1 @@
+"""Responses that are kept: their keys, and where they are kept."""
