@@ -18,6 +18,7 @@ COMMANDS = {
     "tune": "Find the configuration of a model that gives the most within your limits.",
     "config": "Print the complete configuration of a model and what was inferred.",
     "key": "Make an API key for a server that asks for one.",
+    "doctor": "Show what this machine offers to models, and what a repository needs.",
     "demo": "Serve models that packages ship and send them real inputs.",
 }
 """Summary by name, which is also the name of the module."""
