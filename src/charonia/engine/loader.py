@@ -26,13 +26,14 @@ from charonia.engine.limits import Claim
 from charonia.engine.padding import PaddingStrategy, pad_instance
 from charonia.engine.runner import ModelRunner
 from charonia.engine.schedulers import make_scheduler
+from charonia.engine.sequence_tensors import initial_states
 from charonia.engine.sequences import make_sequence_runner
 from charonia.engine.strategy import PythonStrategy, load_strategy
 from charonia.engine.warmup import warm
 from charonia.engine.warmup_data import samples
 from charonia.repository.labels import read_labels
 from charonia.repository.scan import ModelFolder
-from charonia.repository.states import read_initial_states
+from charonia.repository.states import read_state_files
 from charonia.repository.warmup import read_warmup_files
 from charonia.sched.strategy import all_of
 from charonia.stats.meter import Meter
@@ -165,7 +166,7 @@ async def load_version(
     labels = await asyncio.to_thread(read_labels, folder, config)
     warmup_files = await asyncio.to_thread(read_warmup_files, folder, config)
     warmup = samples(config, str(version), warmup_files)
-    initial = await asyncio.to_thread(read_initial_states, folder, config)
+    states = initial_states(config, await asyncio.to_thread(read_state_files, folder, config))
     space = await key_space(backends.cache, folder, version, config)
     placed = placements(config, cores, backends.host_cores)
     for group in config.instance_group:
@@ -194,7 +195,7 @@ async def load_version(
     runner: ModelRunner
     if config.sequence_batching is not None:
         runner = make_sequence_runner(
-            config, str(version), initial, lanes=lanes, labels=labels, backends=backends, claim=claim
+            config, str(version), states, lanes=lanes, labels=labels, backends=backends, claim=claim
         )
     else:
         padding = padding_plan(config)

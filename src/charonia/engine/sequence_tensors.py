@@ -7,11 +7,12 @@ import numpy as np
 
 from charonia.backends.api import Outputs
 from charonia.config.kinds import ControlKind
-from charonia.config.model import ModelConfig, SequenceControl, SequenceState
+from charonia.config.model import InitialState, ModelConfig, SequenceControl, SequenceState
 from charonia.config.sequences import CONTROL_DIMS, control_type, controls
 from charonia.core.dtypes import DataType
 from charonia.core.request import SEQUENCE_END, SEQUENCE_START, InferRequest, RequestedOutput
 from charonia.core.tensor import Array, Tensor
+from charonia.engine.raw_data import from_file, zeros
 
 States = dict[str, Array]
 """Arrays of a sequence's states by name of the state's input, with the batch dimension where the model has one."""
@@ -96,7 +97,7 @@ class SequenceTensors:
 
     def padding(self, like: SequenceRequest) -> SequenceRequest:
         """Return what stands in a row without a request: the shapes of another request, and nothing in them."""
-        inputs = {name: Tensor(name, t.datatype, _zeros(t.datatype, t.array.shape)) for name, t in like.inputs.items()}
+        inputs = {name: Tensor(name, t.datatype, zeros(t.datatype, t.array.shape)) for name, t in like.inputs.items()}
         self._add_flags(inputs, 0, is_ready=False)
         request = SequenceRequest(like, inputs, like.outputs)
         request.id, request.correlation_id, request.flags, request.parameters = "", 0, 0, {}
@@ -162,8 +163,26 @@ def type_of(state: SequenceState) -> DataType:
     return state.data_type
 
 
-def _zeros(datatype: DataType, shape: tuple[int, ...]) -> Array:
-    if datatype is DataType.BYTES:
-        empty: Array = np.full(shape, b"", np.object_)
-        return empty
-    return np.zeros(shape, datatype.numpy)
+def initial_states(config: ModelConfig, files: Mapping[str, bytes]) -> States:
+    """Return what the states of a sequence start from: zeros, where the configuration does not name a file.
+
+    Args:
+        config: A validated configuration.
+        files: Content of the files that it names, by name.
+
+    Raises:
+        ServingError: INVALID_ARG, beginning with the path: a file holds something else than the state needs.
+    """
+    sequence = config.sequence_batching
+    lead = (1,) if config.max_batch_size > 0 else ()
+    found: States = {}
+    for index, state in enumerate(sequence.state if sequence is not None else ()):
+        initial = state.initial_state[0] if state.initial_state else InitialState()
+        dims = tuple(max(1, dim) for dim in initial.dims or state.dims)
+        if initial.data_file is None:
+            array = zeros(type_of(state), dims)
+        else:
+            path = f"sequence_batching.state[{index}].initial_state[0].data_file"
+            array = from_file(files[initial.data_file], type_of(state), dims, f"{path}: '{initial.data_file}'")
+        found[state.input_name] = array.reshape(lead + dims)
+    return found

@@ -1,6 +1,5 @@
 """From the warm-up samples of a configuration to requests. Pure."""
 
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
@@ -9,14 +8,12 @@ import numpy as np
 
 from charonia.config.model import ModelConfig, ModelWarmup, WarmupInput
 from charonia.core.dtypes import DataType
-from charonia.core.errors import invalid
 from charonia.core.request import InferRequest
 from charonia.core.tensor import Array, Tensor
+from charonia.engine.raw_data import from_file, zeros
 
 RANDOM_SEED = 20_260
 """Random data is the same at every load, so that a load that works once works again."""
-
-_LENGTH = struct.Struct("<I")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +75,12 @@ def _array(
     given: WarmupInput, datatype: DataType, path: str, files: Mapping[str, bytes], random: np.random.Generator
 ) -> Array:
     if given.input_data_file is not None:
-        return _from_file(files[given.input_data_file], given, datatype, f"{path}.input_data_file")
-    if datatype is DataType.BYTES:  # empty strings: nobody could say what random ones should look like
-        strings: Array = np.full(prod(given.dims), b"", np.object_)
-        return strings
-    if given.random_data:
+        subject = f"{path}.input_data_file: '{given.input_data_file}'"
+        return from_file(files[given.input_data_file], datatype, given.dims, subject)
+    # Strings are empty: nobody could say what random ones should look like.
+    if given.random_data and datatype is not DataType.BYTES:
         return _random(datatype, prod(given.dims), random)
-    zeros: Array = np.zeros(prod(given.dims), datatype.numpy)
-    return zeros
+    return zeros(datatype, (prod(given.dims),))
 
 
 def _random(datatype: DataType, count: int, random: np.random.Generator) -> Array:
@@ -100,35 +95,3 @@ def _random(datatype: DataType, count: int, random: np.random.Generator) -> Arra
         return random.integers(0, 2, count).astype(datatype.numpy)
     integers: Array = np.frombuffer(random.bytes(count * datatype.byte_size), datatype.numpy)
     return integers
-
-
-def _from_file(content: bytes, given: WarmupInput, datatype: DataType, path: str) -> Array:
-    count = prod(given.dims)
-    subject = f"{path}: '{given.input_data_file}'"
-    if datatype is DataType.BYTES:
-        elements = _elements(content, subject)
-        if len(elements) != count:
-            raise invalid(f"{subject}: expected {count} strings for dims {list(given.dims)}, got {len(elements)}")
-        strings = np.empty(count, np.object_)
-        strings[:] = elements
-        return strings
-    expected = count * datatype.byte_size
-    if len(content) < expected:  # what is beyond that is ignored, as by Triton
-        raise invalid(f"{subject}: expected {expected} bytes for dims {list(given.dims)}, got {len(content)}")
-    numbers: Array = np.frombuffer(content, datatype.numpy, count)
-    return numbers
-
-
-def _elements(content: bytes, subject: str) -> list[bytes]:
-    """Return strings, each of which follows its length as 4 bytes, little-endian."""
-    elements: list[bytes] = []
-    position = 0
-    while position < len(content):
-        if position + _LENGTH.size > len(content):
-            raise invalid(f"{subject}: expected the length of a string as 4 bytes at {position}, got fewer")
-        start = position + _LENGTH.size
-        position = start + _LENGTH.unpack_from(content, position)[0]
-        if position > len(content):
-            raise invalid(f"{subject}: expected {position - start} bytes of a string at {start}, got fewer")
-        elements.append(content[start:position])
-    return elements

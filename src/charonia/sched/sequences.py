@@ -19,14 +19,12 @@ one stands `PADDING`. Those of the oldest strategy have the requests that were r
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Hashable, Iterable
-from collections.abc import Sequence as Ordered
+from collections.abc import Hashable
 from heapq import heapify, heappop, heappush
 from typing import assert_never
 
 from charonia.sched.api import (
     Cancel,
-    CloseReason,
     Command,
     Drop,
     DropReason,
@@ -48,6 +46,7 @@ from charonia.sched.sequence_api import (
     SequencePolicy,
     SequencerView,
 )
+from charonia.sched.sequence_batches import next_batch
 from charonia.sched.sequence_slots import Instance, Sequence, Waiting
 
 _NS_PER_US = 1000
@@ -395,83 +394,26 @@ class Sequencer:
     def _send_due(self, now_ns: int, commands: list[Command]) -> None:
         for instance in self._instances:
             instance.due_ns = None
-            if instance.is_idle and instance.ready:
-                if self._policy.keeps_rows:
-                    self._send_rows(instance, now_ns, commands)
-                else:
-                    self._send_oldest(instance, now_ns, commands)
-
-    def _send_rows(self, instance: Instance, now_ns: int, commands: list[Command]) -> None:
-        policy = self._policy
-        chosen = _alike(instance.ready, policy.rows)
-        if len(chosen) == policy.rows:
-            reason: CloseReason | None = CloseReason.FULL
-        elif not policy.utilization_min:
-            reason = CloseReason.QUEUE_EMPTY
-        elif len(chosen) >= policy.utilization_min * policy.rows:
-            reason = CloseReason.PREFERRED
-        else:
-            reason = self._end_of_wait(instance, chosen, now_ns)
-        if reason is None:
-            return
-        ids = [PADDING] * (1 + max(sequence.row for sequence in chosen))
-        for sequence in chosen:
-            ids[sequence.row] = self._begin_run(sequence)
-        self._send(instance, chosen, ids, reason, commands)
-
-    def _send_oldest(self, instance: Instance, now_ns: int, commands: list[Command]) -> None:
-        policy = self._policy
-        chosen = _alike(instance.ready, policy.size_max)
-        preferred = max((size for size in policy.preferred_sizes if size <= len(chosen)), default=0)
-        reason: CloseReason | None = CloseReason.FULL
-        if len(chosen) < policy.size_max:
-            reason = CloseReason.PREFERRED if preferred else self._end_of_wait(instance, chosen, now_ns)
-        if reason is None:
-            return
-        if reason is CloseReason.PREFERRED:
-            chosen = chosen[:preferred]
-        self._send(instance, chosen, [self._begin_run(sequence) for sequence in chosen], reason, commands)
-
-    def _end_of_wait(self, instance: Instance, chosen: Ordered[Sequence], now_ns: int) -> CloseReason | None:
-        """Return why a batch that could still grow is sent, or None if it may wait, which is noted."""
-        due_ns = chosen[0].queue[0].ready_ns + self._policy.delay_ns
-        if not self._policy.delay_ns or self._is_stopped:
-            return CloseReason.QUEUE_EMPTY
-        if now_ns >= due_ns:
-            return CloseReason.DELAY
-        if self._policy.adapt_delay and len(instance.ready) == instance.count:
-            return CloseReason.QUEUE_EMPTY
-        instance.due_ns = due_ns
-        return None
+            if not instance.is_idle or not instance.ready:
+                continue
+            chosen, reason = next_batch(instance, self._policy, now_ns, waits=not self._is_stopped)
+            if reason is None:
+                continue
+            if self._policy.keeps_rows:
+                ids = [PADDING] * (1 + max(sequence.row for sequence in chosen))
+                for sequence in chosen:
+                    ids[sequence.row] = self._begin_run(sequence)
+            else:
+                ids = [self._begin_run(sequence) for sequence in chosen]
+            instance.running = tuple(self._running[each] for each in ids if each != PADDING)
+            instance.is_idle = False
+            commands.append(Run(instance.slot, tuple(ids), reason))
 
     def _begin_run(self, sequence: Sequence) -> int:
         request = sequence.running = sequence.queue.popleft()
         sequence.executions += 1
+        if sequence.instance is not None:
+            del sequence.instance.ready[sequence]
         del self._waiting[request.id]
         self._running[request.id] = (sequence, request)
         return request.id
-
-    def _send(
-        self,
-        instance: Instance,
-        chosen: Ordered[Sequence],
-        ids: Ordered[int],
-        reason: CloseReason,
-        commands: list[Command],
-    ) -> None:
-        for sequence in chosen:
-            del instance.ready[sequence]
-        instance.running = tuple(self._running[each] for each in ids if each != PADDING)
-        instance.is_idle = False
-        commands.append(Run(instance.slot, tuple(ids), reason))
-
-
-def _alike(ready: Iterable[Sequence], count: int) -> list[Sequence]:
-    """Return up to `count` sequences that share a batch with the first."""
-    chosen: list[Sequence] = []
-    for sequence in ready:
-        if not chosen or sequence.batch_key == chosen[0].batch_key:
-            chosen.append(sequence)
-            if len(chosen) == count:
-                break
-    return chosen
