@@ -114,4 +114,6 @@ class TraceFiles:
         self._file.flush()
         if self._file.tell() > FILE_BYTES_MAX:
             self._is_full = True
+            self._file.close()
+            self._file = None
             _log.error("'%s' has reached %d bytes: no more traces are added to it", self._path, FILE_BYTES_MAX)

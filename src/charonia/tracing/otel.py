@@ -6,12 +6,13 @@ trace files. Spans are made here, with numbers that were given when the request 
 """
 
 import logging
+import threading
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from charonia.config.tracing import OtelOptions
-from charonia.core.errors import unsupported
+from charonia.core.errors import invalid, unsupported
 from charonia.core.trace import (
     COMPUTE_END,
     COMPUTE_INPUT_END,
@@ -30,7 +31,10 @@ if TYPE_CHECKING:
 SERVICE_NAME = "triton-inference-server"
 """`service.name` unless the command line or the environment says otherwise."""
 
-FLUSH_MS_MAX = 5000
+BATCH_SIZE = 512
+"""Most spans of an export, unless the command line or the environment says otherwise."""
+
+FLUSH_S_MAX = 3.0
 """Time that the last spans have at shutdown."""
 
 _COMPUTE = frozenset({COMPUTE_START, COMPUTE_INPUT_END, COMPUTE_OUTPUT_START, COMPUTE_END})
@@ -45,7 +49,7 @@ class OtelExport:
         options: Where to, and how many at once.
 
     Raises:
-        ServingError: UNSUPPORTED where the SDK is not installed.
+        ServingError: UNSUPPORTED where the SDK is not installed, INVALID_ARG for numbers that do not fit.
     """
 
     def __init__(self, options: OtelOptions) -> None:
@@ -64,12 +68,19 @@ class OtelExport:
         if str(named.attributes.get(SERVICE_NAME_KEY, "")).startswith("unknown_service"):
             named = named.merge(Resource({SERVICE_NAME_KEY: SERVICE_NAME}))
         self._resource = named.merge(Resource(dict(options.resource)))
-        self._processor = BatchSpanProcessor(
-            OTLPSpanExporter(endpoint=options.url),
-            max_queue_size=options.queue_size,
-            schedule_delay_millis=options.delay_ms,
-            max_export_batch_size=options.batch_size,
-        )
+        self._exporter = OTLPSpanExporter(endpoint=options.url)
+        batch_size = options.batch_size
+        if batch_size is None and options.queue_size is not None:
+            batch_size = min(options.queue_size, BATCH_SIZE)
+        try:
+            self._processor = BatchSpanProcessor(
+                self._exporter,
+                max_queue_size=options.queue_size,
+                schedule_delay_millis=options.delay_ms,
+                max_export_batch_size=batch_size,
+            )
+        except ValueError as error:  # what the environment says does not fit
+            raise invalid(f"--trace-config opentelemetry, OTEL_BSP_*: {error}") from error
 
     def write(self, sampling: Sampling, tree: TraceTree, is_complete: bool) -> None:
         """Take a trace. See `charonia.tracing.writer.Sink`."""
@@ -87,8 +98,11 @@ class OtelExport:
         """Send what is left."""
         # The SDK prints what it could not send at shutdown for want of a collector; once is enough.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
-        self._processor.force_flush(FLUSH_MS_MAX)
+        giving_up = threading.Timer(FLUSH_S_MAX, self._exporter.shutdown)  # ends its waits between attempts
+        giving_up.start()
         self._processor.shutdown()  # type: ignore[no-untyped-call]
+        giving_up.cancel()
+        giving_up.join()
 
 
 class _Spans:
