@@ -24,6 +24,7 @@ def meter() -> Meter:
         wall_ms=77,
     )
     made.failed(FailureReason.BACKEND, 5 * US)
+    made.is_cached = True
     return made
 
 

@@ -124,7 +124,8 @@ class PageView:
 def metric_names() -> tuple[str, ...]:
     """Return the names of every metric family of the server's own that `render` can write."""
     return (
-        *(c.name for c in _COUNTERS),
+        *(c.name for c in (*_COUNTERS, *_CACHE_COUNTERS)),
+        COLLAPSED,
         "nv_inference_request_failure",
         "nv_inference_pending_request_count",
         "nv_model_load_duration_secs",
@@ -170,8 +171,8 @@ def render(
             counter.help,
             ((labels, counter.read(sample.meter.statistics)) for labels, sample in labelled),
         )
-    _family(
     _caching(lines, [(labels, sample.meter) for labels, sample in labelled if sample.meter.is_cached])
+    _family(
         lines,
         "nv_inference_request_failure",
         "counter",
@@ -199,6 +200,18 @@ def render(
     if view.quantiles:
         _summaries(lines, labelled, view)
     _distributions(lines, labelled, view)
+    _workers(lines, labelled)
+    if machine is not None:
+        _machine(lines, machine)
+    for shared in families:
+        samples = ((_labels(sample.labels), sample.value) for sample in shared.samples)
+        _family(lines, shared.name, shared.kind, shared.help, samples)
+    for family in custom.families() if custom is not None else ():
+        _custom(lines, family)
+    return ("\n".join(lines) + "\n").encode()
+
+
+def _workers(lines: list[str], labelled: Sequence[tuple[str, ModelSample]]) -> None:
     for name, kind, help_text, value in _WORKERS:
         _family(
             lines,
@@ -211,17 +224,8 @@ def render(
                 for worker in sample.workers
             ),
         )
-    if machine is not None:
-        _machine(lines, machine)
-    for shared in families:
-        samples = ((_labels(sample.labels), sample.value) for sample in shared.samples)
-        _family(lines, shared.name, shared.kind, shared.help, samples)
-    for family in custom.families() if custom is not None else ():
-        _custom(lines, family)
-    return ("\n".join(lines) + "\n").encode()
 
 
-def _summaries(lines: list[str], labelled: Sequence[tuple[str, ModelSample]], view: PageView) -> None:
 def _caching(lines: list[str], cached: Sequence[tuple[str, Meter]]) -> None:
     for counter in _CACHE_COUNTERS if cached else ():
         samples = ((labels, counter.read(meter.statistics)) for labels, meter in cached)
@@ -231,6 +235,7 @@ def _caching(lines: list[str], cached: Sequence[tuple[str, Meter]]) -> None:
         _family(lines, COLLAPSED, "counter", "Requests answered with the response to an equal one in flight", samples)
 
 
+def _summaries(lines: list[str], labelled: Sequence[tuple[str, ModelSample]], view: PageView) -> None:
     for name, help_text in SUMMARIES.items():
         _head(lines, name, "summary", help_text)
         for labels, sample in labelled:
