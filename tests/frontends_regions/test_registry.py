@@ -5,6 +5,8 @@ from collections.abc import Coroutine
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from charonia.core.errors import Code, ServingError, invalid
 from charonia.core.regions import Span
@@ -177,3 +179,18 @@ def test_memory_that_cannot_be_opened_leaves_nothing_behind() -> None:
 
     assert refusal(regions.register_system(system())).message == "no"
     assert regions.system() == []
+
+
+@given(st.integers(-(2**70), 2**70) | st.integers(-2, 130), st.integers(-(2**70), 2**70) | st.integers(-2, 130))
+def test_a_part_is_given_out_just_when_it_is_within_the_region(offset: int, byte_size: int) -> None:
+    regions = registry()
+    asyncio.run(regions.register_system(system()))
+    is_within = 0 <= offset < 100 and byte_size > 0 and offset + byte_size <= 100
+
+    try:
+        view = regions.view(Span("r", offset, byte_size))
+    except ServingError:
+        assert not is_within
+    else:
+        assert is_within
+        assert len(view) == byte_size

@@ -1,6 +1,8 @@
 """Tensors in shared memory with the stock clients: a real server, real memory objects."""
 
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -293,3 +295,19 @@ def test_without_the_option_clients_are_told_which_one_it_is(tmp_path: Path, mod
             client.register_system_shared_memory("r", "/r", 4)
         with pytest.raises(InferenceServerException, match="--allow-client-shm=true"):
             infer(module, client, "echo", "r")
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_charonia_perf_measures_with_shared_memory(server: ServeProcess, protocol: str) -> None:
+    url = server.http if protocol == "http" else server.grpc
+    command = [
+        *(sys.executable, "-m", "charonia", "perf", "-m", "echo", "-i", protocol, "-u", url),
+        *("--shape", "INPUT0:64", "--shared-memory", "system", "--request-count", "200"),
+    ]
+
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+    assert result.returncode == 0, result.stderr
+    assert "throughput" in result.stdout
+    with client_of(httpclient, server) as client:
+        assert client.get_system_shared_memory_status() == []

@@ -301,6 +301,7 @@ def test_regions_are_registered_and_described_over_grpc() -> None:
     system_region = grpc_shared_memory.decode_system_register(register.SerializeToString())
     cuda_region = grpc_shared_memory.decode_cuda_register(cuda.SerializeToString())
 
+    assert grpc_shared_memory.decode_region_name("SystemSharedMemoryUnregisterRequest", b"\x0a\x01r") == "r"
     assert system_region == SystemRegion("r", "k", 4, 8)
     assert cuda_region == CudaRegion("r", b"h", 1, 8)
     system: Any = message_class("inference.SystemSharedMemoryStatusResponse").FromString(

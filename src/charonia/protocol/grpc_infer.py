@@ -100,7 +100,8 @@ def decode_infer(data: Buffer, regions: Regions | None = None) -> InferCall:
     targets = NO_PLACES
     if message.outputs:
         request.outputs, spans = _requested_outputs(message.outputs)
-        targets = places(spans, regions)
+        if spans:
+            targets = places(spans, regions)
     enable_empty_final = False
     if message.parameters:
         enable_empty_final = _apply_parameters(request, message.parameters)

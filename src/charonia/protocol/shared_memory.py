@@ -91,8 +91,6 @@ def places(spans: Mapping[str, Span], regions: Regions | None) -> Mapping[str, P
     Raises:
         ServingError: Shared memory is not offered, or a region is not there.
     """
-    if not spans:
-        return NO_PLACES
     if regions is None:
         raise disabled()
     return {name: regions.place(part) for name, part in spans.items()}

@@ -164,7 +164,9 @@ class InferDecoder:
             )
         request = InferRequest(model, tensors, model_version=version, id=head.id, outputs=head.outputs)
         head.apply_parameters(request)
-        return InferCall(request, head.binary, head.forms, places(head.spans, self._regions))
+        return InferCall(
+            request, head.binary, head.forms, places(head.spans, self._regions) if head.spans else NO_PLACES
+        )
 
     def _head(self, model: str, text: bytes) -> _Head:
         if len(text) > REMEMBERED_BYTES_MAX:
