@@ -179,7 +179,7 @@ class ModelRunner:
             ServingError: It cannot be made into one.
         """
         request = entry.request
-        tensors = self._select(request, outputs.tensors) if request.outputs else outputs.tensors
+        tensors = _selected(request, outputs.tensors, self.config, self._labels) if request.outputs else outputs.tensors
         return InferResponse(self.config.name, self.version, request.id, tensors, outputs.parameters, record)
 
     def stream(self, entry: Entry, outcome: Outcome) -> None:
@@ -363,23 +363,6 @@ class ModelRunner:
         if final:
             self._note_idle()
 
-    def _select(self, request: InferRequest, tensors: list[Tensor]) -> list[Tensor]:
-        chosen = []
-        for wanted in request.outputs:
-            for tensor in tensors:
-                if tensor.name == wanted.name:
-                    break
-            else:
-                raise with_request_id(
-                    internal(f"model '{self.config.name}' did not produce the requested output '{wanted.name}'"),
-                    request,
-                )
-            if wanted.classification:
-                labels = self._labels.get(wanted.name, ())
-                tensor = classify(tensor, wanted.classification, labels, batched=self.config.max_batch_size > 0)
-            chosen.append(tensor)
-        return chosen
-
     def _drop_error(self, reason: DropReason, request: InferRequest) -> ServingError:
         match reason:
             case DropReason.QUEUE_FULL:
@@ -398,3 +381,24 @@ class ModelRunner:
                 return unavailable(
                     f"Server is stopping, scheduler for model '{self.config.name}' has stopped accepting new requests"
                 )
+
+
+def _selected(
+    request: InferRequest, tensors: list[Tensor], config: ModelConfig, labels_of: dict[str, tuple[str, ...]]
+) -> list[Tensor]:
+    """Return the outputs that were asked for, in that order, as they were asked for."""
+    chosen = []
+    for wanted in request.outputs:
+        for tensor in tensors:
+            if tensor.name == wanted.name:
+                break
+        else:
+            raise with_request_id(
+                internal(f"model '{config.name}' did not produce the requested output '{wanted.name}'"),
+                request,
+            )
+        if wanted.classification:
+            labels = labels_of.get(wanted.name, ())
+            tensor = classify(tensor, wanted.classification, labels, batched=config.max_batch_size > 0)
+        chosen.append(tensor)
+    return chosen
