@@ -13,12 +13,14 @@ Source: Triton's generate extension; WHATWG HTML, "Server-sent events".
 import logging
 from collections.abc import Callable
 
-from charonia.core.calls import Outcome
+from charonia.core.calls import Outcome, Reply
 from charonia.core.errors import ServingError, internal, unavailable
 from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse
 from charonia.engine.api import Engine
 from charonia.frontends.http.exchange import Exchange
+from charonia.frontends.http.traced import begin
+from charonia.frontends.tracing import Tracing
 from charonia.protocol.http_status import STATUS
 from charonia.protocol.json_text import encode_error
 
@@ -32,7 +34,12 @@ Encode = Callable[[InferResponse], bytes]
 
 
 def stream_events(
-    engine: Engine, exchange: Exchange, request: InferRequest, encode: Encode, unsent_bytes_max: int
+    engine: Engine,
+    exchange: Exchange,
+    request: InferRequest,
+    encode: Encode,
+    unsent_bytes_max: int,
+    tracer: Tracing | None = None,
 ) -> None:
     """Run a request and answer with its responses as events.
 
@@ -42,10 +49,14 @@ def stream_events(
         request: The request.
         encode: Makes the text of an event; without line ends.
         unsent_bytes_max: Bytes that may wait for the client.
+        tracer: What traces requests, None where none can be traced.
     """
     stream = _EventStream(exchange, encode, unsent_bytes_max)
     exchange.request_id = request.id
-    ticket = engine.infer(request, stream.reply)
+    reply: Reply = stream.reply
+    if tracer is not None:
+        reply = begin(tracer, request, reply, exchange)
+    ticket = engine.infer(request, reply)
     stream.is_asked = True
     if exchange.is_open:
         exchange.ticket = ticket

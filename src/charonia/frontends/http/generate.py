@@ -3,9 +3,8 @@
 import logging
 from functools import partial
 
-from charonia.core.calls import Outcome
+from charonia.core.calls import Outcome, Reply
 from charonia.core.errors import ServingError, internal, unsupported
-from charonia.core.header_forward import HeaderForward
 from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse
 from charonia.engine.api import Engine
@@ -14,6 +13,8 @@ from charonia.frontends.http.exchange import Exchange
 from charonia.frontends.http.forwarding import forward_headers
 from charonia.frontends.http.limits import HttpLimits
 from charonia.frontends.http.routes import Route, Target
+from charonia.frontends.http.traced import begin
+from charonia.frontends.services import Services
 from charonia.frontends.sole import SoleResponse
 from charonia.protocol.v2_generate import decode_generate, encode_generated
 
@@ -28,10 +29,11 @@ _NOT_ONE = unsupported(
 class GenerateHandlers:
     """The routes `generate` and `generate_stream` of every model."""
 
-    def __init__(self, engine: Engine, limits: HttpLimits, forward: HeaderForward | None = None) -> None:
+    def __init__(self, engine: Engine, limits: HttpLimits, services: Services) -> None:
         self._engine = engine
         self._limits = limits
-        self._forward = forward
+        self._forward = services.http_headers
+        self._tracer = services.tracer
 
     def routes(self) -> list[Route]:
         """Return the routes."""
@@ -48,7 +50,10 @@ class GenerateHandlers:
     def _generate(self, exchange: Exchange, target: Target) -> None:
         request = self._request(exchange, target)
         exchange.request_id = request.id
-        ticket = self._engine.infer(request, partial(_reply, exchange, SoleResponse(_NOT_ONE)))
+        reply: Reply = partial(_reply, exchange, SoleResponse(_NOT_ONE))
+        if self._tracer is not None:
+            reply = begin(self._tracer, request, reply, exchange)
+        ticket = self._engine.infer(request, reply)
         if exchange.is_open:
             exchange.ticket = ticket
         else:
@@ -56,7 +61,8 @@ class GenerateHandlers:
 
     def _generate_stream(self, exchange: Exchange, target: Target) -> None:
         request = self._request(exchange, target)
-        stream_events(self._engine, exchange, request, encode_generated, self._limits.stream_unsent_bytes_max)
+        limit = self._limits.stream_unsent_bytes_max
+        stream_events(self._engine, exchange, request, encode_generated, limit, self._tracer)
 
     def _request(self, exchange: Exchange, target: Target) -> InferRequest:
         exchange.model, exchange.version = target

@@ -78,7 +78,7 @@ class Handlers:
                 Route(base + "/stats", {b"GET": self._statistics}),
                 Route(base + "/infer", {b"POST": self._infer}),
             ]
-        table += GenerateHandlers(self._engine, self._limits, self._services.http_headers).routes()
+        table += GenerateHandlers(self._engine, self._limits, self._services).routes()
         table += SettingsHandlers(self._engine, self._services, self._work).routes()
         table += RateLimitHandlers(self._services.rate_limits).routes()
         table += SequenceHandlers(self._services.sequences).routes()
@@ -126,9 +126,11 @@ class Handlers:
         if call.binary or any(call.forms.values()):
             raise invalid("an event stream carries outputs as JSON only", hint="do not ask for binary outputs")
         limit = self._limits.stream_unsent_bytes_max
-        stream_events(
-            self._engine, exchange, call.request, lambda r: encode_response(r, False, {}, call.places)[0], limit
-        )
+
+        def encode(response: InferResponse) -> bytes:
+            return encode_response(response, False, {}, call.places)[0]
+
+        stream_events(self._engine, exchange, call.request, encode, limit, self._tracer)
 
     def _raw(self, target: Target, body: bytes | memoryview) -> InferCall:
         model, version = target
