@@ -273,6 +273,31 @@ class TestFormats:
         assert_close(values(make(scripted, config).execute([ones()]))["y"], expected())
 
 
+class Scaled(nn.Module):
+    def forward(self, x: torch.Tensor, factor: int) -> torch.Tensor:
+        return x * factor
+
+
+class TestNumbers:
+    def test_a_number_is_an_input_of_one_element(self, tmp_path: Path) -> None:
+        torch_models.save_scripted(Scaled(), tmp_path / "m")
+        config = config_of(({"x": (FP32, (-1,)), "factor": (INT64, (-1,))}, {"y": (FP32, (-1,))}), 0)
+        instance = make(tmp_path / "m", config)
+        x = np.ones(2, np.float32)
+
+        answer = instance.execute([request({"x": (FP32, x), "factor": (INT64, np.array([3]))})])
+
+        assert values(answer)["y"].tolist() == [3, 3]
+        with pytest.raises(ServingError, match="takes one number"):
+            instance.execute([request({"x": (FP32, x), "factor": (INT64, np.array([3, 4]))})])
+
+    def test_a_batch_has_no_number_of_its_own(self, tmp_path: Path) -> None:
+        torch_models.save_scripted(Scaled(), tmp_path / "m")
+        config = config_of(({"IN__0": (FP32, (1,)), "IN__1": (INT64, (1,))}, {"y": (FP32, (1,))}))
+
+        assert "requests of a batch cannot share" in refusal(tmp_path / "m", config).message
+
+
 class TestAnswers:
     def test_only_outputs_that_somebody_asked_for_are_sent(self, tmp_path: Path) -> None:
         torch_models.save_scripted(Dictionary(), tmp_path / "m")

@@ -13,9 +13,9 @@ from charonia.backends.batch import batch_sizes, scatter
 from charonia.backends.pytorch.datatypes import PROTOCOL, TORCH
 from charonia.backends.pytorch.devices import Device
 from charonia.backends.pytorch.failures import DeviceLostError, plain_error
-from charonia.backends.pytorch.naming import MISSING, ParameterKind, ResultNames
+from charonia.backends.pytorch.naming import MISSING, ParameterKind, ResultNames, Template, kinds_of
 from charonia.backends.pytorch.options import RunPlan
-from charonia.backends.pytorch.program import Leaves, Program
+from charonia.backends.pytorch.program import Parameters, Program
 from charonia.backends.tensor_plan import TensorPlan, input_plans, output_plans
 from charonia.config.model import ModelConfig, ModelInput
 from charonia.core.dtypes import DataType
@@ -54,10 +54,12 @@ class PyTorchInstance:
         self._outputs = output_plans(config)
         self._arguments = program.interface.bind([plan.name for plan in self._inputs])
         self._results = ResultNames([plan.name for plan in self._outputs])
+        kinds = _kinds(program, self._arguments)
         for index, given in enumerate(config.input):
             if given.optional and index in self._arguments.positional:
                 raise invalid(f"input '{given.name}' has no default in the model, so it cannot be optional")
-            _check_kind(given, program)
+            _check_kind(given, kinds.get(index, ParameterKind.TENSOR), self._is_batched)
+        self._numbers = {config.input[i].name for i, kind in kinds.items() if kind is ParameterKind.NUMBER}
         self.problem = ""
 
     def execute(self, requests: Sequence[InferRequest]) -> Execution:
@@ -132,6 +134,8 @@ class PyTorchInstance:
         parts = [request.inputs[plan.name].array for request in requests]
         if plan.datatype is DataType.BYTES:
             return [text for part in parts for text in _texts(plan.name, part)]
+        if plan.name in self._numbers:
+            return _number(plan.name, parts[0])
         tensor = self._device.put([plan.reshape(part, self._is_batched) for part in parts])
         if plan.datatype is DataType.BF16:
             tensor = tensor.view(torch.bfloat16)
@@ -196,18 +200,30 @@ class PyTorchInstance:
         return tensor.view(torch.int16) if plan.datatype is DataType.BF16 else tensor
 
 
-def _check_kind(given: ModelInput, program: Program) -> None:
-    """Check that strings go to arguments that take strings, and only those."""
+def _kinds(program: Program, arguments: Template) -> dict[int, ParameterKind]:
+    """Return what the argument of each input takes, where it is known."""
+    interface = program.interface
+    return kinds_of(arguments, interface.parameters) if isinstance(interface, Parameters) else {}
+
+
+def _check_kind(given: ModelInput, kind: ParameterKind, is_batched: bool) -> None:
+    """Check that strings go to arguments that take strings, and only those; that a batch does not share a number."""
     is_text = given.data_type is DataType.BYTES
-    if isinstance(program.interface, Leaves):
-        if is_text:
-            raise invalid(f"input '{given.name}' is {DataType.BYTES.config}: exported programs take tensors only")
-        return
-    kinds = {parameter.name: parameter for parameter in program.interface.parameters}
-    parameter = kinds.get(given.name)
-    if parameter is not None and is_text == (parameter.kind is ParameterKind.TENSOR):
+    if is_text != (kind is ParameterKind.STRINGS):
         datatype = given.data_type.config if given.data_type else "none"
-        raise invalid(f"input '{given.name}' is {datatype}: the model's argument takes {parameter.kind.value}")
+        raise invalid(f"input '{given.name}' is {datatype}: the model's argument takes {kind.value}")
+    if is_batched and kind is ParameterKind.NUMBER:
+        raise invalid(
+            f"input '{given.name}': the model's argument takes {kind.value}, which requests of a batch cannot share",
+            hint="set max_batch_size to 0",
+        )
+
+
+def _number(name: str, array: Array) -> int | float | bool:
+    if array.size != 1:
+        raise invalid(f"input '{name}': the model takes one number, got an array of shape {list(array.shape)}")
+    number: int | float | bool = array.reshape(-1)[0].item()
+    return number
 
 
 def _kind(value: object) -> str:

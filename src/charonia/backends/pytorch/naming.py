@@ -35,6 +35,7 @@ class ParameterKind(Enum):
     TENSOR = "a tensor"
     STRINGS = "a list of strings"
     DICTIONARY = "a dictionary of tensors"
+    NUMBER = "a number"
     OTHER = "something that no input can be"
 
 
@@ -207,6 +208,14 @@ def _checked(template: Template, parameters: Sequence[Parameter], given: set[str
             break
         args.append(kwargs.pop(parameter.name))
     return Template(tuple(args), kwargs)
+
+
+def kinds_of(template: Template, parameters: Sequence[Parameter]) -> dict[int, ParameterKind]:
+    """Return what the argument of each input takes; inputs inside of containers are left out."""
+    kinds = {parameter.name: parameter.kind for parameter in parameters}
+    given = [(part, parameter.kind) for part, parameter in zip(template.args, parameters, strict=False)]
+    given += [(part, kinds.get(name, ParameterKind.TENSOR)) for name, part in template.kwargs.items()]
+    return {part.index: kind for part, kind in given if isinstance(part, Slot)}
 
 
 def bind_leaves(names: Sequence[str], template: Template, leaves: Sequence[Leaf]) -> Template:

@@ -18,6 +18,9 @@ _KINDS = {
     "Optional[Tensor]": ParameterKind.TENSOR,
     "List[str]": ParameterKind.STRINGS,
     "Dict[str, Tensor]": ParameterKind.DICTIONARY,
+    "int": ParameterKind.NUMBER,
+    "float": ParameterKind.NUMBER,
+    "bool": ParameterKind.NUMBER,
 }
 
 
