@@ -13,7 +13,7 @@ from enum import Enum
 from operator import attrgetter
 from typing import Any, NoReturn
 
-from charonia.cli.cache import with_cache
+from charonia.cli.cache import cache_folder, with_cache
 from charonia.cli.foreign import FOREIGN, judge
 from charonia.cli.option_table import GROUPS, Option, SeveralFields
 from charonia.config.server import ServerOptions
@@ -69,6 +69,9 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Parsed:
     if environment.get(ESCAPE_VARIABLE) == "0":
         updates["log.escape"] = False
     updates["backends"] = with_cache(updates.get("backends", _DEFAULTS.backends), environment)
+    cache = cache_folder(environment)
+    if cache is not None:
+        updates.setdefault("models.stores.cache", str(cache / "stores"))
     options = _build(updates, problems)
     if problems:
         raise invalid("\n".join(problems))
