@@ -1,0 +1,304 @@
+"""Traces and settings at run time of a running server, with the stock clients."""
+
+import json
+import queue
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpcclient
+import tritonclient.http as httpclient
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from tritonclient.utils import InferenceServerException
+
+from charonia.client import Client
+from charonia.testing.models import write_model
+from charonia.testing.process import ServeProcess
+
+TENSORS = """
+input { name: "INPUT0" data_type: TYPE_FP32 dims: [ 2 ] }
+output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 2 ] }
+"""
+IDENTITY = 'backend: "identity"\n' + TENSORS
+PYTHON = 'backend: "python"\n' + TENSORS
+DECOUPLED = PYTHON + "model_transaction_policy { decoupled: true }"
+ENSEMBLE = (
+    'platform: "ensemble"\n'
+    + TENSORS
+    + 'ensemble_scheduling { step { model_name: "caller" model_version: -1 '
+    + 'input_map { key: "INPUT0" value: "INPUT0" } output_map { key: "OUTPUT0" value: "OUTPUT0" } } }'
+)
+CALLER = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        answers = []
+        for request in requests:
+            context = request.trace().get_context()
+            called = pb_utils.InferenceRequest(
+                model_name="echo", requested_output_names=["OUTPUT0"], inputs=request.inputs(), trace=request.trace())
+            output = pb_utils.get_output_tensor_by_name(called.exec(), "OUTPUT0")
+            answers.append(pb_utils.InferenceResponse([output], parameters={"context": context or ""}))
+        return answers
+"""
+STREAMER = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            for _ in range(3):
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", request.inputs()[0].as_numpy())]))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+SENDER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+VALUES = np.array([1.5, 2], np.float32)
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("models")
+    write_model(made, "echo", "", config=IDENTITY)
+    write_model(made, "caller", CALLER, config=PYTHON)
+    write_model(made, "streamer", STREAMER, config=DECOUPLED)
+    write_model(made, "both", "", config=ENSEMBLE)
+    return made
+
+
+def infer(client: Any, model: str, kind: Any, **more: Any) -> Any:
+    given = kind.InferInput("INPUT0", [2], "FP32")
+    given.set_data_from_numpy(VALUES)
+    return client.infer(model, [given], **more)
+
+
+def traces(path: Path) -> dict[int, dict[str, Any]]:
+    """Each trace of a file: its request, the names of its times, its tensors."""
+    found: dict[int, dict[str, Any]] = {}
+    for entry in json.loads(path.read_text()):
+        trace = found.setdefault(entry["id"], {"names": [], "tensors": {}})
+        trace |= {key: value for key, value in entry.items() if key not in ("timestamps", "tensor", "activity")}
+        trace["names"] += [each["name"] for each in entry.get("timestamps", [])]
+        if "tensor" in entry:
+            trace["tensors"][entry["activity"]] = entry["tensor"]["data"]
+    return found
+
+
+COMPUTED = ["COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END"]
+
+
+def through(front: list[str], inside: list[str], back: list[str]) -> list[str]:
+    return [*front, "REQUEST_START", "QUEUE_START", *inside, "INFER_RESPONSE_COMPLETE", "REQUEST_END", *back]
+
+
+HTTP = (["HTTP_RECV_START", "HTTP_RECV_END"], ["HTTP_SEND_START", "HTTP_SEND_END"])
+GRPC = (["GRPC_WAITREAD_START", "GRPC_WAITREAD_END"], ["GRPC_SEND_START", "GRPC_SEND_END"])
+
+
+def test_a_file_holds_the_traces_of_both_protocols_and_of_what_models_ask_for(repository: Path, tmp_path: Path) -> None:
+    flags = [f"--trace-config=triton,file={tmp_path / 't.json'}", "--trace-config=rate=1"]
+    flags += ["--trace-config=level=TIMESTAMPS", "--trace-config=level=TENSORS"]
+    with ServeProcess(repository, *flags) as server:
+        with httpclient.InferenceServerClient(server.http) as http:
+            infer(http, "both", httpclient, request_id="first")
+        with grpcclient.InferenceServerClient(server.grpc) as grpc:
+            infer(grpc, "echo", grpcclient, headers={"traceparent": SENDER})
+        assert server.stop() == 0
+
+    found = traces(tmp_path / "t.json")
+    assert [(t["model_name"], t.get("request_id"), t.get("parent_id")) for t in found.values()] == [
+        ("both", "first", None),
+        ("caller", "first", 1),
+        ("echo", None, 2),
+        ("echo", None, None),
+    ]
+    assert found[1]["names"] == through(HTTP[0], [], HTTP[1])
+    assert found[2]["names"] == found[3]["names"] == through([], COMPUTED, [])
+    assert found[4]["names"] == through(GRPC[0], COMPUTED, GRPC[1])
+    assert found[4]["tensors"] == dict.fromkeys(
+        ("TENSOR_QUEUE_INPUT", "TENSOR_BACKEND_INPUT", "TENSOR_BACKEND_OUTPUT"), "1.5,2.0"
+    )
+
+
+def test_every_response_of_a_stream_is_noted(repository: Path, tmp_path: Path) -> None:
+    flags = [f"--trace-file={tmp_path / 't.json'}", "--trace-rate=1", "--trace-level=TIMESTAMPS"]
+    with ServeProcess(repository, *flags) as server:
+        answers: queue.Queue[Any] = queue.Queue()
+        with grpcclient.InferenceServerClient(server.grpc) as grpc:
+            grpc.start_stream(lambda result, error: answers.put(error or result))
+            given = grpcclient.InferInput("INPUT0", [2], "FP32")
+            given.set_data_from_numpy(VALUES)
+            grpc.async_stream_infer("streamer", [given])
+            for _ in range(3):
+                answers.get(timeout=30)
+            grpc.stop_stream()
+        body = json.dumps({"INPUT0": [1, 2]}).encode()
+        url = f"http://{server.http}/v2/models/streamer/generate_stream"
+        with urllib.request.urlopen(urllib.request.Request(url, body)) as response:
+            assert response.read().count(b"data:") == 3
+        assert server.stop() == 0
+
+    over_grpc, over_http = traces(tmp_path / "t.json").values()
+    for trace, (front, back) in ((over_grpc, GRPC), (over_http, HTTP)):
+        assert trace["names"][:2] == front
+        assert [trace["names"].count(name) for name in ("INFER_RESPONSE_COMPLETE", *back)] == [3, 3, 3]
+
+
+def test_settings_are_changed_over_both_protocols_and_files_follow(repository: Path, tmp_path: Path) -> None:
+    with ServeProcess(repository, f"--trace-config=triton,file={tmp_path / 't'}", "--trace-config=rate=7") as server:
+        with (
+            httpclient.InferenceServerClient(server.http) as http,
+            grpcclient.InferenceServerClient(server.grpc) as grpc,
+        ):
+            start = http.get_trace_settings()
+            assert start == {
+                "trace_level": ["OFF"],
+                "trace_rate": "7",
+                "trace_count": "-1",
+                "log_frequency": "0",
+                "trace_file": str(tmp_path / "t"),
+                "trace_mode": "triton",
+            }
+            changed = http.update_trace_settings("echo", {"trace_level": ["TIMESTAMPS"], "trace_rate": "1"})
+            assert (changed["trace_level"], changed["trace_rate"]) == (["TIMESTAMPS"], "1")
+            grpc.update_trace_settings("echo", {"log_frequency": "2"})
+            for _ in range(3):
+                infer(http, "echo", httpclient)
+                infer(http, "caller", httpclient)
+            cleared = dict.fromkeys(("trace_level", "trace_rate", "log_frequency"))
+            assert grpc.update_trace_settings("echo", cleared, as_json=True) == grpc.get_trace_settings(as_json=True)
+            assert http.get_trace_settings("echo") == start
+            infer(http, "echo", httpclient)
+        assert server.stop() == 0
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["t.0", "t.1"]
+    assert [len(traces(tmp_path / name)) for name in ("t.0", "t.1")] == [2, 1]
+    assert {t["model_name"] for t in traces(tmp_path / "t.0").values()} == {"echo"}
+
+
+def test_what_cannot_be_set_is_refused_with_the_right_status(repository: Path) -> None:
+    with (
+        ServeProcess(repository) as server,
+        httpclient.InferenceServerClient(server.http) as http,
+        grpcclient.InferenceServerClient(server.grpc) as grpc,
+    ):
+        for model, settings, over_http, over_grpc in (
+            (None, {"trace_file": "x"}, "501", "StatusCode.UNIMPLEMENTED"),
+            (None, {"trace_level": ["TIMESTAMPS"]}, "400", "StatusCode.INVALID_ARGUMENT"),
+            (None, {"trace_rate": "x"}, "400", "StatusCode.INVALID_ARGUMENT"),
+            ("absent", {"trace_rate": "1"}, "400", "StatusCode.INVALID_ARGUMENT"),
+        ):
+            with pytest.raises(InferenceServerException) as caught:
+                http.update_trace_settings(model, settings)
+            assert caught.value.status() == over_http
+            with pytest.raises(InferenceServerException) as caught:
+                grpc.update_trace_settings(model, settings)
+            assert caught.value.status() == over_grpc
+        with pytest.raises(InferenceServerException, match="Request for unknown model : absent"):
+            http.get_trace_settings("absent")
+        with pytest.raises(InferenceServerException, match="log file location"):
+            http.update_log_settings({"log_file": "x"})
+        with pytest.raises(InferenceServerException, match="invalid argument for log_format"):
+            grpc.update_log_settings({"log_format": "x"})
+
+
+def test_log_settings_change_what_the_server_writes(repository: Path) -> None:
+    with ServeProcess(repository) as server:
+        with (
+            httpclient.InferenceServerClient(server.http) as http,
+            grpcclient.InferenceServerClient(server.grpc) as grpc,
+        ):
+            settings = http.update_log_settings({"log_format": "ISO8601", "log_verbose_level": 1})
+            assert settings == http.get_log_settings()
+            assert (settings["log_format"], settings["log_verbose_level"]) == ("ISO8601", 1)
+            shown = grpc.update_log_settings({"log_info": False}, as_json=True)["settings"]
+            assert shown["log_info"] == {"bool_param": False}
+            grpc.update_log_settings({"log_info": True})
+        assert server.stop() == 0
+        last = server.log.splitlines()[-1]
+    assert last[4] == last[7] == "-"
+    assert "Z I" in last
+
+
+def test_our_client_reads_and_changes_the_settings_over_both_protocols(repository: Path, tmp_path: Path) -> None:
+    with ServeProcess(repository, f"--trace-config=triton,file={tmp_path / 't'}") as server:
+        for url in (f"http://{server.http}", f"grpc://{server.grpc}"):
+            with Client(url) as client:
+                changed = client.update_trace_settings({"trace_level": ["TIMESTAMPS"], "trace_rate": 5}, "echo")
+                assert (changed["trace_level"], changed["trace_rate"]) == (["TIMESTAMPS"], "5")
+                assert client.trace_settings("echo") == changed
+                client.update_trace_settings({"trace_level": None, "trace_rate": None}, "echo")
+                assert client.trace_settings("echo") == client.trace_settings()
+
+
+@contextmanager
+def collector() -> Iterator[tuple[str, dict[str, Any]]]:
+    """A place that takes OTLP over HTTP: its URL, and the spans by name."""
+    spans: dict[str, Any] = {}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            message = ExportTraceServiceRequest.FromString(self.rfile.read(int(self.headers["content-length"])))
+            for resource in message.resource_spans:
+                for scope in resource.scope_spans:
+                    spans.update({span.name: span for span in scope.spans})
+            self.send_response(200)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Say nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/v1/traces", spans
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_a_collector_gets_the_spans_of_a_sender_that_traces_whatever_the_rate(repository: Path) -> None:
+    with collector() as (url, spans):
+        flags = ["--trace-config=mode=opentelemetry", "--trace-config=level=TIMESTAMPS", "--trace-config=rate=0"]
+        with ServeProcess(repository, *flags, f"--trace-config=opentelemetry,url={url}") as server:
+            with httpclient.InferenceServerClient(server.http) as http:
+                infer(http, "caller", httpclient)
+                result = infer(http, "caller", httpclient, headers={"traceparent": SENDER, "tracestate": "a=b"})
+            assert server.stop() == 0
+
+    assert set(spans) == {"InferRequest", "caller", "echo", "compute"}
+    assert {span.trace_id.hex() for span in spans.values()} == {SENDER[3:35]}
+    assert spans["InferRequest"].parent_span_id.hex() == SENDER[36:52]
+    assert spans["echo"].parent_span_id == spans["caller"].span_id
+    context = json.loads(result.get_response()["parameters"]["context"])
+    assert context == {"traceparent": f"{SENDER[:36]}{spans['caller'].span_id.hex()}-01", "tracestate": "a=b"}
+
+
+def test_a_collector_that_is_not_there_costs_no_request_and_little_time_at_the_end(repository: Path) -> None:
+    flags = ["--trace-config=mode=opentelemetry", "--trace-config=level=TIMESTAMPS", "--trace-config=rate=1"]
+    with ServeProcess(repository, *flags, "--trace-config=opentelemetry,url=http://127.0.0.1:9/x") as server:
+        with httpclient.InferenceServerClient(server.http) as http:
+            for _ in range(20):
+                infer(http, "echo", httpclient)
+        began = time.monotonic()
+        assert server.stop() == 0
+        assert time.monotonic() - began < 15
+
+
+def test_a_level_without_a_file_ends_the_start_with_the_reason(repository: Path) -> None:
+    with (
+        pytest.raises(RuntimeError, match="no file to write to is given"),
+        ServeProcess(repository, "--trace-config=level=TIMESTAMPS"),
+    ):
+        pass
