@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
+from charonia.config.parameters import PINNED
 from charonia.core.calls import Reply, Ticket
 from charonia.core.errors import Code, ServingError, internal, unavailable
 from charonia.core.names import name_of
@@ -30,9 +31,6 @@ _log = logging.getLogger(__name__)
 
 ROOM_LOOK_S = 0.05
 """Pause between two looks at whether models that are in the way have become idle."""
-
-PINNED = "pinned"
-"""Model parameter: "true" keeps a model loaded."""
 
 _MIB = 2**20
 _NS_PER_S = 1_000_000_000
@@ -219,8 +217,7 @@ class Demand:
         return max(0.0, min(limits))
 
     def _expired(self, key: str, waiting: Waiting) -> None:
-        message = f"Request timeout expired: model '{name_of(key)}' was not loaded in time"
-        self.end(key, waiting, unavailable(message, hint="it goes on loading: a later request may find it"))
+        self.end(key, waiting, _too_late(key))
 
     def _over(self, waiting: Waiting) -> None:
         waiting.is_over = True
@@ -231,7 +228,11 @@ class Demand:
         refusal = self._refusal(key)
         if refusal is not None:
             raise refusal
-        await asyncio.wait_for(asyncio.shield(self._begin(key, set())), self._options.wait_s)
+        task = self._begin(key, set())
+        await asyncio.wait([task], timeout=self._options.wait_s)
+        if not task.done():
+            raise _too_late(key)
+        await task
 
     async def _bring_all(self, keys: Sequence[str]) -> None:
         """Load what an ensemble is made of. Those that fail, it says itself."""
@@ -299,6 +300,7 @@ class Demand:
         except ServingError as error:
             self.counts.failures[key] += 1
             failure = ServingError(Code.UNAVAILABLE, error.message, hint=error.hint)
+            self._back_off.keep(self._lifecycle.found.models.keys())
             self._back_off.failed(key, failure, self._state(key), now_ns())
             raise failure from error
         self.counts.loads[key] += 1
@@ -359,6 +361,11 @@ class Demand:
             _log.info("unloading '%s', the least recently used, to make room", key)
             self.counts.evictions[key] += 1
             await self._lifecycle.let_go(key)
+
+
+def _too_late(key: str) -> ServingError:
+    message = f"Request timeout expired: model '{name_of(key)}' was not loaded in time"
+    return unavailable(message, hint="it goes on loading: a later request may find it")
 
 
 def _known_bytes(versions: Sequence[LoadedVersion]) -> int:

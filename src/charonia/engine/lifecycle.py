@@ -288,6 +288,9 @@ class Lifecycle:
                             raise
                         _log.warning("loading '%s' failed, trying again: %s", model.name, error)
         finally:
+            if model.provided is not None and not model.is_loaded:
+                provided, model.provided = model.provided, None  # of a state before, which has gone meanwhile
+                await provided.ended()
             self.ensembles.follow(name)
 
     async def _load_locked(

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from charonia.config.kinds import TimeoutAction
 from charonia.config.model import DynamicBatching, ModelConfig, QueuePolicy, SequenceBatching, SequenceDirect
+from charonia.config.parameters import ADAPT_DELAY
 from charonia.sched.api import BatchPolicy, QueueLimits, Scheduler
 from charonia.sched.default import DefaultScheduler
 from charonia.sched.dynamic import DynamicBatcher
@@ -13,9 +14,6 @@ from charonia.sched.strategy import Strategy
 
 QUEUE_SIZE_MAX = 16_384
 """Most requests that wait for one model where its configuration sets no limit."""
-
-ADAPT_DELAY = "ADAPT_QUEUE_DELAY"
-"""Model parameter: "false" makes every lone request wait for the whole queue delay."""
 
 _NS_PER_US = 1000
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from charonia.config.model import ModelConfig
+from charonia.config.parameters import SERVER_PARAMETERS
 from charonia.config.problems import Problem
 
 GRAPH_LEVELS = {-1: "ORT_ENABLE_BASIC", 0: "ORT_ENABLE_ALL", 1: "ORT_ENABLE_EXTENDED"}
@@ -121,7 +122,7 @@ def read_plan(config: ModelConfig, settings: Mapping[str, str]) -> tuple[Session
 
 def unknown_parameters(config: ModelConfig) -> Iterator[str]:
     """Yield a sentence for each parameter that has no meaning here."""
-    for key in sorted(config.parameters):
+    for key in sorted(config.parameters.keys() - SERVER_PARAMETERS):
         if key not in _PARAMETERS and not key.startswith(_ENTRY_PREFIXES):
             near = difflib.get_close_matches(key, _PARAMETERS, n=1)
             hint = f"; did you mean '{near[0]}'?" if near else ""

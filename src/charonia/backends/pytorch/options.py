@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from charonia.config.model import ModelConfig
+from charonia.config.parameters import SERVER_PARAMETERS
 from charonia.config.problems import Problem
 from charonia.core.dtypes import DataType
 
@@ -175,7 +176,7 @@ def read_plan(config: ModelConfig, settings: Mapping[str, str]) -> tuple[RunPlan
 
 def unknown_parameters(config: ModelConfig) -> Iterator[str]:
     """Yield a sentence for each parameter that has no meaning here."""
-    for key in sorted(config.parameters):
+    for key in sorted(config.parameters.keys() - SERVER_PARAMETERS):
         if key not in PARAMETERS:
             near = difflib.get_close_matches(key.upper(), PARAMETERS, n=1)
             hint = f"; did you mean '{near[0]}'?" if near else ""
