@@ -10,8 +10,13 @@ START = "control { kind: CONTROL_SEQUENCE_START fp32_false_true: [0, 1] }"
 END = "control { kind: CONTROL_SEQUENCE_END int32_false_true: [0, 1] }"
 
 
+STATE = "state { input_name: 'i' output_name: 'o' data_type: TYPE_FP32"
+OTHER = "state { data_type: TYPE_FP32 dims: 2"
+
+
 def problems(text: str) -> list[Problem]:
-    return scheduling_problems(parse(f"name: 'm' max_batch_size: 4 sequence_batching {{ {text} }}"))
+    tensors = "input { name: 'IN' } output { name: 'OUT' data_type: TYPE_FP32 dims: 1 }"
+    return scheduling_problems(parse(f"name: 'm' max_batch_size: 4 {tensors} sequence_batching {{ {text} }}"))
 
 
 @pytest.mark.parametrize(
@@ -98,6 +103,37 @@ def test_right_sequence_batching_has_no_problems(text: str) -> None:
             "state { input_name: 'i' output_name: 'o' data_type: TYPE_FP32 dims: 1 initial_state { name: 'n' } }",
             "state[0].initial_state[0]",
             "zero_data or data_file",
+        ),
+        (f"{STATE} dims: -2 }}", "state[0].dims[0]", "must be integer >= 1, or -1"),
+        (
+            f"{STATE} dims: 1 }} {OTHER} input_name: 'IN' output_name: 'p' }}",
+            "state[1].input_name",
+            "the name of another input of m",
+        ),
+        (
+            f"{STATE} dims: 1 }} {OTHER} input_name: 'j' output_name: 'o' }}",
+            "state[1].output_name",
+            "the output of another state of m",
+        ),
+        (
+            f"{OTHER} input_name: 'j' output_name: 'OUT' }}",
+            "state[0].output_name",
+            "another type or other dims than output 'OUT' of m",
+        ),
+        (
+            f"{STATE} dims: 1 initial_state {{ zero_data: true data_type: TYPE_INT32 }} }}",
+            "state[0].initial_state[0].data_type",
+            "must have the data type of the state",
+        ),
+        (
+            f"{STATE} dims: [-1, 3] initial_state {{ zero_data: true dims: [7, 2] }} }}",
+            "state[0].initial_state[0].dims",
+            "must have dims that fit [-1, 3] for m, got [7, 2]",
+        ),
+        (
+            f"{STATE} dims: [-1] initial_state {{ zero_data: true dims: [-1] }} }}",
+            "state[0].initial_state[0].dims[0]",
+            "must be integer >= 1, got -1",
         ),
         (
             "state { input_name: 'i' output_name: 'o' data_type: TYPE_FP32 dims: 1 "

@@ -4,8 +4,17 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from charonia.config.kinds import ControlKind, TimeoutAction
-from charonia.config.model import ControlInput, DynamicBatching, ModelConfig, SequenceBatching, SequenceControl
+from charonia.config.model import (
+    ControlInput,
+    DynamicBatching,
+    InitialState,
+    ModelConfig,
+    SequenceBatching,
+    SequenceControl,
+    SequenceState,
+)
 from charonia.config.problems import Problem
+from charonia.config.tensors import dim_problems
 from charonia.core.dtypes import DataType
 
 PRIORITY_LEVELS_MAX = 1024
@@ -89,7 +98,7 @@ def _sequence_problems(config: ModelConfig, sequence: SequenceBatching) -> Itera
             message = f"sequence batching candidate sequences must be non-negative for {model}, got {candidates}"
             yield Problem(f"{path}.oldest.max_candidate_sequences", message)
     yield from _control_problems(model, sequence.control_input, f"{path}.control_input")
-    yield from _state_problems(model, sequence, f"{path}.state")
+    yield from _state_problems(config, sequence, f"{path}.state")
 
 
 def _control_problems(model: str, inputs: Sequence[ControlInput], path: str) -> Iterator[Problem]:
@@ -144,16 +153,45 @@ def _value_problems(model: str, control: SequenceControl, path: str) -> Iterator
             yield Problem(f"{path}.{name}", f"{message}, got {len(values[name])}")
 
 
-def _state_problems(model: str, sequence: SequenceBatching, path: str) -> Iterator[Problem]:
+def _state_problems(config: ModelConfig, sequence: SequenceBatching, path: str) -> Iterator[Problem]:
+    model = config.name
+    inputs = {tensor.name for tensor in config.input} | {tensor.name for tensor in sequence.control_input}
+    outputs: set[str] = set()
     for index, state in enumerate(sequence.state):
         where = f"{path}[{index}]"
         for name in ("input_name", "output_name", "data_type", "dims"):
             if not getattr(state, name):
                 yield Problem(f"{where}.{name}", f"sequence batching state must specify '{name}' for {model}")
+        subject = f"sequence batching state '{state.input_name}'"
+        yield from dim_problems(state.dims, f"{where}.dims", subject, wildcard=True)
+        if state.input_name in inputs:
+            yield Problem(f"{where}.input_name", f"{subject} has the name of another input of {model}")
+        if state.output_name in outputs:
+            yield Problem(f"{where}.output_name", f"{subject} has the output of another state of {model}")
+        inputs.add(state.input_name)
+        outputs.add(state.output_name)
+        for output in config.output:
+            if output.name == state.output_name and (output.data_type, output.dims) != (state.data_type, state.dims):
+                message = f"{subject} has another type or other dims than output '{output.name}' of {model}"
+                yield Problem(f"{where}.output_name", message)
         if len(state.initial_state) > 1:
-            message = f"sequence batching state '{state.input_name}' has more than one initial state for {model}"
+            message = f"{subject} has more than one initial state for {model}"
             yield Problem(f"{where}.initial_state", message)
         for position, initial in enumerate(state.initial_state):
-            if (initial.zero_data is None) == (initial.data_file is None):
-                message = f"initial state of '{state.input_name}' must specify zero_data or data_file for {model}"
-                yield Problem(f"{where}.initial_state[{position}]", message)
+            yield from _initial_problems(model, state, initial, f"{where}.initial_state[{position}]")
+
+
+def _initial_problems(model: str, state: SequenceState, initial: InitialState, path: str) -> Iterator[Problem]:
+    subject = f"initial state of '{state.input_name}'"
+    if (initial.zero_data is None) == (initial.data_file is None):
+        yield Problem(path, f"{subject} must specify zero_data or data_file for {model}")
+    # What it leaves out is as in the state.
+    if initial.data_type not in (None, state.data_type):
+        yield Problem(f"{path}.data_type", f"{subject} must have the data type of the state for {model}")
+    dims = initial.dims or tuple(max(1, dim) for dim in state.dims)
+    # Its dims are those that the state starts with, so none of them is open.
+    yield from dim_problems(dims, f"{path}.dims", subject, wildcard=False)
+    if len(dims) != len(state.dims) or any(d not in (-1, size) for d, size in zip(state.dims, dims, strict=True)):
+        yield Problem(
+            f"{path}.dims", f"{subject} must have dims that fit {list(state.dims)} for {model}, got {list(dims)}"
+        )

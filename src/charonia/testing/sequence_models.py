@@ -25,7 +25,7 @@ class TritonPythonModel:
                 if value(request, "START"):
                     self.sums[row] = 0
                 self.sums[row] += int(value(request, "INPUT"))
-            output = np.array([[self.sums.get(row, 0)]], np.int32)
+            output = np.array([[self.sums.get(row, 0)]]).astype(np.int32)
             responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", output)]))
         return responses
 '''
@@ -58,7 +58,7 @@ class TritonPythonModel:
                 if value(request, "END"):
                     total += len(key) if isinstance(key, bytes) else int(key)
                     del self.sums[key]
-            output = np.array([[total]], np.int32)
+            output = np.array([[total]]).astype(np.int32)
             responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", output)]))
         return responses
 '''
