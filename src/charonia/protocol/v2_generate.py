@@ -20,7 +20,7 @@ from charonia.core.errors import ServingError, invalid
 from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse
 from charonia.core.tensor import Tensor
-from charonia.protocol.json_text import NESTING_MAX, Object, dump, kind_of, parse_object, string_at
+from charonia.protocol.json_text import Object, dump, kind_of, parse_object, string_at
 from charonia.protocol.v2_data import decode_data, encode_data
 from charonia.protocol.v2_request import apply_parameters
 
@@ -42,7 +42,7 @@ def decode_generate(config: ModelConfig, version: str, body: bytes | memoryview,
     """
     text = bytes(body)
     document = parse_object(text)
-    inputs = {given.name: given for given in config.input}
+    inputs = {given.name: (given.data_type, given.dims) for given in config.input if given.data_type is not None}
     _check_unique(text, inputs)
     lead = (-1,) if config.max_batch_size > 0 else ()
     tensors: dict[str, Tensor] = {}
@@ -55,9 +55,10 @@ def decode_generate(config: ModelConfig, version: str, body: bytes | memoryview,
                     parameters[key] = value
             elif key in tensors:
                 raise _repeated(key)
-            elif given.data_type is not None:
-                shape = infer_shape(key, (*lead, *given.dims), _count(value))
-                tensors[key] = decode_data(key, given.data_type, shape, value, tensor_bytes_max)
+            else:
+                datatype, dims = given
+                shape = infer_shape(key, (*lead, *dims), _count(value))
+                tensors[key] = decode_data(key, datatype, shape, value, tensor_bytes_max)
     request = InferRequest(config.name, tensors, model_version=version)
     if "id" not in inputs:
         request.id = string_at(document, "id")
@@ -117,9 +118,7 @@ def _count(value: object) -> int:
     if type(value) is not list:
         return 1
     level = value
-    for _ in range(NESTING_MAX):
-        if not level or type(level[0]) is not list:
-            break
+    while level and type(level[0]) is list:  # it ends: the parser limits nesting
         level = list(chain.from_iterable(item if type(item) is list else [item] for item in level))
     return len(level)
 

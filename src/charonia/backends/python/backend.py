@@ -8,7 +8,7 @@ from pathlib import Path
 
 import orjson
 
-from charonia.backends.api import BackendSettings, Completion, ModelFiles, Placement
+from charonia.backends.api import AsyncInstance, BackendSettings, Completion, ModelFiles, Placement
 from charonia.backends.python.environment import (
     BUILDER,
     ENVIRONMENT,
@@ -21,6 +21,7 @@ from charonia.backends.python.environment import (
 from charonia.backends.python.instance import PythonInstance
 from charonia.backends.python.process import WorkerProcess
 from charonia.backends.python.reaper import reaper
+from charonia.backends.python.reshape import reshaped
 from charonia.backends.python.services import Server
 from charonia.backends.python.thread import ThreadInstance
 from charonia.backends.python.worker.charonia_channel import Incoming
@@ -154,7 +155,7 @@ class PythonModel:
         self._execute_s_max = _seconds(config, EXECUTE_SECONDS, 0.0)
         self._instances: list[PythonInstance] = []
 
-    async def create_instance(self, placement: Placement) -> PythonInstance:
+    async def create_instance(self, placement: Placement) -> AsyncInstance:
         """Start a worker and initialize the model in it."""
 
         def make_process(message: Callable[[Incoming], None], end: Callable[[str], None]) -> WorkerProcess:
@@ -184,7 +185,7 @@ class PythonModel:
         )
         await instance.open()
         self._instances.append(instance)
-        return instance
+        return reshaped(instance, self._config)
 
     def memory(self) -> list[MemoryUsage]:
         """Return the resident memory of all workers."""
@@ -214,7 +215,7 @@ class ThreadedPythonModel:
         self._start_s_max = _seconds(config, START_SECONDS, START_S_DEFAULT)
         self._instances: list[ThreadInstance] = []
 
-    async def create_instance(self, placement: Placement) -> ThreadInstance:
+    async def create_instance(self, placement: Placement) -> AsyncInstance:
         """Start a thread and initialize the model in it."""
         instance = ThreadInstance(
             placement.name,
@@ -227,7 +228,7 @@ class ThreadedPythonModel:
         )
         await instance.open()
         self._instances.append(instance)
-        return instance
+        return reshaped(instance, self._config)
 
     def memory(self) -> list[MemoryUsage]:
         """Return nothing: what the model takes is part of the server's memory."""
