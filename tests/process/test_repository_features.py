@@ -234,15 +234,15 @@ def test_files_that_are_not_the_right_ones_are_not_loaded(tmp_path: Path) -> Non
 def test_instances_run_on_the_cores_of_their_policy(tmp_path: Path) -> None:
     core = max(os.sched_getaffinity(0))
     group = 'instance_group { count: 1 kind: KIND_CPU host_policy: "one" }'
-    thread = 'parameters { key: "EXECUTION_MODE" value { string_value: "thread" } }'
+    in_thread = 'parameters { key: "EXECUTION_MODE" value { string_value: "thread" } }'
     write_model(tmp_path, "worker", WHERE, config=CONFIG + group)
     write_model(tmp_path, "anywhere", WHERE, config=CONFIG)
     write_model(tmp_path, "undefined", WHERE, config=CONFIG + group.replace('"one"', '"two"'))
     write_model(tmp_path, "onnx", mlp(), config=f'name: "onnx" {group}')
-    del thread
+    write_model(tmp_path, "thread", WHERE, config=CONFIG + group + in_thread)
 
     with ServeProcess(tmp_path, f"--host-policy=one,cpu-cores={core}-{core}") as server, clients(server) as (http, _):
-        assert infer(http, "worker")[0] == 1 << core
+        assert infer(http, "worker")[0] == infer(http, "thread")[0] == 1 << core
         everywhere = sum(1 << each for each in os.sched_getaffinity(0))
         assert infer(http, "anywhere")[0] == infer(http, "undefined")[0] == everywhere
         bound = [
