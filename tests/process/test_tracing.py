@@ -123,9 +123,7 @@ def test_a_file_holds_the_traces_of_both_protocols_and_of_what_models_ask_for(re
     assert found[1]["names"] == through(HTTP[0], [], HTTP[1])
     assert found[2]["names"] == found[3]["names"] == through([], COMPUTED, [])
     assert found[4]["names"] == through(GRPC[0], COMPUTED, GRPC[1])
-    assert found[4]["tensors"] == dict.fromkeys(
-        ("TENSOR_QUEUE_INPUT", "TENSOR_BACKEND_INPUT", "TENSOR_BACKEND_OUTPUT"), "1.5,2.0"
-    )
+    assert found[4]["tensors"] == dict.fromkeys(("TENSOR_QUEUE_INPUT", "TENSOR_BACKEND_OUTPUT"), "1.5,2")
 
 
 def test_every_response_of_a_stream_is_noted(repository: Path, tmp_path: Path) -> None:

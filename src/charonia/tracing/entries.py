@@ -3,22 +3,12 @@
 Source: the format of Triton's trace files.
 """
 
-from collections.abc import Iterator
-
 import numpy as np
 import orjson
 
 from charonia.core.dtypes import DataType
 from charonia.core.tensor import Tensor
-from charonia.core.trace import (
-    COMPUTE_START,
-    TENSOR_BACKEND_INPUT,
-    TENSOR_QUEUE_INPUT,
-    Trace,
-    TraceLevel,
-    TraceTree,
-    ordered,
-)
+from charonia.core.trace import Trace, TraceLevel, TraceTree, ordered
 
 ELEMENTS_MAX = 1_000_000
 """Most elements of a tensor that are written; of a larger one these, and then "..."."""
@@ -36,7 +26,7 @@ def entries(tree: TraceTree) -> bytes:
                 b'{"id":%d,"timestamps":[{"name":"%b","ns":%d}]}' % (trace.id, name.encode(), ns)
                 for name, ns in ordered(events)
             ]
-        lines += [_tensor(trace.id, activity, tensor) for activity, tensor in _shown(trace)]
+        lines += [_tensor(trace.id, activity, tensor) for activity, tensor in trace.tensors]
     return b",".join(lines)
 
 
@@ -51,15 +41,6 @@ def _head(trace: Trace) -> dict[str, object]:
     if trace.parent_id:
         head["parent_id"] = trace.parent_id
     return head
-
-
-def _shown(trace: Trace) -> Iterator[tuple[str, Tensor]]:
-    """Yield what was noted; the inputs are those of the execution, too, where there was one."""
-    queued = [tensor for activity, tensor in trace.tensors if activity == TENSOR_QUEUE_INPUT]
-    yield from ((TENSOR_QUEUE_INPUT, tensor) for tensor in queued)
-    if any(name == COMPUTE_START for name, _ in trace.events):
-        yield from ((TENSOR_BACKEND_INPUT, tensor) for tensor in queued)
-    yield from ((activity, tensor) for activity, tensor in trace.tensors if activity != TENSOR_QUEUE_INPUT)
 
 
 def _tensor(number: int, activity: str, tensor: Tensor) -> bytes:
@@ -86,7 +67,11 @@ def _data(tensor: Tensor) -> str:
     elif tensor.datatype is DataType.BOOL:
         texts = [str(int(element)) for element in elements.tolist()]
     elif tensor.datatype is DataType.BF16:
-        texts = [str(element) for element in (elements.astype(np.uint32) << 16).view(np.float32)]
+        texts = [_number(element) for element in (elements.astype(np.uint32) << 16).view(np.float32)]
     else:
-        texts = [str(element) for element in elements]
+        texts = [_number(element) for element in elements]
     return ",".join(texts) + (",..." if is_cut else "")
+
+
+def _number(element: np.generic) -> str:
+    return str(element).removesuffix(".0")
