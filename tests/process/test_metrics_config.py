@@ -1,0 +1,78 @@
+"""Latencies on the metrics page of a running server: summaries, buckets of a model's own, and tags."""
+
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.http as httpclient
+
+from charonia.testing.models import write_model
+from charonia.testing.process import ServeProcess
+
+TENSORS = """
+input { name: "INPUT0" data_type: TYPE_FP32 dims: [ 2 ] }
+output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 2 ] }
+"""
+IDENTITY = (
+    'backend: "identity"\n'
+    + TENSORS
+    + """
+metric_tags { key: "team" value: "vision" }
+model_metrics { metric_control {
+  metric_identifier { family: "charonia_request_duration_seconds" } histogram_options { buckets: [ 0.5, 60 ] } } }
+"""
+)
+ENSEMBLE = (
+    'platform: "ensemble"\n'
+    + TENSORS
+    + 'ensemble_scheduling { step { model_name: "echo" model_version: -1 '
+    + 'input_map { key: "INPUT0" value: "INPUT0" } output_map { key: "OUTPUT0" value: "OUTPUT0" } } }'
+)
+
+
+def page(server: ServeProcess) -> str:
+    with urllib.request.urlopen(f"http://{server.metrics}/metrics") as response:
+        return str(response.read().decode())
+
+
+def test_summaries_buckets_and_tags_are_on_the_page(tmp_path: Path) -> None:
+    write_model(tmp_path, "echo", "", config=IDENTITY)
+    write_model(tmp_path, "pipe", "", config=ENSEMBLE)
+    flags = ["summary_latencies=true", "summary_quantiles=0.5:0.05,0.9:0.01", "counter_latencies=false"]
+    with ServeProcess(tmp_path, *(f"--metrics-config={flag}" for flag in flags)) as server:
+        with httpclient.InferenceServerClient(server.http) as client:
+            given = httpclient.InferInput("INPUT0", [2], "FP32")
+            given.set_data_from_numpy(np.zeros(2, np.float32))
+            for _ in range(3):
+                client.infer("pipe", [given])
+        shown = page(server)
+
+    echo = 'model="echo",version="1",_team="vision"'
+    assert f'nv_inference_request_summary_us{{{echo},quantile="0.9"}} ' in shown
+    assert f"nv_inference_request_summary_us_count{{{echo}}} 3" in shown
+    assert 'nv_inference_request_summary_us_count{model="pipe",version="1"} 3' in shown
+    assert f'charonia_request_duration_seconds_bucket{{{echo},le="60"}} 3' in shown
+    assert f'charonia_request_duration_seconds_bucket{{{echo},le="0.5"}} ' in shown
+    assert f"nv_inference_request_success{{{echo}}} 3" in shown
+    assert "_duration_us{" not in shown
+    assert "NaN" not in shown
+
+
+@pytest.mark.parametrize(
+    ("extra", "part"),
+    [
+        ('metric_tags { key: "a-b" value: "c" }', "metric_tags[a-b]"),
+        (
+            'model_metrics { metric_control { metric_identifier { family: "x" } histogram_options { buckets: 1 } } }',
+            "model_metrics.metric_control[0].metric_identifier.family",
+        ),
+    ],
+)
+def test_what_cannot_be_shown_is_refused_when_the_model_loads(tmp_path: Path, extra: str, part: str) -> None:
+    write_model(tmp_path, "echo", "", config='backend: "identity"\n' + TENSORS + extra)
+
+    with pytest.raises(RuntimeError) as caught, ServeProcess(tmp_path):
+        pass
+
+    assert part in str(caught.value)
