@@ -2,11 +2,13 @@
 # Installs the peers from the package registry, beside the project and never inside its environment: tritonserver 2.51 (CPU)
 # with its Python backend, perf_analyzer 2.48 and tritonclient. Takes about a minute; running it again is harmless.
 #
-#   bench/peers.sh [FOLDER]     default: ~/.cache/charonia-peers
+#   bench/peers.sh [--tuners] [FOLDER]     default: ~/.cache/charonia-peers; --tuners: model-analyzer too
 #
 # Afterwards FOLDER/bin holds `tritonserver` and `perf_analyzer`.
 set -euo pipefail
 
+tuners=
+if [ "${1:-}" = --tuners ]; then tuners=yes && shift; fi
 folder=${1:-$HOME/.cache/charonia-peers}
 python=${PYTHON:-python3.11}
 mkdir -p "$folder/bin" "$folder/lib"
@@ -50,6 +52,12 @@ cat > "$folder/bin/perf_analyzer" <<END
 #!/usr/bin/env bash
 LD_LIBRARY_PATH="$folder/lib" exec "$folder/lib/perf_analyzer" "\$@"
 END
+
+# In an environment of its own: it wants other versions of the client.
+if [ -n "$tuners" ] && [ ! -x "$folder/ma_venv/bin/model-analyzer" ]; then
+  "$python" -m venv "$folder/ma_venv"
+  "$folder/ma_venv/bin/pip" install -q --disable-pip-version-check 'triton-model-analyzer==1.58.0'
+fi
 
 chmod +x "$folder/bin/"*
 "$folder/bin/perf_analyzer" --version

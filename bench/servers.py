@@ -48,9 +48,9 @@ class Server:
     def __enter__(self) -> Self:
         folder = Path(self._folder.name)
         MODELS[self.model](folder / "models")
-        self.http, self.grpc = f"{HOST}:{_free_port()}", f"{HOST}:{_free_port()}"
+        self.http, self.grpc = f"{HOST}:{free_port()}", f"{HOST}:{free_port()}"
         command = [*COMMANDS[self.server], f"--model-repository={folder / 'models'}"]
-        for name, port in (("http", self.http), ("grpc", self.grpc), ("metrics", f"{HOST}:{_free_port()}")):
+        for name, port in (("http", self.http), ("grpc", self.grpc), ("metrics", f"{HOST}:{free_port()}")):
             command += [f"--{name}-port={port.split(':')[1]}", f"--{name}-address={HOST}"]
         self.log = folder / "log.txt"
         begin = time.monotonic()
@@ -114,7 +114,8 @@ class Server:
                 return
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port that nobody listens at."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])
