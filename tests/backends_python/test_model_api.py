@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from charonia.backends.python.worker import triton_python_backend_utils as unbound
-from charonia.backends.python.worker.charonia_errors import TritonError, TritonModelException
+from charonia.backends.python.worker.charonia_errors import RESCHEDULED, TritonError, TritonModelException
 from charonia.backends.python.worker.charonia_host import Batch, Binding, Call, Inbox
 from charonia.backends.python.worker.charonia_requests import InferenceRequest, InferenceTrace, PreferredMemory
 from charonia.backends.python.worker.charonia_responses import InferenceResponse
@@ -207,7 +207,7 @@ def test_a_made_request_reaches_the_host_as_it_was_made() -> None:
     assert (call.batch, call.model_name, call.model_version, call.decoupled) == (5, "other", "2", False)
     assert call.fields[:5] == ("mine", "sequence", 1, 1000, 0)
     assert json.loads(call.fields[5]) == {"a": 1, "b": True, "c": "text"}
-    assert call.fields[6:] == (("B", "A"), "context")
+    assert call.fields[6:] == (("B", "A"), '{"traceparent": "00-1"}')
     assert call.inputs == [tensor]
     assert not response.has_error()
     assert request.trace().get_context() == '{"traceparent": "00-1"}'
@@ -248,9 +248,87 @@ def test_a_request_that_is_made_wrongly_is_refused(arguments: dict[str, Any], me
         InferenceRequest(**{**GOOD, **arguments})
 
 
-def test_requests_are_not_rescheduled() -> None:
-    with pytest.raises(TritonModelException, match="rescheduling"):
+def test_a_request_that_was_made_is_not_rescheduled() -> None:
+    with pytest.raises(TritonModelException, match="cannot be rescheduled"):
         InferenceRequest(**GOOD).set_release_flags(unbound.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+    with pytest.raises(TritonModelException, match="unsupported flags 4"):
+        InferenceRequest(**GOOD).set_release_flags(4)
+
+
+AGAIN = (RESCHEDULED, "")
+RESCHEDULE = "set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)"
+
+
+def test_a_model_may_ask_for_requests_again(tmp_path: Path) -> None:
+    model = Model(
+        tmp_path,
+        execute(
+            f"""
+requests[0].{RESCHEDULE}
+requests[1].{RESCHEDULE}
+requests[2].{RESCHEDULE}
+requests[2].set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_ALL)
+requests[3].get_response_sender().send(answer(4))
+requests[3].{RESCHEDULE}
+return [None, answer(2), answer(3), None]
+"""
+        ),
+    )
+
+    first, second, third, fourth = model.run(1, 2, 3, 4)
+
+    assert first == AGAIN
+    assert "must return None for such a request" in second[1]
+    assert values_of(third) == [3]
+    assert fourth is None
+
+
+def test_a_decoupled_model_may_send_responses_and_ask_for_the_request_again(tmp_path: Path) -> None:
+    model = Model(
+        tmp_path,
+        execute(
+            f"""
+sender = requests[0].get_response_sender()
+sender.send(answer(5))
+requests[0].{RESCHEDULE}
+requests[1].{RESCHEDULE}
+requests[2].get_response_sender().send(flags=1)
+requests[2].{RESCHEDULE}
+try:
+    sender.send(answer(6))
+finally:
+    self.kept = sender
+"""
+        ),
+        decoupled=True,
+    )
+
+    assert model.run(1, 2, 3) == [AGAIN, AGAIN, None]
+    assert [(index, final) for _, index, _, final in model.host.responses] == [(0, False), (2, True), (0, False)]
+
+
+def test_an_async_decoupled_model_asks_when_it_is_done(tmp_path: Path) -> None:
+    body = f"requests[0].{RESCHEDULE}; requests[1].get_response_sender().send(flags=1); requests[1].{RESCHEDULE}"
+    model = Model(tmp_path, execute(body, is_async=True), decoupled=True)
+    arrived = threading.Event()
+    respond = model.host.respond
+
+    def watch(batch: Batch, index: int, result: Any, final: bool) -> None:
+        respond(batch, index, result, final)
+        if index == 0:
+            arrived.set()
+
+    model.host.respond = watch  # type: ignore[method-assign]
+    model.run(1, 2)
+
+    assert arrived.wait(10)
+    assert model.host.responses == [(1, 1, None, True), (1, 0, AGAIN, True)]
+
+
+def test_a_model_that_raises_asks_for_nothing(tmp_path: Path) -> None:
+    (result,) = Model(tmp_path, execute(f"requests[0].{RESCHEDULE}; raise ValueError('no')")).run(1)
+
+    assert "ValueError: no" in result[1]
 
 
 def test_a_made_request_has_no_sender() -> None:
