@@ -110,4 +110,4 @@ async def _warm_lane(
                     f"{error.message}",
                     hint=error.hint,
                 )
-    lane.keep_warm([sample.requests for sample in samples])
+    lane.keep_warm([sample.requests for sample in samples for _ in range(sample.count)])

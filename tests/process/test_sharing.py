@@ -1,0 +1,434 @@
+"""Response cache, warm-up and rate limiter in a running server, with the stock clients."""
+
+import json
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpcclient
+import tritonclient.http as httpclient
+from tritonclient.utils import InferenceServerException
+
+from charonia.testing.models import identity_pbtxt, write_model
+from charonia.testing.process import ServeProcess
+from charonia.testing.redis_server import RedisProcess
+
+NOTING = """
+import os, time
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.args = args
+        self.pause = float(os.environ.get("PAUSE", "0"))
+
+    def execute(self, requests):
+        begin = time.monotonic()
+        responses = []
+        for request in requests:
+            array = pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy()
+            if array.flat[0] == 13:
+                os._exit(3)
+            if array.flat[0] == 14:
+                raise ValueError("unlucky")
+            time.sleep(self.pause)
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", array + NUMBER)]))
+        with open(LOG, "a") as log:
+            line = (self.args["model_name"], os.getpid(), begin, time.monotonic(), len(requests), float(array.flat[0]))
+            log.write(repr(line) + chr(10))
+        return responses
+"""
+
+
+class Models:
+    """A repository of models that note each of their executions."""
+
+    def __init__(self, folder: Path) -> None:
+        self.repository = folder / "models"
+        self.log = folder / "log"
+        self.log.touch()
+
+    def add(self, name: str, more: str = "", *, number: int = 1, dims: tuple[int, ...] = (-1,)) -> None:
+        code = NOTING.replace("NUMBER", str(number)).replace("LOG", repr(str(self.log)))
+        write_model(self.repository, name, code, config=identity_pbtxt("python", dims=dims, more=more))
+
+    def executions(self, name: str) -> list[tuple[Any, ...]]:
+        lines: list[tuple[Any, ...]] = [eval(line) for line in self.log.read_text().splitlines()]
+        return [line for line in lines if line[0] == name]
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Models:
+    return Models(tmp_path)
+
+
+CACHED = "response_cache { enable: true }"
+LOCAL = "--cache-config=local,size=1048576"
+
+
+def http_infer(server: ServeProcess, model: str, array: "np.ndarray", **more: Any) -> "np.ndarray":
+    with httpclient.InferenceServerClient(server.http) as client:
+        tensor = httpclient.InferInput("INPUT0", list(array.shape), "FP32")
+        tensor.set_data_from_numpy(array)
+        result = client.infer(model, [tensor], **more)
+        assert result.get_response().get("id", "") == more.get("request_id", "")
+        return np.asarray(result.as_numpy("OUTPUT0"))
+
+
+def grpc_infer(server: ServeProcess, model: str, array: "np.ndarray", **more: Any) -> "np.ndarray":
+    with grpcclient.InferenceServerClient(server.grpc) as client:
+        tensor = grpcclient.InferInput("INPUT0", list(array.shape), "FP32")
+        tensor.set_data_from_numpy(array)
+        return np.asarray(client.infer(model, [tensor], **more).as_numpy("OUTPUT0"))
+
+
+def ones(*shape: int, value: float = 1) -> "np.ndarray":
+    return np.full(shape, value, np.float32)
+
+
+def statistics(server: ServeProcess, model: str) -> dict[str, Any]:
+    with httpclient.InferenceServerClient(server.http) as client:
+        (entry,) = client.get_inference_statistics(model)["model_stats"]
+        counts = {key: value["count"] for key, value in entry["inference_stats"].items()}
+        return {**counts, "executions": entry["execution_count"], "inferences": entry["inference_count"]}
+
+
+def page(server: ServeProcess) -> str:
+    with urllib.request.urlopen(f"http://{server.metrics}/metrics") as response:
+        return str(response.read().decode())
+
+
+def get(server: ServeProcess, path: str) -> Any:
+    with urllib.request.urlopen(f"http://{server.http}{path}") as response:
+        return json.load(response)
+
+
+def together(*calls: Callable[[], object]) -> list[object]:
+    """Make calls at the same time and return what they return or raise."""
+    results: list[object] = [None] * len(calls)
+
+    def run(index: int) -> None:
+        try:
+            results[index] = calls[index]()
+        except InferenceServerException as error:
+            results[index] = error
+
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return results
+
+
+def test_equal_requests_are_computed_once_over_both_protocols(models: Models) -> None:
+    models.add("m", CACHED)
+    with ServeProcess(models.repository, LOCAL) as server:
+        for request_id in ("1", "2"):
+            assert http_infer(server, "m", ones(1, 4), request_id=request_id).tolist() == [[2, 2, 2, 2]]
+        assert grpc_infer(server, "m", ones(1, 4)).tolist() == [[2, 2, 2, 2]]
+        assert http_infer(server, "m", ones(2, 2)).shape == (2, 2)  # the same bytes
+        assert http_infer(server, "m", ones(1, 4), parameters={"a": 1}).shape == (1, 4)
+
+        counts = statistics(server, "m")
+        metrics = page(server)
+
+    assert len(models.executions("m")) == 3
+    assert counts == {
+        "success": 5,
+        "fail": 0,
+        "queue": 5,
+        "compute_input": 3,
+        "compute_infer": 3,
+        "compute_output": 3,
+        "cache_hit": 2,
+        "cache_miss": 3,
+        "executions": 3,
+        "inferences": 4,
+    }
+    for line in (
+        'nv_cache_num_hits_per_model{model="m",version="1"} 2',
+        'nv_cache_num_misses_per_model{model="m",version="1"} 3',
+        "nv_cache_num_lookups 5",
+        "nv_cache_num_entries 3",
+    ):
+        assert line in metrics
+
+
+def test_a_model_without_the_section_and_a_server_without_the_option_have_no_cache(models: Models) -> None:
+    models.add("m")
+    with ServeProcess(models.repository, LOCAL) as server:
+        for _ in range(2):
+            http_infer(server, "m", ones(1, 4))
+        assert "per_model" not in page(server)
+        assert "nv_cache_num_lookups 0" in page(server)
+    assert len(models.executions("m")) == 2
+
+    models.add("m", CACHED)
+    with ServeProcess(models.repository) as server:
+        for _ in range(2):
+            http_infer(server, "m", ones(1, 4))
+        assert "nv_cache" not in page(server)
+        assert "asks for a response cache, and the server has none" in server.log
+    assert len(models.executions("m")) == 4
+
+
+def test_errors_are_not_kept(models: Models) -> None:
+    models.add("m", CACHED)
+    with ServeProcess(models.repository, LOCAL) as server:
+        for _ in range(2):
+            with pytest.raises(InferenceServerException, match="unlucky"):
+                http_infer(server, "m", ones(1, 1, value=14))
+        assert statistics(server, "m")["fail"] == 2
+
+
+def test_equal_requests_at_the_same_time_run_once(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAUSE", "0.5")
+    models.add("m", CACHED)
+    with ServeProcess(models.repository, LOCAL) as server:
+        results = together(*[lambda: http_infer(server, "m", ones(1, 2)).tolist()] * 8)
+        metrics = page(server)
+
+    assert results == [[[2, 2]]] * 8
+    assert len(models.executions("m")) == 1
+    assert 'charonia_cache_collapsed_total{model="m",version="1"} 7' in metrics
+
+
+ENSEMBLE = """
+platform: "ensemble" max_batch_size: 64
+input { name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] } output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] }
+ensemble_scheduling { step { model_name: "m" model_version: -1
+  input_map { key: "INPUT0" value: "INPUT0" } output_map { key: "OUTPUT0" value: "OUTPUT0" } } }
+"""
+
+
+def test_after_a_reload_nothing_from_before_is_found_of_the_model_and_of_its_ensemble(models: Models) -> None:
+    models.add("m", CACHED, number=1)
+    write_model(models.repository, "e", "", config=ENSEMBLE + CACHED)
+    with (
+        ServeProcess(models.repository, LOCAL, "--model-control-mode=explicit", "--load-model=e") as server,
+        httpclient.InferenceServerClient(server.http) as client,
+    ):
+        for _ in range(2):
+            assert http_infer(server, "e", ones(1, 1)).tolist() == [[2]]
+        assert statistics(server, "e")["cache_hit"] == 1
+        assert http_infer(server, "m", ones(1, 1)).tolist() == [[2]]
+        assert statistics(server, "m")["cache_hit"] == 1
+
+        models.add("m", CACHED, number=5)
+        client.load_model("m")
+
+        assert http_infer(server, "e", ones(1, 1)).tolist() == [[6]]
+        assert http_infer(server, "m", ones(1, 1)).tolist() == [[6]]
+        assert "nv_cache_num_entries 2" in page(server)
+
+
+def test_decoupled_and_sequence_models_and_ensembles_of_them_are_refused(models: Models) -> None:
+    models.add("m", "model_transaction_policy { decoupled: true }")
+    models.add("d", f"model_transaction_policy {{ decoupled: true }} {CACHED}")
+    models.add("s", f"sequence_batching {{ }} {CACHED}")
+    write_model(models.repository, "e", "", config=ENSEMBLE + CACHED)
+    with (
+        ServeProcess(models.repository, LOCAL, "--exit-on-error=false") as server,
+        httpclient.InferenceServerClient(server.http) as client,
+    ):
+        reasons = {entry["name"]: entry.get("reason", "") for entry in client.get_model_repository_index()}
+
+    assert reasons["m"] == ""
+    for name in "dse":
+        assert "response_cache.enable: Response Cache does not currently support model" in reasons[name]
+
+
+def test_servers_share_a_redis_and_go_on_without_it(models: Models, tmp_path: Path) -> None:
+    models.add("m", CACHED)
+    with RedisProcess(tmp_path) as redis:
+        arguments = (f"--cache-config=redis,host=127.0.0.1,port={redis.port}", "--cache-config=redis,pool_size=2")
+        with ServeProcess(models.repository, *arguments) as one, ServeProcess(models.repository, *arguments) as other:
+            assert http_infer(one, "m", ones(1, 1)).tolist() == [[2]]
+            assert http_infer(one, "m", ones(1, 1)).tolist() == [[2]]
+            assert http_infer(other, "m", ones(1, 1)).tolist() == [[2]]
+            assert len(models.executions("m")) == 1
+            assert statistics(other, "m")["cache_hit"] == 1
+
+            redis.stop()
+            for number in range(5):
+                assert http_infer(one, "m", ones(1, 1)).tolist() == [[2]]
+                assert len(models.executions("m")) == 2 + number
+            assert "charonia_cache_up 0" in page(one)
+            assert "requests run without it" in one.log
+
+
+WARM = (
+    'model_warmup {{ name: "{name}" batch_size: {batch} count: {count} '
+    'inputs {{ key: "INPUT0" value {{ data_type: TYPE_FP32 dims: [ 2 ] {source} }} }} }} '
+)
+
+
+def sample(source: str, *, name: str = "s", batch: int = 1, count: int = 0) -> str:
+    return WARM.format(name=name, batch=batch, count=count, source=source)
+
+
+def test_every_instance_is_warm_before_the_model_is_ready_and_nothing_of_that_is_counted(models: Models) -> None:
+    more = sample("zero_data: true", name="a", count=2) + sample('input_data_file: "x"', name="b", batch=3)
+    models.add("m", f"{more} instance_group {{ count: 2 kind: KIND_CPU }}")
+    (models.repository / "m" / "warmup").mkdir()
+    (models.repository / "m" / "warmup" / "x").write_bytes(np.array([7, 8], "<f4").tobytes())
+
+    with ServeProcess(models.repository) as server:
+        executions = models.executions("m")
+        counts = statistics(server, "m")
+
+    by_worker = {pid: [line[4:] for line in executions if line[1] == pid] for pid in {line[1] for line in executions}}
+    assert list(by_worker.values()) == [[(1, 0), (1, 0), (3, 7)]] * 2
+    assert set(counts.values()) == {0}
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (sample("random_data: true"), ""),
+        (sample('input_data_file: "absent"'), "model_warmup[0].inputs[INPUT0].input_data_file: "),
+        (sample('input_data_file: "unlucky"'), "model_warmup[0]: failed to run warmup sample 's' on instance 'm_0"),
+        (sample('input_data_file: "deadly"'), "model_warmup[0]: failed to run warmup sample 's' on instance 'm_0"),
+        (sample("zero_data: true").replace("[ 2 ]", "[ 2, 2 ]"), "model_warmup[0].inputs[INPUT0].dims: "),
+    ],
+)
+def test_a_sample_that_fails_fails_the_load_with_its_path(models: Models, text: str, reason: str) -> None:
+    models.add("m", text)
+    (models.repository / "m" / "warmup").mkdir()
+    for name, value in (("unlucky", 14), ("deadly", 13)):
+        (models.repository / "m" / "warmup" / name).write_bytes(np.array([value, 0], "<f4").tobytes())
+
+    with (
+        ServeProcess(models.repository, "--exit-on-error=false") as server,
+        httpclient.InferenceServerClient(server.http) as client,
+    ):
+        (entry,) = client.get_model_repository_index()
+
+    assert entry["state"] == ("UNAVAILABLE" if reason else "READY")
+    assert reason in entry.get("reason", "")
+
+
+def test_the_old_version_answers_until_the_new_one_is_warm(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAUSE", "0.5")
+    models.add("m", number=1)
+    with (
+        ServeProcess(models.repository, "--model-control-mode=explicit", "--load-model=m") as server,
+        httpclient.InferenceServerClient(server.http) as client,
+    ):
+        models.add("m", sample("zero_data: true", count=2), number=5)
+        loading = threading.Thread(target=client.load_model, args=("m",))
+        loading.start()
+        while not any(line[5] == 0 for line in models.executions("m")):  # the first run of the sample
+            time.sleep(0.02)
+
+        assert http_infer(server, "m", ones(1, 2)).tolist() == [[2, 2]]
+        loading.join(60)
+        assert http_infer(server, "m", ones(1, 2)).tolist() == [[6, 6]]
+
+
+def test_a_worker_that_was_started_again_is_warm_before_it_gets_requests(models: Models) -> None:
+    models.add("m", sample("zero_data: true", count=2))
+    with ServeProcess(models.repository) as server:
+        with pytest.raises(InferenceServerException):
+            http_infer(server, "m", ones(1, 1, value=13))
+
+        assert http_infer(server, "m", ones(1, 1)).tolist() == [[2]]
+
+    executions = models.executions("m")
+    assert [line[5] for line in executions] == [0, 0, 0, 0, 1]
+    assert len({line[1] for line in executions}) == 2
+
+
+def needs(count: int, *, instances: int = 1, priority: int = 1) -> str:
+    resource = f'resources {{ name: "R" count: {count} }} priority: {priority}'
+    return f"instance_group {{ count: {instances} kind: KIND_CPU rate_limiter {{ {resource} }} }}"
+
+
+def overlap(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    return bool(one[2] < other[3] and other[2] < one[3])
+
+
+def test_models_that_need_the_same_resource_do_not_run_at_the_same_time(
+    models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PAUSE", "0.1")
+    models.add("a", needs(2))
+    models.add("b", needs(1, instances=2))
+    models.add("free")
+    with ServeProcess(models.repository, "--rate-limit=execution_count") as server:
+        view = get(server, "/v2/ratelimit")
+        assert [(r["name"], r["device"], r["capacity"], r["in_use"]) for r in view["resources"]] == [("R", 0, 2, 0)]
+        calls = [
+            lambda m=m, i=i: http_infer(server, m, ones(1, 1, value=i)) for i in range(6) for m in ("a", "b", "free")
+        ]
+        sending = threading.Thread(target=together, args=calls)
+        sending.start()
+        peaks = set()
+        while sending.is_alive():
+            view = get(server, "/v2/ratelimit")
+            peaks.add(view["resources"][0]["in_use"])
+            assert sum(h["count"] for h in view["resources"][0]["holders"]) == view["resources"][0]["in_use"] <= 2
+            time.sleep(0.02)
+        metrics = page(server)
+
+    assert max(peaks) == 2
+    a, b = models.executions("a"), models.executions("b")
+    assert len(a) == len(b) == len(models.executions("free")) == 6
+    assert not any(overlap(one, other) for one in a for other in b)
+    assert any(overlap(one, other) for one in b for other in b if one != other)
+    assert 'charonia_rate_limit_executions_total{model="a",version="1",instance="a_0_0"} 6' in metrics
+    assert 'charonia_rate_limit_in_use{resource="R",device="0"} 0' in metrics
+
+
+def test_resources_come_back_when_a_worker_dies_and_when_a_model_is_unloaded(models: Models) -> None:
+    models.add("a", needs(1))
+    models.add("b", needs(3))
+    explicit = ("--model-control-mode=explicit", "--load-model=*")
+    with (
+        ServeProcess(models.repository, "--rate-limit=execution_count", *explicit) as server,
+        httpclient.InferenceServerClient(server.http) as client,
+    ):
+        with pytest.raises(InferenceServerException):
+            http_infer(server, "a", ones(1, 1, value=13))
+        assert http_infer(server, "b", ones(1, 1)).tolist() == [[2]]
+        assert get(server, "/v2/ratelimit")["resources"][0]["capacity"] == 3
+
+        client.unload_model("b")
+        while client.is_model_ready("b") or get(server, "/v2/ratelimit")["resources"][0]["capacity"] != 1:
+            time.sleep(0.02)
+
+        client.load_model("a")
+        assert http_infer(server, "a", ones(1, 1)).tolist() == [[2]]
+        assert [i["model"] for i in get(server, "/v2/ratelimit")["instances"]].count("a") >= 1
+
+
+def test_a_model_that_needs_more_than_there_is_is_not_loaded(models: Models) -> None:
+    models.add("a", needs(3))
+    models.add("b", needs(2))
+    arguments = ("--rate-limit=execution_count", "--rate-limit-resource=R:2", "--exit-on-error=false")
+    with (
+        ServeProcess(models.repository, *arguments) as server,
+        httpclient.InferenceServerClient(server.http) as client,
+    ):
+        a, b = sorted(client.get_model_repository_index(), key=lambda entry: str(entry["name"]))
+        assert b["state"] == "READY"
+        assert 'instance_group[0].rate_limiter.resources[0].count: Resource count for "R" is limited' in a["reason"]
+        assert http_infer(server, "b", ones(1, 1)).tolist() == [[2]]
+
+
+def test_without_the_rate_limiter_sections_have_no_effect_and_there_is_nothing_to_see(models: Models) -> None:
+    models.add("a", needs(3))
+    with ServeProcess(models.repository, "--rate-limit-resource=R:1") as server:
+        assert http_infer(server, "a", ones(1, 1)).tolist() == [[2]]
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            get(server, "/v2/ratelimit")
+        assert caught.value.code == 503
+        caught.value.close()
+        assert "rate_limit" not in page(server)
