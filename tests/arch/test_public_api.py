@@ -32,8 +32,10 @@ CLIENT_METHODS = [
     "shared_memory_regions",
     "statistics",
     "stream_infer",
+    "trace_settings",
     "unload_model",
     "unregister_shared_memory",
+    "update_trace_settings",
 ]
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from charonia.cli.foreign import FOREIGN
+from charonia.cli.metrics_values import METRICS_SETTINGS
 from charonia.cli.option_table import GROUPS, Option
 from charonia.cli.options import all_options, default_text, parse, parser
 from charonia.cli.trace_values import SETTINGS
@@ -146,31 +147,6 @@ def test_a_backend_setting_has_a_name_and_a_value(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("summary_latencies=true", "summaries are not offered"),
-        ("counter_latencies=false", "counter_latencies cannot be switched off"),
-        ("histogram_latencies=0", "histogram_latencies cannot be switched off"),
-        ("gauge_latencies=true", "expected counter_latencies, "),
-        ("metrics,counter_latencies=true", "expected counter_latencies, "),
-    ],
-)
-def test_metrics_that_are_not_there_are_refused(text: str, problem: str) -> None:
-    assert problem in problems(f"--metrics-config={text}")[0]
-
-
-def test_metrics_that_are_there_anyway_are_accepted() -> None:
-    accepted = options(
-        "--metrics-config=counter_latencies=true",
-        "--metrics-config=histogram_latencies=true",
-        "--metrics-config=summary_latencies=false",
-        "--metrics-config=summary_quantiles=0.5:0.05,0.9:0.01",
-    )
-
-    assert accepted == options()
-
-
-@pytest.mark.parametrize(
     ("text", "reaction"),
     [
         ("--htp-port=80", 'Bad option: "--htp-port". Did you mean --http-port?'),
@@ -236,7 +212,7 @@ def test_an_option_that_asks_for_what_is_not_there_is_refused_with_the_reason(te
         "--allow-vertex-ai=false",
         "--trace-level=OFF",
         "--response-cache-byte-size=0",
-        
+
     ],
 )
 def test_an_option_that_asks_for_what_happens_anyway_is_accepted_in_silence(text: str) -> None:
@@ -301,10 +277,10 @@ def differing(one: object, other: object, prefix: str = "") -> list[str]:
 
 def test_every_field_has_an_option() -> None:
     fields = {option.field for option in all_options() if option.field}
-    only_in_trace_config = {field for field, _ in SETTINGS.values()} - fields
+    of_others = {field for field, _ in (*SETTINGS.values(), *METRICS_SETTINGS.values())} - fields
 
     in_cache_config = {"cache.local_bytes", "cache.redis"}
-    assert leaves(ServerOptions()) - fields == {"log.escape"} | only_in_trace_config | in_cache_config
+    assert leaves(ServerOptions()) - fields == {"log.escape"} | of_others | in_cache_config
 
 
 def leaves(record: object, prefix: str = "") -> set[str]:

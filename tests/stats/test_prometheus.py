@@ -5,7 +5,7 @@ import re
 from charonia.sched.api import CloseReason
 from charonia.stats.meter import NOTES_MAX, FailureReason, Meter
 from charonia.stats.model import WorkerState
-from charonia.stats.prometheus import Machine, ModelSample, metric_names, render
+from charonia.stats.prometheus import Machine, ModelSample, PageView, metric_names, render
 
 US = 1000
 MACHINE = Machine(0.25, 1000, 400, 300)
@@ -29,7 +29,8 @@ def meter() -> Meter:
 
 
 def page(machine: Machine | None = MACHINE) -> str:
-    return render([ModelSample(meter(), {"team": 'a"b\\c\n'}, 6, WORKERS)], machine).decode()
+    sample = ModelSample(meter(), {"team": 'a"b\\c\n'}, 6, WORKERS)
+    return render([sample], machine, view=PageView(quantiles=(0.5,))).decode()
 
 
 def test_a_batch_counts_once_and_its_requests_each() -> None:

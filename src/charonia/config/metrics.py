@@ -43,7 +43,7 @@ def bucket_problems(config: ModelConfig) -> Iterator[Problem]:
         if len(buckets) > BUCKETS_MAX:
             message = f"at most {BUCKETS_MAX} buckets are counted, got {len(buckets)}"
             yield Problem(f"{path}.histogram_options.buckets", message)
-        elif buckets and not math.isfinite(buckets[0]):
+        elif buckets and math.isinf(buckets[0]):
             yield Problem(f"{path}.histogram_options.buckets", "at least one bucket must have a finite bound")
 
 
