@@ -245,7 +245,7 @@ class PythonInstance:
             elif kind == "answer_ready":
                 self._readiness.answered(*message.header[1:])
             else:
-                self._services.take(message, link, is_ready=self._state is _State.READY)
+                self._services.take(message, link, is_ready=self._state in (_State.READY, _State.WARMING))
         except (ChannelError, ServingError, LookupError, TypeError, ValueError) as error:
             link.process.kill(f"it sent a message that cannot be read: {error}")
 
@@ -272,18 +272,17 @@ class PythonInstance:
         """The worker is ready for requests."""
         self._state = _State.READY
         self._stop_process_timer()
-        self.capabilities = message.header[1] if len(message.header) > 1 else {}
         if self.health.ready():
             _log.info("the worker process of '%s' is back", self.name)
         if not self._first_start.done():
             self._first_start.set_result(None)
         self._limit(0, None)
         self._send_waiting()
+
     @property
     def _line(self) -> "deque[_Batch]":
         """What the worker works on."""
         return self._warming or self._batches
-
 
     def _running(self, number: int) -> Work | None:
         """Return the batch that runs, if it has this number."""
@@ -319,7 +318,7 @@ class PythonInstance:
             return
         for index in batch.gone or ():
             link.process.send(("cancel", batch.number, index))
-        if batch is self._batches[0]:
+        if self._batches and batch is self._batches[0]:
             self._limit(self._execute_s_max, self._executed_too_long)
 
     def _done(self, message: Incoming, link: WorkerLink) -> None:
@@ -327,7 +326,6 @@ class PythonInstance:
         line = self._line
         if not line or number != line[0].number:
             return
-        self.health.answered()
         decoded = decode_results(results, message, link.release)
         link.given_back(regions, dropped)
         batch = line.popleft()
