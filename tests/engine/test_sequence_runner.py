@@ -19,6 +19,7 @@ from charonia.core.tensor import Tensor
 from charonia.engine.backends import Backends
 from charonia.engine.clock import now_ns
 from charonia.engine.lanes import AsyncLane, BlockingLane
+from charonia.engine.loader import LoadedVersion
 from charonia.engine.sequence_runner import SequenceRunner
 from charonia.engine.sequence_tensors import initial_states
 from charonia.engine.sequences import hand_over, make_sequence_runner, sequences_of
@@ -536,6 +537,25 @@ def test_draining_answers_what_is_in_flight_and_waits_for_no_idle_sequence() -> 
         await asyncio.wait_for(draining, 5)
         assert bench.is_answered("a")
         assert bench.is_answered("b")
+
+    run(test())
+
+
+def test_a_version_is_busy_while_a_sequence_may_come_back_to_it() -> None:
+    async def test() -> None:
+        bench = Bench(config())
+        loaded = LoadedVersion(bench.runner, None)
+        assert not loaded.is_busy
+        bench.send("a", 1, flags=SEQUENCE_START)
+        bench.instance.finish()
+        await settle()
+        assert bench.runner.in_flight == 0
+        assert loaded.is_busy
+        bench.send("b", 1, flags=SEQUENCE_END)
+        assert loaded.is_busy
+        bench.instance.finish()
+        await settle()
+        assert not loaded.is_busy
 
     run(test())
 

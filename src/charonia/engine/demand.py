@@ -175,7 +175,7 @@ class Demand:
             found[key] = Resident(
                 size=0 if composition is not None else max(self._sizes.get(key, 0), _known_bytes(loaded)),
                 used_ns=max(used_ms, self._loaded_ms.get(key, 0)) * _NS_PER_MS,
-                is_busy=any(each.runner.in_flight for each in loaded),
+                is_busy=any(each.is_busy for each in loaded),
                 is_pinned=self.is_pinned(key)
                 or any(_is_true(each.runner.config.parameters.get(PINNED, "")) for each in loaded),
                 made_of=composition.models if composition is not None else (),

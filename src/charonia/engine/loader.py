@@ -26,6 +26,7 @@ from charonia.engine.limits import Claim
 from charonia.engine.padding import PaddingStrategy, pad_instance
 from charonia.engine.runner import ModelRunner
 from charonia.engine.schedulers import make_scheduler
+from charonia.engine.sequence_runner import SequenceRunner
 from charonia.engine.sequence_tensors import initial_states
 from charonia.engine.sequences import make_sequence_runner
 from charonia.engine.strategy import PythonStrategy, load_strategy
@@ -112,6 +113,11 @@ class LoadedVersion:
         """Whether none of its workers is ready."""
         workers = self.workers()
         return bool(workers) and all(worker.problem for worker in workers)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether requests are in flight, or sequences have begun here and may go on."""
+        return bool(self.runner.in_flight) or (isinstance(self.runner, SequenceRunner) and self.runner.live > 0)
 
     async def is_ready(self) -> bool:
         """Return whether the model says that it is ready; True for one that says nothing."""

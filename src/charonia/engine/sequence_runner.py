@@ -105,6 +105,11 @@ class SequenceRunner(ModelRunner):
             self._predecessors = [runner for runner in self._predecessors if not runner._is_closed]
         return super().submit(request, reply)
 
+    @property
+    def live(self) -> int:
+        """Number of sequences that are not over."""
+        return self._sequencer.live
+
     def holds(self, key: SequenceKey) -> bool:
         """Return whether a sequence began here, or where this took the place, and is not over."""
         return self._sequencer.holds(key) or any(runner.holds(key) for runner in self._predecessors)

@@ -22,6 +22,8 @@ from charonia.config.complete import Signature, check_signature, merge_signature
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import InstanceGroup, ModelConfig
 from charonia.config.problems import Problem, raise_problems
+from charonia.config.sequences import seen_by_model
+from charonia.config.sequences import seen_by_model
 from charonia.core.dtypes import DataType
 from charonia.core.errors import invalid
 from charonia.stats.devices import PinnedMemory
@@ -184,7 +186,7 @@ class PyTorchBackend:
         self._set_process_options(config.name, plan)
         if self._pool is None:
             self._pool = PinnedPool(settings.pinned or PinnedMemory())
-        return PyTorchModel(source, config, plan, self._pool)
+        return PyTorchModel(source, seen_by_model(config), plan, self._pool)
 
     async def aclose(self) -> None:
         """Give back nothing: models share only pinned memory, which goes with the last response."""
