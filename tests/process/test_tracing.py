@@ -18,6 +18,8 @@ import tritonclient.http as httpclient
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from tritonclient.utils import InferenceServerException
 
+from charonia.cli import perf
+from charonia.cli.perf import Status
 from charonia.client import Client
 from charonia.testing.models import write_model
 from charonia.testing.process import ServeProcess
@@ -235,6 +237,27 @@ def test_our_client_reads_and_changes_the_settings_over_both_protocols(repositor
                 assert client.trace_settings("echo") == changed
                 client.update_trace_settings({"trace_level": None, "trace_rate": None}, "echo")
                 assert client.trace_settings("echo") == client.trace_settings()
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_perf_has_the_server_trace_what_it_measures(repository: Path, tmp_path: Path, protocol: str) -> None:
+    with ServeProcess(repository, f"--trace-config=triton,file={tmp_path / 't'}") as server:
+        load = ["-m", "echo", "-u", getattr(server, protocol), "-i", protocol, "--request-count=8", "--quiet"]
+        settings = ["--trace-level=TIMESTAMPS", "--trace-rate=2", "--trace-count=3", "--log-frequency=1"]
+        assert perf.run([*load, *settings]) in (Status.MEASURED, Status.UNSTABLE)
+        assert server.stop() == 0
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["t.0", "t.1", "t.2"]
+
+
+def test_perf_ends_with_the_reason_where_the_server_cannot_trace(
+    repository: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with ServeProcess(repository) as server:
+        load = ["-m", "echo", "-u", server.http, "--request-count=1", "--quiet", "--trace-level=TIMESTAMPS"]
+        assert perf.run(load) == Status.REFUSED
+
+    assert "trace file name is not given" in capfd.readouterr().err
 
 
 @contextmanager

@@ -38,9 +38,9 @@ class _Buffer:
         self.count += 1
 
     def take(self) -> bytes:
-        text = b",".join(self.parts)
-        self.__init__()  # type: ignore[misc]
-        return text
+        parts, self.parts = self.parts, []
+        self.size = self.count = 0
+        return b",".join(parts)
 
 
 class TraceFiles:
