@@ -212,7 +212,6 @@ def test_an_option_that_asks_for_what_is_not_there_is_refused_with_the_reason(te
         "--allow-vertex-ai=false",
         "--trace-level=OFF",
         "--response-cache-byte-size=0",
-
     ],
 )
 def test_an_option_that_asks_for_what_happens_anyway_is_accepted_in_silence(text: str) -> None:

@@ -58,7 +58,8 @@ X = "name: 'x' data_type: TYPE_FP32"
         "sequence_batching { direct { minimum_slot_utilization: 1 } }",
         "sequence_batching { direct { } }",
         "max_batch_size: 4 sequence_batching { oldest { max_candidate_sequences: 4 preferred_batch_size: 4 } }",
-        "model_metrics { metric_control { metric_identifier { family: 'charonia_batch_size' } histogram_options { buckets: [1, 5] } } }",
+        "model_metrics { metric_control { metric_identifier { family: 'charonia_batch_size' } "
+        "histogram_options { buckets: [1, 5] } } }",
         "default_model_filename: 'folder/model.bin'",
     ],
 )
@@ -185,7 +186,8 @@ def test_a_right_configuration_has_no_problems(text: str) -> None:
             "ascending, got [2.0, 2.0]",
         ),
         (
-            "model_metrics { metric_control { metric_identifier { family: 'charonia_batch_size' } histogram_options { buckets: nan } } }",
+            "model_metrics { metric_control { metric_identifier { family: 'charonia_batch_size' } "
+            "histogram_options { buckets: nan } } }",
             "model_metrics.metric_control[0].histogram_options.buckets",
             "ascending",
         ),

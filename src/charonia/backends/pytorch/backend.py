@@ -23,7 +23,6 @@ from charonia.config.kinds import InstanceKind
 from charonia.config.model import InstanceGroup, ModelConfig
 from charonia.config.problems import Problem, raise_problems
 from charonia.config.sequences import seen_by_model
-from charonia.config.sequences import seen_by_model
 from charonia.core.dtypes import DataType
 from charonia.core.errors import invalid
 from charonia.stats.devices import PinnedMemory
