@@ -373,3 +373,40 @@ def test_clients_that_come_and_go_leave_nothing_behind(server: ServeProcess) -> 
         thread.join()
 
     assert sums(http_send, server, "lone", 5, [1, 1]) == [1, 7]
+
+
+def test_instances_that_share_a_resource_serve_their_sequences(tmp_path: Path) -> None:
+    more = 'instance_group { count: 3 kind: KIND_CPU rate_limiter { resources { name: "R" count: 1 } } }'
+    write_model(tmp_path, "ids", SUM_BY_ID, config=sequence_pbtxt(IDLE + "oldest { }", more=more))
+    write_model(tmp_path, "rows", RUNNING_SUM, config=sequence_pbtxt(IDLE + "direct { }", id_type="", more=more))
+    with ServeProcess(tmp_path, "--rate-limit=execution_count", "--rate-limit-resource=R:1") as limited:
+
+        def one(number: int) -> list[int]:
+            return sums(http_send, limited, "ids" if number % 2 else "rows", number, [1] * 8)
+
+        with ThreadPoolExecutor(30) as pool:
+            found = list(pool.map(one, range(1, 31)))
+
+    assert found == [[*range(1, 8), 8 + number * (number % 2)] for number in range(1, 31)]
+
+
+def test_pytorch_models_have_states_too(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+
+    class Adder(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def forward(self, INPUT, INPUT_STATE):  # type: ignore[no-untyped-def] # noqa: N803 # names of the inputs
+            total = INPUT + INPUT_STATE
+            return total, total
+
+    exported = torch.jit.trace(Adder(), (torch.zeros(1, 1, dtype=torch.int32), torch.zeros(1, 1, dtype=torch.int32)))
+    state = (STATE % "").replace("OUTPUT_STATE", "OUTPUT_STATE__1")
+    config = sequence_pbtxt(f"{IDLE} oldest {{ }} {state}", backend="pytorch", id_type="", controls="")
+    config = config.replace('output { name: "OUTPUT"', 'output { name: "OUTPUT__0"')
+    (write_model(tmp_path, "adder", "", config=config) / "1").mkdir(exist_ok=True)
+    exported.save(str(tmp_path / "adder" / "1" / "model.pt"))
+    with ServeProcess(tmp_path) as pytorch:
+        results = [
+            http_send(pytorch, "adder", 1, 5, sequence_start=n == 0).as_numpy("OUTPUT__0").tolist() for n in range(3)
+        ]
+
+    assert results == [[[5]], [[10]], [[15]]]

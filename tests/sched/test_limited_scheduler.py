@@ -19,6 +19,8 @@ from charonia.sched.default import DefaultScheduler
 from charonia.sched.dynamic import DynamicBatcher
 from charonia.sched.limited import LimitedScheduler
 from charonia.sched.resources import Arbiter, Limit, Member, Need, Pool, Standing
+from charonia.sched.sequence_api import SequencePart, SequencePolicy
+from charonia.sched.sequences import Sequencer
 
 R = Pool("R", 0)
 MS = 1_000_000
@@ -29,10 +31,11 @@ def members(model: str, count: int, need: int = 1, priority: int = 1) -> list[Me
 
 
 def limited(
-    arbiter: Arbiter, mine: list[Member], inner: DefaultScheduler | DynamicBatcher | None = None, *, binds: bool = False
+    arbiter: Arbiter, mine: list[Member], inner: DefaultScheduler | DynamicBatcher | Sequencer | None = None
 ) -> LimitedScheduler:
     arbiter.join(mine)
-    scheduler = LimitedScheduler(inner or DefaultScheduler(QueueLimits()), dict(enumerate(mine)), arbiter, binds=binds)
+    wants = inner.wants if isinstance(inner, Sequencer) else None
+    scheduler = LimitedScheduler(inner or DefaultScheduler(QueueLimits()), dict(enumerate(mine)), arbiter, wants=wants)
     for slot in range(len(mine)):
         assert scheduler.handle(SlotIdle(slot), 0) == []
     return scheduler
@@ -204,11 +207,57 @@ def test_a_slot_that_goes_while_it_is_offered_gives_its_resources_back() -> None
     assert scheduler.queued == 1
 
 
-def test_where_requests_are_bound_to_slots_every_idle_slot_is_offered() -> None:
-    arbiter, mine = Arbiter([Limit("R", 2)]), members("b", 2)
-    inner = DynamicBatcher(BatchPolicy(size_max=8, delay_ns=MS, adapt_delay=False))
-    scheduler = limited(arbiter, mine, inner, binds=True)
+def sequences(instances: int) -> Sequencer:
+    return Sequencer(SequencePolicy(idle_ns=1000 * MS, rows=1), instances)
 
-    scheduler.handle(Submit(1), 0)
 
-    assert arbiter.held == {R: 2}
+def part(key: int, *, start: bool = False, end: bool = False) -> SequencePart:
+    return SequencePart(key, start, end)
+
+
+def test_where_requests_are_bound_to_slots_only_those_with_requests_are_offered() -> None:
+    arbiter, mine = Arbiter([Limit("R", 1)]), members("s", 2)
+    scheduler = limited(arbiter, mine, sequences(2))
+
+    assert runs(scheduler.handle(Submit(1, 1, part(1, start=True)), 0)) == [(0, (1,))]
+    assert scheduler.handle(Submit(2, 1, part(2, start=True)), 0) == []
+    assert (mine[0].standing, mine[1].standing) == (Standing.RUNNING, Standing.WAITING)
+    assert scheduler.handle(Submit(3, 1, part(1)), 0) == []
+    done = scheduler.handle(SlotIdle(0), 0) + scheduler.handle(Tick(), 0)
+    assert runs(done) == [(1, (2,))]
+    done = scheduler.handle(SlotIdle(1), 0) + scheduler.handle(Tick(), 0)
+    assert runs(done) == [(0, (3,))]
+    scheduler.handle(SlotIdle(0), 0)
+
+    assert arbiter.held == {R: 0}
+    assert [member.standing for member in mine] == [Standing.IDLE, Standing.IDLE]
+
+
+def test_a_bound_slot_whose_only_request_is_cancelled_gives_its_resources_back() -> None:
+    arbiter, mine = Arbiter([Limit("R", 1)]), members("s", 2)
+    inner = Sequencer(
+        SequencePolicy(idle_ns=1000 * MS, rows=2, size_max=2, keeps_rows=False, delay_ns=MS, adapt_delay=False), 2
+    )
+    scheduler = limited(arbiter, mine, inner)
+    scheduler.handle(Submit(1, 1, part(1, start=True)), 0)  # is offered a slot and waits for others there
+    scheduler.handle(Submit(2, 1, part(2, start=True)), 0)  # waits for what the first holds
+    assert [member.standing for member in mine] == [Standing.RUNNING, Standing.WAITING]
+
+    scheduler.handle(Cancel(1), 0)
+    assert [member.standing for member in mine] == [Standing.IDLE, Standing.RUNNING]
+    assert runs(scheduler.handle(Tick(), MS)) == [(1, (2,))]
+    scheduler.handle(SlotIdle(1), MS)
+    assert arbiter.held == {R: 0}
+
+
+def test_a_bound_slot_that_waits_in_vain_stops_waiting() -> None:
+    arbiter, mine, other = Arbiter([Limit("R", 1)]), members("s", 1), members("o", 1)
+    taker = limited(arbiter, other)
+    taker.handle(Submit(1), 0)
+    scheduler = limited(arbiter, mine, sequences(1))
+    scheduler.handle(Submit(1, 1, part(1, start=True)), 0)
+    assert [member.standing for member in mine] == [Standing.WAITING]
+
+    scheduler.handle(Cancel(1), 0)
+
+    assert [member.standing for member in mine] == [Standing.IDLE]

@@ -24,9 +24,14 @@ class Claim:
         self._arbiter = arbiter
         self._members = members
 
-    def scheduler(self, inner: Scheduler) -> Scheduler:
-        """Return a scheduler that uses an instance only when it has its resources."""
-        return LimitedScheduler(inner, dict(enumerate(self._members)), self._arbiter)
+    def scheduler(self, inner: Scheduler, *, wants: Callable[[int], bool] | None = None) -> Scheduler:
+        """Return a scheduler that uses an instance only when it has its resources.
+
+        Args:
+            inner: What decides about requests.
+            wants: Whether it has something to run on an instance, where requests are bound to instances.
+        """
+        return LimitedScheduler(inner, dict(enumerate(self._members)), self._arbiter, wants=wants)
 
     def is_out_of_reach(self, lane: int, holders: "Iterable[tuple[Claim, int]]") -> bool:
         """Whether an instance could never run while these instances, of any model, keep what they hold."""

@@ -49,7 +49,7 @@ def make_sequence_runner(
     return SequenceRunner(
         config,
         version,
-        scheduler=sequencer if claim is None else claim.scheduler(sequencer),
+        scheduler=sequencer if claim is None else claim.scheduler(sequencer, wants=sequencer.wants),
         sequencer=sequencer,
         tensors=tensors,
         lanes=lanes,

@@ -6,7 +6,7 @@ gives everything back. One slot that is offered and not taken is enough: the inn
 requests, not for slots; unless requests are bound to slots, as those of sequences are.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from charonia.sched.api import Command, Event, Run, Scheduler, SlotGone, SlotIdle
 from charonia.sched.resources import Arbiter, Member, Standing
@@ -19,18 +19,24 @@ class LimitedScheduler:
         inner: What decides about requests.
         members: What takes part in the distribution, by slot.
         arbiter: What distributes. When it lets a member run later, send a `Tick`.
-        binds: Whether the inner scheduler may need a slot of its choice.
+        wants: Whether the inner scheduler has something to run on a slot, where requests are bound to slots; None where
+            any slot is as good.
     """
 
-    __slots__ = ("_arbiter", "_binds", "_idle", "_inner", "_members", "_offered")
+    __slots__ = ("_arbiter", "_idle", "_inner", "_members", "_offered", "_wants")
 
     def __init__(
-        self, inner: Scheduler, members: Mapping[int, Member], arbiter: Arbiter, *, binds: bool = False
+        self,
+        inner: Scheduler,
+        members: Mapping[int, Member],
+        arbiter: Arbiter,
+        *,
+        wants: Callable[[int], bool] | None = None,
     ) -> None:
         self._inner = inner
         self._members = members
         self._arbiter = arbiter
-        self._binds = binds
+        self._wants = wants
         self._idle: dict[int, None] = {}  # slots that the inner scheduler does not know to be idle
         self._offered: dict[int, None] = {}
 
@@ -49,7 +55,7 @@ class LimitedScheduler:
         if isinstance(event, SlotIdle):
             self._note(self._inner.handle(SlotGone(event.slot), now_ns), commands)  # what it ran is over
             self._idle[event.slot] = None
-            self._finish(self._members[event.slot])
+            self._finish(event.slot)
         elif isinstance(event, SlotGone):
             self._take_back(event.slot, now_ns, commands)
             self._arbiter.stop(self._members[event.slot])
@@ -61,6 +67,9 @@ class LimitedScheduler:
 
     def _settle(self, now_ns: int, commands: list[Command]) -> None:
         """Offer what has its resources, ask for as many slots as requests wait, and give back what nobody needs."""
+        if self._wants is not None:
+            self._settle_each(self._wants, now_ns, commands)
+            return
         for slot in [slot for slot in self._idle if self._members[slot].standing is Standing.RUNNING]:
             self._offer(slot, now_ns, commands)
         waiting = [slot for slot in self._idle if self._members[slot].standing is Standing.WAITING]
@@ -78,18 +87,35 @@ class LimitedScheduler:
             else:
                 waiting.append(slot)
 
-    def _finish(self, member: Member) -> None:
+    def _settle_each(self, wants: Callable[[int], bool], now_ns: int, commands: list[Command]) -> None:
+        """Do the same where each slot has its own requests: one that is not taken says nothing of the others."""
+        for slot in tuple(self._offered):
+            if not wants(slot):
+                self._take_back(slot, now_ns, commands)
+        for slot in tuple(self._idle):
+            member = self._members[slot]
+            if not wants(slot):
+                self._arbiter.stop(member, unused=True)
+            elif member.standing is Standing.RUNNING or (
+                member.standing is Standing.IDLE and self._arbiter.request(member)
+            ):
+                self._offer(slot, now_ns, commands)
+
+    def _finish(self, slot: int) -> None:
         """Give back what a slot holds; where more wait, it competes for it at once, not only after all others."""
-        waiting = sum(self._members[slot].standing is Standing.WAITING for slot in self._idle)
-        if waiting < self._wanted():
+        member = self._members[slot]
+        if self._wants is not None:
+            is_needed = self._wants(slot)
+        else:
+            waiting = sum(self._members[other].standing is Standing.WAITING for other in self._idle)
+            is_needed = waiting < self._wanted()
+        if is_needed:
             self._arbiter.request(member)
         else:
             self._arbiter.stop(member)
 
     def _wanted(self) -> int:
         """Return how many slots should wait for their resources."""
-        if self._binds:
-            return len(self._members) if self._inner.queued else 0
         return 0 if self._offered else self._inner.queued
 
     def _offer(self, slot: int, now_ns: int, commands: list[Command]) -> None:

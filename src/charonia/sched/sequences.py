@@ -110,6 +110,10 @@ class Sequencer:
         sequence = self._sequences.get(key)
         return sequence is not None and sequence.end is None
 
+    def wants(self, slot: int) -> bool:
+        """Return whether a request is ready to run on an instance."""
+        return bool(self._instances[slot].ready)
+
     def place(self, id: int) -> Place:
         """Return where a request stands that was just handed out in a `Run`.
 
