@@ -257,7 +257,8 @@ class CachedRunner:
     def _kept(self, flight: Flight[CachedCall], start_ns: int) -> None:
         """The cache has the response of a flight, or does not want it."""
         self._flights.end(flight)
-        self.meter.cache_miss(flight.lookup_ns + now_ns() - start_ns)
+        now = now_ns()
+        self.meter.cache_miss(now, flight.lookup_ns + now - start_ns)
 
     def _hit(self, call: CachedCall, kept: KeptResponse, start_ns: int) -> None:
         """Answer with a response that was computed for another request; it was available at `start_ns`."""
@@ -267,7 +268,9 @@ class CachedRunner:
         response = kept.response(request.id)
         now = now_ns()
         start = max(start_ns, call.arrival_ns)
-        self.meter.cache_hit(duration_ns=now - call.arrival_ns, queue_ns=start - call.arrival_ns, lookup_ns=now - start)
+        self.meter.cache_hit(
+            end_ns=now, duration_ns=now - call.arrival_ns, queue_ns=start - call.arrival_ns, lookup_ns=now - start
+        )
         self._finish(call, response)
 
     def _limit_wait(self, call: CachedCall) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 from charonia.sched.api import CloseReason
 from charonia.stats.histogram import Histogram
 from charonia.stats.model import BatchStatistics, Duration, ModelStatistics, ResponseKind, ResponseStatistics
-from charonia.stats.summary import Summaries
+from charonia.stats.summary import CACHE_HIT, CACHE_MISS, Summaries
 
 _US = 1_000
 _MS = 1_000_000
@@ -166,10 +166,11 @@ class Meter:
             parts = (end_ns - arrival_ns, start_ns - arrival_ns, marks_ns[0] - start_ns, end_ns - marks_ns[0], 0)
             self._summaries.observe(np.array([end_ns]), *(np.array([part]) for part in parts))
 
-    def cache_hit(self, *, duration_ns: int, queue_ns: int, lookup_ns: int) -> None:
+    def cache_hit(self, *, end_ns: int, duration_ns: int, queue_ns: int, lookup_ns: int) -> None:
         """Count a request that was answered with a kept response.
 
         Args:
+            end_ns: When it was answered.
             duration_ns: Time from arrival to answer.
             queue_ns: Time that it waited for an equal request in flight.
             lookup_ns: Time to look it up and to copy it.
@@ -177,11 +178,15 @@ class Meter:
         self._statistics.success.add(self._request_ns.add(duration_ns))
         self._statistics.queue.add(self._queue_ns.add(queue_ns))
         self._statistics.cache_hit.add(lookup_ns)
+        if self._summaries is not None:
+            self._summaries.cached(CACHE_HIT, end_ns, lookup_ns)
 
-    def cache_miss(self, duration_ns: int) -> None:
-        """Count `duration_ns` for looking up and keeping, which come on top of a request that was executed."""
+    def cache_miss(self, end_ns: int, duration_ns: int) -> None:
+        """Count looking up and keeping, until `end_ns`, which come on top of a request that was executed."""
         self._statistics.success.ns += duration_ns
         self._statistics.cache_miss.add(duration_ns)
+        if self._summaries is not None:
+            self._summaries.cached(CACHE_MISS, end_ns, duration_ns)
 
     def first_response(self, duration_ns: int) -> None:
         """Count the first response of a request of a decoupled model, `duration_ns` after it arrived."""

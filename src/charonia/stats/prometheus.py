@@ -20,7 +20,7 @@ from charonia.stats.meter import (
     Meter,
 )
 from charonia.stats.model import Duration, ModelStatistics, WorkerState
-from charonia.stats.summary import SUMMARIES
+from charonia.stats.summary import CACHE_SUMMARIES, REQUEST_SUMMARY, SUMMARIES
 
 _NS_PER_US = 1000
 _NS_PER_MS = 1e6
@@ -130,6 +130,7 @@ def metric_names() -> tuple[str, ...]:
         "nv_inference_pending_request_count",
         "nv_model_load_duration_secs",
         *SUMMARIES,
+        *CACHE_SUMMARIES,
         *(name for name, _, _ in _DURATIONS),
         FIRST_RESPONSE,
         BATCH_SIZE,
@@ -236,11 +237,15 @@ def _caching(lines: list[str], cached: Sequence[tuple[str, Meter]]) -> None:
 
 
 def _summaries(lines: list[str], labelled: Sequence[tuple[str, ModelSample]], view: PageView) -> None:
-    for name, help_text in SUMMARIES.items():
+    cached = [each for each in labelled if each[1].meter.is_cached]
+    families = [(name, text, labelled) for name, text in SUMMARIES.items()]
+    families += [(name, text, cached) for name, text in CACHE_SUMMARIES.items() if cached]
+    for name, help_text, shown in families:
         _head(lines, name, "summary", help_text)
-        for labels, sample in labelled:
+        for labels, sample in shown:
             summaries = sample.meter.summaries
-            if summaries is not None:
+            # Hits are not in that of requests: it would not be what its name says.
+            if summaries is not None and not (name == REQUEST_SUMMARY and sample.meter.is_cached):
                 lines.extend(summaries.lines(name, labels, view.quantiles, view.now_ns))
 
 

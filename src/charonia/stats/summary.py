@@ -64,8 +64,10 @@ class Summary:
         return [recent.percentile(100 * q) if recent.count else math.nan for q in quantiles]
 
 
+REQUEST_SUMMARY = "nv_inference_request_summary_us"
+
 SUMMARIES = {
-    "nv_inference_request_summary_us": "Time of answered requests, arrival to answer, of the last minute",
+    REQUEST_SUMMARY: "Time of answered requests, arrival to answer, of the last minute",
     "nv_inference_queue_summary_us": "Time that requests waited, of the last minute",
     "nv_inference_compute_input_summary_us": "Time to put inputs in place, of the last minute",
     "nv_inference_compute_infer_summary_us": "Time that models computed, of the last minute",
@@ -73,19 +75,33 @@ SUMMARIES = {
 }
 """What each summary is of, by the name of its family, in the order of the arguments of `Summaries.observe`."""
 
+CACHE_HIT = "nv_cache_hit_summary_per_model"
+CACHE_MISS = "nv_cache_miss_summary_per_model"
+
+CACHE_SUMMARIES = {
+    CACHE_HIT: "Time of hits of the response cache in microseconds, of the last minute",
+    CACHE_MISS: "Time of misses of the response cache in microseconds, of the last minute",
+}
+"""The same for model versions behind a response cache."""
+
 
 class Summaries:
     """The summaries of one model version."""
 
-    __slots__ = ("_summaries",)
+    __slots__ = ("_cached", "_summaries")
 
     def __init__(self) -> None:
         self._summaries = {name: Summary() for name in SUMMARIES}
+        self._cached = {name: Summary() for name in CACHE_SUMMARIES}
 
     def observe(self, ends_ns: NDArray[np.int64], *durations: NDArray[np.int64]) -> None:
         """Count requests: when each was over, and its durations in the order of `SUMMARIES`."""
         for summary, values in zip(self._summaries.values(), durations, strict=True):
             summary.observe(values, ends_ns)
+
+    def cached(self, name: str, end_ns: int, duration_ns: int) -> None:
+        """Count a hit or a miss, by the name of its summary."""
+        self._cached[name].observe(np.array([duration_ns]), np.array([end_ns]))
 
     def lines(self, name: str, labels: str, quantiles: Sequence[float], now_ns: int) -> Iterator[str]:
         """Yield the lines of a summary on the metrics page.
@@ -96,7 +112,7 @@ class Summaries:
             quantiles: The quantiles to show.
             now_ns: Monotonic time.
         """
-        summary = self._summaries[name]
+        summary = self._summaries.get(name) or self._cached[name]
         for quantile, ns in zip(quantiles, summary.quantiles(quantiles, now_ns), strict=True):
             value = "NaN" if math.isnan(ns) else f"{ns / _NS_PER_US:.9g}"
             yield f'{name}{{{labels},quantile="{quantile:g}"}} {value}'
