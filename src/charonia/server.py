@@ -30,6 +30,7 @@ from charonia.engine.busy_poll import BusyPoll
 from charonia.engine.configure import ConfigureOptions
 from charonia.engine.cores import policy_cores, usable_cores
 from charonia.engine.demand import Demand, DemandOptions
+from charonia.engine.explain import Explainer
 from charonia.engine.facade import ModelEngine
 from charonia.engine.gpus import visible_gpus
 from charonia.engine.lifecycle import Lifecycle, LifecycleOptions
@@ -159,6 +160,8 @@ class Server:
         self._poller: asyncio.Task[None] | None = None
         self._keys = KeyFile(options.api_keys) if options.api_keys else None
         self._key_watcher: asyncio.Task[None] | None = None
+        self._explainer = Explainer(self._lifecycle.loaded, self.engine.find, options.cpu_cores or cores)
+        self._marking: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Load the models, then open the endpoints.
@@ -180,6 +183,7 @@ class Server:
         await self._open()
         if self._keys is not None:
             self._key_watcher = asyncio.create_task(self._keys.watch())
+        self._marking = asyncio.create_task(self._explainer.run())
         self.engine.started()
         if options.models.poll_interval_secs:
             self._poller = asyncio.create_task(self._poll(options.models.poll_interval_secs))
@@ -197,6 +201,8 @@ class Server:
             self._poller.cancel()
         if self._key_watcher is not None:
             self._key_watcher.cancel()
+        if self._marking is not None:
+            self._marking.cancel()
         front_ends = [f for f in (self.http, self.grpc) if f is not None]
         for front_end in front_ends:
             front_end.stop_accepting()
@@ -243,6 +249,7 @@ class Server:
             rate_limits=self._limits.view if self._limits is not None else None,
             demand=self._demand.demand if self._demand is not None else None,
             sequences=self.engine.sequences,
+            explain=self._explainer.explain,
         )
         if options.grpc.enabled:
             self.grpc = GrpcFrontend(self.engine, GrpcLimits.of(options.grpc), access_log=access_log, services=services)

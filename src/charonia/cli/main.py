@@ -16,6 +16,7 @@ COMMANDS = {
     "serve": "Serve the models of a repository over HTTP and gRPC.",
     "perf": "Measure how fast a server answers: latency, throughput, under any load.",
     "tune": "Find the configuration of a model that gives the most within your limits.",
+    "explain": "Show what a model did in the last minute, what limits it, and what to change.",
     "config": "Print the complete configuration of a model and what was inferred.",
     "key": "Make an API key for a server that asks for one.",
     "doctor": "Show what this machine offers to models, and what a repository needs.",

@@ -78,7 +78,7 @@ class ModelEngine:
     def infer_loaded(self, request: InferRequest, reply: Reply) -> Ticket:
         """Run a request of a model that is loaded, or say that it is not."""
         try:
-            runner = self._find(request.model_name, request.model_version)
+            runner = self.find(request.model_name, request.model_version)
             if self._is_exiting and request.caller is None:  # what is in flight may need other models to finish
                 raise unavailable(
                     "Server is stopping, scheduler for model has stopped accepting new inference requests"
@@ -111,7 +111,7 @@ class ModelEngine:
     async def model_ready(self, name: str, version: str = "") -> bool:
         """Whether a version of the model is ready; not while all of its workers are being started again."""
         try:
-            runner = self._find(name, version)
+            runner = self.find(name, version)
         except ServingError:
             if not version and self.is_loadable(name):
                 return not self._is_exiting
@@ -127,7 +127,7 @@ class ModelEngine:
 
     def model_metadata(self, name: str, version: str = "") -> ModelMetadata:
         """Return a model's tensors and ready versions."""
-        runner = self._find(name, version)
+        runner = self.find(name, version)
         config = runner.config
         lead = (-1,) if config.max_batch_size > 0 else ()
         versions = (
@@ -147,7 +147,7 @@ class ModelEngine:
 
     def model_config(self, name: str, version: str = "") -> ModelConfig:
         """Return the complete configuration in use."""
-        return self._find(name, version).config
+        return self.find(name, version).config
 
     def model_statistics(self, name: str = "", version: str = "") -> list[ModelStatistics]:
         """Return statistics of loaded versions."""
@@ -186,7 +186,7 @@ class ModelEngine:
         Raises:
             ServingError: As `model_config`; INVALID_ARG where it does not work on sequences.
         """
-        return sequences_of(self._find(name, version), name)
+        return sequences_of(self.find(name, version), name)
 
     def samples(self) -> list[ModelSample]:
         """Return what a metrics scrape sees of every loaded version."""
@@ -195,7 +195,12 @@ class ModelEngine:
             for loaded in self._lifecycle.loaded()
         ]
 
-    def _find(self, name: str, version: str) -> Runner:
+    def find(self, name: str, version: str = "") -> Runner:
+        """Return what runs a version of a model, "" for the one that the version policy chooses.
+
+        Raises:
+            ServingError: There is none, or none that is ready.
+        """
         if not _is_version(version):
             raise _bad_version(version)
         runner = self._routes.get((name, str(int(version)) if version else ""))

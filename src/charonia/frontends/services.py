@@ -8,6 +8,7 @@ from charonia.core.header_forward import HeaderForward
 from charonia.frontends.log_settings import LogControl
 from charonia.frontends.regions.registry import RegionRegistry
 from charonia.frontends.tracing import Tracing
+from charonia.stats.explanation import Explanation
 from charonia.stats.resources import RateLimitView
 from charonia.stats.sequences import ModelSequences
 
@@ -29,6 +30,7 @@ class Services:
         grpc_headers: The same for gRPC.
         rate_limits: Returns who holds which resource of the rate limiter.
         demand: Loads models that somebody asks about; None where they are not loaded on demand.
+        explain: Says what limits a model, given by name and version, and what to change.
         sequences: Returns the slots and the backlog of a model, given by name and version, that works on sequences.
     """
 
@@ -42,6 +44,7 @@ class Services:
     rate_limits: Callable[[], RateLimitView] | None = None
     demand: Demand | None = None
     sequences: Callable[[str, str], ModelSequences] | None = None
+    explain: Callable[[str, str], Explanation] | None = None
 
     @property
     def tracer(self) -> Tracing | None:

@@ -64,7 +64,7 @@ _TABLE = (
     _Group(
         Api.STATISTICS,
         Scope.READ,
-        ("/v2/models/stats", f"{_MODEL}/stats", f"{_MODEL}/sequences", "/v2/ratelimit"),
+        ("/v2/models/stats", f"{_MODEL}/stats", f"{_MODEL}/sequences", f"{_MODEL}/explain", "/v2/ratelimit"),
         ("ModelStatistics",),
     ),
     _Group(Api.TRACE, Scope.ADMIN, ("/v2/trace/setting", f"{_MODEL}/trace/setting"), ("TraceSetting",)),

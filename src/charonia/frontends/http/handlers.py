@@ -12,6 +12,7 @@ from charonia.engine.api import Engine
 from charonia.frontends.http.connection import DIGITS_MAX, JSON_SIZE
 from charonia.frontends.http.event_stream import EVENT_STREAM, stream_events
 from charonia.frontends.http.exchange import JSON_TYPE, Exchange
+from charonia.frontends.http.explain import ExplainHandlers
 from charonia.frontends.http.forwarding import forward_headers
 from charonia.frontends.http.generate import GenerateHandlers
 from charonia.frontends.http.limits import HttpLimits
@@ -82,6 +83,7 @@ class Handlers:
         table += SettingsHandlers(self._engine, self._services, self._work).routes()
         table += RateLimitHandlers(self._services.rate_limits).routes()
         table += SequenceHandlers(self._services.sequences).routes()
+        table += ExplainHandlers(self._services.explain).routes()
         table += SharedMemoryHandlers(self._services.regions, self._work).routes()
         return on_demand(table, self._services.demand, self._work)
 

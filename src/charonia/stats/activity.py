@@ -1,0 +1,205 @@
+"""What happened to a model version of late: marks of its counters, one a second, and the difference of two. Pure.
+
+Nothing is counted for this: the counters are there for statistics and metrics, and a second without a request costs a
+comparison of three numbers.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from charonia.sched.api import CloseReason
+from charonia.stats.meter import FailureReason, Meter
+
+MARKS_MAX = 61
+"""Marks that are kept: a minute, both of its ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Counters of a model version since it was loaded; times in nanoseconds.
+
+    Attributes:
+        success: Requests that were answered.
+        hits: Those of them that were answered by the response cache.
+        failed: Requests that failed, by reason.
+        inferences: Batch elements that were computed.
+        batches: Batches that ran, by their elements.
+        closes: Batches by the reason they were sent.
+        request_ns: Time of all answered requests from arrival to answer.
+        queue_ns: Time that they waited for an instance.
+        infer_ns: Time that batches computed.
+        moving_ns: Time that their inputs and outputs were on their way to and from the model, its line included.
+        waits: Answered requests by the time they waited: a count for each of the queue histogram's buckets.
+    """
+
+    success: int = 0
+    hits: int = 0
+    failed: dict[FailureReason, int] = field(default_factory=dict)
+    inferences: int = 0
+    batches: dict[int, int] = field(default_factory=dict)
+    closes: dict[CloseReason, int] = field(default_factory=dict)
+    request_ns: int = 0
+    queue_ns: int = 0
+    infer_ns: int = 0
+    moving_ns: int = 0
+    waits: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What is known at one moment.
+
+    Attributes:
+        at_ns: Monotonic time.
+        counts: The counters.
+        queued: Requests that wait.
+        idle_cores: Cores of the server that had nothing to do since the mark before.
+    """
+
+    at_ns: int
+    counts: Counts
+    queued: int
+    idle_cores: float
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """What happened between two marks.
+
+    Attributes:
+        seconds: Time between them.
+        active_seconds: Seconds of them in which requests ended or waited.
+        counts: What came on top of the counters.
+        wait_bounds_ns: Upper bounds of the buckets of `counts.waits`.
+        queued: Requests that waited at each mark, the latest one last.
+        idle_cores: Cores that had nothing to do in the active seconds, on average.
+    """
+
+    seconds: float = 0.0
+    active_seconds: float = 0.0
+    counts: Counts = field(default_factory=Counts)
+    wait_bounds_ns: tuple[int, ...] = ()
+    queued: tuple[int, ...] = ()
+    idle_cores: float = 0.0
+
+    @property
+    def batch_count(self) -> int:
+        """Batches that ran."""
+        return sum(self.counts.batches.values())
+
+    @property
+    def mean_batch(self) -> float:
+        """Mean elements of a batch, 0 where none ran."""
+        elements = sum(size * count for size, count in self.counts.batches.items())
+        return elements / self.batch_count if self.batch_count else 0.0
+
+    @property
+    def requests(self) -> int:
+        """Requests that ended, well or not."""
+        return self.counts.success + sum(self.counts.failed.values())
+
+    def occupancy(self, instances: int) -> float:
+        """Return how many batches were at each of so many instances on average in the active seconds.
+
+        Above 1, some waited in the instance's own line.
+        """
+        spent_ns = self.counts.infer_ns + self.counts.moving_ns
+        available_ns = self.active_seconds * 1e9 * instances
+        return spent_ns / available_ns if available_ns else 0.0
+
+    def closed(self, reason: CloseReason) -> float:
+        """Return the share of batches that were sent for a reason."""
+        total = sum(self.counts.closes.values())
+        return self.counts.closes.get(reason, 0) / total if total else 0.0
+
+    def wait_ns(self, share: float) -> float:
+        """Return about how long this share of the answered requests waited at most.
+
+        Within a bucket, times are taken to be spread evenly; those in the last one, which has no bound, to be at its
+        beginning.
+        """
+        wanted, low = share * sum(self.counts.waits), 0
+        for bound, count in zip(self.wait_bounds_ns, self.counts.waits, strict=False):
+            if count and wanted <= count:
+                return low + (bound - low) * wanted / count
+            wanted, low = wanted - count, bound
+        return float(low)
+
+
+class History:
+    """The marks of a model version, the oldest of which are forgotten."""
+
+    def __init__(self) -> None:
+        self._marks: deque[Mark] = deque(maxlen=MARKS_MAX)
+        self._seen: tuple[int, int, int] | None = None
+        self._wait_bounds_ns: tuple[int, ...] = ()
+
+    def mark(self, meter: Meter, at_ns: int, queued: int, idle_cores: float) -> None:
+        """Remember how things are now.
+
+        Args:
+            meter: The version's counters.
+            at_ns: Monotonic time.
+            queued: Requests that wait.
+            idle_cores: Cores that had nothing to do since the mark before.
+        """
+        statistics = meter.statistics
+        seen = statistics.success.count, statistics.fail.count, statistics.execution_count
+        counts = self._marks[-1].counts if seen == self._seen else counts_of(meter)
+        self._seen = seen
+        self._wait_bounds_ns = meter.queue_ns.bounds
+        self._marks.append(Mark(at_ns, counts, queued, idle_cores))
+
+    def activity(self) -> Activity:
+        """Return what happened since the oldest mark."""
+        if len(self._marks) < 2:
+            return Activity(queued=tuple(mark.queued for mark in self._marks))
+        marks = list(self._marks)
+        pairs = list(pairwise(marks))
+        active = [(a, b) for a, b in pairs if b.counts is not a.counts or a.queued or b.queued] or pairs
+        return Activity(
+            (marks[-1].at_ns - marks[0].at_ns) / 1e9,
+            sum(after.at_ns - before.at_ns for before, after in active) / 1e9,
+            _difference(marks[0].counts, marks[-1].counts),
+            self._wait_bounds_ns,
+            tuple(mark.queued for mark in marks[1:]),
+            sum(mark.idle_cores for _, mark in active) / len(active),
+        )
+
+
+def counts_of(meter: Meter) -> Counts:
+    """Return the counters of a meter as they are now."""
+    statistics = meter.statistics
+    of_batches = list(statistics.batches.items())
+    moved = [batch.compute_input.ns + batch.compute_output.ns for _, batch in of_batches]
+    return Counts(
+        success=statistics.success.count,
+        hits=statistics.cache_hit.count,
+        failed=dict(meter.failures),
+        inferences=statistics.inference_count,
+        batches={size: batch.compute_infer.count for size, batch in of_batches},
+        closes=dict(meter.closes),
+        request_ns=statistics.success.ns,
+        queue_ns=statistics.queue.ns,
+        infer_ns=sum(batch.compute_infer.ns for _, batch in of_batches),
+        moving_ns=sum(moved),
+        waits=tuple(meter.queue_ns.counts),
+    )
+
+
+def _difference(before: Counts, after: Counts) -> Counts:
+    waits = before.waits or (0,) * len(after.waits)
+    return Counts(
+        success=after.success - before.success,
+        hits=after.hits - before.hits,
+        failed={reason: n for reason, count in after.failed.items() if (n := count - before.failed.get(reason, 0))},
+        inferences=after.inferences - before.inferences,
+        batches={size: n for size, count in after.batches.items() if (n := count - before.batches.get(size, 0))},
+        closes={reason: n for reason, count in after.closes.items() if (n := count - before.closes.get(reason, 0))},
+        request_ns=after.request_ns - before.request_ns,
+        queue_ns=after.queue_ns - before.queue_ns,
+        infer_ns=after.infer_ns - before.infer_ns,
+        moving_ns=after.moving_ns - before.moving_ns,
+        waits=tuple(later - earlier for earlier, later in zip(waits, after.waits, strict=True)),
+    )
