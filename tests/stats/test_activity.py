@@ -44,7 +44,7 @@ def test_what_happened_between_the_marks_is_the_difference_of_the_counters() -> 
     assert found.counts.failed == {FailureReason.BACKEND: 1}
     assert (found.counts.infer_ns, found.counts.moving_ns) == (14 * MS, 6 * MS)
     assert found.counts.queue_ns == 8 * 2 * MS
-    assert (found.batch_count, found.mean_batch, found.requests) == (2, 4, 9)
+    assert (found.batch_count, found.mean_batch, found.counts.ended) == (2, 4, 9)
     assert found.closed(CloseReason.DELAY) == 0.5
     assert found.closed(CloseReason.SHAPE) == 0
 
@@ -64,15 +64,16 @@ def test_only_the_last_minute_counts() -> None:
 def test_seconds_without_requests_do_not_make_a_model_look_idle() -> None:
     meter, history = Meter("m", "1"), History()
     for second in range(11):
-        if second in (3, 4):
-            for _ in range(100):
+        if second in (3, 4, 5):
+            for _ in range(100 if second == 4 else 50):
                 batch(meter, 1)
-        history.mark(meter, second * S, 0, 0.5 if second in (3, 4) else 2.0)
+        history.mark(meter, second * S, 0, 0.5 if second in (3, 4, 5) else 2.0)
 
     found = history.activity()
 
+    # In the first and the last one half as much ended as between them: 200 batches of 10 ms in 2 s.
     assert (found.seconds, found.active_seconds) == (10, 2)
-    assert found.occupancy(1) == pytest.approx(1)  # 200 batches of 10 ms in 2 s
+    assert found.occupancy(1) == pytest.approx(1)
     assert found.idle_cores == 0.5
 
 
@@ -82,6 +83,16 @@ def test_a_second_in_which_requests_only_waited_is_an_active_one() -> None:
         history.mark(meter, second * S, queued, 0.0)
 
     assert history.activity().active_seconds == 2  # before and after it was seen
+
+
+def test_requests_that_take_longer_than_a_second_keep_a_model_busy() -> None:
+    meter, history = Meter("m", "1"), History()
+    for second in range(6):
+        if second in (2, 4):
+            batch(meter, 1)
+        history.mark(meter, second * S, 1, 0.0)
+
+    assert history.activity().active_seconds == 5
 
 
 def test_nothing_is_copied_while_nothing_happens() -> None:
@@ -107,7 +118,7 @@ def test_before_the_second_mark_nothing_is_known() -> None:
 def test_without_requests_there_are_no_shares() -> None:
     found = Activity()
 
-    assert (found.mean_batch, found.occupancy(1), found.wait_ns(0.5), found.requests) == (0, 0, 0, 0)
+    assert (found.mean_batch, found.occupancy(1), found.wait_ns(0.5), found.counts.ended) == (0, 0, 0, 0)
     assert found.closed(CloseReason.FULL) == 0
 
 

@@ -5,6 +5,7 @@ comparison of three numbers.
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -45,6 +46,11 @@ class Counts:
     moving_ns: int = 0
     waits: tuple[int, ...] = ()
 
+    @property
+    def ended(self) -> int:
+        """Requests that ended, well or not."""
+        return self.success + sum(self.failed.values())
+
 
 @dataclass(frozen=True, slots=True)
 class Mark:
@@ -69,7 +75,8 @@ class Activity:
 
     Attributes:
         seconds: Time between them.
-        active_seconds: Seconds of them in which requests ended or waited.
+        active_seconds: Time of it in which there was work. Of a second in which that began or ended, a part counts:
+            as many requests as ended in it, of those of the second beside it.
         counts: What came on top of the counters.
         wait_bounds_ns: Upper bounds of the buckets of `counts.waits`.
         queued: Requests that waited at each mark, the latest one last.
@@ -93,11 +100,6 @@ class Activity:
         """Mean elements of a batch, 0 where none ran."""
         elements = sum(size * count for size, count in self.counts.batches.items())
         return elements / self.batch_count if self.batch_count else 0.0
-
-    @property
-    def requests(self) -> int:
-        """Requests that ended, well or not."""
-        return self.counts.success + sum(self.counts.failed.values())
 
     def occupancy(self, instances: int) -> float:
         """Return how many batches were at each of so many instances on average in the active seconds.
@@ -157,15 +159,33 @@ class History:
             return Activity(queued=tuple(mark.queued for mark in self._marks))
         marks = list(self._marks)
         pairs = list(pairwise(marks))
-        active = [(a, b) for a, b in pairs if b.counts is not a.counts or a.queued or b.queued] or pairs
+        is_active = [b.counts is not a.counts or bool(a.queued or b.queued) for a, b in pairs]
+        active = [pair for pair, had_work in zip(pairs, is_active, strict=True) if had_work] or pairs
         return Activity(
             (marks[-1].at_ns - marks[0].at_ns) / 1e9,
-            sum(after.at_ns - before.at_ns for before, after in active) / 1e9,
+            _active_ns(pairs, is_active) / 1e9,
             _difference(marks[0].counts, marks[-1].counts),
             self._wait_bounds_ns,
             tuple(mark.queued for mark in marks[1:]),
             sum(mark.idle_cores for _, mark in active) / len(active),
         )
+
+
+def _active_ns(pairs: Sequence[tuple[Mark, Mark]], is_active: Sequence[bool]) -> float:
+    """Return how long there was work, given neighbouring marks and whether there was some between them."""
+    ended = [after.counts.ended - before.counts.ended for before, after in pairs]
+    padded = [False, *is_active, False]
+    total = 0.0
+    for place, (before, after) in enumerate(pairs):
+        if not is_active[place]:
+            continue
+        earlier, later = padded[place], padded[place + 2]
+        part = 1.0
+        if earlier != later and not (before.queued and after.queued):
+            beside = ended[place - 1] if earlier else ended[place + 1]
+            part = min(1.0, ended[place] / beside) if beside else 1.0
+        total += part * (after.at_ns - before.at_ns)
+    return total
 
 
 def counts_of(meter: Meter) -> Counts:

@@ -117,7 +117,7 @@ def explain(facts: Facts) -> tuple[Finding, ...]:
     """Return what there is to know, what limits most first; at least one finding."""
     if facts.activity.seconds <= 0:
         return (Finding("starting", "Nothing is known yet: the model has been loaded for less than a second."),)
-    if not facts.activity.requests:
+    if not facts.activity.counts.ended:
         return (_idle(facts),)
     found = tuple(finding for rule in RULES if (finding := rule(facts)) is not None)
     return found if any(finding.kind not in _REMARKS for finding in found) else (_at_ease(facts), *found)
@@ -141,9 +141,9 @@ def _failed(facts: Facts) -> Finding | None:
     count = facts.activity.counts.failed.get(FailureReason.BACKEND, 0)
     if not count:
         return None
-    share = count / facts.activity.requests
+    share = count / facts.activity.counts.ended
     return Finding(
-        "failing", f"{count:,} requests ({_percent(share)}) failed in the model.", "the answers, and the log, say why"
+        "failing", f"{_requests(count)} ({_percent(share)}) failed in the model.", "the answers, and the log, say why"
     )
 
 
@@ -153,8 +153,8 @@ def _rejected(facts: Facts) -> Finding | None:
         return None
     return Finding(
         "refused",
-        f"{count:,} requests ({_percent(count / facts.activity.requests)}) were refused: the queue was full, or they "
-        "waited longer than its timeout allows.",
+        f"{_requests(count)} ({_percent(count / facts.activity.counts.ended)}) refused: the queue was full, or the "
+        "time that one may wait in it was over.",
         "more capacity (below), or longer queues: max_queue_size and default_timeout_microseconds of the queue policy",
     )
 
@@ -309,7 +309,7 @@ def _bursts(facts: Facts) -> Finding | None:
 
 def _cached(facts: Facts) -> Finding | None:
     hits = facts.activity.counts.hits
-    share = hits / facts.activity.requests
+    share = hits / facts.activity.counts.ended
     if share < _OFTEN:
         return None
     return Finding("cache", f"{_percent(share)} of the requests were answered by the response cache.")
@@ -337,6 +337,10 @@ def _rounded(number: float) -> int:
     """Return a number with one digit that counts, rounded down."""
     unit = 10 ** math.floor(math.log10(number))
     return int(number // unit * unit)
+
+
+def _requests(count: int) -> str:
+    return f"{count:,} request{'s' if count > 1 else ''}"
 
 
 def _percent(share: float) -> str:

@@ -1,0 +1,146 @@
+"""`charonia explain` of a server that stock clients keep busy."""
+
+import json
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpcclient
+import tritonclient.http as httpclient
+
+from charonia.testing.models import PYTHON_IDENTITY, identity_pbtxt, write_model
+from charonia.testing.process import ServeProcess
+
+SLOW = PYTHON_IDENTITY.replace("import triton", "import time\nimport triton").replace(
+    "        responses = []", "        time.sleep(0.01)\n        responses = []"
+)
+ENSEMBLE = """\
+platform: "ensemble"
+max_batch_size: 8
+input { name: "INPUT0" data_type: TYPE_FP32 dims: [4] }
+output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [4] }
+ensemble_scheduling {
+  step {
+    model_name: "slow" model_version: -1
+    input_map { key: "INPUT0" value: "INPUT0" } output_map { key: "OUTPUT0" value: "OUTPUT0" }
+  }
+}
+"""
+CLIENTS, SECONDS = 6, 4.0
+VALUE = np.ones((1, 4), np.float32)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
+    folder = tmp_path_factory.mktemp("models")
+    write_model(folder, "slow", SLOW, config=identity_pbtxt("python", dims=(4,), max_batch_size=8))
+    write_model(folder, "parent", b"", config=ENSEMBLE)
+    with ServeProcess(folder) as running:
+        keep_busy(running)
+        yield running
+
+
+def keep_busy(server: ServeProcess) -> None:
+    """Call the ensemble, and with it the model, from stock clients of both protocols."""
+    end = time.monotonic() + SECONDS
+    started = threading.Barrier(CLIENTS)
+
+    def over_http() -> None:
+        given = httpclient.InferInput("INPUT0", VALUE.shape, "FP32")
+        given.set_data_from_numpy(VALUE)
+        with httpclient.InferenceServerClient(server.http) as client:
+            started.wait()
+            while time.monotonic() < end:
+                client.infer("parent", [given])
+
+    def over_grpc() -> None:
+        given = grpcclient.InferInput("INPUT0", VALUE.shape, "FP32")
+        given.set_data_from_numpy(VALUE)
+        with grpcclient.InferenceServerClient(server.grpc) as client:
+            started.wait()
+            while time.monotonic() < end:
+                client.infer("parent", [given])
+
+    with ThreadPoolExecutor(CLIENTS) as threads:
+        for done in [threads.submit(over_grpc if number % 2 else over_http) for number in range(CLIENTS)]:
+            done.result()
+    time.sleep(1.2)  # until the next mark
+
+
+def explain(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "charonia", "explain", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_what_limits_a_busy_model_is_said_first(server: ServeProcess) -> None:
+    done = explain("slow", "-u", server.http, "--json")
+
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    with httpclient.InferenceServerClient(server.http) as client:
+        (statistics,) = client.get_inference_statistics("slow")["model_stats"]
+    assert found["requests"]["success"] == statistics["inference_stats"]["success"]["count"]
+    assert found["batches"]["count"] == statistics["execution_count"]
+    assert found["instances"]["busy"] > 0.6
+    kinds = [finding["kind"] for finding in found["findings"]]
+    assert {"busy", "cores", "unbatched"} & set(kinds), found
+
+
+def test_the_text_is_for_people(server: ServeProcess) -> None:
+    done = explain("slow", "--url", f"http://{server.http}", "--model-version", "1")
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("slow, version 1, in the last ")
+    assert "  -> " in done.stdout
+    assert "Instances    1 on the CPU" in done.stdout
+
+
+def test_an_ensemble_names_the_step_that_limits_it(server: ServeProcess) -> None:
+    with urllib.request.urlopen(f"http://{server.http}/v2/models/parent/explain") as answer:
+        found = json.load(answer)
+
+    (step,) = found["steps"]
+    assert step["model_name"] == "slow"
+    assert found["requests"]["success"] > 0
+    if step["instances"]["busy"] >= 0.85:
+        assert found["findings"][0]["kind"] == "step"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("nobody",), "'nobody' is not found"),
+        (("slow", "--model-version", "9"), "9"),
+        (("slow", "-H", "no header"), "expected NAME:VALUE, got 'no header'"),
+    ],
+)
+def test_what_cannot_be_explained_is_said(server: ServeProcess, arguments: tuple[str, ...], expected: str) -> None:
+    done = explain(*arguments, "-u", server.http)
+
+    assert done.returncode == 1
+    assert done.stderr.startswith("charonia explain: ")
+    assert expected in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("127.0.0.1:1", "no charonia server answers"),
+        ("ftp://x", "expected HOST:PORT"),
+        ("http://", "charonia explain: "),
+    ],
+)
+def test_an_address_that_leads_nowhere_is_said(url: str, expected: str) -> None:
+    done = explain("m", "-u", url)
+
+    assert done.returncode == 1
+    assert expected in done.stderr
+    assert "Traceback" not in done.stderr
