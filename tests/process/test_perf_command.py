@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import tritonclient.http as httpclient
 import trustme
 
 from charonia.core.dtypes import DataType
@@ -302,6 +303,15 @@ def test_an_interrupted_run_reports_what_was_measured(server: ServeProcess, tmp_
     assert float(row["Inferences/Second"]) > 0
 
 
+def wait_for_inferences(server: ServeProcess, count: int) -> None:
+    """Wait until the model has answered so many requests: on a busy machine load begins late."""
+    deadline = time.monotonic() + SECONDS_MAX
+    with httpclient.InferenceServerClient(server.http) as client:
+        while client.get_inference_statistics("identity")["model_stats"][0]["inference_count"] < count:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
+
 def test_a_server_that_dies_leaves_what_was_measured(tmp_path: Path) -> None:
     write_model(tmp_path / "models", "identity", "", config=identity_pbtxt())
     file = tmp_path / "run.json"
@@ -309,7 +319,7 @@ def test_a_server_that_dies_leaves_what_was_measured(tmp_path: Path) -> None:
         arguments = ("-m", "identity", "-u", server.http, "-p", "20000", "--json", file)
         with start(*arguments) as running:
             wait_for(running, "Request concurrency: 1")
-            time.sleep(1)
+            wait_for_inferences(server, 100)
             server.kill()
             out, _ = running.communicate(timeout=SECONDS_MAX)
 

@@ -323,11 +323,11 @@ def test_an_exit_timeout_answers_what_is_still_in_flight_and_exits_with_status_o
 
 
 def test_a_configuration_that_asks_for_more_than_there_is_fails_to_load_with_the_reason(tmp_path: Path) -> None:
-    write_identity(tmp_path, "sequences", IDENTITY.replace("dynamic_batching", "sequence_batching"))
+    write_identity(tmp_path, "passive", IDENTITY + "\ninstance_group { kind: KIND_CPU passive: true }\n")
     with (
         ServeProcess(tmp_path, "--exit-on-error=false") as server,
         httpclient.InferenceServerClient(server.http) as client,
     ):
         (entry,) = client.get_model_repository_index()
     assert entry["state"] == "UNAVAILABLE"
-    assert "sequence_batching" in entry["reason"]
+    assert "instance_group[0].passive" in entry["reason"]
