@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from charonia.backends.python import thread
 from charonia.backends.python.worker import charonia_dlpack as dlpack
 from charonia.backends.python.worker import charonia_tensor
 from charonia.backends.python.worker.charonia_datatypes import (
@@ -23,6 +24,8 @@ from charonia.backends.python.worker.charonia_datatypes import (
 )
 from charonia.backends.python.worker.charonia_errors import TritonModelException
 from charonia.backends.python.worker.charonia_tensor import Tensor
+from charonia.core.dtypes import DataType
+from charonia.core.tensor import DeviceTensor
 
 BF16_ONE = 0x3F80
 
@@ -172,6 +175,62 @@ def test_what_is_on_a_gpu_is_copied_where_it_can_and_else_refused() -> None:
     assert Tensor.from_dlpack("X", Movable()).as_numpy().tolist() == [7]
     with pytest.raises(TritonModelException, match="memory of a CUDA GPU"):
         Tensor.from_dlpack("X", OnGpu())
+
+
+class OfAGpu:
+    """As torch has a tensor on a GPU: it tells shape and datatype, and copies itself to the CPU when asked."""
+
+    def __init__(self) -> None:
+        self.copies = 0
+        self.shape = (2, 1)
+
+    def __dlpack__(self, *, stream: object = None) -> object:
+        capsule = Tensor("X", np.array([[5], [6]], np.int16)).to_dlpack()
+        dlpack._head(capsule).device_type = 2
+        return capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (2, 1)
+
+    def cpu(self) -> object:
+        self.copies += 1
+        return np.array([[5], [6]], np.int16)
+
+
+def test_a_tensor_of_a_gpu_stays_there_until_somebody_looks_at_it() -> None:
+    source = OfAGpu()
+
+    tensor = Tensor.from_dlpack("X", source)
+
+    assert (tensor.is_cpu(), tensor.shape(), tensor.triton_dtype()) == (False, [2, 1], 7)
+    assert tensor.__dlpack_device__() == (2, 1)
+    assert dlpack._head(tensor.to_dlpack()).device_type == 2
+    assert source.copies == 0
+    assert tensor.as_numpy().tolist() == [[5], [6]]
+    assert tensor.as_numpy().dtype == np.int16
+    assert source.copies == 1
+
+
+def test_a_tensor_of_a_gpu_is_given_as_a_copy_where_the_cpu_is_asked_for() -> None:
+    tensor = Tensor.from_dlpack("X", OfAGpu())
+
+    capsule = tensor.__dlpack__(dl_device=dlpack.CPU)
+
+    assert Tensor.from_dlpack("Y", capsule).as_numpy().tolist() == [[5], [6]]
+
+
+def test_a_tensor_of_a_gpu_crosses_a_thread_of_the_server_as_it_is() -> None:
+    source = OfAGpu()
+
+    taken = thread._taken(Tensor.from_dlpack("X", source))
+    shown = thread._shown(taken)
+
+    assert isinstance(taken, DeviceTensor)
+    assert taken.content.native is source
+    assert (taken.shape, taken.datatype) == ((2, 1), DataType.INT16)
+    assert (shown.is_cpu(), shown.shape()) == (False, [2, 1])
+    assert source.copies == 0
+    assert taken.array.tolist() == [[5], [6]]
 
 
 def test_a_capsule_of_a_gpu_is_refused() -> None:

@@ -14,7 +14,7 @@ import torch
 from charonia.backends.api import BackendSettings, ModelFiles, Outputs, Placement
 from charonia.backends.pytorch import gpus
 from charonia.backends.pytorch.backend import PyTorchBackend, PyTorchModel
-from charonia.backends.pytorch.devices import GpuDevice
+from charonia.backends.pytorch.devices import CpuDevice, Device, GpuDevice
 from charonia.backends.pytorch.instance import PyTorchInstance
 from charonia.backends.pytorch.options import RunPlan
 from charonia.backends.pytorch.source import find_source
@@ -23,8 +23,8 @@ from charonia.config.kinds import InstanceKind
 from charonia.config.model import InstanceGroup, ModelConfig, ModelInput, ModelOutput
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError
-from charonia.core.request import InferRequest
-from charonia.core.tensor import Array, Tensor
+from charonia.core.request import DeviceRequest, InferRequest
+from charonia.core.tensor import Array, DeviceTensor, Tensor
 from charonia.stats.devices import PinnedMemory
 from charonia.testing import backend_suite, torch_models
 from charonia.testing.backend_suite import BackendCase, BackendSuite
@@ -229,6 +229,79 @@ class TestInstance:
 
         assert account.used_bytes == 0
         assert cuda.log == ["enter", "synchronize"]
+
+
+class Content:
+    """A tensor that is said to lie on a GPU."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.native = tensor
+        self.copies = 0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.native.shape)
+
+    def to_host(self) -> Array:
+        self.copies += 1
+        return self.native.numpy()
+
+
+def instance_on(model_dir: Path, device: Device) -> PyTorchInstance:
+    program = find_source(files_of(model_dir), PERCEPTRON).open(torch.device("cpu"), RunPlan())
+    return PyTorchInstance("m_0", program, PERCEPTRON, RunPlan(), device, 1)
+
+
+class TestExchange:
+    def test_inputs_that_lie_on_a_gpu_are_joined_there(self, model_dir: Path) -> None:
+        device, _, _ = pretended()
+        contents = [Content(torch.ones(size, 16)) for size in (1, 2)]
+        requests = [InferRequest("m", {"x": DeviceTensor("x", FP32, content)}) for content in contents]
+
+        execution = instance_on(model_dir, device).execute(requests)
+
+        assert [content.copies for content in contents] == [0, 0]
+        [plain_result] = instance_on(model_dir, device).execute([ones(2)]).results
+        assert isinstance(plain_result, Outputs)
+        result = execution.results[1]
+        assert isinstance(result, Outputs)
+        np.testing.assert_array_equal(result.tensors[0].array, plain_result.tensors[0].array)
+
+    def test_an_instance_on_the_cpu_gets_a_copy(self, model_dir: Path) -> None:
+        content = Content(torch.ones(1, 16))
+
+        [result] = (
+            instance_on(model_dir, CpuDevice())
+            .execute([InferRequest("m", {"x": DeviceTensor("x", FP32, content)})])
+            .results
+        )
+
+        assert isinstance(result, Outputs)
+        assert content.copies == 1
+
+    def test_outputs_stay_on_the_gpu_for_a_model_that_asks_for_them_there(self, model_dir: Path) -> None:
+        device, _, _ = pretended()
+        asked = [DeviceRequest("m", request.inputs) for request in (ones(1), ones(2))]
+        instance = instance_on(model_dir, device)
+
+        _, second = instance.execute(asked).results
+        [expected] = instance.execute([ones(2)]).results
+
+        assert isinstance(second, Outputs)
+        assert isinstance(expected, Outputs)
+        [tensor] = second.tensors
+        assert isinstance(tensor, DeviceTensor)
+        assert isinstance(tensor.content.native, torch.Tensor)
+        assert tensor.shape == (2, 4)
+        np.testing.assert_array_equal(tensor.array, expected.tensors[0].array)
+
+    def test_a_batch_that_others_share_is_answered_in_the_memory_of_the_cpu(self, model_dir: Path) -> None:
+        device, _, _ = pretended()
+
+        results = instance_on(model_dir, device).execute([DeviceRequest("m", ones(1).inputs), ones(1)]).results
+
+        kinds = [type(result.tensors[0]) for result in results if isinstance(result, Outputs)]
+        assert kinds == [Tensor, Tensor]
 
 
 class FakeTorchCuda:

@@ -12,7 +12,7 @@ from charonia.core.tensor import Array
 
 def batch_sizes(requests: Sequence[InferRequest]) -> list[int]:
     """Return the batch size of each request of a model that batches: the first dimension of its inputs."""
-    return [next(iter(request.inputs.values())).array.shape[0] for request in requests]
+    return [next(iter(request.inputs.values())).shape[0] for request in requests]
 
 
 def gather(requests: Sequence[InferRequest], name: str) -> Array | None:

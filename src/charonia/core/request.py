@@ -98,3 +98,9 @@ class InferRequest:
     def __repr__(self) -> str:
         version = f" v{self.model_version}" if self.model_version else ""
         return f"InferRequest({self.model_name!r}{version}, id={self.id!r}, inputs={list(self.inputs.values())})"
+
+
+class DeviceRequest(InferRequest):
+    """A request of a model that reads outputs where they are, also in the memory of a GPU."""
+
+    __slots__ = ()

@@ -1,5 +1,7 @@
 """A named tensor."""
 
+from typing import Protocol
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -34,3 +36,52 @@ class Tensor:
 
     def __repr__(self) -> str:
         return f"Tensor({self.name!r}, {self.datatype.wire}, {list(self.array.shape)})"
+
+
+class DeviceContent(Protocol):
+    """Elements in the memory of a GPU."""
+
+    @property
+    def native(self) -> object:
+        """They as the framework has them that computed them; offers `__dlpack__`."""
+        ...
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Their shape."""
+        ...
+
+    def to_host(self) -> Array:
+        """Return a copy in the memory of the CPU."""
+        ...
+
+
+class DeviceTensor(Tensor):
+    """A tensor in the memory of a GPU. Whoever looks at `array` gets a copy in that of the CPU, which is made once.
+
+    Attributes:
+        content: The elements.
+    """
+
+    __slots__ = ("_host", "content")
+
+    def __init__(self, name: str, datatype: DataType, content: DeviceContent) -> None:
+        self.name = name
+        self.datatype = datatype
+        self.content = content
+        self._host: Array | None = None
+
+    @property
+    def array(self) -> Array:  # type: ignore[override] # a copy is read-only as a field
+        """The elements, copied."""
+        if self._host is None:
+            self._host = self.content.to_host()
+        return self._host
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the content."""
+        return self.content.shape
+
+    def __repr__(self) -> str:
+        return f"DeviceTensor({self.name!r}, {self.datatype.wire}, {list(self.shape)})"

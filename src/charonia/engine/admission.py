@@ -78,7 +78,7 @@ class Admission:
                     f"inference input '{spec.name}' data-type is '{tensor.datatype.wire}', but model '{self._model}' "
                     f"expects '{spec.datatype.wire}'",
                 )
-            shape = tensor.array.shape
+            shape = tensor.shape
             if batches:
                 if not shape:
                     _refuse(

@@ -95,10 +95,15 @@ def decode_request(
     return made_request(model, fields, _found(tensors, message, release))
 
 
-def made_request(model: tuple[str, str], fields: tuple[Any, ...], inputs: Iterable[Tensor]) -> InferRequest:
+def made_request(
+    model: tuple[str, str],
+    fields: tuple[Any, ...],
+    inputs: Iterable[Tensor],
+    kind: type[InferRequest] = InferRequest,
+) -> InferRequest:
     """Return a request that a model makes: of another model and its version, with fields as in `request_fields`."""
     request_id, correlation_id, flags, timeout_us, priority, parameters, wanted, _ = fields
-    return InferRequest(
+    return kind(
         model[0],
         {tensor.name: tensor for tensor in inputs},
         model_version=model[1],

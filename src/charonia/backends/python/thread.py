@@ -27,13 +27,13 @@ from charonia.backends.python.worker.charonia_errors import TritonError, TritonM
 from charonia.backends.python.worker.charonia_host import Batch, Call, Inbox
 from charonia.backends.python.worker.charonia_responses import InferenceResponse
 from charonia.backends.python.worker.charonia_runner import ModelRunner
+from charonia.backends.python.worker.charonia_tensor import GpuTensor, received
 from charonia.backends.python.worker.charonia_tensor import Tensor as ModelTensor
-from charonia.backends.python.worker.charonia_tensor import received
 from charonia.core.calls import Outcome
 from charonia.core.dtypes import BY_WIRE
 from charonia.core.errors import ServingError, internal, unavailable
-from charonia.core.request import InferRequest
-from charonia.core.tensor import Array, Tensor
+from charonia.core.request import DeviceRequest, InferRequest
+from charonia.core.tensor import Array, DeviceTensor, Tensor
 
 _log = logging.getLogger(__name__)
 
@@ -337,7 +337,8 @@ class _ThreadHost:
     def begin(self, call: Call) -> None:
         call.number = next(self._numbers)
         inputs = [_taken(tensor) for tensor in call.inputs]
-        request = made_request((call.model_name, call.model_version), call.fields, inputs)
+        kind = DeviceRequest if call.on_gpu else InferRequest
+        request = made_request((call.model_name, call.model_version), call.fields, inputs, kind)
         self._instance.tell(self._instance.begin, call, request)
 
     def end(self, call: Call) -> None:
@@ -408,8 +409,28 @@ def _ignore(_: tuple[object, ...]) -> None:
     """Nobody waits for the answer."""
 
 
+class _Produced:
+    """What a model has in the memory of a GPU, for the server."""
+
+    def __init__(self, tensor: GpuTensor) -> None:
+        self._tensor = tensor
+
+    @property
+    def native(self) -> object:
+        return self._tensor._source
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self._tensor.shape())
+
+    def to_host(self) -> Array:
+        return self._tensor._array
+
+
 def _shown(tensor: Tensor) -> ModelTensor:
     """Return a tensor of the server for the model, which others may look at too and nobody may write to."""
+    if isinstance(tensor, DeviceTensor):
+        return GpuTensor(tensor.name, tensor.datatype.wire, tensor.content.native)
     array = tensor.array.view()
     array.flags.writeable = False
     return received(tensor.name, tensor.datatype.wire, array)
@@ -417,6 +438,8 @@ def _shown(tensor: Tensor) -> ModelTensor:
 
 def _taken(tensor: ModelTensor) -> Tensor:
     """Return a tensor of the model for the server."""
+    if isinstance(tensor, GpuTensor):
+        return DeviceTensor(tensor._name, BY_WIRE[tensor._datatype], _Produced(tensor))
     array = tensor._array
     if tensor._datatype == "BYTES":
         array = _as_bytes(array)

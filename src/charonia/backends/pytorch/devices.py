@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from charonia.backends.pytorch.staging import Block, PinnedPool
-from charonia.core.tensor import Array
+from charonia.core.tensor import Array, DeviceContent
 
 
 class Device(Protocol):
@@ -23,8 +23,17 @@ class Device(Protocol):
         """Return the arrays, joined along the first dimension, as a tensor that is the model's to change."""
         ...
 
+    def adopt(self, contents: Sequence[DeviceContent]) -> torch.Tensor | None:
+        """Return what lies on GPUs, joined as by `put` but not by way of the CPU; None where that is the way."""
+        ...
+
     def wait(self) -> None:
         """Return when everything that was begun is done."""
+        ...
+
+    @property
+    def keeps(self) -> bool:
+        """Whether outputs may stay where they are."""
         ...
 
     def take(self, tensors: Sequence[torch.Tensor]) -> list[Array]:
@@ -51,6 +60,15 @@ class CpuDevice:
     def put(self, parts: Sequence[Array]) -> torch.Tensor:
         """Copy: received bytes may be looked at by others, and a model may change its inputs."""
         return torch.from_numpy(joined(parts))
+
+    def adopt(self, contents: Sequence[DeviceContent]) -> torch.Tensor | None:
+        """Return None: elements come as arrays."""
+        return None
+
+    @property
+    def keeps(self) -> bool:
+        """No: outputs are arrays."""
+        return False
 
     def wait(self) -> None:
         """Return at once: calls compute before they return."""
@@ -105,6 +123,16 @@ class GpuDevice:
             host[...] = parts[0]
         return torch.from_numpy(host).to(self._device, non_blocking=True)
 
+    def adopt(self, contents: Sequence[DeviceContent]) -> torch.Tensor | None:
+        """Copy within the GPU, or from another one: the model may change its inputs."""
+        tensors = [_tensor_of(content.native).to(self._device, non_blocking=True) for content in contents]
+        return torch.cat(tensors) if len(tensors) > 1 else tensors[0].clone()
+
+    @property
+    def keeps(self) -> bool:
+        """Yes."""
+        return True
+
     def wait(self) -> None:
         """Wait for the stream; what inputs were copied from is free then."""
         try:
@@ -135,6 +163,38 @@ class GpuDevice:
     def trim(self) -> None:
         """Give cached memory of the GPU back to the driver."""
         self._api.empty_cache()
+
+
+def _tensor_of(native: object) -> torch.Tensor:
+    return native if isinstance(native, torch.Tensor) else torch.utils.dlpack.from_dlpack(native)
+
+
+class TorchContent:
+    """An output that stays on its GPU.
+
+    Args:
+        tensor: The elements.
+    """
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+
+    @property
+    def native(self) -> object:
+        """The tensor."""
+        return self._tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        return tuple(self._tensor.shape)
+
+    def to_host(self) -> Array:
+        """Return a copy in the memory of the CPU; for BF16 its bits."""
+        tensor = self._tensor.cpu().contiguous()
+        if tensor.dtype == torch.bfloat16:
+            return tensor.view(torch.int16).numpy().view(np.uint16)
+        return tensor.numpy()
 
 
 def _numpy_of(dtype: torch.dtype) -> "np.dtype[np.generic]":

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ import torch
 from charonia.backends.api import Execution, Outputs, Result
 from charonia.backends.batch import batch_sizes, scatter
 from charonia.backends.pytorch.datatypes import PROTOCOL, TORCH
-from charonia.backends.pytorch.devices import Device
+from charonia.backends.pytorch.devices import Device, TorchContent
 from charonia.backends.pytorch.failures import DeviceLostError, plain_error
 from charonia.backends.pytorch.naming import MISSING, ParameterKind, ResultNames, Template, kinds_of
 from charonia.backends.pytorch.options import RunPlan
@@ -20,8 +20,8 @@ from charonia.backends.tensor_plan import TensorPlan, input_plans, output_plans
 from charonia.config.model import ModelConfig, ModelInput
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError, internal, invalid, unavailable
-from charonia.core.request import InferRequest
-from charonia.core.tensor import Array, Tensor
+from charonia.core.request import DeviceRequest, InferRequest
+from charonia.core.tensor import Array, DeviceTensor, Tensor
 
 _LAYOUT_DIMENSIONS = 4
 
@@ -131,14 +131,31 @@ class PyTorchInstance:
     def _input(self, plan: TensorPlan, requests: Sequence[InferRequest]) -> Any:
         if plan.name not in requests[0].inputs:
             return MISSING
+        tensor = self._adopted(plan, requests)
+        if tensor is not None:
+            return self._converted(tensor)
         parts = [request.inputs[plan.name].array for request in requests]
         if plan.datatype is DataType.BYTES:
             return [text for part in parts for text in _texts(plan.name, part)]
         if plan.name in self._numbers:
             return _number(plan.name, parts[0])
         tensor = self._device.put([plan.reshape(part, self._is_batched) for part in parts])
-        if plan.datatype is DataType.BF16:
-            tensor = tensor.view(torch.bfloat16)
+        return self._converted(tensor.view(torch.bfloat16) if plan.datatype is DataType.BF16 else tensor)
+
+    def _adopted(self, plan: TensorPlan, requests: Sequence[InferRequest]) -> torch.Tensor | None:
+        """Return an input that lies on a GPU in every request; None for arrays."""
+        if plan.name in self._numbers:
+            return None
+        given = [request.inputs[plan.name] for request in requests]
+        contents = [tensor.content for tensor in given if isinstance(tensor, DeviceTensor)]
+        if len(contents) != len(given):
+            return None
+        tensor = self._device.adopt(contents)
+        # The plan asks for shape and reshape only, which a tensor has like an array.
+        return None if tensor is None else cast(torch.Tensor, plan.reshape(cast(Array, tensor), self._is_batched))
+
+    def _converted(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return an input in the model's precision and layout."""
         precision = self._plan.precision
         if precision is not None and tensor.is_floating_point():
             tensor = tensor.to(TORCH[precision])
@@ -152,7 +169,9 @@ class PyTorchInstance:
         for plan, value in zip(self._outputs, values, strict=True):
             if plan.name in wanted and plan.datatype is not DataType.BYTES:
                 tensors.append(self._output(plan, value, program))
-        arrays = iter(self._device.take(tensors))
+        stays = self._device.keeps and all(type(request) is DeviceRequest for request in requests)
+        # Where outputs stay, tensors take the places of arrays: both have a shape, slices and reshape.
+        arrays = iter(cast(list[Array], tensors) if stays else self._device.take(tensors))
         sizes = batch_sizes(requests) if self._is_batched else None
         columns = []
         for plan, value in zip(self._outputs, values, strict=True):
@@ -162,11 +181,11 @@ class PyTorchInstance:
                 array = _strings(plan, value, is_batched=self._is_batched)
             else:
                 array = next(arrays)
-                if plan.datatype is DataType.BF16:
+                if plan.datatype is DataType.BF16 and not stays:
                     array = array.view(np.uint16)
             array = plan.reshape(array, self._is_batched)
             parts = scatter(plan.name, array, sizes) if sizes is not None else [array]
-            columns.append([Tensor(plan.name, plan.datatype, part) for part in parts])
+            columns.append([_answer(plan, part) for part in parts])
         return [Outputs(list(tensors)) for tensors in zip(*columns, strict=True)]
 
     def _wanted(self, requests: Sequence[InferRequest]) -> set[str]:
@@ -217,6 +236,13 @@ def _check_kind(given: ModelInput, kind: ParameterKind, is_batched: bool) -> Non
             f"input '{given.name}': the model's argument takes {kind.value}, which requests of a batch cannot share",
             hint="set max_batch_size to 0",
         )
+
+
+def _answer(plan: TensorPlan, part: Any) -> Tensor:
+    if not isinstance(part, torch.Tensor):
+        return Tensor(plan.name, plan.datatype, part)
+    own = part.view(torch.bfloat16) if plan.datatype is DataType.BF16 else part
+    return DeviceTensor(plan.name, plan.datatype, TorchContent(own))
 
 
 def _number(name: str, array: Array) -> int | float | bool:

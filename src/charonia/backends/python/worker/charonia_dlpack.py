@@ -33,6 +33,16 @@ _BFLOAT = 4
 _CAPSULE = b"dltensor"
 
 
+_DATATYPES = {
+    (4, 16): "BF16",
+    (6, 8): "BOOL",
+    **{(0, bits): f"INT{bits}" for bits in (8, 16, 32, 64)},
+    **{(1, bits): f"UINT{bits}" for bits in (8, 16, 32, 64)},
+    **{(2, bits): f"FP{bits}" for bits in (16, 32, 64)},
+}
+"""Datatype by kind and bits."""
+
+
 class _Head(ctypes.Structure):
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -102,6 +112,25 @@ def read(source: Any, name: str) -> tuple[Array, str]:
     if array.dtype not in datatypes.WIRE:
         raise TritonModelException(f"Tensor '{name}': datatype {array.dtype} is none of the tensor datatypes")
     return array, "BF16" if is_bfloat else datatypes.WIRE[array.dtype]
+
+
+def is_out_of_reach(source: Any) -> bool:
+    """Return whether an object's elements are in memory that the CPU cannot read, though the object can copy them."""
+    return (
+        hasattr(source, "__dlpack_device__")
+        and source.__dlpack_device__()[0] not in _READABLE
+        and hasattr(source, "cpu")
+        and hasattr(source, "shape")
+    )
+
+
+def datatype_of(source: Any, name: str) -> str:
+    """Return the datatype of an object that offers a capsule, without a look at its elements."""
+    head = _head(source.__dlpack__())
+    datatype = _DATATYPES.get((head.kind, head.bits))
+    if datatype is None:
+        raise TritonModelException(f"Tensor '{name}': its datatype is none of the tensor datatypes")
+    return datatype
 
 
 def _head(capsule: object) -> _Head:

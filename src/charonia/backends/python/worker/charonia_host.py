@@ -159,10 +159,11 @@ class Call:
         decoupled: Whether any number of responses is fine.
         fields: Id and so on.
         inputs: Input tensors.
+        on_gpu: Whether outputs may stay in the memory of a GPU.
         inbox: Gets `(response or None, whether it is the last)`. None only as the last: no (further) response.
     """
 
-    __slots__ = ("batch", "decoupled", "fields", "inbox", "inputs", "model_name", "model_version", "number")
+    __slots__ = ("batch", "decoupled", "fields", "inbox", "inputs", "model_name", "model_version", "number", "on_gpu")
 
     def __init__(
         self, batch: int, model_name: str, model_version: str, decoupled: bool, fields: Fields, inputs: list[Tensor]
@@ -174,6 +175,7 @@ class Call:
         self.decoupled = decoupled
         self.fields = fields
         self.inputs = inputs
+        self.on_gpu = False
         self.inbox: Inbox[tuple[InferenceResponse | None, bool]] = Inbox()
 
     def overrun(self) -> str:

@@ -34,12 +34,19 @@ RELEASE_ALL = 1
 RELEASE_RESCHEDULE = 2
 """Release flag of requests that are not rescheduled."""
 
+MEMORY_GPU = 2
+"""Type of memory that `PreferredMemory` may ask for."""
+
 _FLAGS_MAX = 2**32 - 1
 _UINT64_MAX = 2**64 - 1
 
 
 class PreferredMemory:
-    """Where the outputs of a called model should be; they are in the memory of the CPU whatever it says."""
+    """Where the outputs of a called model should be.
+
+    A model in a thread of the server gets them where the called model left them on a GPU; others get copies in the
+    memory of the CPU.
+    """
 
     def __init__(self, preferred_memory_type: int, preferred_device_id: int = 0) -> None:
         self.preferred_memory_type = preferred_memory_type
@@ -62,7 +69,7 @@ class InferenceTrace:
 class InferenceRequest:
     """A request: as `execute` gets it, or one of another model."""
 
-    __slots__ = ("__weakref__", "_batch", "_fields", "_index", "_inputs", "_sender", "_target")
+    __slots__ = ("__weakref__", "_batch", "_fields", "_index", "_inputs", "_on_gpu", "_sender", "_target")
 
     _binding: ClassVar[Binding] = Binding(None)
     """Of the model that the class is for; see `bound_to`."""
@@ -71,6 +78,7 @@ class InferenceRequest:
     _inputs: list[Tensor]
     _batch: Batch | None
     _index: int
+    _on_gpu: bool
     _sender: InferenceResponseSender | None
     _target: tuple[str, str]
     """Model and version of a request that the model makes; only those have it."""
@@ -118,6 +126,7 @@ class InferenceRequest:
             _names(requested_output_names),
             "" if trace is None else trace._context,
         )
+        self._on_gpu = preferred_memory is not None and preferred_memory.preferred_memory_type == MEMORY_GPU
         self._batch = None
         self._index = 0
         self._sender = None
@@ -217,7 +226,9 @@ class InferenceRequest:
                 "a request that the model was given cannot be executed; make one with InferenceRequest(model_name=...)"
             )
         name, version = self._target
-        return Call(self._binding.batch_of_caller(), name, version, bool(decoupled), self._fields, self._inputs)
+        call = Call(self._binding.batch_of_caller(), name, version, bool(decoupled), self._fields, self._inputs)
+        call.on_gpu = self._on_gpu
+        return call
 
 
 def _integer(what: str, value: object, lowest: int, highest: int) -> int:

@@ -70,7 +70,7 @@ class Tensor:
         return list(self._array.shape)
 
     def is_cpu(self) -> bool:
-        """Return whether the elements are in the memory of the CPU, as they always are."""
+        """Return whether the elements are in the memory of the CPU."""
         return True
 
     def to_dlpack(self) -> object:
@@ -81,8 +81,11 @@ class Tensor:
     def from_dlpack(name: str, tensor: object) -> Tensor:
         """Return a tensor made from a dlpack capsule or from an object that offers one.
 
-        What is in the memory of a GPU is copied to the CPU where the object can do that (`.cpu()`).
+        What is in the memory of a GPU stays there as long as nobody looks at it, where the object can copy itself to
+        the CPU then (`.cpu()`).
         """
+        if dlpack.is_out_of_reach(tensor):
+            return GpuTensor(str(name), dlpack.datatype_of(tensor, str(name)), tensor)
         array, datatype = dlpack.read(tensor, str(name))
         return received(str(name), datatype, array)
 
@@ -97,6 +100,43 @@ class Tensor:
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return dlpack.CPU
+
+
+class GpuTensor(Tensor):
+    """A tensor in the memory of a GPU."""
+
+    __slots__ = ("_host", "_source")
+
+    def __init__(self, name: str, datatype: str, source: Any) -> None:
+        self._name = name
+        self._datatype = datatype
+        self._source = source
+        self._host: Array | None = None
+
+    @property
+    def _array(self) -> Array:  # type: ignore[override]
+        if self._host is None:
+            self._host = dlpack.read(self._source.cpu(), self._name)[0]
+        return self._host
+
+    def shape(self) -> list[int]:
+        """Return the shape."""
+        return [int(size) for size in self._source.shape]
+
+    def is_cpu(self) -> bool:
+        """Return whether the elements are in the memory of the CPU."""
+        return False
+
+    def __dlpack__(
+        self, *, stream: object = None, max_version: object = None, dl_device: object = None, copy: bool | None = None
+    ) -> Any:
+        if dl_device == dlpack.CPU:
+            return super().__dlpack__(copy=copy)
+        return self._source.__dlpack__(stream=stream) if stream is not None else self._source.__dlpack__()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        device: tuple[int, int] = self._source.__dlpack_device__()
+        return device
 
 
 def received(name: str, datatype: str, array: Array) -> Tensor:
