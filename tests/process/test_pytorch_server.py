@@ -1,0 +1,116 @@
+"""A server with PyTorch models, as its clients see it."""
+
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpc
+import tritonclient.http as http
+from numpy.typing import NDArray
+
+from charonia.testing.process import ServeProcess
+
+torch = pytest.importorskip("torch")
+torch_models = pytest.importorskip("charonia.testing.torch_models")
+
+ROWS = 3
+KINDS = ("traced", "scripted", "exported", "eager", "automatic")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
+    repository = tmp_path_factory.mktemp("pytorch")
+    network = torch_models.Perceptron()
+    torch_models.save_traced(network, (torch.zeros(2, 16),), repository / "traced")
+    torch_models.save_scripted(network, repository / "scripted")
+    torch_models.exported_perceptron(repository / "exported")
+    torch_models.exported_perceptron(repository / "automatic")
+    (repository / "automatic" / "config.pbtxt").write_text("instance_group { kind: KIND_AUTO count: 2 }")
+    torch_models.eager_perceptron(repository / "eager")
+    (repository / "eager" / "config.pbtxt").write_text(
+        'backend: "pytorch" runtime: "model.py" max_batch_size: 8 dynamic_batching { } '
+        'input { name: "x" data_type: TYPE_FP32 dims: 16 }'
+    )
+    (torch_models.folder_of(repository / "broken") / "model.pt").write_bytes(b"not a model")
+    torch_models.save_scripted(network, repository / "elsewhere")
+    (repository / "elsewhere" / "config.pbtxt").write_text("instance_group { kind: KIND_GPU gpus: 97 }")
+    with ServeProcess(repository, "--exit-on-error=false") as running:
+        yield running
+
+
+def expected(x: "NDArray[np.float32]") -> "NDArray[np.float32]":
+    with torch.inference_mode():
+        result: NDArray[np.float32] = torch_models.Perceptron()(torch.from_numpy(x)).numpy()
+    return result
+
+
+@pytest.mark.parametrize("model", KINDS)
+def test_every_format_answers_over_both_protocols(server: ServeProcess, model: str) -> None:
+    x = np.random.default_rng(1).random((ROWS, 16), np.float32)
+    over_http, over_grpc = http.InferInput("x", [ROWS, 16], "FP32"), grpc.InferInput("x", [ROWS, 16], "FP32")
+    over_http.set_data_from_numpy(x)
+    over_grpc.set_data_from_numpy(x)
+
+    with http.InferenceServerClient(server.http) as client:
+        one = client.infer(model, [over_http]).as_numpy("OUTPUT__0")
+    with grpc.InferenceServerClient(server.grpc) as client:
+        other = client.infer(model, [over_grpc]).as_numpy("OUTPUT__0")
+
+    np.testing.assert_allclose(one, expected(x), rtol=1e-4, atol=1e-6)
+    np.testing.assert_array_equal(one, other)
+
+
+def test_a_model_that_cannot_be_loaded_says_why_and_harms_no_other(server: ServeProcess) -> None:
+    with http.InferenceServerClient(server.http) as client:
+        states = {entry["name"]: entry for entry in client.get_model_repository_index()}
+
+    assert all(states[model]["state"] == "READY" for model in KINDS)
+    assert "model.pt is no model of PyTorch: it is not a zip archive" in states["broken"]["reason"]
+    assert "gpu" in states["elsewhere"]["reason"].lower()
+
+
+def test_a_request_that_the_model_refuses_is_an_error_of_that_request(server: ServeProcess) -> None:
+    wrong = http.InferInput("x", [1, 15], "FP32")
+    wrong.set_data_from_numpy(np.zeros((1, 15), np.float32))
+
+    with http.InferenceServerClient(server.http) as client:
+        with pytest.raises(http.InferenceServerException):
+            client.infer("traced", [wrong])
+        assert client.is_model_ready("traced")
+
+
+def test_the_memory_of_each_instance_is_shown(server: ServeProcess) -> None:
+    with urllib.request.urlopen(f"http://{server.metrics}/metrics") as answer:
+        page = answer.read().decode()
+    with http.InferenceServerClient(server.http) as client:
+        [statistics] = client.get_inference_statistics("automatic")["model_stats"]
+
+    shown = [line for line in page.splitlines() if line.startswith('charonia_model_memory_bytes{model="automatic"')]
+    size = 4 * (16 * 32 + 32 + 32 * 4 + 4)
+    assert len(shown) == 2
+    assert [float(line.split()[-1]) for line in shown] == [size, size]
+    assert [usage["byte_size"] for usage in statistics["memory_usage"]] == [size, size]
+    assert "nv_pinned_memory_pool_total_bytes 268435456" in page
+
+
+def test_the_completed_configuration_is_printed(server: ServeProcess, tmp_path: Path) -> None:
+    torch_models.save_scripted(torch_models.Perceptron(), tmp_path / "m")
+
+    done = subprocess.run(
+        [sys.executable, "-m", "charonia", "config", str(tmp_path / "m")], capture_output=True, text=True, timeout=60
+    )
+
+    assert "input 'x': FP32 [16], from the model" in done.stderr
+    assert 'name: "OUTPUT__0"' in done.stdout
+
+
+def test_a_server_without_pytorch_models_does_not_read_pytorch() -> None:
+    program = "import charonia.server, charonia.cli.serve, sys; print('torch' in sys.modules)"
+
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+
+    assert done.stdout.strip() == "False"
