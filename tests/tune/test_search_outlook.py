@@ -73,6 +73,17 @@ def test_a_small_space_of_equal_variants_needs_few_measurements() -> None:
     assert max(counts) <= 24
 
 
+def test_the_default_configuration_is_not_named_as_good_as_itself() -> None:
+    search = make_search(SPACE, GOAL, OPTIONS)
+
+    run(search, EqualVariants(SPACE, noise=0.03))
+    decision = decide(GOAL, search.history, OPTIONS)
+
+    assert decision.conclusion is Conclusion.NO_GAIN
+    assert decision.ties
+    assert not any(tie.variant.is_default for tie in decision.ties)
+
+
 def test_a_gain_in_a_small_space_is_claimed_after_two_repeats_only() -> None:
     search = make_search(SPACE, GOAL, OPTIONS)
 

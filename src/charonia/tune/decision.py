@@ -91,7 +91,7 @@ def decide(goal: Goal, history: Sequence[Told], options: SearchOptions = _USUAL)
     # What was repeated decides. Who was only looked at and looked better would have been repeated, but for time.
     ranking = tuple(_ranked(point, default, level) for point in points)
     conclusion, best = _conclude(points, default, level)
-    tied = [point for point in points if point is not best and _is_tie(point, best, level)]
+    tied = [point for point in points if point.variant != best.variant and _is_tie(point, best, level)]
     ties = tuple(_ranked(point, default, level) for point in tied)
     chosen, base = _ranked(best, default, level), _ranked(default, default, level) if default else None
     sentences = (*_verdict(conclusion, chosen, base, goal), *_tie_sentences(ties))

@@ -67,7 +67,7 @@ def _is_early_enough(bench: Bench, points: list[Point], left: int) -> bool:
     Whoever is said to be better was picked for a measurement that may have been lucky, and is measured again.
     """
     default = [point for point in points if point.variant.is_default]
-    if not default or min(point.count for point in points) < _REPEATS_MIN:
+    if not default or len(default) == len(points) or min(point.count for point in points) < _REPEATS_MIN:
         return False
     best = max(default, key=lambda point: point.order)
     return not any(
