@@ -395,6 +395,13 @@ class TestOptions:
         size = 4 * (16 * 32 + 32 + 32 * 4 + 4)
         assert [(usage.type, usage.byte_size) for usage in model.memory()] == [("CPU", size)] * 2
 
+    def test_a_model_that_chooses_its_devices_itself_gets_arrays_of_the_cpu(self, scripted: Path) -> None:
+        async def load() -> PyTorchInstance:
+            model = await PyTorchBackend().load(files_of(scripted), config_of(PERCEPTRON), BackendSettings())
+            return await model.create_instance(Placement("m_0", InstanceKind.KIND_MODEL))
+
+        assert_close(values(asyncio.run(load()).execute([ones(2)]))["y"], expected(2))
+
     def test_shared_weights_are_there_once(self, scripted: Path) -> None:
         model, instances = asyncio.run(
             loaded(scripted, config_of(PERCEPTRON, parameters={"ENABLE_WEIGHT_SHARING": "true"}), 2)
