@@ -13,7 +13,8 @@ READY := .venv/ready
 PURE_TESTS := $(wildcard tests/core tests/config tests/protocol tests/sched tests/schema tests/sim tests/stats)
 # Percent of lines and branches of the pure core that its own tests reach.
 COVERAGE_MIN := 95
-PYTEST_ARGS ?=
+# A process for each core, but not many: the tests start servers of their own. A file's tests run one after the other.
+PYTEST_ARGS ?= -n auto --maxprocesses 4 --dist loadfile
 # pip installs it first: what pip is configured with decides which build that is, and uv leaves it as it is. The CPU build
 # from PyTorch's own index: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make test
 TORCH ?= torch==2.13.0
