@@ -56,7 +56,8 @@ def repeat(bench: Bench) -> Steps[None]:
         if number < _REPEATS_MIN and not _is_early_enough(bench, points, left):
             continue
         points = _still_running(bench, points)
-        if len(points) <= 1 or _settled(bench, points, left):
+        # Where there is nothing to compare, the repeats are what is known of how much a measurement varies.
+        if finalists and (len(points) <= 1 or _settled(bench, points, left)):
             return
         running = [(point.variant, point.loads) for point in points]
 
@@ -67,7 +68,7 @@ def _is_early_enough(bench: Bench, points: list[Point], left: int) -> bool:
     Whoever is said to be better was picked for a measurement that may have been lucky, and is measured again.
     """
     default = [point for point in points if point.variant.is_default]
-    if not default or len(default) == len(points) or min(point.count for point in points) < _REPEATS_MIN:
+    if not default or min(point.count for point in points) < _REPEATS_MIN:
         return False
     best = max(default, key=lambda point: point.order)
     return not any(
