@@ -14,7 +14,7 @@ from charonia.client.wire import Failure
 from charonia.config.model import ModelConfig
 from charonia.core.errors import Code, ServingError, invalid, not_found
 from charonia.core.metadata import ModelState
-from charonia.tune.servers import Server
+from charonia.tune.servers import Server, fate_of
 from charonia.tune.variants import BaseModel, depth, load_text
 
 PROBE = "charonia-tune-is-this-mode-explicit"
@@ -209,7 +209,7 @@ class Deployment:
             yield
         except ClientError as error:
             if error.failure is not Failure.STATUS or self._server.fate():
-                raise ServerLostError(self._server.fate() or f"the server was lost: {error.message}") from None
+                raise ServerLostError(fate_of(self._server) or f"the server was lost: {error.message}") from None
             raise
 
 

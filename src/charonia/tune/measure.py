@@ -21,7 +21,7 @@ from charonia.perf.running import Context
 from charonia.results.records import LevelResult, LoadLevel, LoadMode, Verdict
 from charonia.tune.api import LoadPoint
 from charonia.tune.deployment import ServerLostError
-from charonia.tune.servers import Server
+from charonia.tune.servers import Server, fate_of
 
 PRECISION = 0.02
 """Half-width of the confidence intervals that ends a measurement of full effort before its time."""
@@ -154,7 +154,7 @@ class Measurer:
                 results = list(threads.map(_measured, contexts, loads))
         self.check()
         if any(result.verdict is Verdict.SERVER_LOST for result in results):
-            raise ServerLostError(self._server.fate() or "the server stopped answering")
+            raise ServerLostError(fate_of(self._server) or "the server stopped answering")
         return results
 
     def _takes_longer(self, load: LoadPoint, context: Context, result: LevelResult) -> bool:

@@ -22,6 +22,7 @@ from charonia.tune.options import ClientProtocol, LaunchMode, LaunchOptions
 HOST = "127.0.0.1"
 START_SECONDS_MAX = 120.0
 STOP_SECONDS_MAX = 30.0
+END_SECONDS_MAX = 1.0
 RETRY_SECONDS = 0.05
 LOG_LINES = 20
 """Last lines of a server's log that an error shows."""
@@ -268,6 +269,14 @@ class RemoteServer:
     def restart(self) -> None:
         """Do not start it: it is not ours."""
         raise unavailable(self.fate() or f"the server at {self.control_url} was lost")
+
+
+def fate_of(server: Server) -> str:
+    """Return how a server ended that has just stopped answering; one of our own may take a moment to be gone."""
+    give_up = time.monotonic() + (END_SECONDS_MAX if server.is_ours else 0.0)
+    while not (fate := server.fate()) and time.monotonic() < give_up:
+        time.sleep(RETRY_SECONDS)
+    return fate
 
 
 def server_of(options: LaunchOptions, protocol: ClientProtocol) -> LocalServer | RemoteServer:
