@@ -5,10 +5,10 @@ from statistics import median
 
 import pytest
 
-from charonia.results.records import LoadMode
+from charonia.results.records import Estimate, LoadMode
 from charonia.testing.tuning import SimulatedServer, run
 from charonia.tune.api import Goal, LoadPoint, LoadSpace, ModelFacts, ModelGoal, SearchOptions, SearchSpace, Variant
-from charonia.tune.decision import Conclusion, decide
+from charonia.tune.decision import Conclusion, decide, percent
 from charonia.tune.objective import Point, Score
 from charonia.tune.outlook import may_decide
 from charonia.tune.search.start import make_search
@@ -71,6 +71,11 @@ def test_a_small_space_of_equal_variants_needs_few_measurements() -> None:
     # Five configurations under two loads, and each of four once more.
     assert median(counts) <= 16
     assert max(counts) <= 24
+
+
+def test_large_gains_are_written_out() -> None:
+    assert percent(Estimate(18.6, 9.96, 34.1)) == "1,860 % (996 to 3,410 %)"
+    assert percent(Estimate(0.1234, -0.0123, 0.5)) == "12.3 % (-1.23 to 50 %)"
 
 
 def test_the_default_configuration_is_not_named_as_good_as_itself() -> None:

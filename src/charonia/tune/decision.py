@@ -183,4 +183,9 @@ def _missed(constraint: Constraint, estimate: Estimate) -> float | None:
 
 def percent(share: Estimate) -> str:
     """Return a gain in percent, with its interval: `12 % (9 to 15 %)`."""
-    return f"{share.value * 100:.3g} % ({share.low * 100:.3g} to {share.high * 100:.3g} %)"
+    value, low, high = (_three_digits(bound * 100) for bound in (share.value, share.low, share.high))
+    return f"{value} % ({low} to {high} %)"
+
+
+def _three_digits(number: float) -> str:
+    return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"
