@@ -354,7 +354,7 @@ def test_adaptive_measuring_settles_a_steady_model_in_seconds() -> None:
         found = level(settings(server.url, concurrency(2), MeasurePlan(MeasurementMode.ADAPTIVE)))
 
     assert found.verdict is Verdict.STABLE
-    assert time.monotonic() - begin < 6
+    assert time.monotonic() - begin < 15  # what three windows of the default take at least
     assert found.throughput.relative_half_width <= 0.05
     assert found.latency.relative_half_width <= 0.05
 
