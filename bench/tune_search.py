@@ -105,7 +105,7 @@ def command(tool: str, folder: Path, limits: Limits, *, on_triton: bool) -> list
     program = [sys.executable, "-m", "charonia", "tune"] if tool == "charonia" else [str(ANALYZER)]
     server = ["--triton-server-path", str(TRITON)] if on_triton or tool != "charonia" else []
     if tool != "charonia":
-        http, grpc, metrics = (f"localhost:{free_port()}" for _ in range(3))
+        http, grpc, metrics = (f"localhost:{port}" for port in _ports(folder))
         server += ["--triton-http-endpoint", http, "--triton-grpc-endpoint", grpc]
         server += ["--triton-metrics-url", f"http://{metrics}/metrics"]
     return [
@@ -117,6 +117,15 @@ def command(tool: str, folder: Path, limits: Limits, *, on_triton: bool) -> list
         *("--run-config-search-max-model-batch-size", str(batch_size)),
         *("--run-config-search-max-concurrency", str(concurrency)),
     ]
+
+
+def _ports(folder: Path) -> list[int]:
+    """Return the ports of a folder's server. They stay the same: model-analyzer's checkpoint is keyed by them."""
+    kept = folder / "ports.json"
+    if not kept.exists():
+        kept.write_text(json.dumps([free_port() for _ in range(3)]))
+    ports: list[int] = json.loads(kept.read_text())
+    return ports
 
 
 def search(tool: str, folder: Path, limits: Limits, *, on_triton: bool) -> Found:

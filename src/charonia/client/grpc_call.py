@@ -65,6 +65,7 @@ class GrpcCall:
         "request",
         "send_end_ns",
         "stream_id",
+        "timeout_s",
         "timer",
         "tries",
     )
@@ -83,6 +84,7 @@ class GrpcCall:
         self.keep_body = keep_body
         self.connection: Carrier | None = None
         self.stream_id = 0
+        self.timeout_s = 0.0
         self.deadline_s = 0.0
         self.timer: asyncio.TimerHandle | None = None
         self.is_over = False
@@ -99,8 +101,7 @@ class GrpcCall:
         """The time is over."""
         if not self.is_over:
             self._leave()
-            took_s = (_now_ns() - self._sent_ns) / 1e9
-            self.fail(Failure.TIMEOUT, f"{self._wire.endpoint} did not answer within {took_s:.3g} s")
+            self.fail(Failure.TIMEOUT, f"{self._wire.endpoint} did not answer within {self.timeout_s:g} s")
 
     def fail(self, failure: Failure, message: str) -> None:
         """Answer with a failure."""

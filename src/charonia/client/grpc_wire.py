@@ -280,6 +280,7 @@ class GrpcWire:
         call = GrpcCall(self, prepared, on_answer, keep_body)
         timeout_s = timeout_s or self.options.timeout_s
         if timeout_s:
+            call.timeout_s = timeout_s
             call.deadline_s = self.now_s() + timeout_s
             call.timer = self._call_later(timeout_s, call.expire)
         self._start(call)

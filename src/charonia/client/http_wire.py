@@ -36,6 +36,7 @@ class Exchange:
         "request",
         "send_end_ns",
         "sent_ns",
+        "timeout_s",
         "timer",
         "wire",
     )
@@ -48,6 +49,7 @@ class Exchange:
         self.keep_body = keep_body
         self.connection: HttpConnection | None = None
         self.timer: asyncio.TimerHandle | None = None
+        self.timeout_s = 0.0
         self.is_over = False
         self.send_end_ns = 0
         self.first_byte_ns = 0
@@ -62,8 +64,7 @@ class Exchange:
         """The time is over."""
         if not self.is_over:
             self._leave()
-            took_s = (_now_ns() - self.sent_ns) / 1e9
-            self.fail(Failure.TIMEOUT, f"{self.wire.endpoint} did not answer within {took_s:.3g} s")
+            self.fail(Failure.TIMEOUT, f"{self.wire.endpoint} did not answer within {self.timeout_s:g} s")
 
     def fail(self, failure: Failure, message: str) -> None:
         """Answer with a failure."""
@@ -286,6 +287,7 @@ class HttpWire:
         exchange = Exchange(self, prepared, on_answer, keep_body)
         timeout_s = timeout_s or self.options.timeout_s
         if timeout_s:
+            exchange.timeout_s = timeout_s
             exchange.timer = self._loop.call_later(timeout_s, exchange.expire)
         idle = self._idle
         if idle:
