@@ -13,6 +13,7 @@ from charonia.backends.pytorch import aoti, gpus
 from charonia.backends.pytorch.archive import FileKind
 from charonia.backends.pytorch.devices import CpuDevice, Device, GpuDevice
 from charonia.backends.pytorch.instance import PyTorchInstance
+from charonia.backends.pytorch.openmp import in_passing_thread
 from charonia.backends.pytorch.options import EAGER_RUNTIME, RunPlan, read_plan, unknown_parameters
 from charonia.backends.pytorch.program import Program
 from charonia.backends.pytorch.source import Source, find_source
@@ -61,20 +62,20 @@ class PyTorchModel:
             await asyncio.to_thread(gpus.check, placement.name, placement.device_id)
         device = _device(placement)
         if not self._plan.shares_weights:
-            program = await asyncio.to_thread(self._open, device, placement.name, 1)
+            program = await in_passing_thread(self._open, device, placement.name, 1)
         else:
             if device not in self._shared:
                 runners = self._sharing(placement)
-                opening = asyncio.to_thread(self._open, device, "", runners)
+                opening = in_passing_thread(self._open, device, "", runners)
                 self._shared[device] = asyncio.create_task(opening)
             program = await asyncio.shield(self._shared[device])
         if self._signature is None:
-            self._signature = asyncio.create_task(asyncio.to_thread(self._exported_signature))
+            self._signature = asyncio.create_task(in_passing_thread(self._exported_signature))
         signature = await asyncio.shield(self._signature)
         problems = check_signature(self._config, signature) if signature is not None else []
         if problems:
             raise_problems(self._config.name, problems)
-        return await asyncio.to_thread(self._make, placement, program, device)
+        return await in_passing_thread(self._make, placement, program, device)
 
     def memory(self) -> list[MemoryUsage]:
         """Return the size of the weights: of each instance, or of each device where instances share them."""
@@ -154,7 +155,7 @@ class PyTorchBackend:
             notes.append("instance_group: on the CPU, which the package was compiled for")
         if config.input and config.output:
             return Completion(config, tuple(notes))
-        found = await asyncio.to_thread(source.inspect, config, plan)
+        found = await in_passing_thread(source.inspect, config, plan)
         if found.signature is not None:
             size = settings.default_max_batch_size
             config, merged = merge_signature(
