@@ -271,8 +271,8 @@ class ModelOptions:
         yield from self.auto.problems(is_auto=self.control_mode is ControlMode.AUTO)
 
 
-BUSY_POLL_US = 500
-"""Default of `ServerOptions.busy_poll_us`."""
+BUSY_POLL_US = 1000
+"""Default of `ServerOptions.busy_poll_us`: well above a slow small request, so that slowness cannot keep itself up."""
 
 BUSY_POLL_US_MAX = 10_000
 
