@@ -21,7 +21,8 @@ INTERNAL = {
     "backends": {"core", "config", "stats", "protocol.tensors"},
     "engine": {"core", "config", "sched", "stats", "repository", "cache", "backends.api"},
     "tracing": {"core", "config.tracing"},
-    "frontends": {"core", "config", "protocol", "stats", "engine.api"},
+    # The driver of GPUs has one binding, which workers need without the package.
+    "frontends": {"core", "config", "protocol", "stats", "engine.api", "backends.python.worker.charonia_cuda"},
     "server": {"__version__", "core", "config", "stats", "repository", "cache", "backends", "engine"}
     | {"frontends", "tracing"},
     "embedding": {"core", "config.server", "frontends.inproc", "server"},

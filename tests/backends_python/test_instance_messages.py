@@ -255,7 +255,7 @@ def test_responses_of_batches_that_are_not_known_are_ignored_and_their_memory_gi
         ("done", 1, [(-1, [("OUT", "FP32", (9,), (0, False, 4))], {})], [], [], 1, 2),
         ("nonsense",),
         ("metrics", [("nonsense", 1)]),
-        ("call", 1, 1, "other", "", False, ("too few",), [], [], []),
+        ("call", 1, 1, "other", "", False, False, ("too few",), [], [], []),
     ],
 )
 def test_a_worker_that_sends_what_cannot_be_read_is_ended(message: tuple[object, ...]) -> None:
@@ -273,7 +273,7 @@ def test_a_model_that_is_not_initialized_may_call_no_other_and_change_none() -> 
         opening = asyncio.ensure_future(bench.instance.open())
         await asyncio.sleep(0)
         fields = ("", 0, 0, 0, 0, "{}", (), "")
-        bench.process.says("call", 5, 0, "other", "", False, fields, [], [], [])
+        bench.process.says("call", 5, 0, "other", "", False, False, fields, [], [], [])
         bench.process.says("control", 6, "load", "other", {})
         reply, answer = bench.process.sent[1:]
         assert reply[:2] == ("reply", 5)

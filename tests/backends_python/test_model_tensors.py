@@ -223,13 +223,14 @@ def test_a_tensor_of_a_gpu_crosses_a_thread_of_the_server_as_it_is() -> None:
     source = OfAGpu()
 
     taken = thread._taken(Tensor.from_dlpack("X", source))
-    shown = thread._shown(taken)
+    shown = thread._shown(taken, True)
 
     assert isinstance(taken, DeviceTensor)
     assert taken.content.native is source
     assert (taken.shape, taken.datatype) == ((2, 1), DataType.INT16)
     assert (shown.is_cpu(), shown.shape()) == (False, [2, 1])
     assert source.copies == 0
+    assert thread._shown(taken, False).is_cpu()
     assert taken.array.tolist() == [[5], [6]]
 
 

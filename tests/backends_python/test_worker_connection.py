@@ -81,7 +81,7 @@ def server() -> Iterator[Server]:
     server.pool.close()
     server.mappings.close()
     accounts = server.connection._accounts  # which end with the process elsewhere
-    accounts._pool.close()
+    accounts.pool.close()
     accounts.mappings.close()
     gc.collect()  # mapped memory keeps a descriptor each
 
@@ -209,10 +209,11 @@ def test_tensors_of_a_call_and_its_reply_arrive(server: Server, count: int) -> N
     made = call(Tensor("IN", ones(count, 3)))
     server.connection.begin(made)
     message = server.receive()
-    kind, number, batch, model, version, decoupled, fields, tensors, *lists = message.header
+    kind, number, batch, model, version, decoupled, on_gpu, fields, tensors, *lists = message.header
     data = np.frombuffer(message.find(tensors[0][3]), np.float32)
 
-    assert (kind, number, batch, model, version, decoupled) == ("call", made.number, 0, "other", "", False)
+    assert (kind, number, batch, model, version) == ("call", made.number, 0, "other", "")
+    assert (decoupled, on_gpu) == (False, False)
     assert (fields, lists) == (FIELDS, [[], []])
     assert data.tolist() == [3] * count
 
@@ -251,7 +252,7 @@ def test_memory_that_the_server_gives_back_is_used_again(server: Server) -> None
         made = call(Tensor("IN", ones(LARGE)))
         server.connection.begin(made)
         message = server.receive()
-        message.find(message.header[7][0][3])
+        message.find(message.header[8][0][3])
         numbers += message.regions
         server.reply(made.number, ones(1), released=tuple(message.regions))
         server.connection.wait(made.inbox)
@@ -363,7 +364,7 @@ class Shuffling(threading.Thread):
         return bool(self.server.waiting) or bool(select.select([self.server._in], [], [], 0)[0])
 
     def take(self, message: Incoming) -> None:
-        _, number, _, _, _, decoupled, _, ((*_, placed),), released, _ = message.header
+        _, number, _, _, _, decoupled, _, _, ((*_, placed),), released, _ = message.header
         value = float(np.frombuffer(message.find(placed), np.float32)[0])
         self.server.pool.release(released)
         self.server.send(("release", message.regions, []))

@@ -139,7 +139,7 @@ class Worker:
         """Answer calls, with twice the input, until a message of one of these kinds comes."""
         while (message := self.receive()).header[0] not in kinds:
             if message.header[0] == "call":
-                number, decoupled, tensors = message.header[1], message.header[5], message.header[7]
+                number, decoupled, tensors = message.header[1], message.header[5], message.header[8]
                 value = 2 * value_in(message, tensors)
                 for extra in range(2 if decoupled else 1):
                     outgoing = Outgoing(self.pool)

@@ -63,25 +63,32 @@ class DeviceTensor(Tensor):
         content: The elements.
     """
 
-    __slots__ = ("_host", "content")
+    __slots__ = ("_host", "_twin", "content")
 
     def __init__(self, name: str, datatype: DataType, content: DeviceContent) -> None:
         self.name = name
         self.datatype = datatype
         self.content = content
         self._host: Array | None = None
+        self._twin: DeviceTensor | None = None
 
     @property
     def array(self) -> Array:  # type: ignore[override] # a copy is read-only as a field
         """The elements, copied."""
         if self._host is None:
-            self._host = self.content.to_host()
+            self._host = self.content.to_host() if self._twin is None else self._twin.array
         return self._host
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the content."""
         return self.content.shape
+
+    def renamed(self, name: str) -> "DeviceTensor":
+        """Return the same elements under another name; both share a copy that is made."""
+        renamed = DeviceTensor(name, self.datatype, self.content)
+        renamed._twin = self
+        return renamed
 
     def __repr__(self) -> str:
         return f"DeviceTensor({self.name!r}, {self.datatype.wire}, {list(self.shape)})"

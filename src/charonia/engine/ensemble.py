@@ -25,7 +25,7 @@ from charonia.core.errors import Code, ServingError, internal, unavailable
 from charonia.core.names import name_of
 from charonia.core.request import SEQUENCE_END, SEQUENCE_START, InferRequest, ParameterValue
 from charonia.core.response import ExecutionRecord, InferResponse
-from charonia.core.tensor import Array, Tensor
+from charonia.core.tensor import Array, DeviceTensor, Tensor
 from charonia.engine.admission import Admission, with_request_id
 from charonia.engine.clock import now_ns
 from charonia.engine.meters import make_meter
@@ -196,8 +196,11 @@ class EnsembleCall:
             value = flow.read(branch, tensor)
             if value is None:
                 continue
-            array = value.array if fit is None else fit.apply(value.array)
-            inputs[name] = Tensor(name, value.datatype, array)
+            if type(value) is DeviceTensor and fit is None:
+                inputs[name] = value.renamed(name)
+            else:
+                array = value.array if fit is None else fit.apply(value.array)
+                inputs[name] = Tensor(name, value.datatype, array)
             if isinstance(value, _SequenceTensor):
                 step.sequence = value.sequence
         correlation_id, flags = step.sequence or (request.correlation_id, request.flags)
@@ -266,12 +269,15 @@ class EnsembleCall:
 
     def _response(self, branch: Branch[Tensor]) -> InferResponse:
         request, route = self.request, self._route
-        outputs = []
+        outputs: list[Tensor] = []
         for name, tensor, fit in route.outputs:
             value = self._flow.read(branch, tensor)
             if value is None:
                 raise internal(f"output '{name}' is not there")
-            outputs.append(Tensor(name, value.datatype, value.array if fit is None else fit.apply(value.array)))
+            if type(value) is DeviceTensor and fit is None:
+                outputs.append(value.renamed(name))
+            else:
+                outputs.append(Tensor(name, value.datatype, value.array if fit is None else fit.apply(value.array)))
         for index, wanted in enumerate(request.outputs):
             if wanted.classification:
                 labels = self._wiring.labels.get(wanted.name, ())

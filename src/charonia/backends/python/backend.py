@@ -25,6 +25,7 @@ from charonia.backends.python.reshape import reshaped
 from charonia.backends.python.services import Server
 from charonia.backends.python.thread import ThreadInstance
 from charonia.backends.python.worker.charonia_channel import Incoming
+from charonia.backends.python.worker.charonia_cuda import is_usable
 from charonia.config.json_form import from_json, to_json
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig
@@ -45,6 +46,9 @@ EXECUTE_SECONDS = "EXECUTE_TIMEOUT_SECONDS"
 
 COMPLETE_S_MAX = 120.0
 """Time that `auto_complete_config` has."""
+
+CPU_INPUTS = "FORCE_CPU_ONLY_INPUT_TENSORS"
+"""Model parameter: whether inputs that are in the memory of a GPU are copied to that of the CPU."""
 
 MODE = "EXECUTION_MODE"
 """Model parameter: where instances run."""
@@ -122,6 +126,7 @@ class PythonBackend:
         server = Server(CallFrame(config.name, str(files.version)), settings.models, metrics, settings.busy_poll)
         if environment is None:
             return ThreadedPythonModel(files, config, path, server)
+        await asyncio.to_thread(is_usable)  # starting the driver takes a while; it is asked once
         return PythonModel(files, config, path, environment, server)
 
     async def aclose(self) -> None:
@@ -153,6 +158,7 @@ class PythonModel:
         self._environment = environment
         self._start_s_max = _seconds(config, START_SECONDS, START_S_DEFAULT)
         self._execute_s_max = _seconds(config, EXECUTE_SECONDS, 0.0)
+        self._takes_gpu = _takes_gpu(config)
         self._instances: list[PythonInstance] = []
 
     async def create_instance(self, placement: Placement) -> AsyncInstance:
@@ -164,6 +170,7 @@ class PythonModel:
                 environment=self._environment,
                 threads=placement.threads,
                 cores=placement.cores,
+                takes_gpu=self._takes_gpu,
                 on_message=message,
                 on_end=end,
             )
@@ -175,7 +182,7 @@ class PythonModel:
                 "initialize",
                 *_what_to_load(self._files, self._config, self._path, placement),
                 placement.name,
-                {"decoupled": self._config.is_decoupled},
+                {"decoupled": self._config.is_decoupled, "gpu": is_usable()},
             ),
             output_names=tuple(o.name for o in self._config.output),
             start_s_max=self._start_s_max,
@@ -213,6 +220,7 @@ class ThreadedPythonModel:
         self._path = path
         self._server = server
         self._start_s_max = _seconds(config, START_SECONDS, START_S_DEFAULT)
+        self._takes_gpu = _takes_gpu(config)
         self._instances: list[ThreadInstance] = []
 
     async def create_instance(self, placement: Placement) -> AsyncInstance:
@@ -225,6 +233,7 @@ class ThreadedPythonModel:
             server=self._server,
             is_decoupled=self._config.is_decoupled,
             cores=placement.cores,
+            takes_gpu=self._takes_gpu,
         )
         await instance.open()
         self._instances.append(instance)
@@ -288,6 +297,14 @@ async def _environment(
             hint=f"install them where the server runs and remove the file, or set {MODE} to {PROCESS}",
         )
     return None
+
+
+def _takes_gpu(config: ModelConfig) -> bool:
+    """Return whether inputs stay in the memory of a GPU."""
+    text = config.parameters.get(CPU_INPUTS, "yes")
+    if text not in ("yes", "no"):
+        raise invalid(f"model '{config.name}': parameter {CPU_INPUTS}: expected yes or no, got '{text}'")
+    return text == "no"
 
 
 def _seconds(config: ModelConfig, key: str, default: float) -> float:

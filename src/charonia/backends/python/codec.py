@@ -3,19 +3,20 @@
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import orjson
 
 from charonia.backends.api import Outputs, Rescheduled, Result
-from charonia.backends.python.worker.charonia_channel import Incoming, Outgoing
+from charonia.backends.python import lending
+from charonia.backends.python.worker.charonia_channel import PLACE_LENGTH, Incoming, Outgoing
 from charonia.backends.python.worker.charonia_errors import RESCHEDULED
 from charonia.core.calls import Outcome
 from charonia.core.dtypes import BY_WIRE, DataType
 from charonia.core.errors import Code, ServingError
 from charonia.core.request import InferRequest, RequestedOutput
-from charonia.core.tensor import Array, Tensor
+from charonia.core.tensor import Array, DeviceTensor, Tensor
 from charonia.protocol.tensors import decode_tensor, encode_elements
 
 _CODES = (
@@ -34,6 +35,18 @@ NO_TRACE = ""
 """Trace context of a request that is not traced."""
 
 
+class Borrower(Protocol):
+    """Gives back to a worker what it has lent. Both may be called from any thread."""
+
+    def release(self, region: int) -> None:
+        """The last array in a region is gone."""
+        ...
+
+    def give_back(self, loan: int) -> None:
+        """Nobody looks at a tensor of a GPU any more."""
+        ...
+
+
 def encode_requests(
     requests: Sequence[InferRequest], output_names: tuple[str, ...], outgoing: Outgoing
 ) -> list[tuple[object, ...]]:
@@ -46,7 +59,7 @@ def encode_requests(
     """
     encoded: list[tuple[object, ...]] = []
     for request in requests:
-        tensors = _placed(request.inputs.values(), outgoing)
+        tensors = _placed(request.inputs.values(), outgoing, outgoing.pool.lends_gpu)
         fields = request_fields(request, output_names)
         encoded.append((fields, tensors))
     return encoded
@@ -75,9 +88,10 @@ def request_fields(request: InferRequest, output_names: tuple[str, ...]) -> tupl
 def decode_request(
     model: tuple[str, str],
     fields: tuple[Any, ...],
-    tensors: Sequence[tuple[Any, ...]],
+    tensors: Iterable[tuple[Any, ...]],
     message: Incoming,
-    release: Callable[[int], None],
+    borrower: Borrower,
+    kind: type[InferRequest] = InferRequest,
 ) -> InferRequest:
     """Return a request that the worker makes of another model.
 
@@ -86,13 +100,14 @@ def decode_request(
         fields: The request but for its tensors, as in `request_fields`.
         tensors: Its inputs as the worker described them.
         message: The message that holds them.
-        release: As for `decode_results`.
+        borrower: As for `decode_results`.
+        kind: Where it wants its outputs.
 
     Raises:
         ChannelError: The message does not hold what its header says.
         ServingError: A tensor is not what its header says.
     """
-    return made_request(model, fields, _found(tensors, message, release))
+    return made_request(model, fields, _found(tensors, message, borrower), kind)
 
 
 def made_request(
@@ -118,14 +133,14 @@ def made_request(
 
 
 def decode_results(
-    results: Sequence[tuple[Any, ...] | None], message: Incoming, release: Callable[[int], None]
+    results: Sequence[tuple[Any, ...] | None], message: Incoming, borrower: Borrower
 ) -> list[Result | None]:
     """Return the results of a batch; None stays None.
 
     Args:
         results: They as the worker sent them.
         message: The message that holds their tensors.
-        release: Called with the id of a region when the last array in it is gone.
+        borrower: Told what is not needed any more.
 
     Raises:
         ChannelError: The message does not hold what its header says.
@@ -140,17 +155,23 @@ def decode_results(
         if code >= 0:
             decoded.append(decode_error(code, result[1]))
             continue
-        decoded.append(Outputs(_found(result[1], message, release), result[2] or None))
+        decoded.append(Outputs(_found(result[1], message, borrower), result[2] or None))
     return decoded
 
 
-def encode_outcome(outcome: Outcome, outgoing: Outgoing) -> tuple[object, ...] | None:
-    """Return the outcome of a request that the worker made; its tensors are placed in `outgoing`."""
+def encode_outcome(outcome: Outcome, outgoing: Outgoing, on_gpu: bool = False) -> tuple[object, ...] | None:
+    """Return the outcome of a request that the worker made; its tensors are placed in `outgoing`.
+
+    Args:
+        outcome: The outcome.
+        outgoing: The message.
+        on_gpu: Whether tensors may stay in the memory of a GPU.
+    """
     if outcome is None:
         return None
     if isinstance(outcome, ServingError):
         return encode_error(outcome)
-    return (-1, _placed(outcome.outputs, outgoing), outcome.parameters)
+    return (-1, _placed(outcome.outputs, outgoing, on_gpu), outcome.parameters)
 
 
 def decode_error(code: int, text: object) -> ServingError:
@@ -165,18 +186,36 @@ def encode_error(error: ServingError) -> tuple[int, str]:
     return (_CODES.index(error.code), str(error))
 
 
-def _placed(tensors: Iterable[Tensor], outgoing: Outgoing) -> list[tuple[object, ...]]:
+def _placed(tensors: Iterable[Tensor], outgoing: Outgoing, on_gpu: bool) -> list[tuple[object, ...]]:
     return [
-        (tensor.name, tensor.datatype.wire, tensor.array.shape, outgoing.place(_bytes_of(tensor))) for tensor in tensors
+        (tensor.name, tensor.datatype.wire, tensor.array.shape, outgoing.place(_bytes_of(tensor)))
+        if type(tensor) is not DeviceTensor
+        else _placed_on_device(tensor, outgoing, on_gpu)
+        for tensor in tensors
     ]
 
 
-def _found(tensors: Iterable[tuple[Any, ...]], message: Incoming, release: Callable[[int], None]) -> list[Tensor]:
-    found = []
+def _placed_on_device(tensor: DeviceTensor, outgoing: Outgoing, on_gpu: bool) -> tuple[object, ...]:
+    """Place a tensor that may be gone: only those fail that need it, so why stands where its place would be."""
+    name, wire = tensor.name, tensor.datatype.wire
+    try:
+        lent = lending.lend(tensor, outgoing) if on_gpu else None
+        if lent is not None:
+            return (name, wire, tensor.shape, lent)
+        return (name, wire, tensor.array.shape, outgoing.place(_bytes_of(tensor)))
+    except ServingError as error:
+        return (name, wire, (), encode_error(error))
+
+
+def _found(tensors: Iterable[tuple[Any, ...]], message: Incoming, borrower: Borrower) -> list[Tensor]:
+    found: list[Tensor] = []
     for name, datatype, shape, place in tensors:
+        if len(place) != PLACE_LENGTH:
+            found.append(lending.borrowed((name, datatype, shape, place), message, borrower.give_back))
+            continue
         tensor = decode_tensor(name, BY_WIRE[datatype], shape, message.find(place))
         if place[0] > 0:  # one of ours looks after itself
-            tensor.array = _leased(tensor.array, partial(release, place[0]))
+            tensor.array = _leased(tensor.array, partial(borrower.release, place[0]))
         found.append(tensor)
     return found
 

@@ -326,7 +326,7 @@ class PythonInstance:
         line = self._line
         if not line or number != line[0].number:
             return
-        decoded = decode_results(results, message, link.release)
+        decoded = decode_results(results, message, link)
         link.given_back(regions, dropped)
         batch = line.popleft()
         if line is self._batches:
@@ -350,7 +350,7 @@ class PythonInstance:
 
     def _response(self, message: Incoming, link: WorkerLink) -> None:
         _, number, index, result, final, released, dropped = message.header
-        (decoded,) = decode_results([result], message, link.release)
+        (decoded,) = decode_results([result], message, link)
         link.given_back(released, dropped)
         batch = self._left_open.get(number) or next((b for b in self._line if number and b.number == number), None)
         if batch is not None:

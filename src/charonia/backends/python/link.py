@@ -43,6 +43,18 @@ class WorkerLink:
         """Nobody here looks at a region of the worker any more. Callable from any thread."""
         self._released.append(region)
 
+    def give_back(self, loan: int) -> None:
+        """Nobody here looks at a tensor of a GPU any more that the worker has lent. Callable from any thread.
+
+        It is told soon, not with the next message: the memory of a GPU is dear, and the worker may be idle for long.
+        """
+        self._released.append(loan)
+        self.process.soon(self._give_back)
+
+    def _give_back(self) -> None:
+        if self.is_open and self._released:
+            self.send(("release",))
+
     def given_back(self, released: list[int], dropped: list[int]) -> None:
         """Take in what came with a message: regions of ours that are free again, and regions that the worker gave up.
 

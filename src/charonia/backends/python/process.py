@@ -71,6 +71,7 @@ class WorkerProcess:
         environment: Interpreter to run.
         threads: Threads that numeric libraries in it may use, unless the environment says otherwise.
         cores: Cores that it and what it starts run on, empty for any.
+        takes_gpu: Whether it gets tensors of GPUs as they are.
         on_message: Called with each message but log lines.
         on_end: Called once with the reason when the process has ended or was given up.
     """
@@ -82,11 +83,13 @@ class WorkerProcess:
         environment: Environment = SERVER_ENVIRONMENT,
         threads: int = 1,
         cores: Sequence[int] = (),
+        takes_gpu: bool = False,
         on_message: Callable[[Incoming], None],
         on_end: Callable[[str], None],
     ) -> None:
         self.name = name
         self.pool = RegionPool(lends=True)
+        self.pool.lends_gpu = takes_gpu
         self._on_message = on_message
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
@@ -168,6 +171,11 @@ class WorkerProcess:
         self._unsent += buffers
         # A descriptor may arrive before its message, never after it.
         self._unsent_fds += outgoing.fds
+
+    def soon(self, action: Callable[[], None]) -> None:
+        """Have something done on the event loop's thread. Callable from any thread, also when there is no loop left."""
+        with contextlib.suppress(RuntimeError):  # it is closed, and the worker ends with it
+            self._loop.call_soon_threadsafe(action)
 
     def drop(self, regions: list[int]) -> None:
         """Unmap regions that the worker has given up."""

@@ -12,7 +12,7 @@ from charonia.config.model import ModelConfig
 from charonia.core.caller import CallFrame
 from charonia.core.errors import ServingError
 from charonia.core.request import InferRequest
-from charonia.core.tensor import Array, Tensor
+from charonia.core.tensor import Tensor
 
 
 def reshaped(instance: AsyncInstance, config: ModelConfig) -> AsyncInstance:
@@ -57,7 +57,7 @@ class ReshapedInstance:
             tensors = []
             for tensor in result.tensors:
                 plan = self._outputs.get(tensor.name)
-                if plan is not None and not self._is_as_configured(plan, tensor.array):
+                if plan is not None and not self._is_as_configured(plan, tensor.shape):
                     try:
                         array = plan.reshape(tensor.array, self._is_batched)
                     except ServingError as error:
@@ -67,8 +67,8 @@ class ReshapedInstance:
             result.tensors = tensors
         return result
 
-    def _is_as_configured(self, plan: TensorPlan, array: Array) -> bool:
-        shape, dims = array.shape[1 if self._is_batched else 0 :], plan.target or ()
+    def _is_as_configured(self, plan: TensorPlan, shape: tuple[int, ...]) -> bool:
+        shape, dims = shape[1 if self._is_batched else 0 :], plan.target or ()
         return len(shape) == len(dims) and all(dim in (-1, size) for dim, size in zip(dims, shape, strict=True))
 
     def _twin(self, request: InferRequest) -> InferRequest:

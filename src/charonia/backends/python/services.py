@@ -16,6 +16,7 @@ from charonia.backends.python.worker.charonia_regions import ChannelError
 from charonia.core.caller import CallFrame
 from charonia.core.calls import Outcome
 from charonia.core.errors import Code, ServingError, internal, unavailable, unsupported
+from charonia.core.request import DeviceRequest, InferRequest
 from charonia.stats.custom import CustomMetrics, MetricHolder
 
 _log = logging.getLogger(__name__)
@@ -200,15 +201,16 @@ class WorkerServices(ModelServices):
                 raise ChannelError(f"there is no message of kind {kind!r}")
 
     def _call(self, message: Incoming, link: WorkerLink, is_ready: bool) -> None:
-        _, call, batch, model, version, allows_decoupled, fields, tensors, released, dropped = message.header
-        request = decode_request((model, version), fields, tensors, message, link.release)
+        _, call, batch, model, version, allows_decoupled, on_gpu, fields, tensors, released, dropped = message.header
+        kind = DeviceRequest if on_gpu else InferRequest
+        request = decode_request((model, version), fields, tensors, message, link, kind)
         link.given_back(released, dropped)
 
         def reply(outcome: Outcome, final: bool) -> None:
             if not final and link.process.unsent > REPLIES_UNSENT_MAX:
                 self.calls.fail(call, unavailable(f"the responses of model '{model}' were not read fast enough"))
             else:
-                _send_outcome(link, call, outcome, final)
+                _send_outcome(link, call, outcome, final, on_gpu=bool(on_gpu))
 
         if not is_ready:
             reply(unavailable("BLS is only supported during the 'execute' function."), True)
@@ -217,12 +219,12 @@ class WorkerServices(ModelServices):
         self.calls.start(call, request, reply, work=work, trace=str(fields[7]), allows_decoupled=bool(allows_decoupled))
 
 
-def _send_outcome(link: WorkerLink, call: int, outcome: Outcome, final: bool) -> None:
+def _send_outcome(link: WorkerLink, call: int, outcome: Outcome, final: bool, *, on_gpu: bool) -> None:
     if not link.is_open:
         return
     outgoing = link.outgoing()
     try:
-        link.send(("reply", call, encode_outcome(outcome, outgoing), final), outgoing)
+        link.send(("reply", call, encode_outcome(outcome, outgoing, on_gpu), final), outgoing)
     except (ChannelError, OSError, TypeError, ValueError) as error:
         outgoing.withdraw()
         failure = internal(f"the response of the model cannot be handed to its caller: {error}")

@@ -24,6 +24,7 @@ from charonia.backends.python.model_log import log_of_model
 from charonia.backends.python.readiness import Readiness
 from charonia.backends.python.services import ModelServices, Server
 from charonia.backends.python.worker.charonia_errors import TritonError, TritonModelException, describe
+from charonia.backends.python.worker.charonia_gpu import finish
 from charonia.backends.python.worker.charonia_host import Batch, Call, Inbox
 from charonia.backends.python.worker.charonia_responses import InferenceResponse
 from charonia.backends.python.worker.charonia_runner import ModelRunner
@@ -79,6 +80,7 @@ class ThreadInstance:
         server: What the model may use of the server.
         is_decoupled: Whether a request may have any number of responses.
         cores: Cores that it runs on, empty for any.
+        takes_gpu: Whether it gets tensors of GPUs as they are.
     """
 
     def __init__(
@@ -91,9 +93,11 @@ class ThreadInstance:
         server: Server,
         is_decoupled: bool = False,
         cores: Sequence[int] = (),
+        takes_gpu: bool = False,
     ) -> None:
         self.name = name
         self._cores = cores
+        self._takes_gpu = takes_gpu
         self._load = load
         self._output_names = output_names
         self._start_s_max = start_s_max
@@ -195,7 +199,7 @@ class ThreadInstance:
             if overrun:
                 calls.fail(call.number, unavailable(overrun))
             else:
-                call.inbox.put((_response_of(outcome), final))
+                call.inbox.put((_response_of(outcome, call.on_gpu), final))
 
         trace = str(call.fields[7])
         calls.start(call.number, request, reply, work=work, trace=trace, allows_decoupled=call.decoupled)
@@ -287,8 +291,8 @@ class ThreadInstance:
         results: list[Result | None]
         try:
             sent = [
-                (request_fields(request, self._output_names), [_shown(t) for t in request.inputs.values()])
-                for request in handed.requests
+                (request_fields(request, self._output_names), self._inputs(handed.batch, index, request))
+                for index, request in enumerate(handed.requests)
             ]
             given, output_start = self._runner.execute(handed.batch, sent)
             results = [result_of(result, self.name) for result in given]
@@ -297,6 +301,15 @@ class ThreadInstance:
             text = f"Failed to process the request(s) for model '{self.name}', message: {describe(error)}"
             results = [internal(text)] * len(handed.requests)
         self.tell(self._done, handed, results, input_end, output_start)
+
+    def _inputs(self, batch: Batch, index: int, request: InferRequest) -> list[ModelTensor]:
+        """Return the inputs of a request; one that cannot be had refuses the request."""
+        try:
+            return [_shown(tensor, self._takes_gpu) for tensor in request.inputs.values()]
+        except ServingError as error:
+            batch.refused = batch.refused or {}
+            batch.refused[index] = encode_error(error)
+            return []
 
     def _say_whether_ready(self, number: int) -> None:
         try:
@@ -385,14 +398,18 @@ def result_of(result: tuple[Any, ...] | None, name: str) -> Result | None:
         return internal(f"a response of model '{name}' cannot be sent: {error}")
 
 
-def _response_of(outcome: Outcome) -> InferenceResponse | None:
-    """Return the outcome of a call as the model reads it."""
+def _response_of(outcome: Outcome, on_gpu: bool) -> InferenceResponse | None:
+    """Return the outcome of a call as the model reads it; `on_gpu`: tensors may stay in the memory of a GPU."""
     if outcome is None:
         return None
-    if isinstance(outcome, ServingError):
-        code, text = encode_error(outcome)
+    try:
+        if isinstance(outcome, ServingError):
+            raise outcome
+        outputs = [_shown(tensor, on_gpu) for tensor in outcome.outputs]
+    except ServingError as error:
+        code, text = encode_error(error)
         return InferenceResponse(error=TritonError(text, code))
-    response = InferenceResponse([_shown(tensor) for tensor in outcome.outputs])
+    response = InferenceResponse(outputs)
     response._parameters = outcome.parameters or {}  # type: ignore[assignment] # as a worker gets them
     return response
 
@@ -413,6 +430,7 @@ class _Produced:
     """What a model has in the memory of a GPU, for the server."""
 
     def __init__(self, tensor: GpuTensor) -> None:
+        finish(tensor._source)  # in the model's thread: whoever takes it looks at it from another one
         self._tensor = tensor
 
     @property
@@ -427,9 +445,9 @@ class _Produced:
         return self._tensor._array
 
 
-def _shown(tensor: Tensor) -> ModelTensor:
+def _shown(tensor: Tensor, on_gpu: bool) -> ModelTensor:
     """Return a tensor of the server for the model, which others may look at too and nobody may write to."""
-    if isinstance(tensor, DeviceTensor):
+    if on_gpu and isinstance(tensor, DeviceTensor):
         return GpuTensor(tensor.name, tensor.datatype.wire, tensor.content.native)
     array = tensor.array.view()
     array.flags.writeable = False

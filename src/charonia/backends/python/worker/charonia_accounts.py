@@ -38,13 +38,14 @@ class RegionAccounts:
 
     Attributes:
         mappings: The server's regions.
+        pool: This end's. Belongs to those who send, but for a look at what was lent.
         released: Those that nobody here looks at any more, to be given back; appended to by any thread.
     """
 
     def __init__(self) -> None:
         self.mappings = _HeldRegions()
         self.released: list[int] = []
-        self._pool = RegionPool(self.mappings)
+        self.pool = RegionPool(self.mappings)
         self._returned: deque[Sequence[int]] = deque()  # regions of ours that the server no longer looks at
         self._dropped: list[int] = []  # of these, those that were given up
 
@@ -70,8 +71,8 @@ class RegionAccounts:
     def compose(self) -> channel.Outgoing:
         """Return an empty message; what the server has given back can be used for it."""
         while self._returned:
-            self._dropped += self._pool.release(self._returned.popleft())
-        return channel.Outgoing(self._pool)
+            self._dropped += self.pool.release(self._returned.popleft())
+        return channel.Outgoing(self.pool)
 
     def take(self) -> tuple[list[int], list[int]]:
         """Return what is to be told with a message: regions of the server to give back, and ours that were given up."""

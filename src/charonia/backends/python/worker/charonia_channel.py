@@ -9,7 +9,7 @@ unlike pickle, cannot name code. The rest is tensor bytes, one after the other; 
 each tensor begins at a multiple of `ALIGNMENT`. A tensor of more than `INLINE_BYTES_MAX` lies in a region instead: a
 memfd that its sender owns, whose descriptor goes along with the first message that uses it. The receiver maps it and
 keeps the mapping; the sender writes to it again only after the receiver has released it. Nothing has a name in any file
-system, so nothing can be left behind.
+system, so nothing can be left behind. A tensor in the memory of a GPU is lent: see `charonia_gpu`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ from array import array
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING or __package__:
-    from charonia.backends.python.worker.charonia_regions import ChannelError, Mappings, Region, RegionPool
+    from charonia.backends.python.worker import charonia_gpu
+    from charonia.backends.python.worker.charonia_regions import ChannelError, Lent, Mappings, Region, RegionPool
 else:  # a sibling of the worker's script; the package is not there
-    from charonia_regions import ChannelError, Mappings, Region, RegionPool
+    import charonia_gpu
+    from charonia_regions import ChannelError, Lent, Mappings, Region, RegionPool
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -36,6 +38,9 @@ if TYPE_CHECKING:
     Place = tuple[int, int, int]
     """Where a tensor's bytes are: id of the region, 0 for inline, negative for one of the receiver's own; how it is
     announced, 0 where it is known already; size in bytes."""
+
+PLACE_LENGTH = 3
+"""Length of the place of a tensor that is bytes; `charonia_gpu` has that of others."""
 
 INLINE_BYTES_MAX = 64 * 1024
 """Larger tensors go through shared memory: below, a copy through the socket is cheaper than a page fault."""
@@ -69,10 +74,10 @@ _received = memoryview(bytearray(256 * 1024))
 class Outgoing:
     """A message in the making: places tensors inline or in regions."""
 
-    __slots__ = ("_announced", "_pool", "_regions", "fds", "parts", "size")
+    __slots__ = ("_announced", "_regions", "fds", "parts", "pool", "size")
 
     def __init__(self, pool: RegionPool) -> None:
-        self._pool = pool
+        self.pool = pool
         self.parts: list[Data] = []
         self.size = 0
         self.fds: list[int] = []
@@ -84,18 +89,18 @@ class Outgoing:
         size = len(data)
         if size <= INLINE_BYTES_MAX:
             return self._place_inline(data)
-        theirs = self._pool.theirs(data)
+        theirs = self.pool.theirs(data)
         if theirs:
             return (-theirs, KNOWN, size)
         if len(self.fds) >= FDS_MAX:
             return self._place_inline(data)
         try:
-            loan = self._pool.lend(data)
+            loan = self.pool.lend(data)
             if loan is not None:
                 self._regions.append(loan.id)
                 self.fds.append(loan.fd)
                 return (loan.id, LENT, size)
-            region = self._pool.take(size)
+            region = self.pool.take(size)
         except OSError:  # no descriptor or no memory is left for it
             return self._place_inline(data)
         region.memory[:size] = data
@@ -106,6 +111,28 @@ class Outgoing:
         self._announced.append(region)
         self.fds.append(region.fd)
         return (region.id, OWNED, size)
+
+    def lend(
+        self, source: Any, datatype: str, content: object = None, *, is_done: bool = False
+    ) -> charonia_gpu.Place | None:
+        """Lend a tensor of a GPU; return where the other end finds it, None where it must be copied.
+
+        Args:
+            source: Offers `__dlpack__`.
+            datatype: Its datatype as the protocol writes it.
+            content: What this end gets when the other end sends it back, None for `source`.
+            is_done: Whether the GPU is known to be done with it.
+        """
+        if isinstance(source, charonia_gpu.GpuArray) and source.borrowed.lender is self.pool:
+            return (-source.borrowed.loan, source.borrowed.size, b"", b"", 0)
+        exported = charonia_gpu.export(source, datatype, is_done=is_done)
+        if exported is None:
+            return None
+        loan = self.pool.lend_gpu(Lent(source if content is None else content, datatype, exported.shape, exported))
+        if not loan:
+            return None
+        self._regions.append(loan)
+        return (loan, exported.size, *exported.spot)
 
     def _place_inline(self, data: Data) -> Place:
         padding = -self.size % ALIGNMENT
@@ -119,7 +146,7 @@ class Outgoing:
         """Give back the regions of a message that is not sent."""
         for region in self._announced:
             region.is_announced = False
-        self._pool.release(self._regions)
+        self.pool.release(self._regions)
 
     def frame(self, header: tuple[object, ...]) -> list[Data]:
         """Return the buffers of the whole message.
@@ -138,9 +165,15 @@ class Outgoing:
 
 
 class Incoming:
-    """A received message: finds the tensors of its header."""
+    """A received message: finds the tensors of its header.
 
-    __slots__ = ("_fds", "_mappings", "_ours", "_position", "_rest", "header", "regions")
+    Attributes:
+        header: Its kind and content.
+        ours: This end's regions, where the other end may name them.
+        regions: Regions of the other end that were found.
+    """
+
+    __slots__ = ("_fds", "_mappings", "_position", "_rest", "header", "ours", "regions")
 
     def __init__(
         self,
@@ -151,7 +184,7 @@ class Incoming:
         ours: RegionPool | None = None,
     ) -> None:
         self.header = header
-        self._ours = ours
+        self.ours = ours
         self.regions: list[int] = []
         self._fds = fds
         self._rest = rest
@@ -172,9 +205,9 @@ class Incoming:
                 raise ChannelError("the message ends within a tensor")
             return self._rest[start:end]
         if region_id < 0:
-            if self._ours is None:
+            if self.ours is None:
                 raise ChannelError(f"region {-region_id} is named as one of this end's, which has none to name")
-            return self._ours.hold(-region_id, size)
+            return self.ours.hold(-region_id, size)
         if announced:
             if not self._fds:
                 raise ChannelError(f"the descriptor of region {region_id} is missing")
@@ -184,7 +217,7 @@ class Incoming:
 
 
 def _checked(place: object) -> Place:
-    if not (isinstance(place, tuple) and len(place) == 3):
+    if not (isinstance(place, tuple) and len(place) == PLACE_LENGTH):
         raise ChannelError(f"the place of a tensor is malformed: {place!r}")
     region_id, announced, size = place
     if type(region_id) is not int or type(size) is not int or size < 0 or announced not in (KNOWN, OWNED, LENT):

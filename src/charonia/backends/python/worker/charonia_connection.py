@@ -16,6 +16,7 @@ import threading
 import time
 import weakref
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING or __package__:
@@ -24,20 +25,22 @@ if TYPE_CHECKING or __package__:
     from charonia.backends.python.worker.charonia_accounts import RegionAccounts
     from charonia.backends.python.worker.charonia_errors import TritonError, TritonModelException
     from charonia.backends.python.worker.charonia_host import Batch, Inbox
+    from charonia.backends.python.worker.charonia_loans import GpuLoans, Refused
     from charonia.backends.python.worker.charonia_reading import SharedReading
     from charonia.backends.python.worker.charonia_regions import ChannelError
     from charonia.backends.python.worker.charonia_responses import InferenceResponse
-    from charonia.backends.python.worker.charonia_tensor import received
+    from charonia.backends.python.worker.charonia_tensor import GpuTensor, received
 else:  # siblings of the worker's script; the package is not there
     import charonia_channel as channel
     import charonia_datatypes as datatypes
     from charonia_accounts import RegionAccounts
     from charonia_errors import TritonError, TritonModelException
     from charonia_host import Batch, Inbox
+    from charonia_loans import GpuLoans, Refused
     from charonia_reading import SharedReading
     from charonia_regions import ChannelError
     from charonia_responses import InferenceResponse
-    from charonia_tensor import received
+    from charonia_tensor import GpuTensor, received
 
 if TYPE_CHECKING:
     import asyncio
@@ -85,6 +88,7 @@ class Connection:
         self._is_child = False
         self._is_over = False
         self._accounts = RegionAccounts()
+        self._loans = GpuLoans(self._accounts, partial(self.later, self._settle))
         self._receiver = channel.Receiver(self._accounts.mappings)
         self._reading = SharedReading(self._read)
         self._loops: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
@@ -168,6 +172,8 @@ class Connection:
                 answer.put(value)
         elif kind == "release":
             self._accounts.given_back(*message.header[1:])
+            if self._accounts.pool.lends_gpu:  # an idle model keeps no memory of a GPU for nobody
+                self.later(self._settle)
         else:
             self.tasks.put(message.header)
 
@@ -176,12 +182,21 @@ class Connection:
         self._accounts.given_back(released, dropped)
         find, array_of = message.find, datatypes.array_of
         requests: list[tuple[Fields, list[Tensor]]] = []
+        refused: dict[int, tuple[int, str]] | None = None
         for fields, places in sent:
-            inputs = []
+            inputs: list[Tensor] = []
             for name, datatype, shape, place in places:
-                inputs.append(received(name, datatype, array_of(datatype, shape, find(place))))
+                if len(place) == channel.PLACE_LENGTH:
+                    inputs.append(received(name, datatype, array_of(datatype, shape, find(place))))
+                    continue
+                try:
+                    inputs.append(self._loans.take(self.name, (name, datatype, shape, place)))
+                except Refused as reason:
+                    refused = refused or {}
+                    refused[len(requests)] = reason.failure
             requests.append((fields, inputs))
         batch = Batch(number, len(requests))
+        batch.refused = refused
         if message.regions:
             batch.regions = message.regions
             self._accounts.hold(message.regions)
@@ -205,8 +220,14 @@ class Connection:
     def _response(self, message: channel.Incoming, result: Any) -> InferenceResponse:
         if result[0] >= 0:
             return _failed(result)
-        outputs = []
+        outputs: list[Tensor] = []
         for name, datatype, shape, place in result[1]:
+            if len(place) != channel.PLACE_LENGTH:
+                try:
+                    outputs.append(self._loans.take(self.name, (name, datatype, shape, place)))
+                except Refused as reason:
+                    return _failed(reason.failure)
+                continue
             data = message.find(place)
             if place[0]:
                 data = self._accounts.leased(data, place[0])
@@ -217,6 +238,17 @@ class Connection:
         return response
 
     # Sending
+
+    def lend(self) -> None:
+        """Lend tensors of GPUs to the server, which can open them, from now on; before, they are copied."""
+        self._accounts.pool.lends_gpu = True
+
+    def _settle(self) -> None:
+        """Let go of what the server has given back, and give back what nobody here needs, without another message."""
+        with self._send_lock:
+            outgoing = self._accounts.compose()
+            if self._accounts.released:
+                self._send(("release", *self._accounts.take()), outgoing)
 
     def start(self, header: tuple[object, ...]) -> None:
         """Send a message without tensors."""
@@ -263,7 +295,7 @@ class Connection:
         except BaseException:
             outgoing.withdraw()
             raise
-        target = (call.batch, call.model_name, call.model_version, call.decoupled)
+        target = (call.batch, call.model_name, call.model_version, call.decoupled, call.on_gpu)
         released, dropped = self._accounts.take()
         self._send(("call", call.number, *target, call.fields, tensors, released, dropped), outgoing)
 
@@ -382,6 +414,10 @@ def _encode(result: Any, outgoing: channel.Outgoing) -> tuple[object, ...]:
 
 
 def _encode_tensor(tensor: Tensor, outgoing: channel.Outgoing) -> tuple[object, ...]:
+    if type(tensor) is GpuTensor and outgoing.pool.lends_gpu:
+        lent = outgoing.lend(tensor._source, tensor._datatype)
+        if lent is not None:
+            return (tensor._name, tensor._datatype, tuple(tensor.shape()), lent)
     array, datatype = tensor._array, tensor._datatype
     return (tensor._name, datatype, array.shape, outgoing.place(datatypes.bytes_of(datatype, array)))
 

@@ -193,16 +193,19 @@ class Batch:
         cancelled: Indices of the requests whose callers have gone; filled by the host.
         rescheduled: Indices of the requests that the model wants to be given again.
         unanswered: Requests without a final answer; kept by the host.
+        refused: Failures by index of requests that the model does not get, because an input cannot be had; None for
+            none.
         regions: Shared memory that the inputs lie in; the host's own affair.
     """
 
-    __slots__ = ("cancelled", "number", "regions", "rescheduled", "unanswered")
+    __slots__ = ("cancelled", "number", "refused", "regions", "rescheduled", "unanswered")
 
     def __init__(self, number: int, size: int) -> None:
         self.number = number
         self.cancelled: set[int] = set()
         self.rescheduled: set[int] = set()
         self.unanswered = size
+        self.refused: dict[int, Failure] | None = None
         self.regions: list[int] = []
 
 

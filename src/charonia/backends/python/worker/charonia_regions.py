@@ -13,7 +13,7 @@ import os
 import tempfile
 import weakref
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 POOL_BYTES_MAX = 256 * 1024 * 1024
 """Most bytes of idle regions that a sender keeps for reuse."""
+
+GPU_LOANS_MAX = 1024
+"""Tensors of a GPU that one end of a channel has lent to the other and not got back; more are copied by the CPU."""
 
 _REGION_BYTES_MIN = 128 * 1024
 
@@ -106,6 +109,22 @@ class Loan:
         os.close(self.fd)
 
 
+class Lent(NamedTuple):
+    """A tensor of a GPU that was lent to the other end.
+
+    Attributes:
+        content: What this end has, and gets again when the other end sends it back.
+        datatype: Datatype as the protocol writes it.
+        shape: Shape.
+        exported: Keeps the elements where the other end finds them.
+    """
+
+    content: object
+    datatype: str
+    shape: tuple[int, ...]
+    exported: object
+
+
 class RegionPool:
     """The regions of a sending end: those in use by id, and idle ones for reuse.
 
@@ -113,6 +132,10 @@ class RegionPool:
         theirs: The other end's regions as they are mapped here. With them, a tensor that lies in one of these is not
             sent but named.
         lends: Whether what others have sent is passed on without a copy.
+
+    Attributes:
+        lends_gpu: Whether tensors of a GPU are lent unless somebody asks otherwise.
+        is_closed: Whether the other end is gone.
     """
 
     def __init__(self, theirs: Mappings | None = None, *, lends: bool = False) -> None:
@@ -120,11 +143,14 @@ class RegionPool:
         self._lends = lends
         self._used: dict[int, Region] = {}
         self._loans: dict[int, Loan] = {}
+        self._gpu_loans: dict[int, Lent] = {}
         self._idle: dict[int, list[Region]] = {}
         self._idle_bytes = 0
         self._next_id = 1
         self._let_go: list[int] = []  # regions whose arrays are gone; appended to by any thread
         self._dropped: list[int] = []
+        self.lends_gpu = False
+        self.is_closed = False
 
     def theirs(self, data: Data) -> int:
         """Return the id of the other end's region at whose beginning `data` lies, 0 for none."""
@@ -138,6 +164,26 @@ class RegionPool:
         loan = self._loans[self._next_id] = Loan(self._next_id, fd, data)
         self._next_id += 1
         return loan
+
+    def lend_gpu(self, lent: Lent) -> int:
+        """Keep a tensor of a GPU for the other end; return the loan's id, 0 when there are too many."""
+        if len(self._gpu_loans) >= GPU_LOANS_MAX:
+            return 0
+        loan = self._next_id
+        self._next_id += 1
+        self._gpu_loans[loan] = lent
+        return loan
+
+    def lent_gpu(self, loan: int) -> Lent:
+        """Return what was lent, and is named by the other end.
+
+        Raises:
+            ChannelError: There is no such loan.
+        """
+        lent = self._gpu_loans.get(loan)
+        if lent is None:
+            raise ChannelError(f"there is no loan {loan} of a tensor of a GPU")
+        return lent
 
     def take(self, size: int) -> Region:
         """Return a region of at least `size` bytes."""
@@ -180,6 +226,8 @@ class RegionPool:
             elif region_id in self._loans:
                 self._loans.pop(region_id).close()
                 self._dropped.append(region_id)
+            else:
+                self._gpu_loans.pop(region_id, None)
         self._collect()
         dropped, self._dropped = self._dropped, []
         return dropped
@@ -204,6 +252,8 @@ class RegionPool:
 
     def close(self) -> None:
         """Give everything back."""
+        self.is_closed = True
+        self._gpu_loans.clear()
         for region in self._used.values():
             region.close()
         for loan in self._loans.values():

@@ -44,8 +44,8 @@ _UINT64_MAX = 2**64 - 1
 class PreferredMemory:
     """Where the outputs of a called model should be.
 
-    A model in a thread of the server gets them where the called model left them on a GPU; others get copies in the
-    memory of the CPU.
+    With `TRITONSERVER_MEMORY_GPU` they are where the called model left them on a GPU. Without, they are in the memory
+    of the CPU.
     """
 
     def __init__(self, preferred_memory_type: int, preferred_device_id: int = 0) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
     from typing import Any
 
-    from charonia.backends.python.worker.charonia_host import Batch, Fields, Host, Result
+    from charonia.backends.python.worker.charonia_host import Batch, Failure, Fields, Host, Result
     from charonia.backends.python.worker.charonia_requests import InferenceRequest
     from charonia.backends.python.worker.charonia_tensor import Tensor
 
@@ -140,6 +140,20 @@ class ModelRunner:
             request._index = index
             request._sender = None
             requests.append(request)
+        if batch.refused is not None:
+            return self._execute_others(batch, requests, batch.refused)
+        return self._execute(batch, requests)
+
+    def _execute_others(
+        self, batch: Batch, requests: list[InferenceRequest], refused: dict[int, Failure]
+    ) -> tuple[list[Result | None], int]:
+        """Run a batch without the requests that the model does not get."""
+        others = [request for request in requests if request._index not in refused]
+        given, output_start = self._execute(batch, others) if others else ([], time.monotonic_ns())
+        answers = iter(given)
+        return [refused[r._index] if r._index in refused else next(answers) for r in requests], output_start
+
+    def _execute(self, batch: Batch, requests: list[InferenceRequest]) -> tuple[list[Result | None], int]:
         binding = self._binding
         binding.running = batch.number
         try:
@@ -222,12 +236,13 @@ class ModelRunner:
 
     def _reschedule(self, batch: Batch, requests: list[InferenceRequest], results: list[Result | None]) -> None:
         """Say of the requests that the model wants to be given again that it does."""
-        for index in batch.rescheduled:
-            sender = requests[index]._sender
-            if results[index] is not None:
-                results[index] = (TritonError.INTERNAL, _ANSWERED)
-            elif sender is None or sender._close():
-                results[index] = (RESCHEDULED, "")
+        for place, request in enumerate(requests):
+            if request._index not in batch.rescheduled:
+                continue
+            if results[place] is not None:
+                results[place] = (TritonError.INTERNAL, _ANSWERED)
+            elif request._sender is None or request._sender._close():
+                results[place] = (RESCHEDULED, "")
 
     def _failed(self, requests: list[InferenceRequest], error: BaseException) -> list[Result | None]:
         """Return the failure of a batch, for the requests that are not answered."""
@@ -252,13 +267,11 @@ class ModelRunner:
         try:
             results = self._none(requests, await coroutine)
             self._reschedule(batch, requests, results)
-            for index in batch.rescheduled:
-                if results[index] is not None:
-                    self._host.respond(batch, index, results[index], True)
         except (Exception, asyncio.CancelledError) as error:
-            for index, result in enumerate(self._failed(requests, error)):
-                if result is not None:
-                    self._host.respond(batch, index, result, True)
+            results = self._failed(requests, error)
+        for request, result in zip(requests, results):
+            if result is not None:
+                self._host.respond(batch, request._index, result, True)
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,11 +10,15 @@ import numpy as np
 if TYPE_CHECKING or __package__:
     from charonia.backends.python.worker import charonia_datatypes as datatypes
     from charonia.backends.python.worker import charonia_dlpack as dlpack
+    from charonia.backends.python.worker.charonia_cuda import CudaError
     from charonia.backends.python.worker.charonia_errors import TritonModelException
+    from charonia.backends.python.worker.charonia_gpu import CapsuleArray
 else:  # siblings of the worker's script; the package is not there
     import charonia_datatypes as datatypes
     import charonia_dlpack as dlpack
+    from charonia_cuda import CudaError
     from charonia_errors import TritonModelException
+    from charonia_gpu import CapsuleArray
 
 if TYPE_CHECKING:
     from typing import Any
@@ -82,8 +87,14 @@ class Tensor:
         """Return a tensor made from a dlpack capsule or from an object that offers one.
 
         What is in the memory of a GPU stays there as long as nobody looks at it, where the object can copy itself to
-        the CPU then (`.cpu()`).
+        the CPU then (`.cpu()`). A capsule needs a driver for that.
         """
+        if isinstance(tensor, GpuTensor):
+            return GpuTensor(str(name), tensor._datatype, tensor._source)
+        if dlpack.is_capsule(tensor) and dlpack.layout_of(tensor).device[0] == dlpack.CUDA:
+            datatype = dlpack.datatype_of(tensor, str(name))
+            with contextlib.suppress(CudaError):  # which is refused below
+                return GpuTensor(str(name), datatype, CapsuleArray(tensor, datatype))
         if dlpack.is_out_of_reach(tensor):
             return GpuTensor(str(name), dlpack.datatype_of(tensor, str(name)), tensor)
         array, datatype = dlpack.read(tensor, str(name))
@@ -116,7 +127,8 @@ class GpuTensor(Tensor):
     @property
     def _array(self) -> Array:  # type: ignore[override]
         if self._host is None:
-            self._host = dlpack.read(self._source.cpu(), self._name)[0]
+            host = self._source.cpu()
+            self._host = host if isinstance(host, np.ndarray) else dlpack.read(host, self._name)[0]
         return self._host
 
     def shape(self) -> list[int]:

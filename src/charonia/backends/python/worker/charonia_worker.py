@@ -76,7 +76,10 @@ class Worker:
         options: dict[str, Any] | None = None,
     ) -> None:
         self.connection.name = name
-        is_decoupled = bool((options or {}).get("decoupled"))
+        options = options or {}
+        is_decoupled = bool(options.get("decoupled"))
+        if options.get("gpu"):
+            self.connection.lend()
         try:
             capabilities = self._runner.initialize(path, version_dir, model_dir, arguments, is_decoupled)
         except BaseException as error:

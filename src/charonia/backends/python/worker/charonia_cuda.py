@@ -1,0 +1,195 @@
+"""The driver of NVIDIA GPUs: the few functions of its library that are needed, with errors as exceptions.
+
+Used by the server and by worker processes, so it needs nothing but the standard library and runs on Python 3.8. The
+library is there wherever a GPU can be used. Its calls are made in a context, which is the calling thread's only as long
+as a call lasts: frameworks take the thread's context for their current GPU. Source: CUDA driver API, "Primary Context
+Management", "Unified Addressing" and "Inter-process communication".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+LIBRARY = "libcuda.so.1"
+
+HANDLE_BYTES = 64
+"""Size of a handle for other processes."""
+
+UUID_BYTES = 16
+"""Size of what tells GPUs apart. Their numbers differ between processes that see different ones."""
+
+_LAZY_PEER_ACCESS = 1
+_POINTER_CONTEXT = 1
+_POINTER_DEVICE = 9
+
+
+class CudaError(Exception):
+    """The driver refuses, or there is none."""
+
+
+class _IpcHandle(ctypes.Structure):
+    _fields_ = (("reserved", ctypes.c_char * HANDLE_BYTES),)
+
+
+class _Uuid(ctypes.Structure):
+    _fields_ = (("bytes", ctypes.c_char * UUID_BYTES),)
+
+
+class Allocation(NamedTuple):
+    """Memory as it was allocated, of which a tensor is a part.
+
+    Attributes:
+        context: The context that it belongs to.
+        device: Number of its GPU in this process.
+        start: Address.
+        size: Size in bytes.
+    """
+
+    context: ctypes.c_void_p
+    device: int
+    start: int
+    size: int
+
+
+class Driver:
+    """The driver of this machine, for the GPUs that this process sees."""
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+        self._contexts: dict[int, ctypes.c_void_p] = {}
+        self._call("cuInit", 0)
+
+    def device_count(self) -> int:
+        """Return how many GPUs this process sees."""
+        count = ctypes.c_int()
+        self._call("cuDeviceGetCount", ctypes.byref(count))
+        return count.value
+
+    def context(self, device_id: int) -> ctypes.c_void_p:
+        """Return the primary context of a GPU, which stays until the process ends."""
+        if device_id not in self._contexts:
+            device, context = ctypes.c_int(), ctypes.c_void_p()
+            self._call("cuDeviceGet", ctypes.byref(device), device_id)
+            self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+            self._contexts[device_id] = context
+        return self._contexts[device_id]
+
+    def uuid(self, device_id: int) -> bytes:
+        """Return what tells a GPU from all others."""
+        device, uuid = ctypes.c_int(), _Uuid()
+        self._call("cuDeviceGet", ctypes.byref(device), device_id)
+        self._call("cuDeviceGetUuid", ctypes.byref(uuid), device)
+        return bytes(uuid)
+
+    def device_of(self, uuid: bytes) -> int:
+        """Return the number that a GPU has in this process.
+
+        Raises:
+            CudaError: The process does not see it.
+        """
+        for device_id in range(self.device_count()):
+            if self.uuid(device_id) == uuid:
+                return device_id
+        raise CudaError(f"this process does not see GPU {uuid.hex()}: CUDA_VISIBLE_DEVICES hides it")
+
+    def allocation(self, address: int) -> Allocation:
+        """Return the memory that an address belongs to."""
+        context, device = ctypes.c_void_p(), ctypes.c_int()
+        pointer = ctypes.c_uint64(address)
+        self._call("cuPointerGetAttribute", ctypes.byref(context), _POINTER_CONTEXT, pointer)
+        self._call("cuPointerGetAttribute", ctypes.byref(device), _POINTER_DEVICE, pointer)
+        if not context.value:
+            raise CudaError("memory of a pool belongs to no context")
+        start, size = self._range(context, pointer)
+        return Allocation(context, device.value, start, size)
+
+    def handle(self, allocation: Allocation) -> bytes:
+        """Return the handle by which other processes open memory, which is to be this process' own.
+
+        Raises:
+            CudaError: It has none: it was allocated in a way that knows no handles.
+        """
+        handle = _IpcHandle()
+        with self._current(allocation.context):
+            self._call("cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_uint64(allocation.start))
+        return bytes(handle)
+
+    def synchronize(self, context: ctypes.c_void_p) -> None:
+        """Return when the GPU has done everything that was begun in a context."""
+        with self._current(context):
+            self._call("cuCtxSynchronize")
+
+    def open(self, context: ctypes.c_void_p, raw_handle: bytes) -> tuple[int, int]:
+        """Return address and size of the memory behind a handle."""
+        address = ctypes.c_uint64()
+        handle = _IpcHandle.from_buffer_copy(raw_handle)
+        with self._current(context):
+            self._call("cuIpcOpenMemHandle_v2", ctypes.byref(address), handle, _LAZY_PEER_ACCESS)
+        try:
+            start, size = self._range(context, address)
+        except CudaError:
+            self.close(context, address.value)
+            raise
+        return address.value, start + size - address.value
+
+    def close(self, context: ctypes.c_void_p, address: int) -> None:
+        """Give memory back; one that the GPU has lost anyway is no error."""
+        with contextlib.suppress(CudaError), self._current(context):
+            self._call("cuIpcCloseMemHandle", ctypes.c_uint64(address))
+
+    def to_host(self, context: ctypes.c_void_p, target: Any, address: int) -> None:
+        """Fill a buffer of the host."""
+        with self._current(context):
+            self._call("cuMemcpyDtoH_v2", target, ctypes.c_uint64(address), ctypes.c_size_t(len(target)))
+
+    def to_device(self, context: ctypes.c_void_p, address: int, data: bytes) -> None:
+        """Copy bytes of the host."""
+        with self._current(context):
+            self._call("cuMemcpyHtoD_v2", ctypes.c_uint64(address), data, ctypes.c_size_t(len(data)))
+
+    def _range(self, context: ctypes.c_void_p, address: ctypes.c_uint64) -> tuple[int, int]:
+        start, size = ctypes.c_uint64(), ctypes.c_size_t()
+        with self._current(context):
+            self._call("cuMemGetAddressRange_v2", ctypes.byref(start), ctypes.byref(size), address)
+        return start.value, size.value
+
+    @contextlib.contextmanager
+    def _current(self, context: ctypes.c_void_p) -> Iterator[None]:
+        self._call("cuCtxPushCurrent_v2", context)
+        try:
+            yield
+        finally:
+            self._library.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+
+    def _call(self, function: str, *arguments: object) -> None:
+        status = getattr(self._library, function)(*arguments)
+        if status:
+            raise CudaError(f"{function} failed with CUDA error {status}")
+
+
+@lru_cache(maxsize=None)  # noqa: UP033 - Python 3.8
+def driver() -> Driver:
+    """Return the driver of this machine.
+
+    Raises:
+        CudaError: There is none, or it finds no GPU.
+    """
+    try:
+        return Driver(ctypes.CDLL(LIBRARY))
+    except (OSError, AttributeError) as error:
+        raise CudaError(f"there is no driver of NVIDIA GPUs: {error}") from error
+
+
+def is_usable() -> bool:
+    """Return whether this process can use a GPU."""
+    try:
+        return driver().device_count() > 0
+    except CudaError:
+        return False
