@@ -361,13 +361,15 @@ def test_a_gpu_that_a_model_does_not_see_fails_its_request_and_not_those_that_sh
         assert bench.is_clear()
 
 
-@pytest.mark.parametrize("has_driver", [True, False])
-def test_what_has_no_handle_is_copied_by_the_model(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, has_driver: bool
+@pytest.mark.parametrize("reason", ["no handle", "no GPU", "exclusive"])
+def test_what_the_server_cannot_open_is_copied_by_the_model(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, reason: str
 ) -> None:
-    if not has_driver:
+    if reason == "no GPU":
         monkeypatch.setattr(bench.cuda, "_gpus", ())
-    bench.model("maker", MAKER.replace("* 2)", f"* 2, has_handle={not has_driver})"))
+    if reason == "exclusive":
+        bench.cuda.compute_mode = 3
+    bench.model("maker", MAKER.replace("* 2)", f"* 2, has_handle={reason != 'no handle'})"))
     bench.model("adder", "return answer(pb_utils.Tensor('OUT', given(request).as_numpy() + 1))")
     bench.model(
         "front",

@@ -1,17 +1,20 @@
 """Tensors of GPUs as the two ends of a channel lend them to each other, with GPUs that are pretended."""
 
+import asyncio
 import ctypes
 import gc
 import os
 import random
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from charonia.backends.api import Outputs, Result
 from charonia.backends.python import lending
 from charonia.backends.python.lending import WorkerContent
 from charonia.backends.python.worker import charonia_cuda, charonia_dlpack, charonia_gpu, charonia_regions
@@ -21,10 +24,13 @@ from charonia.backends.python.worker.charonia_errors import TritonModelException
 from charonia.backends.python.worker.charonia_gpu import Borrowed, GpuArray, Spot, borrowed_array, export
 from charonia.backends.python.worker.charonia_regions import ChannelError, Lent, Mappings, RegionPool
 from charonia.backends.python.worker.charonia_tensor import Tensor
+from charonia.config.model import TransactionPolicy
 from charonia.core.dtypes import DataType
-from charonia.core.errors import Code, ServingError
-from charonia.core.tensor import DeviceTensor
+from charonia.core.errors import Code, ServingError, unavailable
+from charonia.core.request import InferRequest
+from charonia.core.tensor import Array, DeviceTensor
 from charonia.testing.pretended_cuda import GPUS, LIBRARY, OnGpu, PretendedCuda
+from charonia.testing.python_model import config, load, request
 
 NUMBERS = np.arange(6, dtype=np.float32).reshape(2, 3)
 SIZE = NUMBERS.nbytes
@@ -501,6 +507,54 @@ def test_a_thread_that_hands_a_tensor_on_waits_for_the_gpu(cuda: PretendedCuda, 
     charonia_gpu.finish(cuda.put(NUMBERS, device=7))  # a GPU that is not there has nothing to wait for
 
     assert cuda.noted("cuCtxSynchronize") == 1
+
+
+class Gone:
+    """What was in the memory of a GPU."""
+
+    native = None
+    shape = (3,)
+
+    def to_host(self) -> Array:
+        raise unavailable("it is gone")
+
+
+@pytest.mark.usefixtures("execution_mode")
+@pytest.mark.parametrize("body", ["", "raise ValueError('none of them')", "return None"])
+@pytest.mark.parametrize("is_decoupled", [False, True])
+def test_a_request_whose_input_is_gone_fails_and_the_model_gets_the_others(
+    tmp_path: Path, body: str, is_decoupled: bool
+) -> None:
+    answers = "[pb_utils.InferenceResponse([pb_utils.Tensor('OUT', v)]) for v in values]"
+    sends = f"[r.get_response_sender().send(a, flags=1) for r, a in zip(requests, {answers})]"
+    code = f"""
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        values = [pb_utils.get_input_tensor_by_name(r, "IN").as_numpy() + len(requests) for r in requests]
+        {body or (sends if is_decoupled else "return " + answers)}
+"""
+    gone = InferRequest("m", {"IN": DeviceTensor("IN", DataType.FP32, Gone())})
+    plain = [request(np.full(3, number, np.float32)) for number in (1, 2)]
+
+    async def main() -> list[Result]:
+        policy = TransactionPolicy(decoupled=is_decoupled)
+        model = await load(tmp_path, code, replace(config(), model_transaction_policy=policy))
+        try:
+            await model.run([gone])  # nothing is left for the model to do
+            return await model.run([plain[0], gone, plain[1]])
+        finally:
+            await model.close()
+
+    first, refused, last = asyncio.run(main())
+
+    assert isinstance(refused, ServingError)
+    assert (refused.code, refused.message) == (Code.UNAVAILABLE, "it is gone")
+    if not body:
+        assert isinstance(first, Outputs)
+        assert isinstance(last, Outputs)
+        assert [first.tensors[0].array[0], last.tensors[0].array[0]] == [3, 4]
 
 
 def test_the_library_is_that_of_the_driver() -> None:

@@ -19,7 +19,7 @@ from charonia.core.caller import CallFrame
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError
 from charonia.core.request import InferRequest
-from charonia.core.tensor import Tensor
+from charonia.core.tensor import DeviceTensor, Tensor
 from charonia.testing.decoupled_suite import StreamSink
 
 LARGE = np.arange(50_000, dtype="<f4")
@@ -39,11 +39,14 @@ class Process:
         self._message = message
         self._end = end
         self._theirs = RegionPool()
-        self._receiver = Receiver(Mappings())
+        self._receiver = Receiver(Mappings(), self.pool)
 
     def send(self, header: tuple[Any, ...], outgoing: Outgoing | None = None) -> None:
         (outgoing or Outgoing(self.pool)).frame(header)
         self.sent.append(header)
+
+    def soon(self, action: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_soon_threadsafe(action)
 
     def drop(self, regions: list[int]) -> None:
         self.dropped += regions
@@ -253,6 +256,10 @@ def test_responses_of_batches_that_are_not_known_are_ignored_and_their_memory_gi
         ("response", 1, 7, None, True, [], []),
         ("response", 1, 0),
         ("done", 1, [(-1, [("OUT", "FP32", (9,), (0, False, 4))], {})], [], [], 1, 2),
+        ("done", 1, [(-1, [("OUT", "FP32", (1,), (1, 4, b"no uuid", bytes(64), 0))], {})], [], [], 1, 2),
+        ("done", 1, [(-1, [("OUT", "FP32", (2,), (1, 4, bytes(16), bytes(64), 0))], {})], [], [], 1, 2),
+        ("done", 1, [(-1, [("OUT", "FP32", (1,), (-9, 4, b"", b"", 0))], {})], [], [], 1, 2),
+        ("done", 1, [(-1, [("OUT", "FP32", (1,), 7)], {})], [], [], 1, 2),
         ("nonsense",),
         ("metrics", [("nonsense", 1)]),
         ("call", 1, 1, "other", "", False, False, ("too few",), [], [], []),
@@ -263,6 +270,26 @@ def test_a_worker_that_sends_what_cannot_be_read_is_ended(message: tuple[object,
         bench.start()
         bench.process.says(*message)
         assert "cannot be read" in bench.process.killed
+
+    run(scenario)
+
+
+def test_a_tensor_of_a_gpu_is_given_back_to_an_idle_worker_when_nobody_needs_it() -> None:
+    async def scenario(bench: Bench) -> None:
+        sink = bench.start()
+        bench.process.says(
+            "done", 1, [(-1, [("OUT", "FP32", (1,), (5, 4, bytes(16), bytes(64), 0))], {})], [], [], 1, 2
+        )
+        (result,) = sink.outputs[0]
+        assert isinstance(result, Outputs)
+        assert isinstance(result.tensors[0], DeviceTensor)
+        assert result.tensors[0].shape == (1,)
+        await asyncio.sleep(0)
+        assert "release" not in bench.process.kinds()
+        result.tensors.clear()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert bench.process.sent[-1] == ("release", [5], [])
 
     run(scenario)
 

@@ -25,3 +25,14 @@ def test_a_tensor_of_a_gpu_is_copied_once_when_somebody_looks_at_its_elements() 
     assert content.copies == 0
     assert tensor.array is tensor.array
     assert content.copies == 1
+
+
+def test_a_tensor_under_another_name_shares_the_copy() -> None:
+    content = Content()
+    tensor = DeviceTensor("x", DataType.FP32, content)
+
+    renamed = tensor.renamed("y")
+
+    assert (renamed.name, renamed.content, content.copies) == ("y", content, 0)
+    assert renamed.array is tensor.array
+    assert content.copies == 1

@@ -61,9 +61,13 @@ class PretendedCuda:
     Args:
         folder: Shared by all processes that have the GPUs.
         gpus: UUIDs of those that this process sees.
+
+    Attributes:
+        compute_mode: 0 for GPUs that several processes may use at a time, 3 for one process only.
     """
 
     def __init__(self, folder: Path, gpus: Sequence[bytes] = GPUS[:1]) -> None:
+        self.compute_mode = 0
         self._folder = folder
         self._gpus = gpus
         self._memory: dict[int, _Memory] = {}
@@ -144,6 +148,9 @@ class PretendedCuda:
     def _cuDeviceGet(self, device: Any, number: int) -> int:  # noqa: N802
         device._obj.value = number
         return 0 if number < len(self._gpus) else NO_DEVICE
+
+    def _cuDeviceGetAttribute(self, value: Any, attribute: int, device: Any) -> None:  # noqa: N802
+        value._obj.value = self.compute_mode
 
     def _cuDeviceGetUuid(self, uuid: Any, device: Any) -> None:  # noqa: N802
         ctypes.memmove(ctypes.addressof(uuid._obj), self._gpus[device.value], 16)

@@ -170,6 +170,8 @@ class PyTorchInstance:
             if plan.name in wanted and plan.datatype is not DataType.BYTES:
                 tensors.append(self._output(plan, value, program))
         stays = self._device.keeps and all(type(request) is DeviceRequest for request in requests)
+        if stays:
+            self._device.wait()  # whoever reads them does so on another stream, or in another process
         # Where outputs stay, tensors take the places of arrays: both have a shape, slices and reshape.
         arrays = iter(cast(list[Array], tensors) if stays else self._device.take(tensors))
         sizes = batch_sizes(requests) if self._is_batched else None

@@ -28,6 +28,8 @@ UUID_BYTES = 16
 _LAZY_PEER_ACCESS = 1
 _POINTER_CONTEXT = 1
 _POINTER_DEVICE = 9
+_COMPUTE_MODE = 20
+_COMPUTE_MODE_DEFAULT = 0
 
 
 class CudaError(Exception):
@@ -71,6 +73,13 @@ class Driver:
         count = ctypes.c_int()
         self._call("cuDeviceGetCount", ctypes.byref(count))
         return count.value
+
+    def is_shared(self, device_id: int) -> bool:
+        """Return whether several processes may use a GPU at a time."""
+        device, mode = ctypes.c_int(), ctypes.c_int()
+        self._call("cuDeviceGet", ctypes.byref(device), device_id)
+        self._call("cuDeviceGetAttribute", ctypes.byref(mode), _COMPUTE_MODE, device)
+        return mode.value == _COMPUTE_MODE_DEFAULT
 
     def context(self, device_id: int) -> ctypes.c_void_p:
         """Return the primary context of a GPU, which stays until the process ends."""
@@ -188,8 +197,9 @@ def driver() -> Driver:
 
 
 def is_usable() -> bool:
-    """Return whether this process can use a GPU."""
+    """Return whether this process sees GPUs, and may use all of them beside other processes."""
     try:
-        return driver().device_count() > 0
+        found = driver()
+        return all(map(found.is_shared, range(found.device_count()))) and found.device_count() > 0
     except CudaError:
         return False
