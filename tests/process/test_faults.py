@@ -306,7 +306,7 @@ INFER = "/v2/models/echo/infer"
         (INFER, BINARY + bytes(16), {"Inference-Header-Content-Length": "-1"}, 400, "-1"),
         (INFER, BINARY.replace(b"16", b"12") + bytes(12), LENGTH, 400, "12"),
         (INFER, RIGHT, GZIP, 400, "gzip"),
-        (INFER, gzip.compress(RIGHT)[:-9], GZIP, 400, "too early"),
+        (INFER, gzip.compress(RIGHT, mtime=0)[:-9], GZIP, 400, "too early"),
         (INFER, RIGHT, {"Content-Encoding": "br"}, 501, "br"),
         (INFER, b"[" * (BODY_BYTES_MAX + 1), {}, 400, "--http-max-input-size"),
         ("/v2/models/nobody/infer", RIGHT, {}, 404, "unknown model: 'nobody'"),

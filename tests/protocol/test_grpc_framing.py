@@ -120,7 +120,7 @@ def test_a_decompression_bomb_stops_at_the_limit() -> None:
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"no gzip", gzip.compress(b"abc")[:-1], gzip.compress(b"abc") + b"x"],
+    [b"", b"no gzip", gzip.compress(b"abc", mtime=0)[:-1], gzip.compress(b"abc", mtime=0) + b"x"],
     ids=["empty", "other", "cut", "more"],
 )
 def test_broken_compressed_data_is_refused(data: bytes) -> None:
