@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from charonia.backends.python.worker import charonia_cuda
+from charonia.backends.python.worker.charonia_cuda import HANDLE_BYTES
 from charonia.core.errors import Code, ServingError
-from charonia.frontends.regions import cuda
-from charonia.frontends.regions.cuda import HANDLE_BYTES, CudaMemory
+from charonia.frontends.regions.cuda import CudaMemory
 
 HANDLE = b"h" * HANDLE_BYTES
 SIZE = 64
@@ -54,9 +55,9 @@ class FakeDriver:
 def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
     fake = FakeDriver()
     monkeypatch.setattr(ctypes, "CDLL", lambda name: fake)
-    cuda._driver.cache_clear()
+    charonia_cuda.driver.cache_clear()
     yield fake
-    cuda._driver.cache_clear()
+    charonia_cuda.driver.cache_clear()
 
 
 def refusal(raw_handle: bytes = HANDLE, device_id: int = 0, byte_size: int = 16) -> ServingError:
