@@ -8,7 +8,9 @@ For a ResNet-50-shaped and a BERT-base-shaped network, in fp32 and in fp16 (bf16
 1. the module called directly in a loop, with batches of 1, 2, 4, ...: the best batch size, and what is to be reached;
 2. 1, 2, 4 and 8 instances, without batching, against throughput, latency and memory;
 3. dynamic batching off, on, and with a delay; its largest batch is the best one of the loop;
-4. requests that are batches of that size already.
+4. requests that are batches of that size already;
+5. the same, alternated with the loop: what the server keeps of its throughput. The other lines are minutes away from
+   the loop, and a machine shared with others changes its speed by more than a server costs.
 
 Throughput and latency are those that `charonia perf` measures. A line that the results file has is not measured again
 (--again does), so a run that was interrupted goes on.
@@ -86,12 +88,7 @@ def config(setting: Setting, *, instances: int, max_batch: int, batching: str) -
 
 def direct(setting: Setting, files: Path) -> list[Row]:
     """Call the module in a loop: items per second by batch size, with copies to the device and back and without."""
-    device = setting.torch_device
-    module: torch.nn.Module = torch.jit.load(  # type: ignore[no-untyped-call]
-        files / f"{setting.network}.pt", map_location=device
-    ).to(setting.datatype)
-    module.eval()
-    torch.set_num_threads(usable_cores())
+    module = loaded(setting, files)
     rows = []
     batch = 1
     while batch <= setting.batch_max:
@@ -100,6 +97,16 @@ def direct(setting: Setting, files: Path) -> list[Row]:
         print(f"  direct, batch {batch:>3}: {rows[-1]['items_per_s']:>9.1f} items/s", flush=True)
         batch *= 2
     return rows
+
+
+def loaded(setting: Setting, files: Path) -> torch.nn.Module:
+    """Return the network as a program of one's own would have it."""
+    module: torch.nn.Module = torch.jit.load(  # type: ignore[no-untyped-call]
+        files / f"{setting.network}.pt", map_location=setting.torch_device
+    ).to(setting.datatype)
+    module.eval()
+    torch.set_num_threads(usable_cores())
+    return module
 
 
 def rates(setting: Setting, module: torch.nn.Module, given: torch.Tensor) -> dict[str, float]:
@@ -143,17 +150,8 @@ def served(
     setting: Setting, files: Path, *, batch: int = 1, instances: int = 1, max_batch: int = 1, batching: str = ""
 ) -> Row:
     """Serve the network and measure it with `charonia perf`."""
-
-    def write(folder: Path) -> None:
-        version = folder / MODEL / "1"
-        version.mkdir(parents=True)
-        (version / "model.pt").symlink_to((files / f"{setting.network}.pt").resolve())
-        text = config(setting, instances=instances, max_batch=max_batch, batching=batching)
-        (folder / MODEL / "config.pbtxt").write_text(text, encoding="utf-8")
-
-    MODELS["pytorch_classic"] = write
     before = gpu_used_bytes()
-    with Server("charonia:pytorch_classic") as server:
+    with server_of(setting, files, instances, max_batch, batching) as server:
         concurrency = max(2 * instances, 2) if batch > 1 else max(setting.concurrency, 2 * max_batch)
         result = perf(setting, server.http, batch, concurrency)
         memory = server.memory_bytes()
@@ -165,6 +163,48 @@ def served(
         "gpu_memory_mib": on_gpu >> 20,
         **result,
     }
+
+
+def side_by_side(setting: Setting, files: Path, batch: int, rounds: int) -> Row:
+    """Measure the loop and the server in turn, with batches of one size."""
+    module, given = loaded(setting, files), NETWORKS[setting.network].sample(batch)
+    instances = instances_for_batches(setting)
+    pairs = []
+    with server_of(setting, files, instances, batch, "") as server:
+        measured: dict[str, Callable[[], float]] = {
+            "loop": lambda: rates(setting, module, given)["items_per_s"] * batch,
+            "server": lambda: float(perf(setting, server.http, batch, 2 * instances)["items_per_s"]),
+        }
+        for number in range(rounds):
+            order = list(measured) if number % 2 else list(reversed(measured))
+            pairs.append({name: measured[name]() for name in order})
+    ratios = [pair["server"] / pair["loop"] for pair in pairs]
+    return {
+        "batch": batch,
+        "pairs": pairs,
+        "ratio": median(ratios),
+        "ratio_min": min(ratios),
+        "ratio_max": max(ratios),
+    }
+
+
+def instances_for_batches(setting: Setting) -> int:
+    """Return how many instances compute batches: on a GPU one copies while another computes."""
+    return 2 if setting.device == "gpu" else 1
+
+
+def server_of(setting: Setting, files: Path, instances: int, max_batch: int, batching: str) -> Server:
+    """Return a server of the network, to be entered."""
+
+    def write(folder: Path) -> None:
+        version = folder / MODEL / "1"
+        version.mkdir(parents=True)
+        (version / "model.pt").symlink_to((files / f"{setting.network}.pt").resolve())
+        text = config(setting, instances=instances, max_batch=max_batch, batching=batching)
+        (folder / MODEL / "config.pbtxt").write_text(text, encoding="utf-8")
+
+    MODELS["pytorch_classic"] = write
+    return Server("charonia:pytorch_classic")
 
 
 def perf(setting: Setting, address: str, batch: int, concurrency: int) -> Row:
@@ -218,7 +258,7 @@ class Results:
         return self._rows[name]
 
 
-def measure(setting: Setting, files: Path, results: Results, counts: tuple[int, ...]) -> None:
+def measure(setting: Setting, files: Path, results: Results, counts: tuple[int, ...], rounds: int) -> None:
     """Measure and print the tables of one network in one precision."""
     key = f"{setting.network}-{setting.precision}"
     print(f"{key} on {setting.device}", flush=True)
@@ -239,12 +279,18 @@ def measure(setting: Setting, files: Path, results: Results, counts: tuple[int, 
     for count in counts:
         line(f"instances-{count}", instances=count)
     size = max(best["batch"], 2)
-    instances = 2 if setting.device == "gpu" else 1
+    instances = instances_for_batches(setting)
     line("batching-off", instances=instances)
     line("batching-on", instances=instances, max_batch=size, batching="dynamic_batching {}")
     delay = f"dynamic_batching {{ max_queue_delay_microseconds: {DELAY_US} }}"
     line("batching-delay", instances=instances, max_batch=size, batching=delay)
     line("whole-batches", instances=instances, max_batch=size, batch=size)
+    pair = results.row(f"{key}-pairs", lambda: side_by_side(setting, files, best["batch"], rounds))
+    print(
+        f"  in turn with the loop, batches of {pair['batch']}: {pair['ratio']:.2f} of the loop "
+        f"[{pair['ratio_min']:.2f}-{pair['ratio_max']:.2f}]",
+        flush=True,
+    )
 
 
 def main() -> None:
@@ -260,6 +306,7 @@ def main() -> None:
     parser.add_argument("--batch-max", type=int, help="largest batch tried; default 16 on a CPU, 256 on a GPU")
     parser.add_argument("--concurrency", type=int, default=16)
     parser.add_argument("--counts", type=int, nargs="+", default=list(COUNTS), help="numbers of instances")
+    parser.add_argument("--rounds", type=int, default=5, help="pairs of measurements of loop and server")
     parser.add_argument("--shared-memory", action="store_true", help="send inputs through shared memory")
     parser.add_argument("--again", action="store_true", help="measure also what the results file has")
     parser.add_argument("--output", type=Path, help="default: results/pytorch_classic-DEVICE.json")
@@ -276,7 +323,7 @@ def main() -> None:
             setting = Setting(
                 *(given.device, network, precision, given.seconds, limit, given.concurrency, given.shared_memory)
             )
-            measure(setting, files, results, tuple(given.counts))
+            measure(setting, files, results, tuple(given.counts), given.rounds)
 
 
 if __name__ == "__main__":
