@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
+from charonia.backends.memory import keep_freed_memory
 from charonia.cli import logs
 from charonia.cli.options import parse
 from charonia.cli.startup import models_table, started_line, summary
@@ -79,6 +80,7 @@ def run(arguments: Sequence[str]) -> int:
     for note in parsed.notes:
         _log.warning("%s", note)
     _allow_open_files()
+    keep_freed_memory(os.environ)
     try:
         folders = [path for path in parsed.options.models.repositories if not is_store(path)]
         for note in scan(folders, fingerprints=False).notes:

@@ -97,6 +97,7 @@ class PyTorchModel:
         program = self._source.open(device, self._plan, runners)
         kind, number = ("GPU", device.index or 0) if device is not None and device.type == "cuda" else ("CPU", 0)
         self._memory.append(MemoryUsage(kind, number, program.memory_bytes(), instance))
+        release_freed_memory()
         return program
 
     def _make(self, placement: Placement, program: Program, device: torch.device | None) -> PyTorchInstance:
