@@ -41,7 +41,7 @@ class Process:
         self._theirs = RegionPool()
         self._receiver = Receiver(Mappings(), self.pool)
 
-    def send(self, header: tuple[Any, ...], outgoing: Outgoing | None = None) -> None:
+    def send(self, header: tuple[Any, ...], outgoing: Outgoing | None = None, *, at_once: bool = False) -> None:
         (outgoing or Outgoing(self.pool)).frame(header)
         self.sent.append(header)
 
@@ -71,6 +71,10 @@ class Process:
 
     def kinds(self) -> list[str]:
         return [header[0] for header in self.sent]
+
+    def numbers(self) -> list[list[int]]:
+        """Return the numbers of the batches in each message that has some."""
+        return [[number for number, _ in header[1]] for header in self.sent if header[0] == "execute"]
 
 
 def _placed(value: object, outgoing: Outgoing) -> object:
@@ -113,9 +117,15 @@ class Bench:
         self.process.says("ready", {"has_is_ready": True})
         await opening
 
-    def start(self, count: int = 1) -> StreamSink:
-        sink = StreamSink(count)
-        self.instance.start([request() for _ in range(count)], sink)
+    async def start(self, count: int = 1) -> StreamSink:
+        """Start a batch, and have it sent where a worker is there."""
+        sink = self.start_soon(*(request() for _ in range(count)))
+        await asyncio.sleep(0)
+        return sink
+
+    def start_soon(self, *requests: InferRequest) -> StreamSink:
+        sink = StreamSink(len(requests))
+        self.instance.start(requests, sink)
         return sink
 
     async def restarted(self) -> None:
@@ -123,10 +133,11 @@ class Bench:
         while len(self.processes) == count:
             await asyncio.sleep(0.01)
         self.process.says("ready", {})
+        await asyncio.sleep(0)
 
 
-def request() -> InferRequest:
-    return InferRequest("m", {"IN": Tensor("IN", DataType.FP32, np.zeros(2, "<f4"))})
+def request(elements: int = 2) -> InferRequest:
+    return InferRequest("m", {"IN": Tensor("IN", DataType.FP32, np.zeros(elements, "<f4"))})
 
 
 def run(scenario: Callable[[Bench], Coroutine[object, object, None]], *, is_decoupled: bool = True) -> None:
@@ -144,9 +155,74 @@ def error_of(results: list[Result]) -> ServingError:
     return results[-1]
 
 
+def test_batches_that_come_together_are_sent_together() -> None:
+    async def scenario(bench: Bench) -> None:
+        sinks = [bench.start_soon(request()) for _ in range(3)]
+        assert bench.process.numbers() == []
+        await asyncio.sleep(0)
+        assert bench.process.numbers() == [[1, 2, 3]]
+        await bench.start()
+        assert bench.process.numbers() == [[1, 2, 3], [4]]
+        for number, sink in enumerate(sinks, 1):
+            bench.process.says("done", number, [np.ones(1, "<f4")], [], [], 1, 2)
+            assert sink.finished.result() is False
+
+    run(scenario)
+
+
+def test_a_batch_whose_memory_is_sent_along_is_the_last_of_its_message() -> None:
+    async def scenario(bench: Bench) -> None:
+        for elements in (2, LARGE.size, LARGE.size, 2, 2):
+            bench.start_soon(request(elements))
+        await asyncio.sleep(0)
+        assert bench.process.numbers() == [[1, 2], [3], [4, 5]]
+
+    run(scenario)
+
+
+def test_of_batches_that_come_together_only_the_one_that_cannot_be_sent_fails() -> None:
+    async def scenario(bench: Bench) -> None:
+        broken = request()
+        broken.parameters = {"key": cast(Any, object())}
+        first, second, third = (bench.start_soon(each) for each in (request(), broken, request()))
+        await asyncio.sleep(0)
+        assert error_of(second.outputs[0]).code is Code.INTERNAL
+        assert "cannot be handed to instance 'm_0'" in error_of(second.outputs[0]).message
+        assert bench.process.numbers() == [[1], [2]]
+        for number, sink in ((1, first), (2, third)):
+            bench.process.says("done", number, [np.ones(1, "<f4")], [], [], 1, 2)
+            assert isinstance(sink.outputs[0][0], Outputs)
+
+    run(scenario)
+
+
+def test_a_caller_that_leaves_in_the_round_in_which_it_came_is_told_of_after_its_batch() -> None:
+    async def scenario(bench: Bench) -> None:
+        sink = bench.start_soon(request(), request())
+        sink.cancel(bench.instance, 1)
+        assert bench.process.kinds() == ["initialize"]
+        await asyncio.sleep(0)
+        assert bench.process.kinds()[1:] == ["execute", "cancel"]
+        assert bench.process.sent[-1] == ("cancel", 1, 1)
+
+    run(scenario)
+
+
+def test_batches_that_were_not_sent_when_the_worker_ends_run_on_the_next_one() -> None:
+    async def scenario(bench: Bench) -> None:
+        sink = bench.start_soon(request())
+        bench.process.dies()
+        await bench.restarted()
+        assert bench.process.numbers() == [[1]]
+        bench.process.says("done", 1, [np.ones(1, "<f4")], [], [], 1, 2)
+        assert isinstance(sink.outputs[0][0], Outputs)
+
+    run(scenario)
+
+
 def test_a_request_without_a_result_stays_open_until_its_last_response() -> None:
     async def scenario(bench: Bench) -> None:
-        sink = bench.start(2)
+        sink = await bench.start(2)
         one = np.ones(1, "<f4")
         bench.process.says("response", 1, 1, one, False, [], [])
         bench.process.says("done", 1, [one, None], [], [], 1, 2)
@@ -162,7 +238,7 @@ def test_a_request_without_a_result_stays_open_until_its_last_response() -> None
 
 def test_a_request_that_was_answered_while_it_ran_is_not_left_open() -> None:
     async def scenario(bench: Bench) -> None:
-        sink = bench.start()
+        sink = await bench.start()
         bench.process.says("response", 1, 0, np.ones(1, "<f4"), True, [], [])
         bench.process.says("done", 1, [None], [], [], 1, 2)
         assert sink.finished.result() is False
@@ -173,7 +249,7 @@ def test_a_request_that_was_answered_while_it_ran_is_not_left_open() -> None:
 
 def test_the_first_response_of_an_ordinary_model_is_its_last() -> None:
     async def scenario(bench: Bench) -> None:
-        sink = bench.start()
+        sink = await bench.start()
         bench.process.says("done", 1, [None], [], [], 1, 2)
         bench.process.says("response", 1, 0, np.ones(1, "<f4"), False, [], [])
         bench.process.dies()
@@ -184,7 +260,7 @@ def test_the_first_response_of_an_ordinary_model_is_its_last() -> None:
 
 def test_the_end_of_a_worker_fails_what_is_open_and_what_runs_and_not_what_has_not_begun() -> None:
     async def scenario(bench: Bench) -> None:
-        left_open, runs, waits = bench.start(2), bench.start(), bench.start()
+        left_open, runs, waits = await bench.start(2), await bench.start(), await bench.start()
         bench.process.says("done", 1, [None, None], [], [], 1, 2)
         bench.process.says("response", 1, 0, None, True, [], [])
         assert bench.instance.problem == ""
@@ -197,8 +273,8 @@ def test_the_end_of_a_worker_fails_what_is_open_and_what_runs_and_not_what_has_n
         assert bench.instance.pid == 0
         await bench.restarted()
         assert bench.instance.problem == ""
-        (execute,) = [header for header in bench.process.sent if header[0] == "execute"]
-        bench.process.says("done", execute[1], [np.ones(1, "<f4")], [], [], 1, 2)
+        ((number,),) = bench.process.numbers()
+        bench.process.says("done", number, [np.ones(1, "<f4")], [], [], 1, 2)
         assert waits.finished.result() is False
 
     run(scenario)
@@ -206,7 +282,7 @@ def test_the_end_of_a_worker_fails_what_is_open_and_what_runs_and_not_what_has_n
 
 def test_the_model_is_told_of_a_caller_that_leaves_while_its_request_runs_or_is_open() -> None:
     async def scenario(bench: Bench) -> None:
-        sink = bench.start(3)
+        sink = await bench.start(3)
         sink.cancel(bench.instance, 2)
         bench.process.says("done", 1, [None, None, None], [], [], 1, 2)
         sink.cancel(bench.instance, 0)
@@ -226,7 +302,7 @@ def test_the_model_is_told_of_a_caller_that_leaves_while_its_request_runs_or_is_
 def test_callers_that_left_before_the_batch_was_sent_are_told_of_with_it() -> None:
     async def scenario(bench: Bench) -> None:
         bench.process.dies()
-        sink = bench.start(2)
+        sink = await bench.start(2)
         sink.cancel(bench.instance, 1)
         await bench.restarted()
         kinds = bench.process.kinds()
@@ -267,7 +343,7 @@ def test_responses_of_batches_that_are_not_known_are_ignored_and_their_memory_gi
 )
 def test_a_worker_that_sends_what_cannot_be_read_is_ended(message: tuple[object, ...]) -> None:
     async def scenario(bench: Bench) -> None:
-        bench.start()
+        await bench.start()
         bench.process.says(*message)
         assert "cannot be read" in bench.process.killed
 
@@ -276,7 +352,7 @@ def test_a_worker_that_sends_what_cannot_be_read_is_ended(message: tuple[object,
 
 def test_a_tensor_of_a_gpu_is_given_back_to_an_idle_worker_when_nobody_needs_it() -> None:
     async def scenario(bench: Bench) -> None:
-        sink = bench.start()
+        sink = await bench.start()
         bench.process.says(
             "done", 1, [(-1, [("OUT", "FP32", (1,), (5, 4, bytes(16), bytes(64), 0))], {})], [], [], 1, 2
         )
@@ -319,7 +395,7 @@ def test_an_instance_that_is_closed_refuses_batches_and_hears_nothing() -> None:
         bench = Bench()
         await bench.open()
         await bench.instance.aclose()
-        sink = bench.start()
+        sink = await bench.start()
         assert error_of(sink.outputs[0]).code is Code.UNAVAILABLE
         bench.process.says("nonsense")
         assert bench.process.killed == ""

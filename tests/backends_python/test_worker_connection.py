@@ -47,7 +47,7 @@ class Server:
     def execute(self, number: int, *arrays: Any) -> None:
         outgoing = Outgoing(self.pool)
         requests = [(FIELDS, [place("IN", array, outgoing)]) for array in arrays]
-        self.send(("execute", number, requests, [], []), outgoing)
+        self.send(("execute", [(number, requests)], [], []), outgoing)
 
     def reply(self, call: int, array: Any, final: bool = True, released: tuple[int, ...] = ()) -> None:
         outgoing = Outgoing(self.pool)
@@ -126,6 +126,19 @@ def test_an_ordinary_batch_gives_its_memory_back_with_its_answer(server: Server)
     _, number, results, released, dropped, input_end, output_start = server.receive().header
     assert (number, released, dropped, input_end, output_start) == (1, [1], [], 1, 2)
     assert results[0][0] == -1
+
+
+def test_batches_of_one_message_give_back_each_its_own_memory(server: Server) -> None:
+    outgoing = Outgoing(server.pool)
+    arrays = [ones(3, 1), ones(LARGE, 2), ones(5, 3), ones(LARGE, 4)]
+    batches = [(number, [(FIELDS, [place("IN", array, outgoing)])]) for number, array in enumerate(arrays, 1)]
+    server.send(("execute", batches, [], []), outgoing)
+
+    for array, released in zip(arrays, ([], [1], [], [2]), strict=True):
+        batch, ((_, (tensor,)),) = take_batch(server.connection)
+        np.testing.assert_array_equal(tensor.as_numpy(), array)
+        server.connection.done(batch, [(0, "no")], 0, 0)
+        assert server.receive().header[3] == released
 
 
 def test_an_input_that_is_returned_is_named_and_not_copied(server: Server) -> None:

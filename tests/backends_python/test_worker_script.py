@@ -125,7 +125,7 @@ class Worker:
     def execute(self, number: int, *values: float) -> None:
         outgoing = Outgoing(self.pool)
         requests = [(("", 0, 0, 0, 0, "{}", ("OUT",), ""), [place("IN", value, outgoing)]) for value in values]
-        self.send(("execute", number, requests, [], []), outgoing)
+        self.send(("execute", [(number, requests)], [], []), outgoing)
 
     def receive(self) -> Incoming:
         while not self.waiting:

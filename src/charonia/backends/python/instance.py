@@ -113,6 +113,7 @@ class PythonInstance:
         self._batches: deque[_Batch] = deque()  # the first one runs, where it was sent
         self._warm_up: Sequence[Sequence[InferRequest]] = ()
         self._warming: deque[_Batch] = deque()  # what a new worker runs before anything else; the first one runs
+        self._outbox: list[_Batch] = []  # those that are sent at the end of this round of the event loop
         self._sent = 0
         self._timer: asyncio.TimerHandle | None = None  # the first batch's
         self._process_timer: asyncio.TimerHandle | None = None  # while starting its limit, while paused its end
@@ -155,10 +156,7 @@ class PythonInstance:
         batch = _Batch(sink, requests)
         self._batches.append(batch)
         if self._state is _State.READY:
-            if len(self._batches) > 1 and not self._batches[-2].number:
-                self._send_waiting()
-            else:
-                self._send(batch)
+            self._send(batch)
         elif self._state is _State.CLOSED:
             self._fail_first(unavailable(f"instance '{self.name}' is closed"))
         elif len(self._batches) == 1:
@@ -222,6 +220,7 @@ class PythonInstance:
     def _unlink(self) -> WorkerLink | None:
         """Have nothing to do with the worker any more; return the link to it."""
         link, self._link = self._link, None
+        self._outbox.clear()
         if link is not None:
             link.is_open = False
             self._services.ended()
@@ -277,7 +276,8 @@ class PythonInstance:
         if not self._first_start.done():
             self._first_start.set_result(None)
         self._limit(0, None)
-        self._send_waiting()
+        for batch in self._batches:
+            self._send(batch)
 
     @property
     def _line(self) -> "deque[_Batch]":
@@ -293,33 +293,48 @@ class PythonInstance:
         if self._link is not None:
             self._link.process.send(("is_ready", number))
 
-    def _send_waiting(self) -> None:
-        for batch in list(self._batches):
-            if not batch.number:  # a batch that fails may have brought in, and sent, others
-                self._send(batch)
-
     def _send(self, batch: _Batch) -> None:
-        link = self._link
-        if link is None:
-            return
-        outgoing = link.outgoing()
-        self._sent = batch.number = self._sent + 1
-        try:
+        """Send a batch, together with those that come in the same round of the event loop."""
+        if not self._outbox:
+            self._loop.call_soon(self._hand_over)
+        self._outbox.append(batch)
+
+    def _hand_over(self) -> None:
+        batches, self._outbox = self._outbox, []
+        while batches and self._link is not None:
             awake_ns = self._busy_poll.worker_ns if self._busy_poll is not None else 0
             if awake_ns != self._told_awake_ns:
-                link.process.send(("awake", awake_ns))
+                self._link.process.send(("awake", awake_ns))
                 self._told_awake_ns = awake_ns
-            encoded = encode_requests(batch.requests, self._output_names, outgoing)
-            link.send(("execute", batch.number, encoded), outgoing)
+            batches = batches[self._send_together(self._link, batches) :]
+
+    def _send_together(self, link: WorkerLink, batches: Sequence[_Batch]) -> int:
+        """Send the first of these batches, and those behind it that fit into the same message; return how many."""
+        outgoing = link.outgoing()
+        content: list[tuple[int, list[tuple[object, ...]]]] = []
+        number = self._sent
+        try:
+            for batch in batches:
+                number += 1
+                content.append((number, encode_requests(batch.requests, self._output_names, outgoing)))
+                if outgoing.fds:  # of which a message carries only so many
+                    break
+            link.send(("execute", content), outgoing, at_once=True)
         except (ChannelError, OSError, TypeError, ValueError) as error:
             outgoing.withdraw()
-            self._line.remove(batch)
-            _fail(batch, internal(f"the batch cannot be handed to instance '{self.name}': {error}"))
-            return
-        for index in batch.gone or ():
-            link.process.send(("cancel", batch.number, index))
-        if self._batches and batch is self._batches[0]:
-            self._limit(self._execute_s_max, self._executed_too_long)
+            if len(batches) > 1:  # only the one that cannot be sent fails
+                return self._send_together(link, batches[:1])
+            self._line.remove(batches[0])
+            _fail(batches[0], internal(f"the batch cannot be handed to instance '{self.name}': {error}"))
+            return 1
+        self._sent = number
+        for batch, (number, _) in zip(batches, content, strict=False):
+            batch.number = number
+            for index in batch.gone or ():
+                link.process.send(("cancel", number, index))
+            if self._batches and batch is self._batches[0]:
+                self._limit(self._execute_s_max, self._executed_too_long)
+        return len(content)
 
     def _done(self, message: Incoming, link: WorkerLink) -> None:
         _, number, results, regions, dropped, input_end, output_start = message.header

@@ -27,14 +27,19 @@ class WorkerLink:
         """Return an empty message to place tensors in."""
         return Outgoing(self.process.pool)
 
-    def send(self, header: tuple[object, ...], outgoing: Outgoing | None = None) -> None:
+    def send(self, header: tuple[object, ...], outgoing: Outgoing | None = None, *, at_once: bool = False) -> None:
         """Send a message that has the regions to give back at its end.
+
+        Args:
+            header: Kind and content.
+            outgoing: Its tensors.
+            at_once: Whether no other is likely to follow in the same round of the event loop.
 
         Raises:
             ChannelError: It cannot be written.
         """
         released, dropped = self._released.copy(), self._dropped
-        self.process.send((*header, released, dropped), outgoing)
+        self.process.send((*header, released, dropped), outgoing, at_once=at_once)
         # In place: arrays that somebody still looks at append to this list, perhaps in other threads.
         del self._released[: len(released)]
         self._dropped = []

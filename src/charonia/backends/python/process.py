@@ -158,19 +158,26 @@ class WorkerProcess:
         except psutil.Error:
             return 0
 
-    def send(self, header: tuple[object, ...], outgoing: Outgoing | None = None) -> None:
+    def send(self, header: tuple[object, ...], outgoing: Outgoing | None = None, *, at_once: bool = False) -> None:
         """Send a message, together with those that follow in the same round of the event loop.
+
+        Args:
+            header: Kind and content.
+            outgoing: Its tensors.
+            at_once: Send it, and what waits to be sent, now.
 
         Raises:
             ChannelError: It is too large.
         """
         outgoing = outgoing or Outgoing(self.pool)
         buffers = outgoing.frame(header)
-        if not self._unsent:
+        if not (at_once or self._unsent):
             self._loop.call_soon(self._write)
         self._unsent += buffers
         # A descriptor may arrive before its message, never after it.
         self._unsent_fds += outgoing.fds
+        if at_once:
+            self._write()
 
     def soon(self, action: Callable[[], None]) -> None:
         """Have something done on the event loop's thread. Callable from any thread, also when there is no loop left."""

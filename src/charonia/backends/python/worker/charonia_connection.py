@@ -156,7 +156,10 @@ class Connection:
     def _dispatch(self, message: channel.Incoming) -> None:
         kind = message.header[0]
         if kind == "execute":
-            self._take_batch(message)
+            _, batches, released, dropped = message.header
+            self._accounts.given_back(released, dropped)
+            for number, sent in batches:
+                self._take_batch(message, number, sent)
         elif kind == "reply":
             self._take_reply(message)
         elif kind == "awake":
@@ -177,10 +180,10 @@ class Connection:
         else:
             self.tasks.put(message.header)
 
-    def _take_batch(self, message: channel.Incoming) -> None:
-        _, number, sent, released, dropped = message.header
-        self._accounts.given_back(released, dropped)
+    def _take_batch(self, message: channel.Incoming, number: int, sent: Sequence[tuple[Fields, Sequence[Any]]]) -> None:
+        """Take in one of the batches of a message, whose tensors follow those of the batches before it."""
         find, array_of = message.find, datatypes.array_of
+        regions_before = len(message.regions)
         requests: list[tuple[Fields, list[Tensor]]] = []
         refused: dict[int, tuple[int, str]] | None = None
         for fields, places in sent:
@@ -197,9 +200,9 @@ class Connection:
             requests.append((fields, inputs))
         batch = Batch(number, len(requests))
         batch.refused = refused
-        if message.regions:
-            batch.regions = message.regions
-            self._accounts.hold(message.regions)
+        if len(message.regions) > regions_before:
+            batch.regions = message.regions[regions_before:]
+            self._accounts.hold(batch.regions)
         self._batches[number] = batch
         self.tasks.put(("execute", batch, requests))
 
