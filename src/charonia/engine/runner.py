@@ -99,6 +99,7 @@ class ModelRunner:
         self._depths = [1] * len(lanes)
         # Lane i has the slots i, i + n, i + 2n and so on. Those beyond the first are offered while the lane takes
         # several batches at once.
+        self._lane_of_slot = list(lanes) * PIPELINE_DEPTH
         self._parked = set(range(len(lanes), len(lanes) * PIPELINE_DEPTH))
         if claim is not None:
             claim.wake(loop, lambda: self._handle(Tick(), now_ns()))
@@ -124,7 +125,7 @@ class ModelRunner:
 
     def slot_name(self, slot: int) -> str:
         """Return the name of an instance."""
-        return self._lane(slot).placement.name
+        return self._lane_of_slot[slot].placement.name
 
     def submit(self, request: InferRequest, reply: Reply) -> Entry:
         """Take in a request; every outcome goes to `reply`."""
@@ -165,7 +166,7 @@ class ModelRunner:
             self.fail(entry, ServingError(Code.CANCELLED, "the request was cancelled"), FailureReason.CANCELED)
         if batch is not None:
             batch.cancelled(entry.index)
-            self._lane(batch.slot).cancel(batch, entry.index)
+            self._lane_of_slot[batch.slot].cancel(batch, entry.index)
 
     def fail(self, entry: Entry, outcome: Outcome, reason: FailureReason) -> None:
         """Answer a request with an error, or end it after one."""
@@ -194,7 +195,7 @@ class ModelRunner:
             batch = entry.batch
             self.fail(entry, error, FailureReason.OTHER)
             if batch is not None:
-                self._lane(batch.slot).cancel(batch, entry.index)
+                self._lane_of_slot[batch.slot].cancel(batch, entry.index)
         else:
             self._deliver_in_order(entry, outcome, False)
 
@@ -240,17 +241,18 @@ class ModelRunner:
     def slot_done(self, slot: int, compute_ns: int) -> None:
         """A lane has finished a batch, which computed for `compute_ns`."""
         self._running.discard(slot)
-        lane = self._lane(slot)
+        lane = self._lane_of_slot[slot]
         lane.took(compute_ns)
-        if slot < len(self._lanes) * lane.depth:
+        depth = lane.depth
+        if slot < len(self._lanes) * depth:
             self._offer_soon(slot)
         else:
             self._parked.add(slot)
             self._note_idle()
         index = slot % len(self._lanes)
-        if lane.depth != self._depths[index]:
-            self._depths[index] = lane.depth
-            self._follow_depth(index, lane.depth)
+        if depth != self._depths[index]:
+            self._depths[index] = depth
+            self._follow_depth(index, depth)
 
     def _traced(self, request: InferRequest, trace: Trace, reply: Reply) -> Reply:
         """Note what happens to a request from now on; batches do so until the last such request is over."""
@@ -280,9 +282,6 @@ class ModelRunner:
             self._loop.call_soon(self._offer, slot)
         else:
             self._offer(slot)
-
-    def _lane(self, slot: int) -> BlockingLane | AsyncLane:
-        return self._lanes[slot % len(self._lanes)]
 
     async def drain(self) -> None:
         """Stop taking requests; return when every request in flight has been answered and every lane is idle."""
@@ -344,7 +343,7 @@ class ModelRunner:
             if entry.call is not None:
                 self._calls.run(entry.call, run.slot % len(self._lanes))
         self._running.add(run.slot)
-        self._lane(run.slot).run(batch)
+        self._lane_of_slot[run.slot].run(batch)
 
     def _deliver_in_order(self, entry: Entry, outcome: Outcome, final: bool) -> None:
         if self._order is not None:

@@ -168,7 +168,7 @@ class SequenceRunner(ModelRunner):
             )
             self.fail(entry, error, FailureReason.OTHER)
             if batch is not None:
-                self._lane(batch.slot).cancel(batch, entry.index)
+                self._lane_of_slot[batch.slot].cancel(batch, entry.index)
 
     async def drain(self) -> None:
         """Stop taking requests; sequences that go on elsewhere end first where another runner has taken the place."""
@@ -229,7 +229,7 @@ class SequenceRunner(ModelRunner):
             elif self._starts is not None and not self._starts.holds(entry.id):
                 self._starts.submitted(entry.id, entry)
         self._running.add(run.slot)
-        self._lane(run.slot).run(batch)
+        self._lane_of_slot[run.slot].run(batch)
 
     def _complete(self, request_id: int) -> SequenceRequest:
         """Return a request with its controls, and with the states of its sequence."""

@@ -4,6 +4,7 @@ Source: KServe v2 protocol and Triton's binary tensor data extension.
 """
 
 from collections.abc import Mapping
+from functools import lru_cache
 from math import isfinite
 
 import numpy as np
@@ -16,6 +17,9 @@ from charonia.protocol.json_text import dump
 from charonia.protocol.shared_memory import NO_PLACES, write
 from charonia.protocol.tensors import encode_tensor
 from charonia.protocol.v2_data import encode_data
+
+REMEMBERED_MAX = 512
+"""Most JSON parts that are remembered."""
 
 
 def encode_response(
@@ -32,6 +36,10 @@ def encode_response(
     Raises:
         ServingError: JSON cannot carry an output, or its place cannot hold it.
     """
+    if not (response.id or response.parameters or places):
+        repeated = _repeated(response, binary, forms)
+        if repeated is not None:
+            return repeated
     blobs: list[bytes | memoryview] = []
     outputs: list[dict[str, object]] = []
     literals = False
@@ -60,6 +68,30 @@ def encode_response(
         literals = literals or any(_is_literal(value) for value in response.parameters.values())
     document["outputs"] = outputs
     return dump(document, literals=literals), blobs
+
+
+def _repeated(
+    response: InferResponse, binary: bool, forms: Mapping[str, bool]
+) -> tuple[bytes, list[bytes | memoryview]] | None:
+    """Return a response with binary outputs only: its JSON part is that of others before it. None for any other."""
+    blobs: list[bytes | memoryview] = []
+    outputs: list[tuple[str, str, tuple[int, ...], int]] = []
+    for tensor in response.outputs:
+        if not forms.get(tensor.name, binary):
+            return None
+        blob = encode_tensor(tensor)
+        blobs.append(blob)
+        outputs.append((tensor.name, tensor.datatype.wire, tensor.array.shape, len(blob)))
+    return _binary_document(response.model_name, response.model_version, tuple(outputs)), blobs
+
+
+@lru_cache(REMEMBERED_MAX)
+def _binary_document(model: str, version: str, outputs: tuple[tuple[str, str, tuple[int, ...], int], ...]) -> bytes:
+    described = [
+        {"name": name, "datatype": datatype, "shape": shape, "parameters": {"binary_data_size": size}}
+        for name, datatype, shape, size in outputs
+    ]
+    return dump({"model_name": model, "model_version": version, "outputs": described})
 
 
 def _has_literals(tensor: Tensor) -> bool:

@@ -13,11 +13,11 @@ from charonia.backends.python import lending
 from charonia.backends.python.worker.charonia_channel import PLACE_LENGTH, Incoming, Outgoing
 from charonia.backends.python.worker.charonia_errors import RESCHEDULED
 from charonia.core.calls import Outcome
-from charonia.core.dtypes import BY_WIRE, DataType
+from charonia.core.dtypes import BY_WIRE
 from charonia.core.errors import Code, ServingError
 from charonia.core.request import InferRequest, RequestedOutput
 from charonia.core.tensor import Array, DeviceTensor, Tensor
-from charonia.protocol.tensors import decode_tensor, encode_elements
+from charonia.protocol.tensors import decode_tensor, encode_tensor
 
 _CODES = (
     Code.UNKNOWN,
@@ -188,7 +188,7 @@ def encode_error(error: ServingError) -> tuple[int, str]:
 
 def _placed(tensors: Iterable[Tensor], outgoing: Outgoing, on_gpu: bool) -> list[tuple[object, ...]]:
     return [
-        (tensor.name, tensor.datatype.wire, tensor.array.shape, outgoing.place(_bytes_of(tensor)))
+        (tensor.name, tensor.datatype.wire, tensor.array.shape, outgoing.place(encode_tensor(tensor)))
         if type(tensor) is not DeviceTensor
         else _placed_on_device(tensor, outgoing, on_gpu)
         for tensor in tensors
@@ -202,7 +202,7 @@ def _placed_on_device(tensor: DeviceTensor, outgoing: Outgoing, on_gpu: bool) ->
         lent = lending.lend(tensor, outgoing) if on_gpu else None
         if lent is not None:
             return (name, wire, tensor.shape, lent)
-        return (name, wire, tensor.array.shape, outgoing.place(_bytes_of(tensor)))
+        return (name, wire, tensor.array.shape, outgoing.place(encode_tensor(tensor)))
     except ServingError as error:
         return (name, wire, (), encode_error(error))
 
@@ -229,9 +229,3 @@ def _leased(array: Array, release: Callable[[], None]) -> Array:
     holder = np.asarray(array.view(np.uint8).reshape(-1).data)
     weakref.finalize(holder, release).atexit = False
     return holder.view(array.dtype).reshape(array.shape)
-
-
-def _bytes_of(tensor: Tensor) -> bytes | memoryview:
-    if tensor.datatype is DataType.BYTES:
-        return encode_elements(tensor.array.ravel().tolist())
-    return np.ascontiguousarray(tensor.array).reshape(-1).view(np.uint8).data

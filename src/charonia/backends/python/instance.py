@@ -342,11 +342,13 @@ class PythonInstance:
         if not line or number != line[0].number:
             return
         decoded = decode_results(results, message, link)
-        link.given_back(regions, dropped)
+        if regions or dropped:
+            link.given_back(regions, dropped)
         batch = line.popleft()
         if line is self._batches:
             self.health.answered()
-            self._limit(self._execute_s_max if self._batches else 0, self._executed_too_long)
+            if self._execute_s_max:
+                self._limit(self._execute_s_max if self._batches else 0, self._executed_too_long)
         sink = batch.sink
         is_open = False
         for index, result in enumerate(decoded):

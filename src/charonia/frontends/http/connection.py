@@ -218,10 +218,12 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def on_header(self, name: bytes, value: bytes | None) -> None:
         """A header field, or a field of the trailer."""
-        value = value or b""
-        self._header_count += 1
-        self._header_bytes += len(name) + len(value)
-        if self._header_count > self._limits.header_count_max or self._header_bytes > self._limits.header_bytes_max:
+        if value is None:
+            value = b""
+        limits = self._limits
+        self._header_count = count = self._header_count + 1
+        self._header_bytes = size = self._header_bytes + len(name) + len(value)
+        if count > limits.header_count_max or size > limits.header_bytes_max:
             raise _RefusedError(431, self._header_too_large())
         if not self._in_body:  # what comes after the body must not change what the request says
             self._headers[name.lower()] = value
