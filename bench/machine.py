@@ -7,6 +7,8 @@ from pathlib import Path
 
 import psutil
 
+from charonia.doctor.interpreter import is_optimised
+
 
 def machine() -> dict[str, str | int | float]:
     """Return what has an influence on the figures."""
@@ -16,6 +18,7 @@ def machine() -> dict[str, str | int | float]:
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "kernel": platform.release(),
         "python": platform.python_version(),
+        "python_optimised": is_optimised(),
         "load_1min": round(os.getloadavg()[0], 2),
         **{package: version(package) for package in ("charonia", "onnxruntime", "numpy", "uvloop")},
     }

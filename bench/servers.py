@@ -11,6 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -48,10 +49,11 @@ class Server:
     def __enter__(self) -> Self:
         folder = Path(self._folder.name)
         MODELS[self.model](folder / "models")
-        self.http, self.grpc = f"{HOST}:{free_port()}", f"{HOST}:{free_port()}"
+        ports = free_ports(3)
+        self.http, self.grpc = f"{HOST}:{ports[0]}", f"{HOST}:{ports[1]}"
         command = [*COMMANDS[self.server], f"--model-repository={folder / 'models'}"]
-        for name, port in (("http", self.http), ("grpc", self.grpc), ("metrics", f"{HOST}:{free_port()}")):
-            command += [f"--{name}-port={port.split(':')[1]}", f"--{name}-address={HOST}"]
+        for name, port in zip(("http", "grpc", "metrics"), ports, strict=True):
+            command += [f"--{name}-port={port}", f"--{name}-address={HOST}"]
         self.log = folder / "log.txt"
         begin = time.monotonic()
         with self.log.open("wb") as log:
@@ -114,8 +116,10 @@ class Server:
                 return
 
 
-def free_port() -> int:
-    """Return a port that nobody listens at."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
+def free_ports(count: int) -> list[int]:
+    """Return different ports that nobody listens at."""
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind((HOST, 0))
+        return [int(probe.getsockname()[1]) for probe in probes]

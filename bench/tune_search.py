@@ -33,7 +33,7 @@ from bench.compare import RESULTS
 from bench.load import Load, run
 from bench.machine import machine
 from bench.models import MODEL, MODELS
-from bench.servers import PEERS, Server, free_port
+from bench.servers import PEERS, Server, free_ports
 from charonia.config.pbtxt import parse, render
 
 ANALYZER = PEERS / "ma_venv" / "bin" / "model-analyzer"
@@ -123,7 +123,7 @@ def _ports(folder: Path) -> list[int]:
     """Return the ports of a folder's server. They stay the same: model-analyzer's checkpoint is keyed by them."""
     kept = folder / "ports.json"
     if not kept.exists():
-        kept.write_text(json.dumps([free_port() for _ in range(3)]))
+        kept.write_text(json.dumps(free_ports(3)))
     ports: list[int] = json.loads(kept.read_text())
     return ports
 

@@ -10,7 +10,8 @@ from charonia.cli import doctor as command
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import InstanceGroup, ModelConfig
 from charonia.doctor import machine, repository
-from charonia.doctor.machine import gpus, onnxruntime_finding, port_finding, torch_findings
+from charonia.doctor.interpreter import is_optimised
+from charonia.doctor.machine import gpus, onnxruntime_finding, port_finding, python_finding, torch_findings
 from charonia.doctor.report import Finding, Section, bytes_text, problem_count, to_json, to_text
 from charonia.doctor.repository import copies_of, problem_of, totals
 from charonia.engine.nvml import Device
@@ -63,6 +64,28 @@ def test_a_report_marks_what_is_wrong_and_counts_it() -> None:
 @pytest.mark.parametrize(("size", "text"), [(0, "0 B"), (1536, "1.5 KiB"), (3 * 2**20, "3 MiB"), (2**41, "2048 GiB")])
 def test_bytes_are_shown_in_units_for_people(size: int, text: str) -> None:
     assert bytes_text(size) == text
+
+
+@pytest.mark.parametrize(
+    ("prefix", "arguments", "expected"),
+    [
+        ("/opt/pyenv/versions/3.11.7", "'--prefix=/opt/pyenv/versions/3.11.7' '--enable-shared'", False),
+        ("/opt/pyenv/versions/3.12.1", "'--enable-optimizations' '--with-lto'", True),
+        ("/usr/local", "'--build=x86_64-linux-gnu' '--enable-optimizations'", True),
+        ("/usr", "'--enable-shared' '--prefix=/usr'", True),
+        ("C:\\Python311", "", True),
+    ],
+)
+def test_an_interpreter_says_how_it_was_built(prefix: str, arguments: str, expected: bool) -> None:
+    assert is_optimised(prefix, arguments) is expected
+
+
+def test_an_interpreter_that_is_slow_is_mentioned_and_is_no_problem() -> None:
+    assert python_finding(True).hint == ""
+    slow = python_finding(False)
+    assert "built without optimisation" in slow.value
+    assert "--enable-optimizations" in slow.hint
+    assert not slow.problem
 
 
 def test_gpus_are_described_by_the_driver() -> None:
