@@ -24,25 +24,30 @@ HOST = "127.0.0.1"
 START_TIMEOUT_S = 60.0
 PEERS = Path(os.environ.get("CHARONIA_PEERS", Path.home() / ".cache" / "charonia-peers"))
 
-COMMANDS = {
-    "charonia": [sys.executable, "-m", "charonia", "serve"],
-    "triton": [str(PEERS / "bin" / "tritonserver")],
-}
+SERVERS = ("charonia", "triton")
+
+
+def command_of(server: str) -> list[str]:
+    """Return the command that starts a server: "charonia", "charonia@PYTHON" for another interpreter, or "triton"."""
+    name, _, python = server.partition("@")
+    if name == "triton":
+        return [str(PEERS / "bin" / "tritonserver")]
+    return [python or sys.executable, "-m", "charonia", "serve"]
 
 
 class Server:
     """One server with one model, on free ports.
 
     Args:
-        variant: `server:model`, for example "charonia:identity".
+        variant: `server:model`, for example "charonia:identity" or "charonia@/usr/bin/python3:identity".
         flags: More flags for the server.
     """
 
     def __init__(self, variant: str, flags: Sequence[str] = ()) -> None:
         self.variant = variant
         self.server, self.model = variant.split(":")
-        if self.server not in COMMANDS or self.model not in MODELS:
-            raise SystemExit(f"unknown variant '{variant}': servers {sorted(COMMANDS)}, models {sorted(MODELS)}")
+        if self.server.partition("@")[0] not in SERVERS or self.model not in MODELS:
+            raise SystemExit(f"unknown variant '{variant}': servers {SERVERS}, models {sorted(MODELS)}")
         self._flags = list(flags)
         self._folder = tempfile.TemporaryDirectory(prefix="charonia-bench-")
 
@@ -51,7 +56,7 @@ class Server:
         MODELS[self.model](folder / "models")
         ports = free_ports(3)
         self.http, self.grpc = f"{HOST}:{ports[0]}", f"{HOST}:{ports[1]}"
-        command = [*COMMANDS[self.server], f"--model-repository={folder / 'models'}"]
+        command = [*command_of(self.server), f"--model-repository={folder / 'models'}"]
         for name, port in zip(("http", "grpc", "metrics"), ports, strict=True):
             command += [f"--{name}-port={port}", f"--{name}-address={HOST}"]
         self.log = folder / "log.txt"

@@ -72,7 +72,7 @@ def python_finding(is_optimised: bool) -> Finding:
     if is_optimised:
         return Finding("python", value)
     return Finding(
-        *("python", f"{value}, built without optimisation: small requests take a fifth more CPU time"),
+        *("python", f"{value}, built without optimisation: small requests take a tenth more CPU time"),
         hint="take another build; for pyenv: PYTHON_CONFIGURE_OPTS='--enable-optimizations --with-lto' pyenv install",
     )
 
