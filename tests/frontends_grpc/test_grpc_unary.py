@@ -13,7 +13,7 @@ from charonia.core.errors import Code, ServingError, internal, unavailable
 from charonia.core.response import InferResponse
 from charonia.frontends.grpc.frontend import GrpcLimits
 from charonia.protocol.grpc_status import Status
-from charonia.testing.grpc_memory import frame
+from charonia.testing.grpc_memory import MemoryResponse, frame, request_headers
 
 
 def infer_message(model: str = "identity", id: str = "", values: int = 16) -> bytes:
@@ -352,8 +352,6 @@ def test_any_other_number_of_messages_is_refused(play: Any, body: bytes) -> None
 def test_headers_that_end_the_stream_are_no_message(play: Any) -> None:
     async def scenario(bench: Any) -> None:
         client = bench.client()
-        from charonia.testing.grpc_memory import MemoryResponse, request_headers
-
         stream_id = client.http2.send_request(request_headers("ServerLive"), end_stream=True)
         client.responses[stream_id] = MemoryResponse()
         client.exchange()
@@ -522,8 +520,6 @@ def test_a_client_may_leave_at_any_point_of_its_request(play: Any, kept_bytes: i
 def test_an_answer_to_a_client_that_left_in_the_same_bytes_is_no_error(play: Any) -> None:
     async def scenario(bench: Any) -> None:
         client = bench.client()
-        from charonia.testing.grpc_memory import MemoryResponse, request_headers
-
         stream_id = client.http2.send_request(request_headers("ModelInfer"))
         client.responses[stream_id] = MemoryResponse()
         client.http2.send_data(stream_id, frame(infer_message()), end_stream=True)
@@ -573,3 +569,22 @@ def test_each_call_has_its_line_in_the_access_log(play: Any) -> None:
     )
     assert (lines[0]["batch_size"], lines[0]["bytes_in"]) == ("1", str(len(infer_message(id="a"))))
     assert int(lines[0]["bytes_out"]) > 64
+
+
+def test_what_is_refused_before_it_is_a_call_has_its_line_too(play: Any) -> None:
+    log = StringIO()
+
+    async def scenario(bench: Any) -> None:
+        client = bench.client()
+        await client.call("NoSuchMethod")
+        await client.call("ServerLive", b"", (b"grpc-encoding", b"snappy"))
+        stream_id = client.http2.send_request([(b":method", b"GET"), *request_headers("/x")[1:]])
+        client.responses[stream_id] = MemoryResponse()
+        await client.settle()
+
+    play(scenario, None, log)
+    assert [line.split(" ", 2)[2].split(" bytes_in")[0] for line in log.getvalue().splitlines()] == [
+        "method=/inference.GRPCInferenceService/NoSuchMethod status=UNIMPLEMENTED",
+        "method=ServerLive status=UNIMPLEMENTED",
+        "method=/x status=405",
+    ]

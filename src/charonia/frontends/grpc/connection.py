@@ -8,6 +8,7 @@ import asyncio
 import time
 from typing import Protocol, cast
 
+from charonia.frontends.access_log import AccessEntry
 from charonia.frontends.grpc.calls import Call, Service, internal_error
 from charonia.frontends.grpc.conduct import Conduct
 from charonia.frontends.grpc.guard import admit
@@ -289,9 +290,11 @@ class GrpcConnection(asyncio.Protocol):
                 admit(gate, method.name, head)
         except RpcError as error:
             self._refuse(stream_id, error_head(error), end)
+            self._log_refusal(headers, error.status.name)
             return
         except NotGrpcError as error:
             self._refuse(stream_id, error.headers, end)
+            self._log_refusal(headers, error.status)
             return
         call = method.open(self, stream_id, head)
         self._calls[stream_id] = call
@@ -303,6 +306,14 @@ class GrpcConnection(asyncio.Protocol):
         self._http2.send_head(stream_id, head, end=True)
         if not end:
             self._to_reset.append(stream_id)
+
+    def _log_refusal(self, headers: Headers, status: int | str) -> None:
+        """Write the access log's line of a request that did not become a call."""
+        log = self.service.access_log
+        if log is not None:
+            path = next((value for name, value in headers if name == b":path"), b"")
+            method = self._methods.get(path)
+            log.write(AccessEntry("grpc", method.name if method is not None else path.decode("latin-1"), status))
 
     def _receive(self, call: Call, data: bytes, end: bool) -> None:
         call.is_received = end
