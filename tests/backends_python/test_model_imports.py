@@ -1,8 +1,10 @@
 """What a Python model may import, and that models of one process do not see each other's."""
 
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -75,6 +77,32 @@ def test_models_of_one_process_have_their_own_modules_of_the_same_names(tmp_path
     for own in owns:
         own.close()
     assert set(sys.modules) == before
+
+
+def test_models_come_and_go_while_other_threads_import(tmp_path: Path) -> None:
+    version = write(tmp_path, "first")
+    is_over = threading.Event()
+
+    def import_others() -> None:
+        while not is_over.is_set():
+            for number in range(100):
+                sys.modules[f"imported_by_another_thread_{number}"] = ModuleType("other")
+            for number in range(100):
+                del sys.modules[f"imported_by_another_thread_{number}"]
+
+    other = threading.Thread(target=import_others)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        other.start()
+        for _ in range(30):
+            own = imports(version, shared=True)
+            assert load(own, version).who == ("first", "first", "first")
+            own.close()
+    finally:
+        is_over.set()
+        other.join()
+        sys.setswitchinterval(interval)
 
 
 def test_a_model_with_a_process_of_its_own_imports_at_any_time(tmp_path: Path) -> None:

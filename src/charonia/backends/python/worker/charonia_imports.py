@@ -94,16 +94,21 @@ class ModelImports:
         """The model is gone: forget its modules."""
         if self._shares_process:
             self._own.clear()
-            for name in [name for name in sys.modules if name == self._package or name.startswith(self._package + ".")]:
-                del sys.modules[name]
+            # A copy, here and below: other threads of the process import at any time.
+            for name in sys.modules.copy():
+                if name == self._package or name.startswith(self._package + "."):
+                    sys.modules.pop(name, None)
 
     def _hide(self, before: dict[str, types.ModuleType]) -> None:
         """Take the model's own modules out of `sys.modules` again."""
         folders = tuple(os.path.join(os.path.realpath(folder), "") for folder in self._folders[1:])
-        for name in [name for name in sys.modules if name not in before and not name.startswith(_PACKAGE)]:
-            file = getattr(sys.modules[name], "__file__", None)
+        for name, module in sys.modules.copy().items():
+            if name in before or name.startswith(_PACKAGE):
+                continue
+            file = getattr(module, "__file__", None)
             if file and os.path.realpath(file).startswith(folders):
-                self._own[name] = sys.modules.pop(name)
+                self._own[name] = module
+                sys.modules.pop(name, None)
         if PB_UTILS in before:
             sys.modules[PB_UTILS] = before[PB_UTILS]
         else:
