@@ -89,6 +89,6 @@ def test_an_instance_with_cores_of_its_own_never_runs_on_the_event_loop() -> Non
     rule = InPlaceRule(is_bound=True)
 
     for _ in range(2 * IN_PLACE_PROBES):
-        rule.took(1)
+        rule.ran_in_thread(1, 1)
 
     assert not rule.in_place

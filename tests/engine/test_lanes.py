@@ -18,6 +18,8 @@ from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse
 from charonia.core.tensor import Tensor
 from charonia.engine.lanes import (
+    FORGIVEN_AFTER,
+    FORGIVEN_NS_MAX,
     IN_PLACE_NS_MAX,
     IN_PLACE_PROBES,
     IN_PLACE_RETRY_MAX,
@@ -36,17 +38,25 @@ LONG = 100 * PIPELINE_NS_MAX
 HELD_UP = 10 * IN_PLACE_NS_MAX + 1
 
 
+def took(rule: InPlaceRule, duration_ns: int, cpu_ns: int | None = None) -> None:
+    """One execution, where the rule says; in the thread it computes all the time unless said otherwise."""
+    if rule.in_place:
+        rule.ran_in_place(duration_ns)
+    else:
+        rule.ran_in_thread(duration_ns, duration_ns if cpu_ns is None else cpu_ns)
+
+
 def in_place_rule(durations_ns: Iterable[int]) -> InPlaceRule:
     rule = InPlaceRule()
     for duration in durations_ns:
-        rule.took(duration)
+        took(rule, duration)
     return rule
 
 
 def executions_until_in_place(rule: InPlaceRule, duration_ns: int = IN_PLACE_NS_MAX) -> int:
     count = 0
     while not rule.in_place:
-        rule.took(duration_ns)
+        took(rule, duration_ns)
         count += 1
     return count
 
@@ -71,7 +81,7 @@ def test_one_longer_execution_in_the_thread_starts_the_count_anew() -> None:
 
 def test_an_execution_that_is_a_little_longer_stays_on_the_loop() -> None:
     rule = in_place_rule([1] * IN_PLACE_PROBES)
-    rule.took(HELD_UP - 1)
+    took(rule, HELD_UP - 1)
     assert rule.in_place
 
 
@@ -80,20 +90,53 @@ def test_each_time_the_loop_was_held_up_it_takes_twice_as_many_short_executions_
     needed = []
     for _ in range(12):
         needed.append(executions_until_in_place(rule))
-        rule.took(HELD_UP)
+        took(rule, HELD_UP)
     assert needed[:4] == [8, 16, 32, 64]
     assert needed[-2:] == [IN_PLACE_RETRY_MAX, IN_PLACE_RETRY_MAX]
 
 
-@given(st.lists(st.integers(0, 2 * HELD_UP), max_size=300))
-def test_the_loop_is_never_entered_by_a_long_execution_nor_kept_by_one(durations_ns: list[int]) -> None:
+def test_the_system_that_takes_the_core_away_now_and_then_does_not_take_the_model_off_the_loop() -> None:
+    rule = in_place_rule([1] * IN_PLACE_PROBES)
+    for _ in range(5):
+        for _ in range(FORGIVEN_AFTER):
+            took(rule, 1)
+        took(rule, FORGIVEN_NS_MAX)
+        assert rule.in_place
+    took(rule, HELD_UP)
+    assert not rule.in_place
+    assert executions_until_in_place(rule) == 2 * IN_PLACE_PROBES
+
+
+def test_an_execution_that_is_very_long_takes_the_model_off_the_loop_however_many_were_short() -> None:
+    rule = in_place_rule([1] * (IN_PLACE_PROBES + FORGIVEN_AFTER))
+    took(rule, FORGIVEN_NS_MAX + 1)
+    assert not rule.in_place
+
+
+def test_waiting_for_the_interpreter_does_not_keep_a_short_model_in_the_thread() -> None:
     rule = InPlaceRule()
-    for duration in durations_ns:
+    for _ in range(IN_PLACE_PROBES - 1):
+        took(rule, 5 * IN_PLACE_NS_MAX, IN_PLACE_NS_MAX)
+    took(rule, IN_PLACE_NS_MAX, IN_PLACE_NS_MAX)
+    assert rule.in_place
+
+
+def test_a_model_that_waits_for_something_stays_in_the_thread() -> None:
+    rule = InPlaceRule()
+    for _ in range(2 * IN_PLACE_RETRY_MAX):
+        took(rule, IN_PLACE_NS_MAX + 1, 1)
+    assert not rule.in_place
+
+
+@given(st.lists(st.tuples(st.integers(0, 2 * HELD_UP), st.integers(0, 2 * IN_PLACE_NS_MAX)), max_size=300))
+def test_the_loop_is_never_entered_by_a_long_execution_nor_soon_kept_by_one(times_ns: list[tuple[int, int]]) -> None:
+    rule = InPlaceRule()
+    for duration, cpu in times_ns:
         was_in_place = rule.in_place
-        rule.took(duration)
+        took(rule, duration, min(cpu, duration))
         if rule.in_place and not was_in_place:
-            assert duration <= IN_PLACE_NS_MAX
-        if duration >= HELD_UP:
+            assert min(cpu, duration) <= IN_PLACE_NS_MAX
+        if was_in_place and duration >= HELD_UP:
             assert not rule.in_place
 
 

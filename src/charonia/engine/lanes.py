@@ -8,6 +8,7 @@ stays short.
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Protocol
@@ -27,6 +28,13 @@ IN_PLACE_PROBES = 8
 
 IN_PLACE_RETRY_MAX = 4096
 """Most executions in the thread after the loop was held up, before running in place is tried again."""
+
+FORGIVEN_AFTER = 1000
+"""Executions on the loop after which one that holds it up is taken for the system's doing, which has given the core to
+somebody else, and not for the model's."""
+
+FORGIVEN_NS_MAX = 10_000_000
+"""A longer hold-up is never forgiven."""
 
 PIPELINE_NS_MAX = 1_000_000
 """An instance in another process is kept supplied ahead of time with batches that together take so long on average."""
@@ -116,31 +124,46 @@ class PipelineRule:
 class InPlaceRule:
     """Decides from measured times whether the next execution may run on the event loop. Pure.
 
+    In the thread, an execution waits for the interpreter whenever the loop has it. So what counts there is how long the
+    thread computes, and that at least one execution was as short by the clock: of a model that waits for something,
+    such as a GPU, none is.
+
     Args:
         is_bound: Whether the instance has cores of its own, which are not the loop's: it never may.
     """
 
-    __slots__ = ("_is_bound", "_short", "_wanted", "in_place")
+    __slots__ = ("_is_bound", "_least_ns", "_ran", "_short", "_wanted", "in_place")
 
     def __init__(self, *, is_bound: bool = False) -> None:
         self.in_place = False
         self._is_bound = is_bound
-        self._short = 0
+        self._short = 0  # executions in a row that computed for a short time
+        self._least_ns = _HELD_UP_NS  # the shortest of them by the clock
         self._wanted = IN_PLACE_PROBES
+        self._ran = 0  # executions on the loop since it was held up
 
-    def took(self, duration_ns: int) -> None:
-        """Take in the duration of an execution."""
-        if self.in_place:
-            if duration_ns > _HELD_UP_NS:
-                self.in_place = False
-                self._short = 0
-                self._wanted = min(2 * self._wanted, IN_PLACE_RETRY_MAX)
-        elif duration_ns <= IN_PLACE_NS_MAX:
-            self._short += 1
-            if self._short >= self._wanted and not self._is_bound:
-                self.in_place = True
+    def ran_in_place(self, duration_ns: int) -> None:
+        """Take in the duration of an execution on the loop."""
+        self._ran += 1
+        if duration_ns <= _HELD_UP_NS:
+            return
+        if self._ran > FORGIVEN_AFTER and duration_ns <= FORGIVEN_NS_MAX:
+            self._wanted = IN_PLACE_PROBES
         else:
-            self._short = 0
+            self.in_place = False
+            self._wanted = min(2 * self._wanted, IN_PLACE_RETRY_MAX)
+        self._ran = 0
+
+    def ran_in_thread(self, duration_ns: int, cpu_ns: int) -> None:
+        """Take in how long an execution in the thread took by the clock, and how long the thread computed."""
+        if cpu_ns > IN_PLACE_NS_MAX:
+            self._short, self._least_ns = 0, _HELD_UP_NS
+            return
+        self._short += 1
+        self._least_ns = min(self._least_ns, duration_ns)
+        if self._short >= self._wanted and self._least_ns <= IN_PLACE_NS_MAX and not self._is_bound:
+            self.in_place = True
+            self._short, self._least_ns = 0, _HELD_UP_NS
 
 
 def execute(instance: BlockingInstance, requests: Sequence[InferRequest]) -> Execution | ServingError:
@@ -189,7 +212,7 @@ class BlockingLane:
             start = now_ns()
             execution = execute(self._instance, batch.requests)
             end = now_ns()
-            self._rule.took(end - start)
+            self._rule.ran_in_place(end - start)
             batch.executed(execution, start, end)
         else:
             if self._busy_poll is not None:
@@ -215,15 +238,17 @@ class BlockingLane:
         if self.placement.cores:
             bind_thread(self.placement.cores)
         while (batch := self._queue.get()) is not None:
-            start = now_ns()
+            start, cpu_start = now_ns(), time.thread_time_ns()
             execution = execute(self._instance, batch.requests)
-            end = now_ns()
-            if not self._report(self._done, batch, execution, start, end):
+            end, cpu_ns = now_ns(), time.thread_time_ns() - cpu_start
+            if not self._report(self._done, batch, execution, start, end, cpu_ns):
                 return
             del batch, execution
 
-    def _done(self, batch: LaneBatch, execution: Execution | ServingError, start_ns: int, end_ns: int) -> None:
-        self._rule.took(end_ns - start_ns)
+    def _done(
+        self, batch: LaneBatch, execution: Execution | ServingError, start_ns: int, end_ns: int, cpu_ns: int
+    ) -> None:
+        self._rule.ran_in_thread(end_ns - start_ns, cpu_ns)
         if self._busy_poll is not None:
             self._busy_poll.thread_done()
         batch.executed(execution, start_ns, end_ns)
