@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from charonia.testing.models import PYTHON_IDENTITY, write_model
-from charonia.testing.peers import Pair
+from charonia.testing.peers import Pair, once_counted
 
 CONFIG = """\
 backend: "python"
@@ -37,7 +37,17 @@ def pages(start_pair: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[st
             text: str = reply.read().decode()
         return text
 
+    once_counted(lambda: (counts(page(pair.ours.metrics)), counts(page(pair.theirs.metrics))))
     return page(pair.ours.metrics), page(pair.theirs.metrics)
+
+
+def counts(page: str) -> set[tuple[str, str, float]]:
+    """What was counted, by metric and model."""
+    return {
+        (name, re.findall(r'model="(\w+)"', labels)[0], float(value))
+        for name, labels, value in SAMPLE.findall(page)
+        if name in COUNTS
+    }
 
 
 def samples(page: str) -> dict[str, set[str]]:
@@ -61,11 +71,4 @@ def test_every_metric_has_the_type_that_it_has_there(pages: tuple[str, str]) -> 
 
 
 def test_what_is_counted_is_the_same(pages: tuple[str, str]) -> None:
-    def counts(page: str) -> set[tuple[str, str, float]]:
-        return {
-            (name, re.findall(r'model="(\w+)"', labels)[0], float(value))
-            for name, labels, value in SAMPLE.findall(page)
-            if name in COUNTS
-        }
-
     assert counts(pages[0]) == counts(pages[1])

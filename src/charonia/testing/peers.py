@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryFile
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from charonia.testing.process import ServeProcess
 
@@ -29,6 +29,9 @@ TRITON = Path(os.environ.get("CHARONIA_PEERS", Path.home() / ".cache" / "charoni
 START_SECONDS_MAX = 60.0
 STOP_SECONDS_MAX = 60.0
 ANSWER_SECONDS_MAX = 30.0
+COUNTED_WITHIN_S = 10.0
+
+_T = TypeVar("_T")
 
 
 class TritonProcess:
@@ -149,6 +152,24 @@ class Pair:
             For each the response, or the name of its status code.
         """
         return _call(stub(self.ours.grpc), method, request), _call(stub(self.theirs.grpc), method, request)
+
+
+def once_counted(read: Callable[[], tuple[_T, _T]]) -> tuple[_T, _T]:
+    """Return what both servers have counted, once Triton has: it counts a request after its answer has left.
+
+    Args:
+        read: Asks both, ours first.
+
+    Returns:
+        What Charonia said at the first reading, and what Triton said at the last: as soon as it was the same, or after
+        `COUNTED_WITHIN_S`.
+    """
+    deadline = time.monotonic() + COUNTED_WITHIN_S
+    ours, theirs = read()
+    while theirs != ours and time.monotonic() < deadline:
+        time.sleep(0.05)
+        _, theirs = read()
+    return ours, theirs
 
 
 @dataclass(frozen=True, slots=True)
