@@ -203,6 +203,43 @@ def test_an_offer_to_change_the_protocol_is_declined(method: str) -> None:
     assert [r.status for r in responses] == [200, 200, 200]
 
 
+def test_a_reading_full_of_offers_to_change_the_protocol_is_answered() -> None:
+    offer = request("/v2/health/live", method="GET", headers={"Connection": "Upgrade", "Upgrade": "h2c"})
+    bench = Bench()
+
+    responses = bench.client.send(offer * (READ_BYTES // len(offer)))
+
+    assert [r.status for r in responses] == [200] * (READ_BYTES // len(offer))
+
+
+@pytest.mark.parametrize("cut", [1000, DIRECT_BODY_BYTES, 2 * DIRECT_BODY_BYTES - 1000])
+def test_a_large_body_after_an_offer_to_change_the_protocol_arrives_whole(cut: int) -> None:
+    bench = Bench()
+    sent = infer("a", size=2 * DIRECT_BODY_BYTES, headers={"Connection": "Upgrade", "Upgrade": "h2c"})
+
+    bench.client.send(sent[:cut])
+    bench.client.send(sent[cut:] + LIVE)
+
+    assert [r.status for r in bench.client.responses] == [200, 200]
+    (ticket,) = bench.engine.tickets
+    assert ticket.request.inputs["INPUT0"].array.tobytes() == bytes(range(256)) * (2 * DIRECT_BODY_BYTES // 256)
+
+
+def test_a_large_body_that_arrives_while_its_connection_closes_is_dropped() -> None:
+    bench = Bench()
+    bench.engine.hold = True
+    sent = infer("b", size=2 * DIRECT_BODY_BYTES)
+    bench.client.send(infer("a") + sent[: DIRECT_BODY_BYTES // 2])
+
+    bench.frontend.stop_accepting()
+    bench.engine.release(0)
+    assert bench.client.transport.is_half_closed
+    bench.client.send(sent[DIRECT_BODY_BYTES // 2 :])
+
+    assert ids(bench.client.responses) == ["a"]
+    assert len(bench.engine.tickets) == 1
+
+
 def test_leave_to_send_the_body_is_given() -> None:
     bench = Bench()
     head, _, body = infer("a", headers={"Expect": "100-continue"}).partition(b"\r\n\r\n")

@@ -142,7 +142,9 @@ class HttpConnection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         """So many bytes have arrived."""
         if self._body is None:
-            self._feed(self._host.read_buffer[:nbytes])
+            rest: memoryview | None = self._host.read_buffer[:nbytes]
+            while rest:
+                rest = self._feed(rest)
             return
         self._received += nbytes
         if self._received == self._length:
@@ -151,15 +153,16 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._parser = httptools.HttpRequestParser(self)  # the old one still waits for the body
             self._begin(exchange)
 
-    def _feed(self, data: memoryview) -> None:
+    def _feed(self, data: memoryview) -> memoryview | None:
+        """Parse what has arrived; return what follows an offer to change protocols, which is still to be parsed."""
         if self._ends:
-            return
+            return None
         if not self._in_body:
             self._head_bytes_fed += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as offer:
-            self._decline(data[offer.args[0] :])
+            return self._decline(data[offer.args[0] :])
         except httptools.HttpParserCallbackError as error:
             cause = error.__context__
             if not isinstance(cause, _RefusedError):
@@ -174,20 +177,19 @@ class HttpConnection(asyncio.BufferedProtocol):
                     self._body = self._direct_body()
             elif self._head_bytes_fed > self._limits.header_bytes_max + self._limits.url_bytes_max:
                 self._refuse(431, self._header_too_large())
+        return None
 
-    def _decline(self, rest: memoryview) -> None:
-        """Go on after a request that offers to change the protocol: the answer in HTTP/1.1 declines it."""
-        head = b""
+    def _decline(self, rest: memoryview) -> memoryview:
+        """Return what follows a request that offers to change protocols: the answer in HTTP/1.1 declines it."""
         if self._is_receiving:  # the parser has left out its body, so it gets the request again without the offer
             fields = b"".join([b"%b: %b\r\n" % field for field in self._headers.items() if field[0] != b"upgrade"])
             version = self._parser.get_http_version().encode()
             head = b"%b %b HTTP/%b\r\n%b\r\n" % (self._parser.get_method(), self._url, version, fields)
+            rest = memoryview(head + rest)
         self._parser = httptools.HttpRequestParser(self)
         self._reset()
         self._in_body = False
-        for data in (memoryview(head), rest):
-            if data:
-                self._feed(data)
+        return rest
 
     def _direct_body(self) -> memoryview:
         """Return the buffer of the body in progress, filled as far as it was received."""
@@ -334,7 +336,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             if transport is not None and not transport.is_closing():
                 _write(transport, first.response or [])
             if first.has_begun and not first.keep_alive:
-                self._ends = True  # the end of the connection is that of the response: nothing can follow
+                self._take_no_more()  # the end of the connection is that of the response: nothing can follow
                 _give_up(self._host, exchanges)
         if exchanges:
             self.progressed(exchanges[0])
@@ -356,6 +358,11 @@ class HttpConnection(asyncio.BufferedProtocol):
     def unsent_bytes(self) -> int:
         """Return how much of what was written the client has not taken."""
         return self._transport.get_write_buffer_size() if self._transport is not None else 0
+
+    def _take_no_more(self) -> None:
+        """Drop what the client sends from now on, also the rest of a request that is arriving."""
+        self._ends = True
+        self._body = None
 
     def _end(self) -> None:
         """Close; where the client is still sending, only after it has had time to read why."""
@@ -399,7 +406,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Take no more requests; close as soon as the last response is out."""
         if self._exchanges:
             self._exchanges[-1].end_connection()
-            self._ends = True
+            self._take_no_more()
         elif self._transport is not None and not self._is_receiving:
             self._transport.close()
 
