@@ -24,7 +24,7 @@ from tritonclient.utils import InferenceServerException
 
 from charonia.config.model import ModelConfig
 from charonia.core.dtypes import DataType
-from charonia.core.errors import unavailable
+from charonia.core.errors import ServingError, unavailable
 from charonia.frontends.grpc.frontend import GrpcFrontend, GrpcLimits
 from charonia.stats.model import ModelStatistics
 from charonia.testing.fake_engine import FakeEngine, identity_config
@@ -378,3 +378,15 @@ def test_the_stock_messages_and_ours_live_in_one_process(server: Running) -> Non
     assert ours is not model_config_pb2.ModelConfig
     assert ours.DESCRIPTOR.full_name == model_config_pb2.ModelConfig.DESCRIPTOR.full_name
     assert ModelConfig().max_batch_size == 0
+
+
+def test_an_address_in_use_is_reported(server: Running) -> None:
+    expected = f"^cannot listen on {server.address}: Address already in use"
+
+    async def start_another() -> None:
+        await GrpcFrontend(server.engine).start("127.0.0.1", server.frontend.port)
+
+    with pytest.raises(ServingError, match=expected) as refused:
+        server.do(start_another())
+
+    assert "--grpc-port" in refused.value.hint

@@ -267,7 +267,7 @@ def test_a_slow_client_is_found_by_the_sweep(monkeypatch: pytest.MonkeyPatch) ->
 def test_an_address_in_use_is_reported() -> None:
     async def main() -> None:
         async with started(FakeEngine()) as frontend:
-            with pytest.raises(ServingError, match=f"cannot listen on {HOST}:{frontend.port}"):
+            with pytest.raises(ServingError, match=f"^cannot listen on {HOST}:{frontend.port}: Address already in use"):
                 await HttpFrontend(FakeEngine(), HttpLimits()).start(HOST, frontend.port)
 
     run(main(), uvloop.new_event_loop)

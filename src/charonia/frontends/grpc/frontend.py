@@ -9,6 +9,7 @@ from charonia.frontends.access_log import AccessLog
 from charonia.frontends.grpc.connection import GrpcConnection
 from charonia.frontends.grpc.limits import GrpcLimits
 from charonia.frontends.grpc.methods import method_table
+from charonia.frontends.listening import cannot_listen
 from charonia.frontends.services import NO_SERVICES, Services
 
 __all__ = ["GrpcFrontend", "GrpcLimits"]
@@ -56,14 +57,17 @@ class GrpcFrontend:
         """Listen; `port` 0 takes any free one. With `ssl`, clients negotiate "h2" by ALPN.
 
         Raises:
-            OSError: The address cannot be listened on.
+            ServingError: UNAVAILABLE when the address cannot be listened on.
         """
         if ssl is not None:
             ssl.set_alpn_protocols(["h2"])
         # None rather than False: Windows has no such option to turn off.
-        self._server = await self.loop.create_server(
-            self.connect, host, port, ssl=ssl, backlog=LISTEN_BACKLOG, reuse_port=reuse_port or None
-        )
+        try:
+            self._server = await self.loop.create_server(
+                self.connect, host, port, ssl=ssl, backlog=LISTEN_BACKLOG, reuse_port=reuse_port or None
+            )
+        except OSError as error:
+            raise cannot_listen(host, port, error) from error
         self.port = self._server.sockets[0].getsockname()[1]
 
     def connect(self) -> GrpcConnection:

@@ -18,6 +18,7 @@ from charonia.frontends.http.handlers import Handlers
 from charonia.frontends.http.limits import HttpLimits
 from charonia.frontends.http.routes import MethodNotAllowedError, Route, Router, Target
 from charonia.frontends.http.traced import TimedConnection
+from charonia.frontends.listening import cannot_listen
 from charonia.frontends.services import NO_SERVICES, Services
 from charonia.protocol.json_text import encode_error
 
@@ -88,7 +89,7 @@ class Endpoint:
                 self.connect, host, port, ssl=ssl, reuse_port=reuse_port or None, backlog=BACKLOG
             )
         except OSError as error:
-            raise unavailable(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+            raise cannot_listen(host, port, error) from error
         self.port = self._server.sockets[0].getsockname()[1]
         self._sweep()
 
