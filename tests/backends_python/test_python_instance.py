@@ -506,6 +506,18 @@ def test_auto_complete_config_fills_in_the_configuration(tmp_path: Path) -> None
     assert [(i.name, i.data_type, i.dims) for i in completed.input] == [("IN", DataType.FP32, (4,))]
 
 
+@pytest.mark.parametrize("code", [IDENTITY, AUTO_COMPLETE])
+def test_a_model_that_nobody_gave_tensors_is_noted(tmp_path: Path, code: str) -> None:
+    async def scenario() -> None:
+        files = write(tmp_path, code)
+        notes = (
+            await PythonBackend().complete(files, ModelConfig(name="m", backend="python"), BackendSettings())
+        ).notes
+        assert ("no input and no output" in " ".join(notes)) == (code is IDENTITY)
+
+    run(scenario)
+
+
 def test_a_model_without_auto_complete_config_leaves_the_configuration_alone(tmp_path: Path) -> None:
     assert complete(tmp_path, IDENTITY, config()) == config()
 

@@ -446,3 +446,5 @@ def test_the_metrics_page_is_text(method: str, url: str, status: int) -> None:
     assert response.status == status
     if status == 200:
         assert (response.body, response.headers["content-type"]) == (b"up 1\n", "text/plain; charset=utf-8")
+    if status == 404:
+        assert b"GET /metrics" in response.body

@@ -1,6 +1,8 @@
 """`charonia explain` of a server that stock clients keep busy."""
 
 import json
+import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -14,6 +16,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
+import trustme
 
 from charonia.testing.models import PYTHON_IDENTITY, identity_pbtxt, write_model
 from charonia.testing.process import ServeProcess
@@ -133,7 +136,7 @@ def test_what_cannot_be_explained_is_said(server: ServeProcess, arguments: tuple
 @pytest.mark.parametrize(
     ("url", "expected"),
     [
-        ("127.0.0.1:1", "no charonia server answers"),
+        ("127.0.0.1:1", "no charonia server answers at http://127.0.0.1:1: Connection refused (hint: -u names"),
         ("ftp://x", "expected HOST:PORT"),
         ("http://", "charonia explain: "),
     ],
@@ -144,3 +147,22 @@ def test_an_address_that_leads_nowhere_is_said(url: str, expected: str) -> None:
     assert done.returncode == 1
     assert expected in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_certificate_that_nobody_vouches_for_is_said() -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    trustme.CA().issue_cert("127.0.0.1").configure_cert(context)
+    with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor() as pool:
+
+        def refuse() -> None:
+            connection, _ = listening.accept()
+            with connection, pytest.raises(OSError, match=r"(?i)ssl"):
+                context.wrap_socket(connection, server_side=True).recv(1)
+
+        refused = pool.submit(refuse)
+        done = explain("m", "-u", f"https://127.0.0.1:{listening.getsockname()[1]}")
+        refused.result()
+
+    assert done.returncode == 1
+    assert "its certificate is not trusted: " in done.stderr
+    assert "(hint: --ssl-ca names certificates to trust)" in done.stderr

@@ -262,7 +262,8 @@ def test_a_server_that_is_not_there_is_one_line() -> None:
 
     assert (done.status, done.out) == (99, "")
     assert done.err == (
-        "error: failed to get model metadata: no connection to http://127.0.0.1:1: Connection refused\n"
+        "error: failed to get model metadata: no connection to http://127.0.0.1:1: Connection refused "
+        "(hint: -u names the server)\n"
     )
 
 

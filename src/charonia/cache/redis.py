@@ -71,7 +71,7 @@ class RedisCache:
 
     async def connect(self) -> None:
         """Try to reach Redis once; where that fails, go on trying beside everything else."""
-        if not await self._try_to_connect():
+        if not await self._try_to_connect(logging.WARNING):
             self._reconnect_later()
 
     def get(self, key: Key, found: Callable[[KeptResponse | None], None]) -> None:
@@ -193,18 +193,19 @@ class RedisCache:
     async def _reconnect(self) -> None:
         while True:
             await asyncio.sleep(self._circuit.pause_s())
-            if await self._try_to_connect():
+            if await self._try_to_connect(logging.DEBUG):
                 _log.info("response cache: Redis at %s:%d answers", self._options.host, self._options.port)
                 return
 
-    async def _try_to_connect(self) -> bool:
-        """Open every connection, so that no request waits for one."""
+    async def _try_to_connect(self, level: int) -> bool:
+        """Open every connection, so that no request waits for one; a failure is logged at this level."""
         try:
             async with asyncio.timeout((self._options.connect_timeout + self._options.socket_timeout) / _MS_PER_S):
                 await asyncio.gather(*(self._client.ping() for _ in range(self._options.pool_size)))
         except Exception as error:  # whatever a client library raises: it is tried again
             self._errors += 1
-            _log.warning(
+            _log.log(
+                level,
                 "response cache: Redis at %s:%d cannot be reached, requests run without it: %s: %s",
                 *(self._options.host, self._options.port, type(error).__name__, error),
             )

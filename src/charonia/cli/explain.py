@@ -76,9 +76,16 @@ def fetch(given: argparse.Namespace) -> dict[str, Any]:
     except urllib.error.HTTPError as error:
         raise invalid(_reason(error)) from None
     except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", error)
-        raise unavailable(f"no charonia server answers at {base}: {reason}", hint="-u names its address") from None
+        raise _no_answer(base, getattr(error, "reason", error)) from None
     return document
+
+
+def _no_answer(base: str, reason: object) -> ServingError:
+    if isinstance(reason, ssl.SSLCertVerificationError):
+        text, hint = f"its certificate is not trusted: {reason.verify_message}", "--ssl-ca names certificates to trust"
+    else:
+        text, hint = str(getattr(reason, "strerror", None) or reason), "-u names its address"
+    return unavailable(f"no charonia server answers at {base}: {text}", hint=hint)
 
 
 def _reason(error: urllib.error.HTTPError) -> str:

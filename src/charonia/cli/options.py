@@ -188,5 +188,5 @@ def _unknown(text: str) -> str:
     name = text.partition("=")[0]
     known = [option.name for option in all_options()] + [option.name for option in FOREIGN]
     similar = difflib.get_close_matches(name, known, n=1, cutoff=SUGGESTION_CUTOFF)
-    suggestion = f" Did you mean {similar[0]}?" if similar else " `charonia serve --help` lists what there is."
+    suggestion = f" Did you mean {similar[0]}?" if similar else ""
     return f'Bad option: "{name}".{suggestion}'

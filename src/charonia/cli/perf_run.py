@@ -7,7 +7,9 @@ from charonia.cli.perf_options import Parsed
 from charonia.cli.perf_output import STDOUT, Printer, write_reports
 from charonia.cli.perf_progress import watched
 from charonia.cli.perf_settings import is_decoupled, printed_settings, run_settings, target
+from charonia.client.errors import ClientError
 from charonia.client.sync_client import Client
+from charonia.client.wire import Failure
 from charonia.core.errors import ServingError
 from charonia.perf.data.load import load_inputs
 from charonia.perf.data.spec import model_spec
@@ -48,7 +50,10 @@ def _asked(client: Client, options: PerfOptions) -> Subject:
     try:
         return ask(client, target(options))
     except ServingError as error:
-        raise ServingError(error.code, f"{CONTEXT}: {error.message}", hint=error.hint) from None
+        hint = error.hint
+        if isinstance(error, ClientError) and error.failure is Failure.REFUSED:
+            hint = "-u names the server"
+        raise ServingError(error.code, f"{CONTEXT}: {error.message}", hint=hint) from None
 
 
 def _text_output(options: PerfOptions) -> TextIO | None:

@@ -110,11 +110,13 @@ class PythonBackend:
         finally:
             process.kill("there is nothing left to do for it")
             await process.stop(0)
-        if not completed:
-            return Completion(config)
-        result = from_json(completed)
-        notes = () if result == config else (f"completed by auto_complete_config in {path.name}",)
-        return Completion(result, notes)
+        result = from_json(completed) if completed else config
+        notes = [] if result == config else [f"completed by auto_complete_config in {path.name}"]
+        if not (result.input or result.output):
+            notes.append(
+                f"no input and no output: config.pbtxt, or auto_complete_config in {path.name}, has to name them"
+            )
+        return Completion(result, tuple(notes))
 
     async def load(
         self, files: ModelFiles, config: ModelConfig, settings: BackendSettings

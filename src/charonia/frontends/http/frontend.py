@@ -54,6 +54,7 @@ class Endpoint:
         routes: Sequence[Route],
         limits: HttpLimits,
         *,
+        hint: str,
         access_log: AccessLog | None = None,
         is_exiting: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -62,6 +63,7 @@ class Endpoint:
         Args:
             routes: What it answers.
             limits: What clients may ask of it.
+            hint: What to try in place of a path that is not there.
             access_log: Where requests are noted.
             is_exiting: Whether requests are refused because the server is shutting down.
         """
@@ -70,7 +72,7 @@ class Endpoint:
         self.now_s = time.monotonic()
         self.is_closing = False
         self.port = 0
-        self._router = Router(routes)
+        self._router = Router(routes, hint)
         self._access_log = access_log
         self._is_exiting = is_exiting
         self._connections: set[HttpConnection] = set()
@@ -200,7 +202,8 @@ class HttpFrontend(Endpoint):
         routes = Handlers(engine, limits, services).routes()
         if services.http_gate is not None:
             routes = guarded(routes, services.http_gate)
-        super().__init__(routes, limits, access_log=access_log, is_exiting=engine.is_exiting)
+        hint = "GET /v2 describes the server; metrics have a port of their own"
+        super().__init__(routes, limits, hint=hint, access_log=access_log, is_exiting=engine.is_exiting)
         self._connection_type = HttpConnection if services.tracer is None else TimedConnection
         if services.http_headers is not None:
             self._connection_type = NamedConnection if services.tracer is None else NamedTimedConnection
@@ -223,4 +226,4 @@ class MetricsFrontend(Endpoint):
         def page(exchange: Exchange, target: Target) -> None:
             exchange.respond(200, [render()], METRICS_TYPE)
 
-        super().__init__([Route("/metrics", {b"GET": page})], HttpLimits())
+        super().__init__([Route("/metrics", {b"GET": page})], HttpLimits(), hint="GET /metrics has the metrics")

@@ -63,9 +63,15 @@ class MethodNotAllowedError(Exception):
 
 
 class Router:
-    """Matches URLs against a table of routes."""
+    """Matches URLs against a table of routes.
 
-    def __init__(self, routes: Sequence[Route]) -> None:
+    Args:
+        routes: The table.
+        hint: What to try in place of a path that is not there.
+    """
+
+    def __init__(self, routes: Sequence[Route], hint: str = "") -> None:
+        self._hint = hint
         self._routes = [(route.path.strip("/").split("/"), route.handlers) for route in routes]
         self._matches: dict[bytes, Match] = {}
 
@@ -100,9 +106,7 @@ class Router:
             target = _target(pattern, segments)
             if target is not None:
                 return Match(handlers, target)
-        raise not_found(
-            f"there is nothing at {path[:REMEMBERED_BYTES_MAX].decode('latin-1')}", hint="GET /v2 describes the server"
-        )
+        raise not_found(f"there is nothing at {path[:REMEMBERED_BYTES_MAX].decode('latin-1')}", hint=self._hint)
 
 
 def _target(pattern: Sequence[str], segments: Sequence[str]) -> Target | None:
