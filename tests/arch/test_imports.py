@@ -11,6 +11,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "charonia"
 # Package or module of charonia -> the packages or modules of charonia that it may import directly.
 INTERNAL = {
     "core": set(),
+    "tether": set(),
     "schema": {"core"},
     "config": {"core", "schema"},
     "sched": {"core"},
@@ -18,7 +19,7 @@ INTERNAL = {
     "protocol": {"core", "stats", "config", "schema"},
     "repository": {"core", "config"},
     "cache": {"core", "config", "stats"},
-    "backends": {"core", "config", "stats", "protocol.tensors"},
+    "backends": {"core", "config", "stats", "protocol.tensors", "tether"},
     "engine": {"core", "config", "sched", "stats", "repository", "cache", "backends.api"},
     "tracing": {"core", "config.tracing"},
     # The driver of GPUs has one binding, which workers need without the package.
@@ -30,9 +31,9 @@ INTERNAL = {
     "client": {"core", "protocol", "schema"},
     "perf": {"__version__", "core", "config", "stats", "protocol", "results", "client"},
     "report": {"core", "stats", "results"},
-    "tune": {"__version__", "core", "config", "stats", "results", "client", "perf", "report"},
+    "tune": {"__version__", "core", "config", "stats", "results", "client", "perf", "report", "tether"},
     "tune/search": {"core", "results", "tune.api", "tune.objective", "tune.outlook", "tune.search", "tune.space"},
-    "demo": {"core.errors"},
+    "demo": {"core.errors", "tether"},
     "doctor": {"__version__", "core", "config", "repository", "backends.registry", "engine"},
     "cli": {"__version__", "core", "config", "stats", "repository", "backends", "engine", "server", "demo", "doctor"}
     | {"results", "client", "perf", "report", "tune"},

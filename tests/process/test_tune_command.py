@@ -16,7 +16,7 @@ import pytest
 from charonia.client import Client
 from charonia.config.pbtxt import parse
 from charonia.testing.models import PYTHON_IDENTITY, identity_pbtxt, write_model
-from charonia.testing.process import ServeProcess
+from charonia.testing.process import ServeProcess, wait_until_ended
 
 SECONDS_MAX = 120
 QUICK = ("--measurement-time", "0.2", "--run-config-search-max-concurrency", "1", "--run-config-search-mode", "brute")
@@ -180,6 +180,7 @@ def test_where_nobody_answers_both_addresses_are_named(tmp_path: Path) -> None:
     done = tune(tmp_path, "--triton-launch-mode", "remote", *nowhere)
 
     assert done.returncode == 99
+    assert "no server answers" in done.stderr
     assert "grpc://127.0.0.1:10" in done.stderr
     assert "http://127.0.0.1:9" in done.stderr
 
@@ -263,6 +264,24 @@ def test_ctrl_c_reports_what_was_measured_and_leaves_no_server_behind(tmp_path: 
     assert [child for child in children if child.is_running()] == []
 
 
+def test_a_run_that_is_killed_leaves_no_server_behind_either(tmp_path: Path) -> None:
+    arguments = ("-m", str(write(tmp_path)), "--run-config-search-max-instance-count", "3", "--measurement-time", "1")
+    process = subprocess.Popen(
+        command(tmp_path, *arguments), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("[1]"):
+            break
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert any("serve" in child.cmdline() for child in children)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate(timeout=SECONDS_MAX)
+
+    for child in children:
+        wait_until_ended(child)
+
+
 def test_an_ensemble_is_tuned_by_the_models_that_it_is_made_of(tmp_path: Path) -> None:
     repository = write(tmp_path)
     write_model(repository, "parent", b"", config=ENSEMBLE)
@@ -337,7 +356,6 @@ def test_a_report_is_made_again_from_the_result(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (("-m", "nowhere"), "expected a folder, got 'nowhere'"),
-        (("--triton-launch-mode", "remote", "--triton-http-endpoint", "127.0.0.1:1", "-r", "2"), "no server answers"),
         (("-m", "{models}", "--profile-models", "n"), "no model 'n'; its models are: m"),
         (("-m", "{models}", "--triton-server-path", "no-such-program"), "expected a program, got 'no-such-program'"),
         (("-m", "{models}", "-e", "/proc/nowhere"), "cannot be written"),

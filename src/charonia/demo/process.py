@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from charonia.core.errors import unavailable
+from charonia.tether import tethered
 
 _HOST = "127.0.0.1"
 _START_TIMEOUT_S = 60.0
@@ -63,7 +64,7 @@ def running_server(repository: Path, ports: Ports) -> Iterator[subprocess.Popen[
     for name, port in (("http", ports.http), ("grpc", ports.grpc), ("metrics", ports.metrics)):
         command += [f"--{name}-address={_HOST}", f"--{name}-port={port}"]
     # A session of its own: Ctrl-C reaches us, and the server is told once, by us.
-    process = subprocess.Popen(command, start_new_session=True)
+    process = subprocess.Popen(tethered(command, signal.SIGTERM), start_new_session=True)
     try:
         _wait_until_ready(process, ports)
         yield process

@@ -1,5 +1,6 @@
-"""A `charonia serve` process for tests: free ports, captured log, sure end."""
+"""A `charonia serve` process for tests: free ports, captured log, sure end. And how to wait for somebody else's."""
 
+import contextlib
 import re
 import signal
 import subprocess
@@ -10,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+import psutil
 
 _STARTED = re.compile(r"Started (GRPCInferenceService|HTTPService|Metrics Service) at 127\.0\.0\.1:(\d+)")
 _START_SECONDS_MAX = 120.0
@@ -126,3 +129,17 @@ class ServeProcess:
                 if started is not None:
                     self._ports[started[1]] = int(started[2])
                 self._changed.notify_all()
+
+
+def wait_until_ended(process: psutil.Process) -> None:
+    """Wait for the end of a process that is not our child; it has ended, too, where nobody asks for its status.
+
+    Raises:
+        TimeoutError: It goes on.
+    """
+    deadline = time.monotonic() + _STOP_SECONDS_MAX
+    with contextlib.suppress(psutil.NoSuchProcess):
+        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{process} goes on")
+            time.sleep(0.02)

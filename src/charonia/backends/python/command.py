@@ -4,15 +4,13 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from charonia.tether import tethered
+
 OUTPUT_BYTES_MAX = 64 * 1024
 """Output of a program that is kept: its end."""
-
-# Ends the program with the server, however that ends. It is set before the program begins, and lasts.
-_TETHER = "import ctypes,os,sys; ctypes.CDLL(None).prctl(1, 9); os.execvp(sys.argv[1], sys.argv[1:])"
 
 
 class CommandError(Exception):
@@ -35,11 +33,9 @@ async def run_command(
     Raises:
         CommandError: It cannot be started, has failed or took too long. It is not running any more.
     """
-    tether = [sys.executable, "-I", "-S", "-c", _TETHER] if sys.platform == "linux" else []
     try:
         process = await asyncio.create_subprocess_exec(
-            *tether,
-            *command,
+            *tethered(command, signal.SIGKILL),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,

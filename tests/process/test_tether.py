@@ -1,0 +1,51 @@
+"""Commands that end with the process that has started them."""
+
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from charonia.testing.process import wait_until_ended
+from charonia.tether import tethered
+
+STARTER = """\
+import signal, subprocess, sys
+from charonia.testing.process import wait_until_ended
+from charonia.tether import tethered
+program = "import signal; print('up', flush=True); signal.pause()"
+child = subprocess.Popen(tethered([sys.executable, "-c", program], signal.SIGTERM), stdout=subprocess.PIPE)
+child.stdout.readline()
+print(child.pid, flush=True)
+signal.pause()
+"""
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the system has to keep watch")
+
+
+def test_the_program_is_the_process_that_was_started_and_its_status_is_kept() -> None:
+    command = tethered(["sh", "-c", "echo $$; exit 3"], signal.SIGKILL)
+
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        output, _ = process.communicate(timeout=30)
+
+    assert (process.returncode, output) == (3, f"{process.pid}\n")
+
+
+def test_the_program_gets_the_signal_when_its_starter_is_killed() -> None:
+    with subprocess.Popen([sys.executable, "-c", STARTER], stdout=subprocess.PIPE, text=True) as starter:
+        assert starter.stdout is not None
+        child = psutil.Process(int(starter.stdout.readline()))
+        starter.kill()
+
+        wait_until_ended(child)
+
+
+def test_a_program_whose_starter_is_gone_already_does_not_begin() -> None:
+    command = tethered(["echo", "begun"], signal.SIGKILL)
+    of_another_starter = [*command[:6], "1" if command[6] != "1" else "2", *command[7:]]
+
+    finished = subprocess.run(of_another_starter, capture_output=True, text=True, timeout=30, check=False)
+
+    assert finished.stdout == ""
