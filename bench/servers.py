@@ -24,15 +24,29 @@ HOST = "127.0.0.1"
 START_TIMEOUT_S = 60.0
 PEERS = Path(os.environ.get("CHARONIA_PEERS", Path.home() / ".cache" / "charonia-peers"))
 
-SERVERS = ("charonia", "triton")
+SERVERS = ("charonia", "triton", "fixed")
 
 
-def command_of(server: str) -> list[str]:
-    """Return the command that starts a server: "charonia", "charonia@PYTHON" for another interpreter, or "triton"."""
+def command_of(server: str, model: str, repository: Path, ports: Sequence[int]) -> list[str]:
+    """Return the command that starts a server.
+
+    Args:
+        server: "charonia", "charonia@PYTHON" for another interpreter, "triton" or "fixed".
+        model: Name of the model that the repository holds.
+        repository: Where the model is.
+        ports: For HTTP, gRPC and metrics.
+    """
     name, _, python = server.partition("@")
-    if name == "triton":
-        return [str(PEERS / "bin" / "tritonserver")]
-    return [python or sys.executable, "-m", "charonia", "serve"]
+    if name == "fixed":
+        return [sys.executable, "-m", "bench.fixed_answers", f"--model={model}", f"--http-port={ports[0]}"]
+    command = (
+        [str(PEERS / "bin" / "tritonserver")]
+        if name == "triton"
+        else [python or sys.executable, "-m", "charonia", "serve"]
+    )
+    for kind, port in zip(("http", "grpc", "metrics"), ports, strict=True):
+        command += [f"--{kind}-port={port}", f"--{kind}-address={HOST}"]
+    return [*command, f"--model-repository={repository}"]
 
 
 class Server:
@@ -56,9 +70,7 @@ class Server:
         MODELS[self.model](folder / "models")
         ports = free_ports(3)
         self.http, self.grpc = f"{HOST}:{ports[0]}", f"{HOST}:{ports[1]}"
-        command = [*command_of(self.server), f"--model-repository={folder / 'models'}"]
-        for name, port in zip(("http", "grpc", "metrics"), ports, strict=True):
-            command += [f"--{name}-port={port}", f"--{name}-address={HOST}"]
+        command = command_of(self.server, self.model, folder / "models", ports)
         self.log = folder / "log.txt"
         begin = time.monotonic()
         with self.log.open("wb") as log:
