@@ -366,6 +366,52 @@ def test_draining_does_not_wait_for_ever(play: Any) -> None:
     play(scenario)
 
 
+def test_draining_waits_for_responses_that_wait_for_the_callers_window(play: Any) -> None:
+    async def scenario(bench: Any) -> None:
+        client = bench.client({ngh2.Setting.INITIAL_WINDOW_SIZE: 10}, opens_window=False)
+        stream_id = client.start("ServerMetadata", b"")
+        bench.frontend.stop_accepting()
+        await asyncio.sleep(0.15)
+        client.exchange()
+        assert (client.transport.is_closed, client.responses[stream_id].status) == (False, None)
+        client.http2.update_settings({ngh2.Setting.INITIAL_WINDOW_SIZE: 65_535})
+        client.exchange()
+        await client.settle()
+
+        assert client.responses[stream_id].status == Status.OK
+        assert client.transport.is_closed
+
+    play(scenario)
+
+
+def test_closing_does_not_wait_for_a_client_that_does_not_read(play: Any) -> None:
+    async def scenario(bench: Any) -> None:
+        client = bench.client()
+        client.transport.is_stuck = True
+        bench.frontend.stop_accepting()
+        await bench.frontend.drain(0.15)
+
+        assert client.transport.is_closed
+
+    play(scenario)
+
+
+def test_a_connection_that_ends_waits_for_its_client_as_long_as_that_reads(play: Any) -> None:
+    async def scenario(bench: Any) -> None:
+        protocol, transport = raw_connection(bench)
+        transport.is_stuck = True
+        protocol.data_received(b"hello")
+        for _ in range(3):
+            await asyncio.sleep(0.07)
+            del transport.written[:10]
+        assert not transport.is_closed
+        await asyncio.sleep(0.25)
+
+        assert transport.is_closed
+
+    play(scenario, GrpcLimits(keepalive_timeout_s=0.1))
+
+
 def test_data_of_a_stream_that_was_answered_early_does_not_use_up_the_window(play: Any) -> None:
     async def scenario(bench: Any) -> None:
         client = bench.client()

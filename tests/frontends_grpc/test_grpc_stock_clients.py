@@ -5,6 +5,7 @@ import queue
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from importlib import import_module
@@ -25,6 +26,7 @@ from tritonclient.utils import InferenceServerException
 from charonia.config.model import ModelConfig
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError, unavailable
+from charonia.frontends.grpc.connection import RETIRE_NOTICE_S
 from charonia.frontends.grpc.frontend import GrpcFrontend, GrpcLimits
 from charonia.stats.model import ModelStatistics
 from charonia.testing.fake_engine import FakeEngine, identity_config
@@ -366,6 +368,24 @@ def test_stopping_lets_a_call_finish(server: Running, client: Any) -> None:
     result, error = done.result(WAIT_S)
     assert error is None
     assert result.as_numpy("OUTPUT0").tolist() == ROW.tolist()
+    drained.result(WAIT_S)
+
+
+def test_stopping_lets_a_large_response_out(server: Running, client: Any) -> None:
+    rows = np.zeros((400_000, 16), "f4")
+    server.engine.hold = True
+    done: Future[Any] = Future()
+    client.async_infer("identity", [tensor(rows)], callback=lambda result, error: done.set_result((result, error)))
+    server.eventually(lambda: len(server.engine.tickets) == 1)
+
+    server.loop.call_soon_threadsafe(server.frontend.stop_accepting)
+    time.sleep(2 * RETIRE_NOTICE_S)
+    drained = asyncio.run_coroutine_threadsafe(server.frontend.drain(WAIT_S), server.loop)
+    server.release(0)
+
+    result, error = done.result(WAIT_S)
+    assert error is None
+    assert result.as_numpy("OUTPUT0").nbytes == rows.nbytes
     drained.result(WAIT_S)
 
 

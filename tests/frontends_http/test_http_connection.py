@@ -433,6 +433,17 @@ def test_a_client_that_reads_nothing_is_cut_off() -> None:
     assert bench.client.transport.is_closed
 
 
+def test_a_client_that_does_not_take_its_last_response_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    monkeypatch.setattr(bench.client.transport, "close", lambda: None)  # it waits until everything is written
+
+    bench.client.send(infer("a", headers={"Connection": "close"}))
+    assert not bench.client.transport.is_closed
+    bench.wait(601)
+
+    assert bench.client.transport.is_closed
+
+
 def test_an_idle_connection_is_closed() -> None:
     bench = Bench(HttpLimits(idle_timeout_s=600))
     bench.frontend.now_s = 500

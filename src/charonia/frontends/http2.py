@@ -187,6 +187,10 @@ class ServerConnection:
         """Return how much of a response's body waits for the client's window."""
         return self._connection.queued_body_size(stream_id)
 
+    def waiting_bytes(self) -> int:
+        """Return how much of all responses' bodies waits for the client's windows."""
+        return self._connection.queued_body_size()
+
     def ping(self) -> None:
         """Ask for a sign of life."""
         with suppress(*_GONE):

@@ -37,6 +37,7 @@ class MemoryTransport(asyncio.Transport):
         written: What was written and not yet taken.
         is_closed: Whether the connection was closed from the server's side.
         is_reading_on: Whether the connection wants to be fed.
+        is_stuck: Whether the client does not read, so that closing has to wait for it.
     """
 
     def __init__(self, protocol: asyncio.Protocol) -> None:
@@ -45,6 +46,7 @@ class MemoryTransport(asyncio.Transport):
         self.written = bytearray()
         self.is_closed = False
         self.is_reading_on = True
+        self.is_stuck = False
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Take bytes."""
@@ -56,14 +58,15 @@ class MemoryTransport(asyncio.Transport):
         return data
 
     def close(self) -> None:
+        """Close when the client has everything."""
+        if not self.is_stuck:
+            self.abort()
+
+    def abort(self) -> None:
         """Close."""
         if not self.is_closed:
             self.is_closed = True
             asyncio.get_running_loop().call_soon(self._protocol.connection_lost, None)
-
-    def abort(self) -> None:
-        """Close."""
-        self.close()
 
     def pause_reading(self) -> None:
         """Note that no more is wanted."""
@@ -72,6 +75,14 @@ class MemoryTransport(asyncio.Transport):
     def resume_reading(self) -> None:
         """Note that more is wanted."""
         self.is_reading_on = True
+
+    def can_write_eof(self) -> bool:
+        """Say that the sending side cannot be ended alone, as with TLS."""
+        return False
+
+    def get_write_buffer_size(self) -> int:
+        """Return the number of bytes that the client has not taken."""
+        return len(self.written)
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         """Ignore: the test decides when writing pauses."""

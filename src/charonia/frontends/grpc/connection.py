@@ -149,9 +149,9 @@ class GrpcConnection(asyncio.Protocol):
     def resume_writing(self) -> None:
         """Go on."""
         self._is_paused = False
-        self._flush()
         if not self._is_closing:
             self._transport.resume_reading()
+        self._flush()
 
     def data_received(self, data: bytes) -> None:
         """Handle what the client sent, and answer what can be answered at once."""
@@ -257,10 +257,9 @@ class GrpcConnection(asyncio.Protocol):
             call.wind_down()
 
     def abort(self) -> None:
-        """Close now."""
-        if not self._is_closing:
-            self._is_closing = True
-            self._transport.abort()
+        """Close now, also where the client has not taken what was written."""
+        self._is_closing = True
+        self._transport.abort()
 
     # Inside.
 
@@ -371,10 +370,16 @@ class GrpcConnection(asyncio.Protocol):
             waiting, self._unsent = self._unsent, []
             for call in waiting:
                 call.resume()
-        if self._is_refusing and not self._calls:
+        if self._is_refusing and not (self._calls or self._is_paused or self._http2.waiting_bytes()):
             self._http2.terminate(ErrorCode.NO_ERROR)
             self._transport.write(self._http2.output())
-            self._close()
+            if self._transport.can_write_eof():
+                # The client closes when it has everything: closing first could cost it what is on its way.
+                self._is_closing = True
+                self._transport.write_eof()
+                self._timers.await_end(self._transport)
+            else:
+                self._close()
 
     def _reset_answered(self) -> None:
         """Tell clients that are still sending to stop: their answer is out."""
@@ -404,3 +409,4 @@ class GrpcConnection(asyncio.Protocol):
         if not self._is_closing:
             self._is_closing = True
             self._transport.close()
+            self._timers.await_end(self._transport)

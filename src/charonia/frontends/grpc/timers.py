@@ -78,6 +78,11 @@ class Timers:
             handle.cancel()
         self._handles.clear()
 
+    def await_end(self, transport: asyncio.WriteTransport) -> None:
+        """Begin to wait for the connection's end: the client may have stopped reading what is still to be written."""
+        left = transport.get_write_buffer_size()
+        self._arm("end", self._limits.keepalive_timeout_s, lambda: self._check_end(transport, left))
+
     def call_count_changed(self) -> None:
         """Look whether the connection is idle now."""
         if self._limits.connection_idle_max_s:
@@ -110,6 +115,12 @@ class Timers:
     def _unanswered(self) -> None:
         if self.active:
             self._arm("keepalive", self._limits.keepalive_time_s, self._keepalive)
+        else:
+            self._connection.abort()
+
+    def _check_end(self, transport: asyncio.WriteTransport, before: int) -> None:
+        if transport.get_write_buffer_size() < before:
+            self.await_end(transport)
         else:
             self._connection.abort()
 

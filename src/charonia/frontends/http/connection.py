@@ -336,7 +336,8 @@ class HttpConnection(asyncio.BufferedProtocol):
             if transport is not None and not transport.is_closing():
                 _write(transport, first.response or [])
             if first.has_begun and not first.keep_alive:
-                self._take_no_more()  # the end of the connection is that of the response: nothing can follow
+                self._ends = True  # the end of the connection is that of the response: nothing can follow
+                self._body = None
                 _give_up(self._host, exchanges)
         if exchanges:
             self.progressed(exchanges[0])
@@ -358,11 +359,6 @@ class HttpConnection(asyncio.BufferedProtocol):
     def unsent_bytes(self) -> int:
         """Return how much of what was written the client has not taken."""
         return self._transport.get_write_buffer_size() if self._transport is not None else 0
-
-    def _take_no_more(self) -> None:
-        """Drop what the client sends from now on, also the rest of a request that is arriving."""
-        self._ends = True
-        self._body = None
 
     def _end(self) -> None:
         """Close; where the client is still sending, only after it has had time to read why."""
@@ -406,7 +402,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Take no more requests; close as soon as the last response is out."""
         if self._exchanges:
             self._exchanges[-1].end_connection()
-            self._take_no_more()
+            self._ends = True
+            self._body = None  # what is arriving is dropped
         elif self._transport is not None and not self._is_receiving:
             self._transport.close()
 
@@ -440,7 +437,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             if waited_s > limit_s:
                 self._refuse(408, unavailable(f"the request did not arrive within {limit_s:.0f} s"))
         elif not self._exchanges and waited_s > limits.idle_timeout_s:
-            transport.close()
+            transport.abort()  # it may be closing already, and the client take nothing
 
 
 class _RefusedError(Exception):
