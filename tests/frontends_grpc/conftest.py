@@ -9,6 +9,7 @@ from charonia.frontends.access_log import AccessLog
 from charonia.frontends.grpc.frontend import GrpcFrontend, GrpcLimits
 from charonia.testing.fake_engine import FakeEngine
 from charonia.testing.grpc_memory import MemoryClient
+from charonia.testing.idle_time import IdleTimeLoop
 
 TEST_TIMEOUT_S = 20.0
 
@@ -30,7 +31,7 @@ Play = Callable[..., None]
 
 @pytest.fixture
 def play() -> Play:
-    """Run a scenario with a front end on an event loop of its own."""
+    """Run a scenario with a front end on an event loop of its own, where nobody has to wait."""
 
     def run(scenario: Scenario, limits: GrpcLimits | None = None, log: StringIO | None = None) -> None:
         async def main() -> None:
@@ -38,6 +39,7 @@ def play() -> Play:
             await asyncio.wait_for(scenario(bench), TEST_TIMEOUT_S)
             await bench.frontend.close()
 
-        asyncio.run(main())
+        with asyncio.Runner(loop_factory=IdleTimeLoop) as runner:
+            runner.run(main())
 
     return run

@@ -286,12 +286,13 @@ def test_an_overloaded_server_is_called_so_and_soon() -> None:
         free_ns = max(free_ns, now_ns) + 20 * MS
         return Reply((free_ns - now_ns) / SECOND)
 
-    begin = time.monotonic()
     with serving(one_by_one) as server:
         found = level(settings(server.url, rate(200), MeasurePlan(interval_ms=800)))
 
     assert found.verdict is Verdict.OVERLOADED
-    assert time.monotonic() - begin < 12
+    assert len(found.windows) <= 5  # of ten
+    # Not all that were sent are waited for.
+    assert sum(one.sent_count for one in found.timeline) > sum(one.completed_count for one in found.timeline) + 100
     assert found.offered is not None
     assert found.offered.sent_rate == pytest.approx(200, rel=0.05)
     assert found.offered.achieved_rate == pytest.approx(50, rel=0.15)
@@ -348,13 +349,12 @@ def test_windows_of_a_count_have_at_least_that_many() -> None:
     assert {window.end_ns - window.begin_ns for window in found.windows} == {2 * SECOND}
 
 
-def test_adaptive_measuring_settles_a_steady_model_in_seconds() -> None:
-    begin = time.monotonic()
+def test_adaptive_measuring_settles_a_steady_model() -> None:
+    # How soon is seen in `test_adaptive.py`, in simulated time: here it depends on what else the machine does.
     with serving(after(0.005)) as server:
-        found = level(settings(server.url, concurrency(2), MeasurePlan(MeasurementMode.ADAPTIVE)))
+        found = level(settings(server.url, concurrency(2), MeasurePlan(MeasurementMode.ADAPTIVE, time_max_s=120.0)))
 
     assert found.verdict is Verdict.STABLE
-    assert time.monotonic() - begin < 15  # what three windows of the default take at least
     assert found.throughput.relative_half_width <= 0.05
     assert found.latency.relative_half_width <= 0.05
 
