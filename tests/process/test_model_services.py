@@ -111,6 +111,17 @@ class TritonPythonModel:
         return {"True": True, "False": False}[self.state]
 """
 
+LARGE = """
+import gc
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.pages = [[] for _ in range(10)]
+
+    def execute(self, requests):
+        return [out(any(found is self.pages for found in gc.get_objects())) for _ in requests]
+"""
+
 MODELS = {
     "echo": ECHO,
     "counter": COUNTER,
@@ -120,6 +131,8 @@ MODELS = {
     "early": EARLY,
     "picky": PICKY,
     "picky_thread": PICKY,
+    "large": LARGE,
+    "large_thread": LARGE,
 }
 LOADED = [name for name in MODELS if name != "early"]
 
@@ -206,6 +219,11 @@ def test_a_model_that_says_that_it_is_not_ready_is_not(server: ServeProcess, mod
             assert (grpc.is_model_ready(model), http.is_model_ready(model, "1")) == (expected, expected)
             assert ask(server, "control", f"ready {model}") == str(expected)
     assert f"is_ready of '{model}_0': KeyError: 'broken'" in server.log
+
+
+@pytest.mark.parametrize("model", ["large", "large_thread"])
+def test_garbage_is_not_looked_for_in_what_a_model_has_read(server: ServeProcess, model: str) -> None:
+    assert ask(server, model) == "False"
 
 
 def test_a_server_that_stops_lets_models_finish_what_they_ask_of_others(repository: Path) -> None:

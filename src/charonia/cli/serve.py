@@ -5,6 +5,7 @@ Exit status: 0 after a graceful shutdown; 1 when the arguments are wrong, a mode
 """
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -124,6 +125,9 @@ async def serve(options: ServerOptions, make_server: Callable[[ServerOptions], R
         status = 1
         _report_failure(server, error)
     else:
+        # What there is now is there to stay: without it, a full collection is too short for a request to notice.
+        gc.collect()
+        gc.freeze()
         _announce(options, server)
         await waiting
     waiting.cancel()

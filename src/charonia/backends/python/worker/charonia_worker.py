@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import gc
 import os
 import select
 import signal
@@ -85,6 +86,9 @@ class Worker:
         except BaseException as error:
             self.connection.start(("failed", describe(error)))
             raise SystemExit(1) from error
+        # What the model has read is there to stay: without it, a full collection is too short for a request to notice.
+        gc.collect()
+        gc.freeze()
         self.connection.start(("ready", capabilities))
 
     def _complete(self, path: str, version_dir: str, model_dir: str, config_json: str) -> None:
