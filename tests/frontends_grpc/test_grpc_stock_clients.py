@@ -1,6 +1,7 @@
 """The stock clients over real sockets: tritonclient (sync, aio, stream), grpcio's health and reflection."""
 
 import asyncio
+import gc
 import queue
 import socket
 import ssl
@@ -26,8 +27,9 @@ from tritonclient.utils import InferenceServerException
 from charonia.config.model import ModelConfig
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError, unavailable
-from charonia.frontends.grpc.connection import RETIRE_NOTICE_S
+from charonia.frontends.grpc.connection import RETIRE_NOTICE_S, GrpcConnection
 from charonia.frontends.grpc.frontend import GrpcFrontend, GrpcLimits
+from charonia.frontends.http2 import PREFACE
 from charonia.stats.model import ModelStatistics
 from charonia.testing.fake_engine import FakeEngine, identity_config
 
@@ -353,6 +355,25 @@ def test_other_clients_do_no_harm(server: Running, client: Any, first_bytes: byt
             assert other.recv(1000).startswith(b"HTTP/1.1 505 ")
 
     assert client.is_server_live()
+
+
+def test_a_lost_connection_is_let_go_at_once(server: Running) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        with socket.create_connection(("127.0.0.1", server.frontend.port), timeout=WAIT_S) as client:
+            client.sendall(PREFACE + b"\0\0\0\4\0\0\0\0\0")
+            assert client.recv(1000)
+            assert connections() == 1
+
+        server.eventually(lambda: connections() == 0)
+    finally:
+        gc.enable()
+
+
+def connections() -> int:
+    """Number of connections in memory."""
+    return sum(isinstance(each, GrpcConnection) for each in gc.get_objects())
 
 
 def test_stopping_lets_a_call_finish(server: Running, client: Any) -> None:

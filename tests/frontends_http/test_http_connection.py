@@ -1,6 +1,7 @@
 """Connections in memory: framing, order, limits, time, and clients that go."""
 
 import json
+import tracemalloc
 from collections.abc import Callable
 from io import StringIO
 
@@ -431,6 +432,22 @@ def test_a_client_that_reads_nothing_is_cut_off() -> None:
     bench.wait(0.1)
 
     assert bench.client.transport.is_closed
+
+
+def test_a_body_is_let_go_when_its_client_leaves() -> None:
+    size = 32 * 1024 * 1024
+    bench = Bench()
+    tracemalloc.start()
+    try:
+        bench.client.send(infer("a", size=size)[: 3 * READ_BYTES])
+        held, _ = tracemalloc.get_traced_memory()
+        bench.client.leave()
+        left, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert held > size
+    assert left < size // 2
 
 
 def test_a_client_that_does_not_take_its_last_response_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,6 +77,7 @@ class Timers:
         for handle in self._handles.values():
             handle.cancel()
         self._handles.clear()
+        del self._connection  # a cycle would keep all that it holds until the collector comes
 
     def await_end(self, transport: asyncio.WriteTransport) -> None:
         """Begin to wait for the connection's end: the client may have stopped reading what is still to be written."""

@@ -115,6 +115,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         """The client has gone: nothing of it is worked on any longer."""
         self._transport = None
         self._ends = True
+        self._reset()  # a body that was arriving: the parser and this hold each other until the collector comes
         self._host.closed(self)
         _give_up(self._host, self._exchanges)
 
