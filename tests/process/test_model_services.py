@@ -218,7 +218,7 @@ def test_a_model_that_says_that_it_is_not_ready_is_not(server: ServeProcess, mod
             assert ask(server, model, state) == "True"  # of itself: it runs
             assert (grpc.is_model_ready(model), http.is_model_ready(model, "1")) == (expected, expected)
             assert ask(server, "control", f"ready {model}") == str(expected)
-    assert f"is_ready of '{model}_0': KeyError: 'broken'" in server.log
+    assert server.logs(f"is_ready of '{model}_0': KeyError: 'broken'")
 
 
 @pytest.mark.parametrize("model", ["large", "large_thread"])

@@ -17,6 +17,7 @@ import psutil
 _STARTED = re.compile(r"Started (GRPCInferenceService|HTTPService|Metrics Service) at 127\.0\.0\.1:(\d+)")
 _START_SECONDS_MAX = 120.0
 _STOP_SECONDS_MAX = 60.0
+_LOG_SECONDS_MAX = 30.0
 _LOOPBACK = ("--http-address=127.0.0.1", "--grpc-address=127.0.0.1", "--metrics-address=127.0.0.1")
 _FREE_PORTS = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
 
@@ -95,6 +96,11 @@ class ServeProcess:
         """What the server wrote to stderr so far."""
         with self._changed:
             return "".join(self._lines)
+
+    def logs(self, text: str) -> bool:
+        """Return whether the log has the text, once it has: lines may arrive after the answer that they are about."""
+        with self._changed:
+            return self._changed.wait_for(lambda: text in "".join(self._lines), _LOG_SECONDS_MAX)
 
     def stop(self) -> int:
         """Stop the server gracefully and return its exit status."""
