@@ -53,12 +53,13 @@ def parser() -> argparse.ArgumentParser:
 def _demo(repository: Path, once: bool) -> None:
     # Imported late: they need packages of the extra `demo`, and `--help` does not.
     from charonia.demo.models import build_repository
-    from charonia.demo.process import Ports, free_ports, running_server
+    from charonia.demo.process import Ports, demand_free, free_ports, running_server
     from charonia.demo.show import next_steps, show
 
+    ports = free_ports() if once else Ports()
+    demand_free(ports)
     build_repository(repository)
     print(f"Model repository: {repository.resolve()}", flush=True)
-    ports = free_ports() if once else Ports()
     with running_server(repository, ports) as server:
         show(repository, ports)
         if not once:

@@ -53,6 +53,29 @@ def free_ports() -> Ports:
         return Ports(*(each.getsockname()[1] for each in sockets))
 
 
+def demand_free(ports: Ports) -> None:
+    """Check that nobody listens on the ports: a server that is there already would be taken for ours.
+
+    Raises:
+        ServingError: UNAVAILABLE, with the ports that are in use.
+    """
+    taken = [str(port) for port in (ports.http, ports.grpc, ports.metrics) if not _is_free(port)]
+    if taken:
+        raise unavailable(
+            f"in use by another program: port {', '.join(taken)}", hint="`charonia demo --once` takes free ports"
+        )
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as attempt:
+        attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: closed connections do not count
+        try:
+            attempt.bind((_HOST, port))
+        except OSError:
+            return False
+    return True
+
+
 @contextmanager
 def running_server(repository: Path, ports: Ports) -> Iterator[subprocess.Popen[bytes]]:
     """Start `charonia serve` and wait until it is ready; at the end stop it gracefully.

@@ -40,8 +40,8 @@ The server keeps running; end it with Ctrl-C. Commands to try in another termina
   curl {ports.http_address}/v2/models/{TEXT_RECOGNITION}/stats
   curl -X POST {ports.http_address}/v2/repository/index
   curl {ports.metrics_address}/metrics
-  perf_analyzer -m {ADD_SUB} -u {ports.http_address} --concurrency-range 1:16:5
-  perf_analyzer -m {TEXT_RECOGNITION} -u {ports.grpc_address} -i grpc --shape x:3,48,320 --concurrency-range 8
+  charonia perf -m {ADD_SUB} -u {ports.http_address} --concurrency-range 1:16:5
+  charonia perf -m {TEXT_RECOGNITION} -u {ports.grpc_address} -i grpc --shape x:3,48,320 --concurrency-range 8
 
   python - some-picture.jpg <<'END'
   import sys, numpy as np, tritonclient.http as http
