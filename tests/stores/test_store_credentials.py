@@ -6,8 +6,14 @@ from collections.abc import Mapping
 import pytest
 
 from charonia.core.errors import ServingError
-from charonia.repository.stores.address import parse_address
-from charonia.repository.stores.credentials import Credentials, credentials, profile_settings, read_credential_file
+from charonia.repository.stores.address import StoreKind, parse_address
+from charonia.repository.stores.credentials import (
+    Credentials,
+    credentials,
+    missing_credentials,
+    profile_settings,
+    read_credential_file,
+)
 
 FILE = {
     "s3": {
@@ -83,3 +89,19 @@ def test_a_profile_is_read_from_the_files_of_the_aws_tools() -> None:
     assert profile_settings("none", keys, config) == {}
     with pytest.raises(ServingError, match="profile 'dev'"):
         profile_settings("dev", "no section", "")
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason", "expected"),
+    [
+        (StoreKind.S3, "Error performing PUT http://169.254.169.254/latest/api/token in 1 ms", "AWS_ACCESS_KEY_ID"),
+        (StoreKind.AZURE, "Error performing GET http://169.254.169.254/metadata/identity", "AZURE_STORAGE_ACCOUNT"),
+        (StoreKind.GCS, "GET http://metadata.google.internal/computeMetadata", "GOOGLE_APPLICATION_CREDENTIALS"),
+        (StoreKind.S3, "Error performing GET http://localhost:9/bucket in 573 ms, after 4 retries", ""),
+    ],
+)
+def test_who_gave_no_credentials_is_told_which(kind: StoreKind, reason: str, expected: str) -> None:
+    hint = missing_credentials(kind, reason)
+
+    assert expected in hint
+    assert bool(hint) == bool(expected)

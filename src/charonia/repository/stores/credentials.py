@@ -34,6 +34,16 @@ _PROFILE_KEYS = {
 }
 
 
+_MACHINES = ("169.254.169.254", "metadata.google.internal")
+"""Who is asked for the rights of the machine where nobody gave any."""
+
+_VARIABLES = {
+    StoreKind.S3: "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_SKIP_SIGNATURE=true",
+    StoreKind.GCS: "GOOGLE_APPLICATION_CREDENTIALS, or GOOGLE_SKIP_SIGNATURE=true",
+    StoreKind.AZURE: "AZURE_STORAGE_ACCOUNT and AZURE_STORAGE_KEY, or AZURE_SKIP_SIGNATURE=true",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Credentials:
     """What a store is opened with.
@@ -83,6 +93,13 @@ def credentials(
             return _gcs(address, environment, entry)
         case StoreKind.AZURE:
             return _azure(address, environment, _fields(address, entry))
+
+
+def missing_credentials(kind: StoreKind, reason: str) -> str:
+    """Return the hint for a store that failed with `reason`: empty unless credentials were sought and not found."""
+    if not any(machine in reason for machine in _MACHINES):
+        return ""
+    return f"no credentials were given, and this machine has none: set {_VARIABLES[kind]} for what is public"
 
 
 def profile_settings(profile: str, credential_file: str, config_file: str) -> dict[str, str]:

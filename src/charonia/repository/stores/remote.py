@@ -14,6 +14,7 @@ from charonia.repository.stores.address import StoreAddress, StoreKind
 from charonia.repository.stores.credentials import (
     FILE_VARIABLE,
     credentials,
+    missing_credentials,
     profile_settings,
     read_credential_file,
 )
@@ -98,6 +99,7 @@ class ObjectStore:
             ) from None
         self.uri = address.uri
         self._prefix = address.prefix + "/" if address.prefix else ""
+        self._kind = address.kind
         self._obstore = obstore
         self._errors = obstore.exceptions
         settings: dict[str, Any] = _settings(address, environment)
@@ -152,7 +154,10 @@ class ObjectStore:
             self._fail(f"'{file.path}' cannot be fetched", error)
 
     def _fail(self, what: str, error: Exception) -> NoReturn:
-        raise unavailable(f"model repository '{self.uri}' {what}: {_reason(error)}") from None
+        reason = _reason(error)
+        raise unavailable(
+            f"model repository '{self.uri}' {what}: {reason}", hint=missing_credentials(self._kind, reason)
+        ) from None
 
 
 def open_store(address: StoreAddress) -> ObjectStore:
