@@ -11,7 +11,7 @@ from charonia.config.kinds import InstanceKind
 from charonia.config.model import DynamicBatching, ModelConfig, ModelInput, ModelOutput, QueuePolicy
 from charonia.core.calls import Reply
 from charonia.core.dtypes import DataType
-from charonia.core.errors import Code, ServingError, internal
+from charonia.core.errors import Code, ServingError, internal, unavailable
 from charonia.core.request import InferRequest, RequestedOutput
 from charonia.core.response import InferResponse
 from charonia.core.tensor import Tensor
@@ -360,6 +360,34 @@ def test_draining_waits_for_the_queue_and_refuses_newcomers() -> None:
         assert instance.is_closed
         assert answers.is_answered("a")
         assert answers.is_answered("b")
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("keeps_order", [False, True])
+def test_when_the_time_of_the_shutdown_is_up_each_request_is_answered_once_and_none_is_started(
+    keeps_order: bool,
+) -> None:
+    async def scenario() -> None:
+        first, second, answers = ScriptedInstance(), ScriptedInstance(), Answers()
+        runner = runner_of(config(DynamicBatching(preserve_ordering=keeps_order), 1), first, second)
+        for name in ("runs", "done", "waits", "waits too"):
+            runner.submit(request(name, batch=1), answers.reply_to(name))
+        (quick,) = [each for each in (first, second) if each.batches[0][0][0].id == "done"]
+        slow = first if quick is second else second
+        quick.finish()
+        await asyncio.sleep(0)
+        assert quick.batches[0][0][0].id == "waits"
+
+        runner.abandon(unavailable("exit timeout expired"))
+        quick.finish()
+        slow.finish()
+        await asyncio.sleep(0)
+
+        assert answers.is_answered("done")
+        assert [answers.code(name) for name in ("runs", "waits", "waits too")] == [Code.UNAVAILABLE] * 3
+        assert runner.in_flight == 0
+        assert first.batches == second.batches == []
 
     asyncio.run(scenario())
 

@@ -560,6 +560,23 @@ def test_a_version_is_busy_while_a_sequence_may_come_back_to_it() -> None:
     run(test())
 
 
+def test_when_the_time_of_the_shutdown_is_up_every_request_of_a_sequence_has_the_same_reason() -> None:
+    async def test() -> None:
+        bench = Bench(config())
+        bench.send("begins", flags=SEQUENCE_START)
+        for name in ("waits", "waits too"):
+            bench.send(name)
+
+        bench.runner.abandon(unavailable("exit timeout expired"))
+        bench.instance.finish()
+        await settle()
+
+        assert [bench.code(name) for name in ("begins", "waits", "waits too")] == [Code.UNAVAILABLE] * 3
+        assert not bench.instance.batches
+
+    run(test())
+
+
 def test_only_models_that_work_on_sequences_have_some() -> None:
     with pytest.raises(ServingError, match="does not work on sequences"):
         sequences_of(object(), "m")

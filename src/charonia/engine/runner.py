@@ -80,6 +80,7 @@ class ModelRunner:
         self._entries: dict[int, Entry] = {}
         self._next_id = 0
         self._idle: asyncio.Event | None = None
+        self._abandoned_for: ServingError | None = None
         self._timer = WakeTimer(loop, self._tick)
         self._armed: int | None = None
         dynamic = config.dynamic_batching
@@ -298,8 +299,12 @@ class ModelRunner:
 
     def abandon(self, error: ServingError) -> None:
         """Answer everything in flight with `error`: the shutdown's time is up."""
+        self._abandoned_for = error
         for entry in list(self._entries.values()):
-            self.fail(entry, error, FailureReason.OTHER)
+            if entry.state == QUEUED:  # or it would be started when a slot is idle again
+                self._handle(Cancel(entry.id), now_ns())
+            if entry.state != DONE:  # one that only waits for its turn in the order of arrival is
+                self.fail(entry, error, FailureReason.OTHER)
 
     def _offer(self, slot: int) -> None:
         if slot not in self._parked:
@@ -331,7 +336,8 @@ class ModelRunner:
                 self._start(command)
             else:
                 entry = self._entries[command.id]
-                self.fail(entry, self._drop_error(command.reason, entry.request), FailureReason.REJECTED)
+                error = self._abandoned_for or self._drop_error(command.reason, entry.request)
+                self.fail(entry, error, FailureReason.REJECTED)
 
     def _start(self, run: Run) -> None:
         entries = [self._entries[request_id] for request_id in run.ids]
