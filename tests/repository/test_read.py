@@ -22,6 +22,17 @@ def test_config_pbtxt_is_read(make_folder: MakeFolder) -> None:
     assert read_config(folder) == (ModelConfig(backend="python"), folder.path / "config.pbtxt")
 
 
+def test_what_is_wrong_in_a_variant_is_said_of_its_own_file(make_folder: MakeFolder) -> None:
+    folder = make_folder({"configs/gpu.pbtxt": b"\nmax_bach_size: 4"})
+
+    with pytest.raises(ServingError) as refused:
+        read_config(folder, config_name="gpu")
+
+    assert refused.value.message.startswith(
+        f"{folder.path / 'configs' / 'gpu.pbtxt'} line 2, column 1: ModelConfig has"
+    )
+
+
 def test_a_named_variant_is_used_where_it_exists_and_config_pbtxt_elsewhere(make_folder: MakeFolder) -> None:
     folder = make_folder({"config.pbtxt": b'backend: "python"', "configs/gpu.pbtxt": b'backend: "onnxruntime"'})
 
@@ -37,7 +48,7 @@ def test_a_named_variant_is_used_where_it_exists_and_config_pbtxt_elsewhere(make
 def test_a_mistake_in_the_file_is_reported_with_its_path(make_folder: MakeFolder) -> None:
     folder = make_folder({"config.pbtxt": b"max_bach_size: 4"})
 
-    with pytest.raises(ServingError, match=r"^/.*/m/config\.pbtxt: .*max_bach_size"):
+    with pytest.raises(ServingError, match=r"^/.*/m/config\.pbtxt line 1, .*max_bach_size"):
         read_config(folder)
 
 

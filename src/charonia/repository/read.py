@@ -38,7 +38,10 @@ def read_config(folder: ModelFolder, *, config_name: str = "") -> tuple[ModelCon
         except UnicodeDecodeError as error:
             raise invalid(f"{path}: expected UTF-8 text, byte {error.start} is not") from error
         except ServingError as error:
-            raise ServingError(error.code, f"{path}: {error.message}", hint=error.hint) from error
+            # The parser, which does not know the path, begins with the usual name.
+            message = error.message.removeprefix(CONFIG_FILE)
+            where = str(path) if message != error.message else f"{path}: "
+            raise ServingError(error.code, where + message, hint=error.hint) from error
     return None, None
 
 
