@@ -5,6 +5,7 @@ The network is exported twice: as a program of PyTorch (`encoder`) and as ONNX (
 Usage: python examples/sentence_encoder/make_repository.py FOLDER
 """
 
+import logging
 import shutil
 import sys
 import warnings
@@ -51,6 +52,7 @@ def build(repository: Path) -> None:
     torch.export.save(program, repository / "encoder" / "1" / "model.pt2")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter uses deprecated functions of its own
+        logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # and names packages that it does not need here
         exported = torch.onnx.export(program, dynamo=True, output_names=["vector"], verbose=False)
     exported.save(repository / "encoder_onnx" / "1" / "model.onnx")
 
