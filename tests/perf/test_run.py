@@ -326,10 +326,13 @@ def test_custom_intervals_have_their_exact_rate() -> None:
 
 def test_so_many_requests_are_sent_and_the_window_ends_with_the_last() -> None:
     with serving(after(0.01)) as server:
-        found = level(settings(server.url, concurrency(3), MeasurePlan(request_count=60)))
+        found = level(settings(server.url, concurrency(3), MeasurePlan(request_count=60), keep_requests=True))
 
     assert (found.verdict, found.request_count, len(server.requests)) == (Verdict.COMPLETE, 60, 60)
-    assert found.throughput.value == pytest.approx(3 / 0.011, rel=0.2)
+    begin_ns = min(record.begin_ns for record in found.requests)
+    end_ns = max(record.response_ns[-1] for record in found.requests)
+    assert end_ns - begin_ns >= 20 * 10 * MS
+    assert found.throughput.value == pytest.approx(60 * SECOND / (end_ns - begin_ns), rel=0.1)
 
 
 def test_requests_that_warm_up_are_not_measured() -> None:

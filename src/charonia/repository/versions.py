@@ -60,10 +60,13 @@ def select(policy: VersionPolicy | None, available: Sequence[int], *, model_name
         count = (policy.latest or Latest(1)).num_versions
         selected = ascending[max(0, len(ascending) - count) :] if count > 0 else ()
     if not selected:
+        hint = f"versions are folders with a number for a name, such as {model_name}/1"
+        if model_name.isdecimal():
+            hint += f"; if '{model_name}' is a version itself, the repository is one folder further up"
         raise invalid(
             f"at least one version must be available under the version policy of model '{model_name}', "
             f"found {_listed(ascending)}",
-            hint=f"versions are folders with a number for a name, such as {model_name}/1",
+            hint=hint,
         )
     return selected
 
