@@ -5,8 +5,9 @@ import logging
 import ssl
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import TextIO
 
 from charonia import __version__
 from charonia.backends.registry import installed_backends
@@ -306,13 +307,14 @@ class Server:
     def _access_log(self, log: LogOptions) -> AccessLog | None:
         if log.access is AccessLogFormat.NONE:
             return None
-        stream = sys.stderr
+        stream: TextIO = sys.stderr
         if log.access_file:
             try:
                 file = Path(log.access_file).open("a", buffering=1, encoding="utf-8")  # noqa: SIM115 - by the stack
-                stream = self._files.enter_context(file)
             except OSError as error:
                 raise invalid(f"--access-log-file: cannot write '{log.access_file}': {error.strerror}") from error
+            self._files.callback(_close, file)
+            stream = file
         return AccessLog(stream, as_json=log.access is AccessLogFormat.JSON)
 
     async def _poll(self, interval_s: float) -> None:
@@ -323,6 +325,11 @@ class Server:
                 is_pending = await self._lifecycle.poll()
             except ServingError as error:  # the disk may be back at the next look
                 _log.error("looking for changed models failed: %s", error)
+
+
+def _close(log: TextIO) -> None:
+    with suppress(OSError):  # what there was no room for is lost, and the log has said so
+        log.close()
 
 
 def _make_cache(options: CacheOptions) -> LocalCache | RedisCache | None:

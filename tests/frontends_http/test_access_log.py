@@ -1,5 +1,9 @@
+import errno
 import json
+import os
 from io import StringIO
+
+import pytest
 
 from charonia.core.response import ExecutionRecord
 from charonia.frontends.access_log import VALUE_CHARS_MAX, AccessEntry, AccessLog
@@ -50,3 +54,27 @@ def test_a_client_cannot_forge_a_line_nor_fill_the_log() -> None:
     assert text.count("\n") == 1
     assert 'id="a\\n status=500 xxx' in text
     assert len(text) < VALUE_CHARS_MAX + 200
+
+
+class Disk(StringIO):
+    """A file on a disk that may be full."""
+
+    is_full = False
+
+    def write(self, text: str) -> int:
+        if self.is_full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().write(text)
+
+
+def test_a_full_disk_costs_lines_and_is_told_once_until_there_is_room(caplog: pytest.LogCaptureFixture) -> None:
+    disk = Disk()
+    log = AccessLog(disk)
+    for is_full in (True, True, False, True):
+        disk.is_full = is_full
+        log.write(AccessEntry("grpc", "ServerLive", "OK"))
+
+    assert len(disk.getvalue().splitlines()) == 1
+    assert [r.message for r in caplog.records] == [
+        "access log: lines are lost, they cannot be written: No space left on device"
+    ] * 2

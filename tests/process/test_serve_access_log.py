@@ -134,3 +134,16 @@ def test_a_file_that_cannot_be_written_is_reported_at_start(repository: Path) ->
         ServeProcess(repository, "--access-log=text", f"--access-log-file={repository}"),
     ):
         pytest.fail("it started")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a file without room is Linux's")
+def test_a_full_disk_costs_no_answer(repository: Path) -> None:
+    with ServeProcess(repository, "--access-log=text", "--access-log-file=/dev/full") as server:
+        for module, address in ((httpclient, server.http), (grpcclient, server.grpc)):
+            with module.InferenceServerClient(address) as client:
+                infer(client, module)
+                infer(client, module)
+        server.stop()
+
+    assert server.log.count("No space left on device") == 1
+    assert "Traceback" not in server.log

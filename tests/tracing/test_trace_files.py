@@ -1,6 +1,9 @@
 """Trace files: their entries, their names, and that they are JSON whenever somebody looks."""
 
 import json
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -194,3 +197,62 @@ def test_a_disk_that_fails_costs_the_traces_and_nothing_else(tmp_path: Path, cap
     sink.close()
 
     assert "cannot be written: No such file or directory" in caplog.text
+
+
+@contextmanager
+def room_for(size: int) -> Iterator[None]:
+    """Let no file grow beyond a size: writes end in part, then fail, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def long_tree(size: int) -> TraceTree:
+    made = tree()
+    made.root.request_id = "x" * size
+    return made
+
+
+@pytest.mark.parametrize("size", [2_000, 50_000])
+def test_a_file_is_json_while_the_disk_is_full_and_goes_on_when_there_is_room(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "t"
+    sink, setting = TraceFiles(str(path)), sampling()
+    sink.write(setting, tree(), False)
+    sink.idle()
+
+    with room_for(1_000):
+        sink.write(setting, long_tree(size), False)
+        sink.idle()
+        assert models(path) == 1
+
+    sink.write(setting, tree(), False)
+    sink.close()
+
+    assert models(path) == 2
+
+
+@pytest.mark.parametrize("size", [2_000, 50_000])
+def test_a_disk_that_is_full_from_the_start_gets_its_traces_when_there_is_room(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "t"
+    sink, setting = TraceFiles(str(path)), sampling()
+    with room_for(1_000):
+        sink.write(setting, long_tree(size), False)
+        sink.idle()
+
+    sink.write(setting, tree(), False)
+    sink.close()
+
+    assert models(path) == 1
+
+
+def test_a_numbered_file_that_has_no_room_is_not_left_in_part(tmp_path: Path) -> None:
+    sink, setting = TraceFiles(str(tmp_path / "t")), sampling(log_frequency=1)
+    with room_for(1_000):
+        sink.write(setting, long_tree(2_000), False)
+    sink.write(setting, tree(), False)
+    sink.close()
+
+    assert [models(path) for path in tmp_path.iterdir()] == [1]

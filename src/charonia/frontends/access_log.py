@@ -1,11 +1,13 @@
 """One line for each request, as text or JSON.
 
 The log is off by default, and then costs nothing: a front end holds None instead of an `AccessLog` and takes no time
-stamps for it. Text values that clients choose are quoted where they hold anything but plain characters, so that a
-request id cannot forge a line.
+stamps for it. A line that cannot be written, because the disk is full, is lost, and never the answer that it is about.
+Text values that clients choose are quoted where they hold anything but plain characters, so that a request id cannot
+forge a line.
 """
 
 import json
+import logging
 import re
 import time
 from collections.abc import Callable
@@ -14,6 +16,8 @@ from datetime import UTC, datetime
 from typing import TextIO
 
 from charonia.core.response import ExecutionRecord
+
+_log = logging.getLogger(__name__)
 
 VALUE_CHARS_MAX = 256
 """Longer names and ids are cut in the log."""
@@ -64,11 +68,19 @@ class AccessLog:
         self._stream = stream
         self._format = _as_json if as_json else _as_text
         self._wall_clock = wall_clock
+        self._is_failing = False
 
     def write(self, entry: AccessEntry) -> None:
         """Write the line of one request."""
         moment = datetime.fromtimestamp(self._wall_clock(), UTC).isoformat(timespec="milliseconds")
-        self._stream.write(self._format({"time": moment.replace("+00:00", "Z"), **_fields(entry)}) + "\n")
+        try:
+            self._stream.write(self._format({"time": moment.replace("+00:00", "Z"), **_fields(entry)}) + "\n")
+        except OSError as error:
+            if not self._is_failing:  # once until it works again
+                self._is_failing = True
+                _log.error("access log: lines are lost, they cannot be written: %s", error.strerror or error)
+        else:
+            self._is_failing = False
 
 
 def _fields(entry: AccessEntry) -> dict[str, object]:

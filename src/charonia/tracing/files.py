@@ -1,12 +1,14 @@
 """Writes traces into files, as JSON.
 
-Every file is a JSON array whenever somebody looks at it, also when the server dies. The traces of a setting with a log
-frequency, and those of one with a count that was reached, are in `FILE.0`, `FILE.1` and so on; all others in `FILE`.
+Every file is a JSON array whenever somebody looks at it, also when the server dies or the disk is full. The traces of a
+setting with a log frequency, and those of one with a count that was reached, are in `FILE.0`, `FILE.1` and so on; all
+others in `FILE`.
 """
 
+import contextlib
 import logging
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
 
 from charonia.core.trace import TraceTree
 from charonia.core.trace_settings import UNLIMITED
@@ -54,7 +56,8 @@ class TraceFiles:
         self._path = path
         self._next = 0
         self._buffers: dict[Sampling, _Buffer] = {}
-        self._file: BinaryIO | None = None
+        self._file: FileIO | None = None
+        self._end = 0  # where in it the closing bracket is
         self._is_full = False
 
     def write(self, sampling: Sampling, tree: TraceTree, is_complete: bool) -> None:
@@ -94,9 +97,9 @@ class TraceFiles:
         text = buffer.take()
         try:
             if is_due or sampling.settings.log_frequency:
-                path = f"{self._path}.{self._next}"
+                path = Path(f"{self._path}.{self._next}")
                 self._next += 1
-                Path(path).write_bytes(b"[%b]" % text)
+                _write_whole(path, b"[%b]" % text)
             else:
                 self._append(text)
         except OSError as error:
@@ -106,14 +109,42 @@ class TraceFiles:
         if self._is_full:
             return
         if self._file is None:
-            self._file = Path(self._path).open("wb")  # noqa: SIM115 - it stays open
-            self._file.write(b"[%b]" % text)
-        else:
-            self._file.seek(-1, 2)
-            self._file.write(b",%b]" % text)
-        self._file.flush()
-        if self._file.tell() > FILE_BYTES_MAX:
+            self._file = FileIO(self._path, "wb")
+        try:
+            if self._end:
+                self._file.seek(self._end)
+            added = (b",%b]" if self._end else b"[%b]") % text
+            _write_all(self._file, added)
+        except OSError:
+            self._undo(self._file)
+            raise
+        self._end += len(added) - 1
+        if self._end >= FILE_BYTES_MAX:
             self._is_full = True
             self._file.close()
             self._file = None
             _log.error("'%s' has reached %d bytes: no more traces are added to it", self._path, FILE_BYTES_MAX)
+
+    def _undo(self, file: FileIO) -> None:
+        """Take back what was written in part."""
+        with contextlib.suppress(OSError):
+            file.seek(self._end)
+            if self._end:
+                file.write(b"]")
+            file.truncate()
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    try:
+        path.write_bytes(data)
+    except OSError:
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+        raise
+
+
+def _write_all(file: FileIO, data: bytes) -> None:
+    """Write without a buffer, which would keep what the disk has no room for."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) :]
