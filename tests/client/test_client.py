@@ -1,6 +1,7 @@
 """The public client, asynchronous and blocking, over both protocols."""
 
 import asyncio
+import gc
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -447,3 +448,54 @@ def test_closing_a_blocking_client_wakes_who_waits_and_refuses_who_comes() -> No
         assert [str(error) for error in caught] == ["the client was closed"]
         with pytest.raises(ClientError, match="the client was closed"):
             client.server_live()
+
+
+def test_a_forgotten_iterator_is_given_up_also_when_the_collector_finds_it_in_the_thread_of_the_client() -> None:
+    class Holder:
+        pass
+
+    def forget(client: Client) -> None:
+        holder: Any = Holder()
+        holder.itself = holder
+        holder.responses = client.stream_infer("identity", {"INPUT0": ROW})
+        next(holder.responses)
+
+    async def collect() -> None:
+        gc.collect()
+
+    with Background() as background, Client(background.server.urls["grpc"], timeout_s=30) as client:
+        background.server.engine.outcomes.append(answers(3))
+        forget(client)
+        asyncio.run_coroutine_threadsafe(collect(), client._loop).result(10)
+
+        assert client.server_live()
+
+
+def test_a_blocking_client_may_be_closed_by_two_threads_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = Client("localhost:1")
+    both_are_at_it = threading.Event()
+    caught: list[BaseException] = []
+    calls: list[int] = []
+
+    async def close() -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            both_are_at_it.set()
+            await asyncio.sleep(60)
+        while not both_are_at_it.is_set():
+            await asyncio.sleep(0.001)
+
+    def work() -> None:
+        try:
+            client.close()
+        except ClientError as error:
+            caught.append(error)
+
+    monkeypatch.setattr(client._client, "close", close)
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert caught == []

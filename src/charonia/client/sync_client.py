@@ -5,6 +5,7 @@ import sys
 import threading
 from collections.abc import Coroutine, Iterator, Mapping
 from concurrent.futures import CancelledError
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -42,7 +43,8 @@ class Client:
         async def make() -> AsyncClient:
             return AsyncClient(url, timeout_s=timeout_s, options=options)
 
-        self._lock = threading.Lock()  # around `_is_closed`, and handing work to the loop while it runs
+        # Around `_is_closed`, and handing work to the loop while it runs; the collector may close iterators meanwhile.
+        self._lock = threading.RLock()
         self._is_closed = False
         self._loop = _new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="charonia-client", daemon=True)
@@ -65,9 +67,9 @@ class Client:
 
     def close(self) -> None:
         """Close all connections and end the thread; what is in flight fails. A second call does nothing."""
-        if not self._is_closed:
+        with suppress(ClientError):  # it is closed, or another thread is at it
             self._run(self._client.close())
-            self._stop()
+        self._stop()
 
     def server_live(self) -> bool:
         """Whether the server answers."""
@@ -196,8 +198,10 @@ class Client:
             while (result := self._run(take())) is not None:
                 yield result
         finally:
-            if not self._is_closed:
-                self._run(responses.aclose())
+            # Without waiting: the collector may come upon a forgotten iterator in the loop's own thread.
+            with self._lock:
+                if not self._is_closed:
+                    asyncio.run_coroutine_threadsafe(responses.aclose(), self._loop)
 
     def _run(self, work: Coroutine[Any, Any, _T]) -> _T:
         with self._lock:
