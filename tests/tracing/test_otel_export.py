@@ -89,7 +89,7 @@ def exported(tree: TraceTree, **options: Any) -> tuple[dict[str, Any], dict[str,
     with collector() as (url, exports):
         sink = OtelExport(OtelOptions(url=url, **options))
         sink.write(SAMPLING, tree, False)
-        sink.idle()
+        sink.flush()
         sink.retire(SAMPLING)
         sink.close()
     (resource,) = [each for export in exports for each in export.resource_spans]

@@ -119,7 +119,7 @@ def test_all_traces_go_into_one_file_that_is_always_json(tmp_path: Path) -> None
     path = tmp_path / "t.json"
     sink, setting = TraceFiles(str(path)), sampling()
     sink.write(setting, tree(), False)
-    sink.idle()
+    sink.flush()
     assert models(path) == 1
 
     sink.write(setting, tree(), False)
@@ -132,7 +132,7 @@ def test_so_many_traces_go_into_a_file_of_their_own(tmp_path: Path) -> None:
     sink, setting = TraceFiles(str(tmp_path / "t")), sampling(log_frequency=2)
     for _ in range(5):
         sink.write(setting, tree(), False)
-    sink.idle()
+    sink.flush()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["t.0", "t.1"]
 
     sink.close()
@@ -143,7 +143,7 @@ def test_so_many_traces_go_into_a_file_of_their_own(tmp_path: Path) -> None:
 def test_the_last_trace_of_a_count_writes_the_file(tmp_path: Path) -> None:
     sink, setting = TraceFiles(str(tmp_path / "t")), sampling(traces=2)
     sink.write(setting, tree(), False)
-    sink.idle()
+    sink.flush()
     assert list(tmp_path.iterdir()) == []
 
     sink.write(setting, tree(), True)
@@ -182,7 +182,7 @@ def test_a_file_does_not_grow_for_ever(
 
     for _ in range(9):
         sink.write(setting, tree(), False)
-        sink.idle()
+        sink.flush()
 
     assert models(tmp_path / "t") == 2
     assert [record.message for record in caplog.records] == [
@@ -221,11 +221,11 @@ def test_a_file_is_json_while_the_disk_is_full_and_goes_on_when_there_is_room(tm
     path = tmp_path / "t"
     sink, setting = TraceFiles(str(path)), sampling()
     sink.write(setting, tree(), False)
-    sink.idle()
+    sink.flush()
 
     with room_for(1_000):
         sink.write(setting, long_tree(size), False)
-        sink.idle()
+        sink.flush()
         assert models(path) == 1
 
     sink.write(setting, tree(), False)
@@ -240,7 +240,7 @@ def test_a_disk_that_is_full_from_the_start_gets_its_traces_when_there_is_room(t
     sink, setting = TraceFiles(str(path)), sampling()
     with room_for(1_000):
         sink.write(setting, long_tree(size), False)
-        sink.idle()
+        sink.flush()
 
     sink.write(setting, tree(), False)
     sink.close()

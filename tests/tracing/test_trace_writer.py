@@ -1,7 +1,9 @@
 """The thread that writes traces: limits of its queue, and what an error costs."""
 
 import threading
+import time
 from itertools import count
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from charonia.core.tensor import Tensor
 from charonia.core.trace import TENSOR_QUEUE_INPUT, TraceLevel, TraceTree
 from charonia.core.trace_settings import TraceSettings
 from charonia.tracing import writer
+from charonia.tracing.files import TraceFiles
 from charonia.tracing.sampling import Sampling
 from charonia.tracing.writer import TraceWriter
 
@@ -31,6 +34,7 @@ class Blocked:
 
     def __init__(self, *, fails: bool = False) -> None:
         self.may_go = threading.Event()
+        self.flushed = threading.Event()
         self.seen: list[str] = []
         self.fails = fails
 
@@ -43,8 +47,8 @@ class Blocked:
     def retire(self, sampling: Sampling) -> None:
         self.seen.append("retired")
 
-    def idle(self) -> None:
-        """Nothing to do."""
+    def flush(self) -> None:
+        self.flushed.set()
 
     def close(self) -> None:
         self.seen.append("closed")
@@ -72,6 +76,41 @@ def test_everything_is_written_in_order_before_the_end() -> None:
 
     assert sink.seen == ["trace", "retired", "trace", "closed"]
     assert made.dropped == 0
+
+
+def test_what_was_collected_is_written_while_traces_go_on_coming(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "FLUSH_S", 0.05)
+    sink = Blocked()
+    sink.may_go.set()
+    made = TraceWriter(sink)
+
+    until_s = time.monotonic() + 10
+    while not sink.flushed.is_set() and time.monotonic() < until_s:
+        made.put(SAMPLING, tree())
+        time.sleep(0.001)
+    made.close()
+
+    assert sink.flushed.is_set()
+
+
+def test_traces_that_wait_when_their_setting_is_over_stay_together(tmp_path: Path) -> None:
+    blocked, setting = Blocked(), Sampling(TraceSettings(TraceLevel.TIMESTAMPS, log_frequency=9), allows_remote=False)
+
+    class Slow(TraceFiles):
+        def write(self, sampling: Sampling, tree: TraceTree, is_complete: bool) -> None:
+            blocked.may_go.wait(10)
+            super().write(sampling, tree, is_complete)
+
+    made = TraceWriter(Slow(str(tmp_path / "t")))
+    for _ in range(5):
+        one = tree()
+        one.root.model_name, one.root.model_version = "m", "1"
+        made.put(setting, one)
+    made.retire(setting)
+    blocked.may_go.set()
+    made.close()
+
+    assert [path.name for path in tmp_path.iterdir()] == ["t.0"]
 
 
 def test_traces_that_come_faster_than_they_are_written_are_dropped(

@@ -70,6 +70,8 @@ class TraceFiles:
         is_due = is_complete or (frequency and buffer.count >= frequency)
         if is_due or buffer.size >= BUFFER_BYTES_MAX or sampling.is_retired:
             self._save(sampling, buffer, is_due=bool(is_due))
+        if sampling.is_retired:
+            del self._buffers[sampling]
 
     def retire(self, sampling: Sampling) -> None:
         """Write what there is of a setting."""
@@ -77,7 +79,7 @@ class TraceFiles:
         if buffer is not None:
             self._save(sampling, buffer)
 
-    def idle(self) -> None:
+    def flush(self) -> None:
         """Write what has no number of traces to wait for."""
         for sampling, buffer in self._buffers.items():
             if not sampling.settings.log_frequency and sampling.settings.count == UNLIMITED:

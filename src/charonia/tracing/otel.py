@@ -91,7 +91,7 @@ class OtelExport:
     def retire(self, sampling: Sampling) -> None:
         """Do nothing: spans leave by themselves."""
 
-    def idle(self) -> None:
+    def flush(self) -> None:
         """Do nothing: spans leave by themselves."""
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ class Sampling:
     Attributes:
         settings: What to pick.
         count_left: Traces that may still begin, -1 for no end.
-        is_retired: Whether a new setting has taken its place.
+        is_retired: Whether a new setting has taken its place, and its traces until then were written.
         open: Traces that have begun and are not written.
         collected: Traces that were handed over to be written.
     """

@@ -3,6 +3,7 @@
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 from typing import Protocol
 
@@ -19,8 +20,8 @@ QUEUE_MAX = 4096
 QUEUE_TENSOR_BYTES_MAX = 256 * 1024 * 1024
 """Size of the tensors of traces that wait to be written; traces that would go beyond are dropped."""
 
-IDLE_S = 1.0
-"""Pause after which what was collected so far is written."""
+FLUSH_S = 1.0
+"""How often what was collected so far is written."""
 
 CLOSE_S_MAX = 10.0
 """Time that the last traces have to be written at shutdown."""
@@ -43,8 +44,8 @@ class Sink(Protocol):
         """A setting is not in use any more; traces that have begun under it may follow."""
         ...
 
-    def idle(self) -> None:
-        """Nothing was to do for a while."""
+    def flush(self) -> None:
+        """Write what was collected so far and waits for no more."""
         ...
 
     def close(self) -> None:
@@ -89,10 +90,10 @@ class TraceWriter:
 
     def retire(self, sampling: Sampling) -> None:
         """Take note that a setting is not in use any more."""
-        sampling.is_retired = True
         try:
             self._queue.put_nowait((sampling, None, False, 0))
         except queue.Full:
+            sampling.is_retired = True
             _log.warning("traces wait to be written: the file of the settings before is complete at shutdown only")
 
     def close(self) -> None:
@@ -116,17 +117,23 @@ class TraceWriter:
             self._waiting_bytes -= size
 
     def _work(self) -> None:
+        flush_at_s = time.monotonic() + FLUSH_S
         while True:
+            left_s = flush_at_s - time.monotonic()
+            if left_s <= 0:  # whether or not traces go on coming
+                self._guarded(self._sink.flush)
+                flush_at_s = time.monotonic() + FLUSH_S
+                continue
             try:
-                item = self._queue.get(timeout=IDLE_S)
+                item = self._queue.get(timeout=left_s)
             except queue.Empty:
-                self._guarded(self._sink.idle)
                 continue
             if item is None:
                 self._guarded(self._sink.close)
                 return
             sampling, tree, is_complete, size = item
             if tree is None:
+                sampling.is_retired = True  # not before: what waited until now still belongs together
                 self._guarded(self._sink.retire, sampling)
             else:
                 self._guarded(self._sink.write, sampling, tree, is_complete)
