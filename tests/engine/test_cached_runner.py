@@ -544,6 +544,29 @@ def test_when_the_time_of_the_shutdown_is_up_everybody_gets_the_error() -> None:
     run(scenario)
 
 
+def test_a_reply_that_cancels_another_that_waits_for_the_same_answer_disturbs_nobody() -> None:
+    async def scenario() -> None:
+        bench = Bench()
+        replies: list[Outcome] = []
+
+        def reply(outcome: Outcome, final: bool) -> None:
+            other.cancel()
+
+        bench.send("leads")
+        array = np.frombuffer(np.ones(2, "<f4").tobytes(), "<f4")
+        requests = [InferRequest("m", {"IN": Tensor("IN", DataType.FP32, array)}) for _ in range(2)]
+        bench.runner.submit(requests[0], reply)
+        other = bench.runner.submit(requests[1], lambda outcome, final: replies.append(outcome))
+        bench.send("last")
+        bench.inner.answer()
+
+        assert [isinstance(each, ServingError) and each.code for each in replies] == [Code.CANCELLED]
+        assert [bench.value(name) for name in ("leads", "last")] == [2, 2]
+        assert bench.runner.in_flight == 0
+
+    run(scenario)
+
+
 def test_a_reply_that_fails_leaves_the_others_alone(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         bench = Bench()

@@ -1,6 +1,7 @@
 """The runner with a scripted instance: every request gets exactly one answer, whatever happens around it."""
 
 import asyncio
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -182,6 +183,41 @@ def test_a_reply_that_submits_anew_while_its_request_is_cancelled_finds_a_sound_
 
         assert answers.is_answered("running")
         assert answers.is_answered("again")
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("second_times_out", [True, False])
+def test_a_reply_that_cancels_a_request_about_which_the_scheduler_has_just_decided_disturbs_nobody(
+    second_times_out: bool,
+) -> None:
+    async def scenario() -> None:
+        instance, answers = ScriptedInstance(), Answers()
+        policy = QueuePolicy(allow_timeout_override=True)
+        runner = runner_of(config(DynamicBatching(default_queue_policy=policy), 1), instance)
+        runner.submit(request("runs", batch=1), answers.reply_to("runs"))
+
+        def reply(outcome: InferResponse | ServingError | None, final: bool) -> None:
+            answers.reply_to("first")(outcome, final)
+            second.cancel()
+
+        runner.submit(request("first", batch=1, timeout_us=50_000), reply)
+        timeout_us = 50_000 if second_times_out else 0
+        second = runner.submit(request("second", batch=1, timeout_us=timeout_us), answers.reply_to("second"))
+        runner.submit(request("third", batch=1, timeout_us=timeout_us), answers.reply_to("third"))
+        time.sleep(0.06)  # the loop learns of all of it at once
+        instance.finish()
+        await asyncio.sleep(0)
+        runner.submit(request("last", batch=1), answers.reply_to("last"))
+        for _ in range(4):
+            await asyncio.sleep(0)
+            if instance.batches:
+                instance.finish()
+
+        assert [answers.code(name) for name in ("first", "second")] == [Code.UNAVAILABLE, Code.CANCELLED]
+        assert (answers.code("third") is Code.UNAVAILABLE) if second_times_out else answers.is_answered("third")
+        assert answers.is_answered("last")
+        assert runner.in_flight == 0
 
     asyncio.run(scenario())
 

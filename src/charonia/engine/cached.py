@@ -200,15 +200,17 @@ class CachedRunner:
             return
         self._flights.end(flight)
         for call in tuple(flight.calls):
-            self._hit(call, response, max(start_ns, call.arrival_ns))
+            if not call.is_done:  # by the reply to one before it
+                self._hit(call, response, max(start_ns, call.arrival_ns))
 
     def _lead(self, flight: Flight[CachedCall]) -> None:
         """Let the next call of a flight run; all of them, where that makes no sense any more."""
         if flight.is_hopeless or self._is_abandoned:
             self._flights.end(flight)
             for call in tuple(flight.calls):
-                flight.leave(call)
-                self._run(Flight(flight.key, flight.priority, call), call)
+                if not call.is_done:  # by the reply to one before it
+                    flight.leave(call)
+                    self._run(Flight(flight.key, flight.priority, call), call)
             return
         leader = flight.lead()
         if leader is None:
@@ -246,8 +248,9 @@ class CachedRunner:
         copy_ns = now_ns() - start
         self._finish(call, outcome)
         for follower in tuple(flight.calls):
-            self.meter.collapsed += 1
-            self._hit(follower, kept, start)
+            if not follower.is_done:  # by the reply to one before it
+                self.meter.collapsed += 1
+                self._hit(follower, kept, start)
         kept_by_cache = partial(self._kept, flight, now_ns() - copy_ns)
         if flight.key.space == self._space:
             self._cache.put(flight.key, kept, kept_by_cache)

@@ -37,6 +37,7 @@ from charonia.engine.tracing import begin, traced_kind
 from charonia.sched.api import (
     Cancel,
     Command,
+    Drop,
     DropReason,
     Event,
     Run,
@@ -331,15 +332,23 @@ class ModelRunner:
             self._timer.set(wake)
 
     def _carry_out(self, commands: Sequence[Command]) -> None:
-        for command in commands:
-            if isinstance(command, Run):
-                self._start(command)
-            else:
-                entry = self._entries[command.id]
-                error = self._abandoned_for or self._drop_error(command.reason, entry.request)
-                self.fail(entry, error, FailureReason.REJECTED)
+        # All batches are made before anybody is answered: who gets a reply may cancel requests that are in one of them.
+        batches = [self._begin(command) for command in commands if isinstance(command, Run)]
+        if len(batches) < len(commands):
+            for command in commands:
+                if isinstance(command, Drop):
+                    self._drop(command)
+        for batch in batches:
+            self._lane_of_slot[batch.slot].run(batch)
 
-    def _start(self, run: Run) -> None:
+    def _drop(self, drop: Drop) -> None:
+        entry = self._entries.get(drop.id)
+        if entry is not None and entry.state == QUEUED:  # else the reply to another one has led to its being cancelled
+            error = self._abandoned_for or self._drop_error(drop.reason, entry.request)
+            self.fail(entry, error, FailureReason.REJECTED)
+
+    def _begin(self, run: Run) -> RunningBatch:
+        """Return a batch that is to be run now."""
         entries = [self._entries[request_id] for request_id in run.ids]
         batch = self._batch_type(self, entries, run.slot, run.reason)
         for index, entry in enumerate(entries):
@@ -349,7 +358,7 @@ class ModelRunner:
             if entry.call is not None:
                 self._calls.run(entry.call, run.slot % len(self._lanes))
         self._running.add(run.slot)
-        self._lane_of_slot[run.slot].run(batch)
+        return batch
 
     def _deliver_in_order(self, entry: Entry, outcome: Outcome, final: bool) -> None:
         if self._order is not None:

@@ -208,7 +208,8 @@ class SequenceRunner(ModelRunner):
         if self._phased_out is not None and not self._sequencer.live:
             self._phased_out.set()
 
-    def _start(self, run: Run) -> None:
+    def _begin(self, run: Run) -> RunningBatch:
+        """Return a batch that is to be run now, with controls, states and padding."""
         requests = [self._complete(request_id) if request_id != PADDING else None for request_id in run.ids]
         model = next(request for request in requests if request is not None)
         padded = [request or self._tensors.padding(model) for request in requests]
@@ -229,7 +230,7 @@ class SequenceRunner(ModelRunner):
             elif self._starts is not None and not self._starts.holds(entry.id):
                 self._starts.submitted(entry.id, entry)
         self._running.add(run.slot)
-        self._lane_of_slot[run.slot].run(batch)
+        return batch
 
     def _complete(self, request_id: int) -> SequenceRequest:
         """Return a request with its controls, and with the states of its sequence."""
