@@ -173,6 +173,14 @@ def test_a_gain_within_the_noise_is_none() -> None:
     assert decision.sentences[0] == "No significant gain over the default configuration: keep it."
 
 
+def test_a_default_that_is_alone_is_not_called_the_best() -> None:
+    decision = decide(GOAL, [told(DEFAULT, within(100, 5))])
+
+    assert decision.conclusion is Conclusion.NO_OTHER
+    assert decision.best == decision.default
+    assert decision.sentences == ("Only the default configuration was measured: there is nothing to compare it with.",)
+
+
 def test_a_default_that_could_not_be_measured_leaves_the_gain_unknown() -> None:
     decision = decide(GOAL, [told(OTHER, exact(1))])
 

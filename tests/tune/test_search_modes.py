@@ -157,7 +157,7 @@ def test_a_search_without_dimensions_still_measures_the_default(mode: SearchMode
 
     run(search, SimulatedServer(space))
 
-    assert decide(THROUGHPUT, search.history).conclusion is Conclusion.NO_GAIN
+    assert decide(THROUGHPUT, search.history).conclusion is Conclusion.NO_OTHER
 
 
 @pytest.mark.parametrize("mode", MODES)

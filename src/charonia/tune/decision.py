@@ -43,6 +43,8 @@ class Conclusion(StrEnum):
     """The best variant is significantly better than the default configuration."""
     NO_GAIN = "no_gain"
     """No significant gain over the default configuration."""
+    NO_OTHER = "no_other"
+    """Nothing but the default configuration was measured."""
     NO_DEFAULT = "no_default"
     """There is a best variant, but the default configuration could not be measured."""
     CONSTRAINTS_NOT_MET = "constraints_not_met"
@@ -57,7 +59,7 @@ class Decision:
 
     Attributes:
         conclusion: What it is.
-        best: The recommended variant under its best load; the default one on `NO_GAIN`.
+        best: The recommended variant under its best load; the default one on `NO_GAIN` and `NO_OTHER`.
         default: The default configuration under its best load.
         ranking: Every variant under its best load, best first.
         ties: Variants that are not significantly worse than the best one, without it.
@@ -108,7 +110,8 @@ def _conclude(points: Sequence[Point], default: Point | None, level: float) -> t
         return Conclusion.BETTER, first
     if gain(first, default, level).low > 0:
         return Conclusion.BETTER, first
-    return Conclusion.NO_GAIN, default
+    is_alone = all(point.variant.is_default for point in points)
+    return Conclusion.NO_OTHER if is_alone else Conclusion.NO_GAIN, default
 
 
 def _is_tie(point: Point, best: Point, level: float) -> bool:
@@ -135,6 +138,8 @@ def _verdict(conclusion: Conclusion, best: Ranked, default: Ranked | None, goal:
         return (f"No configuration keeps the constraints. The closest is '{best.variant}': {'; '.join(missed)}.",)
     if conclusion is Conclusion.NO_DEFAULT:
         return (f"Best is '{best.variant}'. The default configuration could not be measured, so the gain is unknown.",)
+    if conclusion is Conclusion.NO_OTHER:
+        return ("Only the default configuration was measured: there is nothing to compare it with.",)
     if conclusion is Conclusion.NO_GAIN or best.gain is None:
         return ("No significant gain over the default configuration: keep it.",)
     if default and not default.keeps_constraints:

@@ -113,6 +113,12 @@ class GroupRecord:
         """The trials as a search takes them."""
         return tuple(Told(trial.trial, trial.outcome) for trial in self.trials)
 
+    @property
+    def extent(self) -> str:
+        """How much was measured, in words."""
+        measured, tried = sum(trial.measured is not None for trial in self.trials), len(self.variants)
+        return f"{measured} measurement{'s' * (measured != 1)} of {tried} configuration{'s' * (tried != 1)}"
+
     def variant(self, variant: Variant) -> VariantRecord | None:
         """Return the record of a variant, None where it was not tried."""
         return next((each for each in self.variants if each.variant.key == variant.key), None)

@@ -42,11 +42,7 @@ def table(lines: Sequence[Sequence[str]]) -> str:
 
 def _group(group: GroupRecord, configs_per_model: int, names: Sequence[str]) -> str:
     decision = group.decision
-    measured = sum(trial.measured is not None for trial in group.trials)
-    head = (
-        f"{' and '.join(group.models)}: {measured} measurements of {len(group.variants)} configurations "
-        f"in {group.duration_s:.0f} s"
-    )
+    head = f"{' and '.join(group.models)}: {group.extent} in {group.duration_s:.0f} s"
     resumed = sum(trial.is_resumed for trial in group.trials)
     if resumed:
         head += f", {resumed} of them from the journal"

@@ -112,13 +112,12 @@ def _plot(identity: str, kind: str, title: str, text: str) -> str:
 
 def _measured(run: TuneRun, group: GroupRecord) -> str:
     server = f"{run.server.name} {run.server.version}".strip() or "a server"
-    measured = sum(trial.measured is not None for trial in group.trials)
     facts = [
         *(["for batches of work (offline)"] if run.is_offline else []),
         *(goal_text(goal) for goal in group.goal.models),
         f"{server} at {run.server.url}" if run.is_remote else server,
         run.began_at.replace("T", " ", 1)[:16],
-        f"{measured} measurements of {len(group.variants)} configurations in {clock(group.duration_s)}",
+        f"{group.extent} in {clock(group.duration_s)}",
     ]
     return " · ".join(f"<span>{escape(fact)}</span>" for fact in facts)
 
@@ -146,6 +145,7 @@ def _summary(group: GroupRecord, views: Sequence[VariantView]) -> Iterator[str]:
 _BADGES = {
     Conclusion.BETTER: ("good", "better"),
     Conclusion.NO_GAIN: ("plain", "no gain"),
+    Conclusion.NO_OTHER: ("plain", "no comparison"),
     Conclusion.NO_DEFAULT: ("plain", "no comparison"),
     Conclusion.CONSTRAINTS_NOT_MET: ("bad", "limits not met"),
     Conclusion.NOTHING_MEASURED: ("bad", "nothing measured"),

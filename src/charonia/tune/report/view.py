@@ -111,7 +111,12 @@ def overall(ranked: Ranked, metric: Metric) -> Estimate | None:
 
 def has_recommendation(group: GroupRecord) -> bool:
     """Whether the best variant is one to use."""
-    return group.decision.conclusion in (Conclusion.BETTER, Conclusion.NO_GAIN, Conclusion.NO_DEFAULT)
+    return group.decision.conclusion in (
+        Conclusion.BETTER,
+        Conclusion.NO_GAIN,
+        Conclusion.NO_OTHER,
+        Conclusion.NO_DEFAULT,
+    )
 
 
 def _weight(row: Row) -> tuple[int, float]:
