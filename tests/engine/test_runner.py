@@ -351,6 +351,28 @@ def test_answers_keep_the_order_of_arrival_where_that_is_asked_for() -> None:
     asyncio.run(scenario())
 
 
+def test_what_a_reply_leads_to_keeps_the_order_of_arrival_too() -> None:
+    async def scenario() -> None:
+        first, second, answers = ScriptedInstance(), ScriptedInstance(), Answers()
+        runner = runner_of(config(DynamicBatching(preserve_ordering=True), 1), first, second)
+
+        def reply(outcome: InferResponse | ServingError | None, final: bool) -> None:
+            answers.reply_to("0")(outcome, final)
+            last.cancel()
+
+        runner.submit(request("0", batch=1), reply)
+        runner.submit(request("1", batch=1), answers.reply_to("1"))
+        last = runner.submit(request("2", batch=1), answers.reply_to("2"))
+        one, other = (first, second) if first.batches[0][0][0].id == "1" else (second, first)
+        one.finish()
+        other.finish()
+
+        assert list(answers.of) == ["0", "1", "2"]
+        assert answers.code("2") is Code.CANCELLED
+
+    asyncio.run(scenario())
+
+
 def test_outputs_are_chosen_in_the_order_asked_for_and_classified() -> None:
     async def scenario() -> None:
         instance, answers = ScriptedInstance(), Answers()

@@ -304,13 +304,12 @@ class CachedRunner:
         if self._order is None or call.id < 0:
             self._deliver(call, outcome)
         else:
-            for due, ordered, _ in self._order.take(call.id, outcome, True):
-                self._deliver(due, ordered)
+            self._order.pass_on(call.id, outcome, True, self._deliver)
 
-    def _deliver(self, call: CachedCall, outcome: Outcome) -> None:
+    def _deliver(self, call: CachedCall, outcome: Outcome, final: bool = True) -> None:
         self._calls.discard(call)
         try:
-            call.reply(outcome, True)
+            call.reply(outcome, final)
         except Exception:  # a front end's own fault must not reach the other calls
             _log.exception("the reply to request %r of model %s failed", call.request.id, self.config.name)
         if self._idle is not None and not self._calls:

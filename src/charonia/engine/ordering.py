@@ -1,5 +1,7 @@
 """Outcomes in the order in which their requests arrived, for models that ask for it."""
 
+from collections import deque
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from charonia.core.calls import Outcome
@@ -18,12 +20,14 @@ class OrderedOutcomes(Generic[_T]):
     by an id.
     """
 
-    __slots__ = ("_held", "_order", "_requests")
+    __slots__ = ("_due", "_held", "_is_passing_on", "_order", "_requests")
 
     def __init__(self) -> None:
         self._order = InOrderRelease()
         self._requests: dict[int, _T] = {}
         self._held: dict[int, list[tuple[Outcome, bool]]] = {}
+        self._due: deque[tuple[_T, Outcome, bool]] = deque()
+        self._is_passing_on = False
 
     def submitted(self, id: int, request: _T) -> None:
         """Note that a request arrived."""
@@ -38,8 +42,23 @@ class OrderedOutcomes(Generic[_T]):
         """Whether no more responses of a request can be held."""
         return len(self._held.get(id, ())) >= HELD_RESPONSES_MAX
 
-    def take(self, id: int, outcome: Outcome, final: bool) -> list[tuple[_T, Outcome, bool]]:
-        """Take an outcome; return what is to be passed on now, in order: request, outcome, whether it is its last."""
+    def pass_on(self, id: int, outcome: Outcome, final: bool, deliver: Callable[[_T, Outcome, bool], None]) -> None:
+        """Take an outcome and deliver what is due, in order: request, outcome, whether it is its last.
+
+        What a delivery leads to, as new requests and cancelled ones, is delivered behind what was due before.
+        """
+        self._due += self._take(id, outcome, final)
+        if self._is_passing_on:
+            return
+        self._is_passing_on = True
+        try:
+            while self._due:
+                deliver(*self._due.popleft())
+        finally:
+            self._is_passing_on = False
+
+    def _take(self, id: int, outcome: Outcome, final: bool) -> list[tuple[_T, Outcome, bool]]:
+        """Take an outcome; return what is to be passed on now."""
         self._held.setdefault(id, []).append((outcome, final))
         due = list(self._order.done(id)) if final else []
         first = self._order.first

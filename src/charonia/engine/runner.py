@@ -362,8 +362,7 @@ class ModelRunner:
 
     def _deliver_in_order(self, entry: Entry, outcome: Outcome, final: bool) -> None:
         if self._order is not None:
-            for due in self._order.take(entry.id, outcome, final):
-                self._deliver(*due)
+            self._order.pass_on(entry.id, outcome, final, self._deliver)
 
     def _deliver(self, entry: Entry, outcome: Outcome, final: bool) -> None:
         if final:

@@ -150,16 +150,14 @@ class SequenceRunner(ModelRunner):
             return
         entry.state = DONE
         entry.batch = None
-        for due in self._starts.take(entry.id, outcome, True):
-            self._deliver(*due)
+        self._starts.pass_on(entry.id, outcome, True, self._deliver)
 
     def stream(self, entry: Entry, outcome: Outcome) -> None:
         """Pass on a response of a request that is not its last; with preserve_ordering when it is its turn."""
         if self._starts is None or not self._starts.holds(entry.id):
             super().stream(entry, outcome)
         elif not self._starts.is_full(entry.id):
-            for due in self._starts.take(entry.id, outcome, False):
-                self._deliver(*due)
+            self._starts.pass_on(entry.id, outcome, False, self._deliver)
         else:
             batch = entry.batch
             error = unavailable(
