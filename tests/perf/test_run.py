@@ -470,6 +470,19 @@ def test_a_server_that_dies_leaves_what_was_measured_and_soon() -> None:
     assert time.monotonic() - begin < 10
 
 
+def test_a_server_that_dies_while_requests_come_at_a_rate_is_lost_and_not_overloaded() -> None:
+    def die_later(event: Event) -> None:
+        if isinstance(event, WindowDone) and event.number == 2:
+            server.die()
+
+    with serving(after(0.005)) as server:
+        plan = MeasurePlan(interval_ms=800, stability=0.0)
+        found = measured(settings(server.url, rate(200), plan), progress=die_later)
+
+    assert [result.verdict for result in found.levels] == [Verdict.SERVER_LOST]
+    assert found.levels[0].throughput.value > 150
+
+
 def test_the_latency_limit_ends_a_sweep_and_is_reported() -> None:
     def crowded(now_ns: int, request: dict[str, Any]) -> Reply:
         return Reply(0.01 * len(server.connections))

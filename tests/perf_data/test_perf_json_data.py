@@ -274,3 +274,16 @@ def test_integers_of_any_size_come_through_exactly(datatype: DataType, data: st.
     values = data.draw(st.lists(st.integers(low, high), min_size=1, max_size=5))
 
     assert from_list(TensorSpec("X", datatype, (len(values),)), values, None).tolist() == values
+
+
+@pytest.mark.parametrize(
+    ("digits", "problem"),
+    [
+        (400, "step 0: input 'X': expected values that fit FP64, got an integer of 400 digits"),
+        (5000, "expected JSON, got an integer of thousands of digits"),
+    ],
+)
+def test_integers_beyond_all_floating_point_numbers_are_refused(tmp_path: Path, digits: int, problem: str) -> None:
+    text = '{"data": [{"X": [' + "9" * digits + ", 1.5]}]}"
+
+    assert refused(tmp_path, text, model(D.FP64, (2,))) == f"data.json: {problem}"

@@ -120,6 +120,11 @@ class Ledger:
             self._sent = [whole[np.argsort(whole[:, 0], kind="stable")]]
         return self._sent[0] if self._sent else np.empty((0, 2), np.int64)
 
+    @property
+    def may_be_lost(self) -> bool:
+        """Whether connections have failed since the last success: `is_lost` will tell."""
+        return self._lost_since_success > 0
+
     def is_lost(self, now_ns: int, begin_ns: int) -> bool:
         """Whether the server has gone: for a while nothing but failing connections."""
         quiet = now_ns - max(self.last_success_ns, begin_ns)

@@ -202,7 +202,7 @@ def _used_window(context: Context, load: RunningLoad, begin_ns: int, end_ns: int
 
 
 def _piles_up(load: RunningLoad, now_ns: int) -> bool:
-    if not is_open(load.level) or now_ns - load.begin_ns < _OVERLOAD_NS:
+    if not is_open(load.level) or now_ns - load.begin_ns < _OVERLOAD_NS or load.ledger.may_be_lost:
         return False
     return level_backlog(load.ledger, load.begin_ns, now_ns).is_overload
 

@@ -142,7 +142,7 @@ def _numbers(spec: TensorSpec, plain: NDArray[Any]) -> NDArray[Any]:
         if not isinstance(value, int | float):
             raise invalid(f"expected numbers for {spec}, got {_kind(value)}")
     if not is_integer(spec.datatype):
-        return plain.astype(np.float64)
+        return _floats(spec, plain)
     whole = [int(value) if isinstance(value, int) or value.is_integer() else value for value in plain.flat]
     if all(isinstance(value, int) for value in whole):
         lowest, highest = min(whole, default=0), max(whole, default=0)
@@ -151,7 +151,15 @@ def _numbers(spec: TensorSpec, plain: NDArray[Any]) -> NDArray[Any]:
             return np.array(whole, wide).reshape(plain.shape)
         except OverflowError:
             raise invalid(f"expected values that fit {spec.datatype.wire}, got {lowest} to {highest}") from None
-    return plain.astype(np.float64)
+    return _floats(spec, plain)
+
+
+def _floats(spec: TensorSpec, plain: NDArray[Any]) -> NDArray[Any]:
+    try:
+        return plain.astype(np.float64)
+    except OverflowError:
+        digits = max(len(str(abs(value))) for value in plain.flat if isinstance(value, int))
+        raise invalid(f"expected values that fit {spec.datatype.wire}, got an integer of {digits} digits") from None
 
 
 def _strings(spec: TensorSpec, plain: NDArray[Any]) -> Array:

@@ -71,6 +71,8 @@ def _parse(path: Path) -> object:
         raise invalid(f"{path.name}: expected JSON in UTF-8, got: {error.reason}") from None
     except json.JSONDecodeError as error:
         raise invalid(f"{path.name}: line {error.lineno}: expected JSON, got: {error.msg}") from None
+    except ValueError:  # Python reads no longer ones
+        raise invalid(f"{path.name}: expected JSON, got an integer of thousands of digits") from None
     except RecursionError:
         raise invalid(f"{path.name}: expected JSON, got lists that are nested too deeply") from None
     return document
