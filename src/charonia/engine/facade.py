@@ -222,9 +222,10 @@ class ModelEngine:
             loading = any(v.state is ModelState.LOADING for v in model.versions.values())
             if loading:
                 raise unavailable(f"Request for unknown model: '{name}' is not at ready state: it is being loaded")
+            versions = [f"version {n}: {v.reason or 'is being unloaded'}" for n, v in sorted(model.versions.items())]
             raise not_found(
                 f"Request for unknown model: '{name}' has no available versions",
-                hint=model.failure or "; ".join(f"version {n}: {v.reason}" for n, v in sorted(model.versions.items())),
+                hint=model.failure or "; ".join(versions),
             )
         entry = model.versions.get(int(version))
         if entry is None:
