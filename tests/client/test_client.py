@@ -266,6 +266,29 @@ def test_a_server_that_is_not_there_is_not_live(play: Play, protocol: str) -> No
     play(scenario())
 
 
+@pytest.mark.parametrize(
+    "body", [b"[]", b'{"outputs": [{"name": "OUTPUT0", "datatype": "FP32", "shape": [2], "data": [1]}]}']
+)
+def test_an_answer_that_is_none_of_the_protocol_is_a_failure_of_the_request(play: Play, body: bytes) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        length = head.partition(b"\r\ncontent-length:")[2].partition(b"\r\n")[0]
+        await reader.readexactly(int(length or b"0"))
+        writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+        writer.close()
+
+    async def scenario() -> None:
+        async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            async with AsyncClient(f"127.0.0.1:{port}") as client:
+                for call in (client.infer("identity", {"INPUT0": ROW}), client.model_metadata("identity")):
+                    with pytest.raises(ClientError) as caught:
+                        await call
+                    assert (caught.value.failure, caught.value.code) == (Failure.GARBLED, Code.INTERNAL)
+
+    play(scenario())
+
+
 def answers(count: int) -> list[tuple[Any, bool]]:
     responses = [
         InferResponse("identity", "1", "", [Tensor("OUTPUT0", DataType.INT32, np.array([n], np.int32))])

@@ -252,7 +252,7 @@ class AsyncClient:
                 error = error_of(answer)
                 if error is not None:
                     raise error
-                yield InferResult(query.read(answer))
+                yield InferResult(_read(query, answer))
         finally:
             handle.cancel()
 
@@ -286,7 +286,7 @@ class AsyncClient:
         error = error_of(answer)
         if error is not None:
             raise error
-        return query.read(answer)
+        return _read(query, answer)
 
     async def _is(self, query: Query[Any, bool]) -> bool:
         try:
@@ -295,3 +295,10 @@ class AsyncClient:
             if error.code in _NO:
                 return False
             raise
+
+
+def _read(query: Query[Any, T], answer: Answer) -> T:
+    try:
+        return query.read(answer)
+    except ServingError as error:
+        raise ClientError(error.code, error.message, Failure.GARBLED, answer.status) from error
