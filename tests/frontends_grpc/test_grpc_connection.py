@@ -384,6 +384,27 @@ def test_draining_waits_for_responses_that_wait_for_the_callers_window(play: Any
     play(scenario)
 
 
+def test_a_connection_that_has_drained_is_left_to_the_client_to_close(play: Any) -> None:
+    async def scenario(bench: Any) -> None:
+        client = bench.client({ngh2.Setting.INITIAL_WINDOW_SIZE: 10}, opens_window=False)
+        client.transport.may_end = True
+        stream_id = client.start("ServerMetadata", b"")
+        bench.frontend.stop_accepting()
+        await asyncio.sleep(0.15)
+        client.exchange()
+        client.protocol.pause_writing()
+        client.http2.update_settings({ngh2.Setting.INITIAL_WINDOW_SIZE: 65_535})
+        client.exchange()
+        client.protocol.resume_writing()
+        await client.settle()
+
+        assert client.responses[stream_id].status == Status.OK
+        assert (client.transport.is_ended, client.transport.is_closed) == (True, False)
+        assert client.transport.is_reading_on
+
+    play(scenario)
+
+
 def test_closing_does_not_wait_for_a_client_that_does_not_read(play: Any) -> None:
     async def scenario(bench: Any) -> None:
         client = bench.client()

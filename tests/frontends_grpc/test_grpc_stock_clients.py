@@ -405,7 +405,7 @@ def test_stopping_lets_a_large_response_out(server: Running, client: Any) -> Non
     server.release(0)
 
     result, error = done.result(WAIT_S)
-    assert error is None
+    assert error is None, str(error)
     assert result.as_numpy("OUTPUT0").nbytes == rows.nbytes
     drained.result(WAIT_S)
 

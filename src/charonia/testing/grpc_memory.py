@@ -38,6 +38,8 @@ class MemoryTransport(asyncio.Transport):
         is_closed: Whether the connection was closed from the server's side.
         is_reading_on: Whether the connection wants to be fed.
         is_stuck: Whether the client does not read, so that closing has to wait for it.
+        may_end: Whether the sending side can be ended alone, which it cannot with TLS.
+        is_ended: Whether it was.
     """
 
     def __init__(self, protocol: asyncio.Protocol) -> None:
@@ -47,9 +49,17 @@ class MemoryTransport(asyncio.Transport):
         self.is_closed = False
         self.is_reading_on = True
         self.is_stuck = False
+        self.may_end = False
+        self.is_ended = False
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Take bytes."""
+        """Take bytes.
+
+        Raises:
+            RuntimeError: The sending side was ended.
+        """
+        if self.is_ended:
+            raise RuntimeError("written behind the end")
         self.written += data
 
     def take(self) -> bytes:
@@ -76,9 +86,17 @@ class MemoryTransport(asyncio.Transport):
         """Note that more is wanted."""
         self.is_reading_on = True
 
+    def is_closing(self) -> bool:
+        """Whether it is closed, or is being closed."""
+        return self.is_closed
+
     def can_write_eof(self) -> bool:
-        """Say that the sending side cannot be ended alone, as with TLS."""
-        return False
+        """Whether the sending side can be ended alone."""
+        return self.may_end
+
+    def write_eof(self) -> None:
+        """End the sending side."""
+        self.is_ended = True
 
     def get_write_buffer_size(self) -> int:
         """Return the number of bytes that the client has not taken."""

@@ -149,7 +149,7 @@ class GrpcConnection(asyncio.Protocol):
     def resume_writing(self) -> None:
         """Go on."""
         self._is_paused = False
-        if not self._is_closing:
+        if not self._transport.is_closing():  # also where it only waits for the client's end
             self._transport.resume_reading()
         self._flush()
 
@@ -335,7 +335,7 @@ class GrpcConnection(asyncio.Protocol):
             if not self._conduct.may_ping(time.monotonic_ns(), self.sends, has_calls=bool(self._calls)):
                 self._terminate(b"too_many_pings")
         elif isinstance(event, ConnectionClosed):
-            self._close()
+            self._close(client_first=not event.error_code)
         # The rest (settings, windows, answers to pings) is the library's business.
 
     def _drop_call(self, stream_id: int) -> None:
@@ -364,6 +364,8 @@ class GrpcConnection(asyncio.Protocol):
             self._transport.write(data)
             for event in self._http2.events():
                 self._control(event)
+            if self._is_closing:
+                return
         if self._to_reset:
             self._reset_answered()
         if self._unsent:
@@ -373,13 +375,7 @@ class GrpcConnection(asyncio.Protocol):
         if self._is_refusing and not (self._calls or self._is_paused or self._http2.waiting_bytes()):
             self._http2.terminate(ErrorCode.NO_ERROR)
             self._transport.write(self._http2.output())
-            if self._transport.can_write_eof():
-                # The client closes when it has everything: closing first could cost it what is on its way.
-                self._is_closing = True
-                self._transport.write_eof()
-                self._timers.await_end(self._transport)
-            else:
-                self._close()
+            self._close(client_first=True)
 
     def _reset_answered(self) -> None:
         """Tell clients that are still sending to stop: their answer is out."""
@@ -404,9 +400,17 @@ class GrpcConnection(asyncio.Protocol):
         self._transport.write(self._http2.output())
         self._close()
 
-    def _close(self) -> None:
-        """Close after what has been written."""
+    def _close(self, *, client_first: bool = False) -> None:
+        """Close after what has been written.
+
+        Args:
+            client_first: Whether the client is to close when it has everything: closing first, while the client still
+                sends, could cost it what is on its way.
+        """
         if not self._is_closing:
             self._is_closing = True
-            self._transport.close()
+            if client_first and self._transport.can_write_eof():
+                self._transport.write_eof()
+            else:
+                self._transport.close()
             self._timers.await_end(self._transport)
