@@ -242,6 +242,20 @@ def test_a_call_ends_when_nobody_waits_for_its_batch_any_more_or_its_own_time_is
     run(scenario)
 
 
+def test_a_call_is_not_over_before_the_caller_of_its_batch_was_told_that_time_is_up() -> None:
+    async def scenario() -> None:
+        models, outcomes, sink = Models(), Outcomes(), Sink()
+        calls = ModelCalls(models, OUTSIDE)
+        work = Work(sink, [request(deadline_ns=now_ns() + 10**6)])
+        calls.start(1, request(), outcomes, work=work)
+        await asyncio.sleep(0.05)
+        assert (outcomes.all, models.tickets[0].cancelled) == ([], False)
+        calls.cancel_batch(sink)
+        assert outcomes.error.code is Code.CANCELLED
+
+    run(scenario)
+
+
 def test_calls_are_given_up_alone_with_their_batch_or_all_at_once() -> None:
     async def scenario() -> None:
         models, sinks = Models(), [Sink(), Sink()]

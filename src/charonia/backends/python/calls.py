@@ -147,10 +147,10 @@ class ModelCalls:
         if request.timeout_us:
             own = now + request.timeout_us * 1000
             deadline = min(deadline, own) if deadline else own
-        if deadline:
-            request.deadline_ns = deadline
-            loop = asyncio.get_running_loop()
-            call.timer = loop.call_later(max(0, deadline - now) / 1e9, call.expire)
+            # For a limit of its own only: when a caller's time is up, the caller is told so, and that ends the call.
+            # Were the call over first, the model could answer with what it has got so far.
+            call.timer = asyncio.get_running_loop().call_later(request.timeout_us / 1e6, call.expire)
+        request.deadline_ns = deadline
         ticket = models.infer(request, call.take)
         if not call.is_over:
             call.ticket = ticket
