@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import onnx
@@ -481,6 +482,35 @@ def test_a_provider_that_does_not_start_is_named(tmp_path: Path) -> None:
         patch.setattr("onnxruntime.InferenceSession", lambda *args, **options: Stepped())
         with pytest.raises(ServingError, match="CUDAExecutionProvider is installed but does not start"):
             session.open_session(path, SessionPlan(), threads=1, providers=[("CUDAExecutionProvider", {})])
+
+
+@pytest.mark.parametrize(
+    ("providers", "has_beneath", "called"),
+    [
+        (["CPUExecutionProvider"], True, "beneath"),
+        (["CPUExecutionProvider"], False, "own"),
+        (["CUDAExecutionProvider", "CPUExecutionProvider"], True, "own"),
+    ],
+)
+def test_what_the_cpu_alone_computes_is_called_directly(providers: list[str], has_beneath: bool, called: str) -> None:
+    class Beneath:
+        def run(self) -> str:
+            return "beneath"
+
+    class Wrapped:
+        def __init__(self) -> None:
+            if has_beneath:
+                self._sess = Beneath()
+
+        def run(self) -> str:
+            return "own"
+
+        def get_providers(self) -> list[str]:
+            return providers
+
+    run: Any = session.run_of(cast(Any, Wrapped()))
+
+    assert run() == called
 
 
 def test_an_input_that_is_no_tensor_is_refused(tmp_path: Path) -> None:

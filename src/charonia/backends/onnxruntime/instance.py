@@ -2,14 +2,15 @@
 
 import ctypes
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import onnxruntime
 
 from charonia.backends.api import Execution, Outputs, Result
 from charonia.backends.batch import batch_sizes, gather, scatter
-from charonia.backends.onnxruntime.session import Session, plain_error
+from charonia.backends.onnxruntime.session import Run, Session, plain_error, run_of
 from charonia.backends.ragged import compute_input, gather_flat, ragged_plan, scatter_like
 from charonia.backends.tensor_plan import input_plans, output_plans
 from charonia.config.model import ModelConfig
@@ -34,14 +35,14 @@ class OnnxRuntimeInstance:
     """
 
     def __init__(self, session: Session, config: ModelConfig, run_entries: Sequence[tuple[str, str]]) -> None:
-        self._session: Session | None = session
         self._is_batched = config.max_batch_size > 0
         self._inputs = input_plans(config)
         self._outputs = output_plans(config)
         self._ragged = ragged_plan(config)
         self._names = tuple(plan.name for plan in self._outputs)
         self._by_name = {plan.name: plan for plan in self._outputs}
-        self._run = _run_with_bfloat16 if DataType.BF16 in self._datatypes() else _run
+        has_bfloat16 = any(plan.datatype is DataType.BF16 for plan in (*self._inputs, *self._outputs))
+        self._run: Run | None = partial(_run_with_bfloat16, session) if has_bfloat16 else run_of(session)
         self._options: object = None
         if run_entries:
             options = onnxruntime.RunOptions()
@@ -63,7 +64,7 @@ class OnnxRuntimeInstance:
 
     def close(self) -> None:
         """Let go of the session."""
-        self._session = None
+        self._run = None
 
     def _execute_alone(self, request: InferRequest) -> Result:
         try:
@@ -72,14 +73,14 @@ class OnnxRuntimeInstance:
             return error
 
     def _execute(self, requests: Sequence[InferRequest]) -> Execution:
-        session = self._session
-        if session is None:
+        run = self._run
+        if run is None:
             raise internal("the instance is closed")
         feed = self._feed(requests)
         names = self._wanted(requests)
         input_end_ns = time.monotonic_ns()
         try:
-            arrays = self._run(session, names, feed, self._options)
+            arrays = run(names, feed, self._options)
         except Exception as error:  # ONNX Runtime's errors have no common base class of their own
             raise plain_error("ONNX Runtime failed", error) from error
         output_start_ns = time.monotonic_ns()
@@ -135,15 +136,10 @@ class OnnxRuntimeInstance:
             columns.append([Tensor(name, datatype, part) for part in parts])
         return [Outputs(list(tensors)) for tensors in zip(*columns, strict=True)]
 
-    def _datatypes(self) -> set[DataType]:
-        return {plan.datatype for plan in (*self._inputs, *self._outputs)}
 
-
-def _run(session: Session, names: Sequence[str], feed: dict[str, Array], options: object) -> list[Array]:
-    return session.run(names, feed, options)
-
-
-def _run_with_bfloat16(session: Session, names: Sequence[str], feed: dict[str, Array], options: object) -> list[Array]:
+def _run_with_bfloat16(
+    session: Session, names: Sequence[str], feed: Mapping[str, Array], options: object
+) -> list[Array]:
     """Run a model that numpy has no type for: bit patterns of BF16 cross in ONNX Runtime's own values."""
     kinds = {argument.name: argument.type for argument in session.get_inputs()}
     make = onnxruntime.OrtValue
