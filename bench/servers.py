@@ -24,21 +24,24 @@ HOST = "127.0.0.1"
 START_TIMEOUT_S = 60.0
 PEERS = Path(os.environ.get("CHARONIA_PEERS", Path.home() / ".cache" / "charonia-peers"))
 
-SERVERS = ("charonia", "triton", "fixed")
+SERVERS = ("charonia", "triton", "fixed", "bare")
+
+FLOORS = {"fixed": "bench.fixed_answers", "bare": "bench.bare_onnx"}
+"""Servers that do less than a server must, over HTTP only."""
 
 
 def command_of(server: str, model: str, repository: Path, ports: Sequence[int]) -> list[str]:
     """Return the command that starts a server.
 
     Args:
-        server: "charonia", "charonia@PYTHON" for another interpreter, "triton" or "fixed".
+        server: "charonia", "charonia@PYTHON" for another interpreter, "triton", "fixed" or "bare".
         model: Name of the model that the repository holds.
         repository: Where the model is.
         ports: For HTTP, gRPC and metrics.
     """
     name, _, python = server.partition("@")
-    if name == "fixed":
-        return [sys.executable, "-m", "bench.fixed_answers", f"--model={model}", f"--http-port={ports[0]}"]
+    if name in FLOORS:
+        return [sys.executable, "-m", FLOORS[name], f"--model={model}", f"--http-port={ports[0]}"]
     command = (
         [str(PEERS / "bin" / "tritonserver")]
         if name == "triton"

@@ -1,0 +1,120 @@
+"""The least that a Python server can do with the perceptron: uvloop, ONNX Runtime in place, and nothing of a protocol.
+
+python -m bench.compare charonia:mlp bare:mlp --protocol http --concurrency 1
+
+It takes the tensor from the end of the request and puts the result behind a head that was made before. It parses,
+checks, schedules, counts and encodes nothing, so what it is faster by is what all that takes. It stays awake between
+requests, as the server does for a lone caller.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import onnxruntime
+import uvloop
+
+from bench.fixed_answers import complete, documents, inference, response, statistics
+from bench.models import INPUT_SHAPES, MODELS, OUTPUT_SHAPES
+from bench.servers import HOST
+
+AWAKE_NS = 1_000_000
+
+
+class Bare:
+    """What the connections share.
+
+    Args:
+        model: Name in `bench.models` of an ONNX model with one input and one output.
+        loop: Where it runs.
+    """
+
+    def __init__(self, model: str, loop: asyncio.AbstractEventLoop) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            MODELS[model](Path(folder))
+            options = onnxruntime.SessionOptions()
+            options.intra_op_num_threads = 1
+            (path,) = Path(folder).rglob("*.onnx")
+            session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        self._session = session
+        self._input = session.get_inputs()[0].name
+        self._outputs = [session.get_outputs()[0].name]
+        (self._elements,) = INPUT_SHAPES[model]
+        (outputs,) = OUTPUT_SHAPES[model]
+        self._head = response(*inference(model))[: -4 * outputs]
+        self._documents = documents(model)
+        self._loop = loop
+        self._count = 0
+        self._last_ns = 0
+        self._is_polling = False
+
+    def answer(self, path: str, request: bytes) -> bytes:
+        """Return the whole response."""
+        if path.endswith("/stats"):
+            return response(json.dumps(statistics(self._count)).encode())
+        if not path.endswith("/infer"):
+            return response(self._documents.get(path, b""))
+        self._count += 1
+        self._last_ns = time.monotonic_ns()
+        if not self._is_polling:
+            self._is_polling = True
+            self._loop.call_soon(self._poll)
+        size = 4 * self._elements
+        tensor = np.frombuffer(request, np.float32, self._elements, len(request) - size).reshape(1, self._elements)
+        (result,) = self._session.run(self._outputs, {self._input: tensor})
+        body: bytes = result.tobytes()
+        return self._head + body
+
+    def _poll(self) -> None:
+        if time.monotonic_ns() < self._last_ns + AWAKE_NS:
+            os.sched_yield()
+            self._loop.call_soon(self._poll)
+        else:
+            self._is_polling = False
+
+
+class Connection(asyncio.Protocol):
+    """One client, which waits for each answer before it asks again."""
+
+    def __init__(self, bare: Bare) -> None:
+        self._bare = bare
+        self._received = bytearray()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A client has connected."""
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's own class, with the same methods
+
+    def data_received(self, data: bytes) -> None:
+        """Answer once the request is whole."""
+        self._received += data
+        if path := complete(self._received):
+            request = bytes(self._received)
+            self._received.clear()
+            self._transport.write(self._bare.answer(path, request))
+
+
+async def serve(model: str, port: int) -> None:
+    """Answer until ended."""
+    loop = asyncio.get_running_loop()
+    bare = Bare(model, loop)
+    server = await loop.create_server(lambda: Connection(bare), HOST, port)
+    await server.serve_forever()
+
+
+def main() -> None:
+    """Read the command line and serve."""
+    parser = argparse.ArgumentParser(prog="python -m bench.bare_onnx", description=__doc__)
+    parser.add_argument("--model", choices=["mlp"], required=True)
+    parser.add_argument("--http-port", type=int, required=True)
+    given = parser.parse_args()
+    uvloop.run(serve(given.model, given.http_port))
+
+
+if __name__ == "__main__":
+    main()
