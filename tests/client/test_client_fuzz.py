@@ -159,7 +159,7 @@ def test_spoiled_http2_ends_every_call_exactly_once(
     cut: tuple[int, int, bytes], messages: int, splits: set[int]
 ) -> None:
     async def scenario() -> None:
-        wire = GrpcWire(ENDPOINT, WireOptions())
+        wire = GrpcWire(ENDPOINT, WireOptions(keepalive_time_s=0))  # there is no socket to watch
         connection = GrpcConnection(wire)
         transport = SilentTransport(connection)
         connection.connection_made(transport)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from charonia.client.endpoint import Endpoint
+from charonia.client.keepalive import Keepalive
 from charonia.client.tls import tls_context
 from charonia.client.wire import Failure, WireOptions
 
@@ -40,11 +41,12 @@ class Dialer:
         """Make a dialer; to be called on the event loop.
 
         Raises:
-            ServingError: INVALID_ARG for TLS options that cannot be used.
+            ServingError: INVALID_ARG for TLS or keepalive options that cannot be used.
         """
         self.failures = dict.fromkeys(Failure, 0)
         self._endpoint = endpoint
         self._timeout_s = options.connect_timeout_s
+        self._keepalive = Keepalive(options.keepalive_time_s, options.keepalive_timeout_s)
         self._tls: ssl.SSLContext | None = tls_context(options.tls, http2=http2) if endpoint.tls else None
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -67,8 +69,9 @@ class Dialer:
         if self._tasks:
             await asyncio.wait(tuple(self._tasks))
 
-    def opened(self, connection: Connection) -> None:
+    def opened(self, connection: Connection, transport: asyncio.BaseTransport) -> None:
         """A connection was made."""
+        self._keepalive.watch(transport)
         self._open.add(connection)
 
     def closed(self, connection: Connection) -> None:

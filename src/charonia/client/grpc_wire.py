@@ -29,6 +29,7 @@ from charonia.client.http2 import (
     TrailersReceived,
     is_greeting,
 )
+from charonia.client.keepalive import loss
 from charonia.client.wire import DEFAULT_FORM, Failure, OnAnswer, RequestForm, WireOptions
 from charonia.core.request import InferRequest
 from charonia.protocol.grpc_headers import Headers
@@ -78,14 +79,14 @@ class GrpcConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Greet the server."""
         self._transport = cast(asyncio.Transport, transport)
-        self._wire.dialer.opened(self)
+        self._wire.dialer.opened(self, transport)
         self._flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail every call."""
         self.is_lost = True
         self._wire.dialer.closed(self)
-        self._fail_all(Failure.RESET, f"{self._wire.endpoint} closed the connection before the answer was complete")
+        self._fail_all(Failure.RESET, loss(self._wire.endpoint, exc, "before the answer was complete"))
 
     def pause_writing(self) -> None:
         """Keep what is to be sent until the system has room."""

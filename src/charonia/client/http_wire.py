@@ -15,6 +15,7 @@ from charonia.client.endpoint import Endpoint
 from charonia.client.failing import failed
 from charonia.client.http_codec import CODES, HttpEncoder, HttpRequest, PreparedHttp, error_message
 from charonia.client.http_response import BadResponseError, Heads, ResponseReader
+from charonia.client.keepalive import loss
 from charonia.client.wire import DEFAULT_FORM, Answer, Failure, OnAnswer, RequestForm, WireOptions
 from charonia.core.errors import Code
 from charonia.core.request import InferRequest
@@ -109,7 +110,7 @@ class HttpConnection(asyncio.Protocol):
         """Keep the transport."""
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(0)  # so that what the system has not taken is known
-        self._wire.dialer.opened(self)
+        self._wire.dialer.opened(self, transport)
 
     def start(self, exchange: Exchange) -> None:
         """Send a request on this idle connection."""
@@ -171,7 +172,7 @@ class HttpConnection(asyncio.Protocol):
             progress = f"after {reader.received} of {reader.head.length} bytes of the answer"
         elif reader.is_begun:
             progress = "in the middle of the answer"
-        exchange.fail(Failure.RESET, f"{self._wire.endpoint} closed the connection {progress}")
+        exchange.fail(Failure.RESET, loss(self._wire.endpoint, exc, progress))
 
     def abort(self) -> None:
         """Cut the connection; nothing more is told of it but that it is lost."""

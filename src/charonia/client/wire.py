@@ -252,6 +252,10 @@ class WireOptions:
         response_compression: The same; what the server is asked for. Over gRPC the server chooses.
         timeout_s: Time for a request that names none, in seconds; 0 for no limit.
         connect_timeout_s: Time to make a connection, TLS included, in seconds.
+        keepalive_time_s: Silence on a connection after which the server's system is asked whether it is still there, in
+            seconds, rounded up; 0 for never.
+        keepalive_timeout_s: Time for its answer, in seconds, rounded up, after which the connection is lost. One whose
+            server confirms nothing of what was sent for both times together is, too.
         connections_max: Most connections. Over HTTP each carries one request at a time.
         waiting_max: Most requests that wait for a connection to be made.
         response_bytes_max: Largest body or message, as received and without compression.
@@ -263,6 +267,8 @@ class WireOptions:
     response_compression: str = ""
     timeout_s: float = 0.0
     connect_timeout_s: float = 10.0
+    keepalive_time_s: float = 20.0
+    keepalive_timeout_s: float = 20.0
     connections_max: int = 4096
     waiting_max: int = 65_536
     response_bytes_max: int = 2**31 - 1
