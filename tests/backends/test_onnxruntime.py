@@ -421,7 +421,58 @@ def test_everything_that_contradicts_the_model_is_said_at_once(tmp_path: Path) -
     assert "unexpected inference input 'INPUT9'" in message
     assert "output[0].dims" in message
     assert "output[1].data_type" in message
-    assert "input 'INPUT1' of the model is missing" in message
+    assert message.count("not configured: INPUT1") == 1
+
+
+def test_what_only_the_optimiser_finds_out_about_an_output_contradicts_nothing(tmp_path: Path) -> None:
+    graph = GraphWriter()
+    x = graph.input("x", FP32, (4,))
+    one = graph.weight("one", INT64, np.array([1, 1]))
+    graph.node("Reshape", [x, graph.node("Add", [one, one], "two")], "y")
+    graph.output("y", FP32, ("rows", "columns"))
+    files = files_of(tmp_path, graph.model())
+    completed = complete(files).config
+
+    answer = values(
+        make(files, replace(completed, instance_group=config_of({}, {}).instance_group)).execute(
+            [request({"x": (FP32, np.arange(4, dtype=np.float32))}, "y")]
+        )
+    )
+
+    assert [output.dims for output in completed.output] == [(-1, -1)]
+    assert answer["y"].shape == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("content", "hint"),
+    [
+        (b"", "the file is empty"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "`git lfs pull`"),
+        (b"PK\x03\x04", "the file is no ONNX model, or a part of one"),
+    ],
+)
+def test_a_file_that_is_no_model_comes_with_what_to_do(tmp_path: Path, content: bytes, hint: str) -> None:
+    files = files_of(tmp_path, models.add_sub())
+    (files.version_dir / "model.onnx").write_bytes(content)
+
+    with pytest.raises(ServingError, match=r"cannot load model\.onnx") as caught:
+        complete(files)
+
+    assert hint in caught.value.hint
+
+
+def test_weights_that_were_left_behind_are_told_of(tmp_path: Path) -> None:
+    files = files_of(tmp_path, b"")
+    model = onnx.load_from_string(models.mlp())
+    onnx.save_model(
+        model, str(files.version_dir / "model.onnx"), save_as_external_data=True, location="weights", size_threshold=0
+    )
+    (files.version_dir / "weights").unlink()
+
+    with pytest.raises(ServingError) as caught:
+        complete(files)
+
+    assert caught.value.hint == "the weights lie in a file of their own, which belongs beside the model"
 
 
 def test_batching_that_the_model_cannot_do_is_refused(tmp_path: Path) -> None:

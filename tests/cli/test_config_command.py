@@ -94,3 +94,22 @@ def test_remarks_and_problems_have_a_line_each() -> None:
     )
     assert problem_text("m", invalid("one\ntwo", hint="three")) == "charonia config: m:\n  one\n  two\n  hint: three"
     assert problem_text("m", invalid("one")) == "charonia config: m:\n  one"
+
+
+def test_a_repository_in_place_of_a_model_lists_its_models(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([str(model.parent)]) == 1
+
+    assert "hint: 'models' is no model but a repository; its models are models/echo" in capsys.readouterr().err
+
+
+def test_a_configuration_in_another_file_is_not_passed_over_in_silence(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "m.identity"
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / "model.identity").touch()
+    (folder / "config.json").write_text("{}")
+
+    run([str(folder)])
+
+    assert "model 'm.identity': config.json is not its configuration, config.pbtxt would be" in caplog.text

@@ -106,6 +106,22 @@ def test_a_backend_that_nothing_tells_is_an_error(name: str, files: list[str]) -
     assert "model.onnx" in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("files", "hint"),
+    [
+        ([], "the version's folder is empty; the model belongs there, as one of model.onnx, model.pt"),
+        (["Model.ONNX"], "the version's folder holds Model.ONNX; expected one of model.onnx, model.pt"),
+        (["b.onnx", "a.onnx", "c"], "the version's folder holds a.onnx, b.onnx: `default_model_filename` says which"),
+    ],
+)
+def test_the_hint_about_an_unknown_backend_says_what_is_there(files: list[str], hint: str) -> None:
+    with pytest.raises(ServingError) as caught:
+        derive_backend(ModelConfig(), "m", files)
+
+    assert caught.value.hint.startswith(hint)
+    assert "savedmodel" not in caught.value.hint
+
+
 def test_an_unknown_platform_alone_is_an_error() -> None:
     with pytest.raises(ServingError, match="unexpected platform type 'onnx' for m") as caught:
         derive_backend(ModelConfig(platform="onnx"), "m", ["model.onnx"])

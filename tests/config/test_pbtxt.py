@@ -133,6 +133,36 @@ def test_text_becomes_records(text: str, expected: ModelConfig) -> None:
             "config.pbtxt line 2, column 1: 'sequence_batching' and 'dynamic_batching' are both given",
             "at most one of them may be",
         ),
+        (
+            "backend: onnxruntime",
+            "config.pbtxt line 1, column 10: expected string but found: 'onnxruntime'",
+            'texts stand in quotes: "onnxruntime"',
+        ),
+        (
+            'max_batch_size: "8"',
+            'config.pbtxt line 1, column 17: couldn\'t parse integer: "8"',
+            "numbers stand without quotes: 8",
+        ),
+        (
+            "input { dims: [None, 3] }",
+            "config.pbtxt line 1, column 16: couldn't parse integer: None",
+            "a dimension of any size is -1",
+        ),
+        (
+            "dynamic_batching: true",
+            'config.pbtxt line 1, column 19: expected "{".',
+            'braces belong here, such as dynamic_batching { } or value { string_value: "8" }',
+        ),
+        (
+            'input [ { name: "a" }',
+            'config.pbtxt line 1, column 22: expected ",".',
+            'a "[" has no "]", or there is no comma between two elements',
+        ),
+        (
+            '{"max_batch_size": 8}',
+            "config.pbtxt line 1, column 1: expected identifier or number, got {.",
+            "this is JSON; config.pbtxt holds fields without braces around them, such as max_batch_size: 8",
+        ),
         ("max_batch_size: many", "config.pbtxt line 1, column 17: couldn't parse integer: many", ""),
         ("max_batch_size: 4294967296", "config.pbtxt line 1, column 17: value out of range: 4294967296", ""),
         ("\ninput { data_type: '\ud800' }", "config.pbtxt line 2: '\\ud800' is no character", ""),

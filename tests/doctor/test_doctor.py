@@ -186,6 +186,7 @@ def test_the_command_shows_what_each_model_of_a_repository_needs(
     )
     write(tmp_path, "fine", f"backend: 'identity' {tensors}")
     write(tmp_path, "lost", f"backend: 'nothing' {tensors}")
+    write(tmp_path, "plan", f"platform: 'tensorrt_plan' {tensors}")
     write(tmp_path, "gpu", f"backend: 'identity' {tensors} instance_group {{ kind: KIND_GPU gpus: 97 }}")
 
     status = command.run(["--model-repository", str(tmp_path), "--json"])
@@ -195,6 +196,8 @@ def test_the_command_shows_what_each_model_of_a_repository_needs(
     assert models["fine"]["value"].startswith("identity, 1 x CPU")
     assert "problem" not in models["fine"]
     assert "unable to find backend 'nothing'" in models["lost"]["problem"]
+    assert "ONNX" not in models["lost"]["hint"]
+    assert "can be exported to ONNX" in models["plan"]["hint"]
     assert "gpu" in models["gpu"]["problem"].lower()
 
 

@@ -102,6 +102,16 @@ def test_a_configuration_file_in_the_repository_itself_is_remarked_on(tmp_path: 
     assert "a repository is the folder around the model folders" in note
 
 
+def test_a_model_without_a_folder_is_remarked_on_and_a_script_is_not(tmp_path: Path) -> None:
+    (tmp_path / "bert.onnx").write_bytes(b"")
+    (tmp_path / "make_models.py").write_text("")
+
+    (note,) = scan([tmp_path]).notes
+
+    assert "holds the file 'bert.onnx'" in note
+    assert "mymodel/1/model.onnx" in note
+
+
 def test_a_folder_whose_name_is_no_text_is_passed_over_and_remarked_on(tmp_path: Path) -> None:
     repository = folders(tmp_path / "r", "bert")
     os.mkdir(os.fsencode(repository) + b"/\xff\xfe")

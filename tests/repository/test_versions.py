@@ -60,10 +60,3 @@ def test_a_policy_that_leaves_no_version_is_an_error(policy: VersionPolicy, avai
         select(policy, available, model_name="m")
 
     assert caught.value.code is Code.INVALID_ARG
-
-
-def test_a_version_that_is_taken_for_a_model_says_where_the_repository_is() -> None:
-    with pytest.raises(ServingError) as refused:
-        select(None, [], model_name="1")
-
-    assert "one folder further up" in refused.value.hint

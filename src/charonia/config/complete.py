@@ -23,7 +23,7 @@ from charonia.config.model import (
     Reshape,
     VersionPolicy,
 )
-from charonia.config.platforms import BACKEND_OF_PLATFORM, ENSEMBLE, FORMATS, ModelFormat
+from charonia.config.platforms import BACKEND_OF_PLATFORM, ENSEMBLE, FOREIGN_BACKENDS, FORMATS, ModelFormat
 from charonia.config.problems import Problem
 from charonia.config.sequences import added_names
 from charonia.core.dtypes import DataType
@@ -31,6 +31,10 @@ from charonia.core.errors import invalid
 
 SEQUENCE_IDLE_US = 1_000_000
 """How long a sequence may be idle where its configuration does not say."""
+
+
+FILES_LISTED_MAX = 10
+"""Files of a version that a hint lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,14 +154,27 @@ def _from_folder_name(
     backend = PurePosixPath(model_name).suffix.removeprefix(".")
     filename = config.default_model_filename or f"model.{backend}"
     if not backend or filename not in file_names:
-        known = ", ".join(entry.filename for entry in FORMATS)
         raise invalid(
             f"Invalid model name: Could not determine backend for model '{model_name}' with no backend in model "
             "configuration. Expected model name of the form 'model.<backend_name>'.",
-            hint=f"give 'backend' in config.pbtxt, or put one of {known} into the version's folder",
+            hint=_file_hint(file_names),
         )
     completed = replace(config, backend=backend, default_model_filename=filename)
     return completed, [f"backend: {backend}, from the name of the model's folder"]
+
+
+def _file_hint(file_names: Collection[str]) -> str:
+    """Return what to do about the files of a version that tell no backend."""
+    own = [entry for entry in FORMATS if entry.backend not in FOREIGN_BACKENDS]
+    known = ", ".join(entry.filename for entry in own)
+    if not file_names:
+        return f"the version's folder is empty; the model belongs there, as one of {known}"
+    suffixes = {entry.suffix for entry in own}
+    models = sorted(name for name in file_names if PurePosixPath(name).suffix in suffixes)
+    if len(models) > 1:
+        return f"the version's folder holds {', '.join(models[:FILES_LISTED_MAX])}: `default_model_filename` says which"
+    listed = ", ".join(sorted(file_names)[:FILES_LISTED_MAX])
+    return f"the version's folder holds {listed}; expected one of {known}, or 'backend' in config.pbtxt"
 
 
 def merge_signature(

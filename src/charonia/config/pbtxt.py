@@ -22,6 +22,14 @@ _NO_FIELD = re.compile(r'Message type "(?P<type>[\w.]+)" has no field named "(?P
 _NO_VALUE = re.compile(r'Enum type "(?P<type>[\w.]+)" has no value named (?P<name>\S+?)\.?$')
 _TWICE = re.compile(r'should not have multiple "(?P<name>\w+)" fields')
 _ONE_OF = re.compile(r'Field "(?P<name>\w+)" is specified along with field "(?P<other>\w+)", another member of oneof')
+_HINTS = (
+    (re.compile(r"^expected string but found: '(\w+)'$"), 'texts stand in quotes: "\\1"'),
+    (re.compile(r"^couldn't parse integer: [\"'](-?[0-9]+)[\"']"), "numbers stand without quotes: \\1"),
+    (re.compile(r"^couldn't parse integer: (?:\?|None|null)"), "a dimension of any size is -1"),
+    (re.compile(r'^expected "{"'), 'braces belong here, such as dynamic_batching { } or value { string_value: "8" }'),
+    (re.compile(r'^expected ","'), 'a "[" has no "]", or there is no comma between two elements'),
+)
+"""What to do, by the parser's problem; a hint may repeat what it found."""
 _POSITION = re.compile(r"^\d+:\d+ : ")
 
 
@@ -68,6 +76,8 @@ def _explain(error: text_format.ParseError, text: str) -> ServingError:
     source = lines[line - 1] if line <= len(lines) else ""
     problem = _POSITION.sub("", str(error), count=1).removeprefix(f"'{source}': ").removeprefix("'': ")
     sentence, hint = _reword(problem)
+    if text.lstrip().startswith("{"):
+        hint = "this is JSON; config.pbtxt holds fields without braces around them, such as max_batch_size: 8"
     return invalid(printable(f"config.pbtxt line {line}, column {column}: {sentence}"), hint=printable(hint))
 
 
@@ -83,4 +93,6 @@ def _reword(problem: str) -> tuple[str, str]:
         return f"field '{found['name']}' is given twice", "only repeated fields may be given more than once"
     if found := _ONE_OF.search(problem):
         return f"'{found['name']}' and '{found['other']}' are both given", "at most one of them may be"
-    return short(problem[:1].lower() + problem[1:]), ""
+    sentence = problem[:1].lower() + problem[1:]
+    hints = (found.expand(hint) for pattern, hint in _HINTS if (found := pattern.search(sentence)))
+    return short(sentence), next(hints, "")

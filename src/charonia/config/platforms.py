@@ -40,5 +40,8 @@ FORMATS = (
 )
 """The formats, in the order in which a version's files are searched for them."""
 
+FOREIGN_BACKENDS = frozenset({"tensorflow", "tensorrt", "openvino"})
+"""Those of these backends that do not come with this server."""
+
 BACKEND_OF_PLATFORM = {entry.platform: entry.backend for entry in FORMATS if entry.platform}
 """Backend by platform."""

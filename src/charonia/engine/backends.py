@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 
 from charonia.backends.api import Backend, BackendSettings, Models
 from charonia.cache.api import ResponseCache
+from charonia.config.platforms import FOREIGN_BACKENDS
 from charonia.core.errors import invalid
 from charonia.engine.busy_poll import BusyPoll
 from charonia.engine.calls import CallGraph
@@ -68,9 +69,10 @@ class Backends:
         if backend is None:
             factory = self._factories.get(name)
             if factory is None:
+                way_out = "; models of other frameworks can be exported to ONNX" if name in FOREIGN_BACKENDS else ""
                 raise invalid(
                     f"unable to find backend '{name}' for model '{model}'",
-                    hint=f"installed backends: {', '.join(sorted(self._factories))}",
+                    hint=f"installed backends: {', '.join(sorted(self._factories))}{way_out}",
                 )
             async with self._making:
                 backend = self._made.get(name)

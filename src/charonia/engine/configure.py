@@ -1,6 +1,7 @@
 """From a model's folder to its complete, validated configuration."""
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -11,11 +12,13 @@ from charonia.config.platforms import ENSEMBLE
 from charonia.config.problems import Problem, raise_problems
 from charonia.config.support import unsupported
 from charonia.config.validate import validate
-from charonia.core.errors import invalid
 from charonia.engine.backends import Backends
+from charonia.repository.layout import mistaken_config, version_hint
 from charonia.repository.read import check_name, read_config, version_files
-from charonia.repository.scan import ModelFolder
-from charonia.repository.versions import select, versions
+from charonia.repository.scan import CONFIG_FILE, ModelFolder
+from charonia.repository.versions import none_selected, select, versions
+
+_log = logging.getLogger(__name__)
 
 DEFAULT_INSTANCES = 1
 """Instances of a group that gives no count. One CPU instance with all of the thread budget beats two that share it."""
@@ -66,12 +69,16 @@ async def configure(
     config = override
     if config is None:
         config, _ = await asyncio.to_thread(read_config, folder, config_name=options.config_name)
+    is_silent = config is None
     config = config or ModelConfig()
     check_name(folder, config)
     notes: list[str] = []
     if not config.name:
         config = replace(config, name=folder.name)
     selected = await _versions(folder, config)
+    mistaken = await asyncio.to_thread(mistaken_config, folder, selected[-1]) if is_silent else ""
+    if mistaken:
+        _log.warning("model '%s': %s is not its configuration, %s would be", folder.name, mistaken, CONFIG_FILE)
     files = await asyncio.to_thread(version_files, folder, selected[-1])
     config, derived = derive_backend(config, folder.name, files)
     notes += derived
@@ -96,11 +103,12 @@ async def _versions(folder: ModelFolder, config: ModelConfig) -> tuple[int, ...]
     """Return the versions that the policy selects."""
     policy = config.version_policy or VersionPolicy(latest=Latest(1))
     available = await asyncio.to_thread(versions, folder)
-    if not available and (config.platform == ENSEMBLE or config.ensemble_scheduling is not None):
-        raise invalid(
-            f"at least one version must be available under the version policy of model '{folder.name}', found none",
-            hint=f"an ensemble needs a folder with a number for a name, too: make an empty one, {folder.name}/1",
-        )
+    if not available:
+        if config.platform == ENSEMBLE or config.ensemble_scheduling is not None:
+            hint = f"an ensemble needs a folder with a number for a name, too: make an empty one, {folder.name}/1"
+        else:
+            hint = await asyncio.to_thread(version_hint, folder)
+        raise none_selected(folder.name, available, hint=hint)
     return select(policy, available, model_name=folder.name)
 
 

@@ -8,13 +8,16 @@ with namespaces a model is told apart by repository and name, and nothing is amb
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 
+from charonia.config.platforms import FORMATS
 from charonia.core.errors import ServingError, not_found, unavailable
 from charonia.core.names import model_key
 from charonia.repository.fingerprint import Fingerprint, fingerprint
 
 CONFIG_FILE = "config.pbtxt"
+
+_MODEL_SUFFIXES = frozenset(entry.suffix for entry in FORMATS) - {".py"}  # scripts may lie beside the models
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +129,11 @@ def _model_names(repository: Path, notes: list[str]) -> list[str]:
                     notes.append(
                         f"repository '{repository}' holds a {CONFIG_FILE}, which is not read there: "
                         "a repository is the folder around the model folders"
+                    )
+                elif PurePath(entry.name).suffix in _MODEL_SUFFIXES and entry.is_file():
+                    notes.append(
+                        f"repository '{repository}' holds the file {entry.name!a}, which is not read there: "
+                        "a model lies in a folder of its own and of its version, such as mymodel/1/model.onnx"
                     )
                 if entry.name.startswith(".") or not entry.is_dir():
                     continue

@@ -13,7 +13,8 @@ VERSION_MAX = 2**63 - 1
 
 DEFAULT_POLICY = VersionPolicy(latest=Latest(1))
 
-_NUMBER = re.compile(r"[1-9][0-9]{0,18}", re.ASCII)
+VERSION_NAME = re.compile(r"[1-9][0-9]{0,18}", re.ASCII)
+"""Names of folders that are versions."""
 
 
 def versions(folder: ModelFolder) -> tuple[int, ...]:
@@ -26,7 +27,7 @@ def versions(folder: ModelFolder) -> tuple[int, ...]:
     """
     try:
         with os.scandir(folder.path) as entries:
-            numbers = [int(entry.name) for entry in entries if _NUMBER.fullmatch(entry.name) and entry.is_dir()]
+            numbers = [int(entry.name) for entry in entries if VERSION_NAME.fullmatch(entry.name) and entry.is_dir()]
     except OSError as error:
         raise unreadable(folder, error) from error
     return tuple(sorted(number for number in numbers if number <= VERSION_MAX))
@@ -47,7 +48,7 @@ def select(policy: VersionPolicy | None, available: Sequence[int], *, model_name
         model_name: For the error.
 
     Raises:
-        ServingError: INVALID_ARG when no version is left.
+        ServingError: INVALID_ARG when it serves none of them.
     """
     policy = policy or DEFAULT_POLICY
     ascending = tuple(sorted(set(available)))
@@ -60,16 +61,14 @@ def select(policy: VersionPolicy | None, available: Sequence[int], *, model_name
         count = (policy.latest or Latest(1)).num_versions
         selected = ascending[max(0, len(ascending) - count) :] if count > 0 else ()
     if not selected:
-        hint = f"versions are folders with a number for a name, such as {model_name}/1"
-        if model_name.isdecimal():
-            hint += f"; if '{model_name}' is a version itself, the repository is one folder further up"
-        raise invalid(
-            f"at least one version must be available under the version policy of model '{model_name}', "
-            f"found {_listed(ascending)}",
-            hint=hint,
-        )
+        raise none_selected(model_name, ascending, hint="`version_policy` of the configuration selects others")
     return selected
 
 
-def _listed(versions: Sequence[int]) -> str:
-    return f"version {', '.join(map(str, versions))}" if versions else "none"
+def none_selected(model_name: str, available: Sequence[int], *, hint: str) -> ServingError:
+    """Return the error for a model without a version to serve."""
+    found = f"version {', '.join(map(str, available))}" if available else "none"
+    return invalid(
+        f"at least one version must be available under the version policy of model '{model_name}', found {found}",
+        hint=hint,
+    )

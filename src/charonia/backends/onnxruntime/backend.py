@@ -215,11 +215,19 @@ def signature_problems(config: ModelConfig, signature: Signature) -> Iterator[Pr
     def known(tensor: SignatureTensor, dims: dict[str, tuple[int, ...]]) -> SignatureTensor:
         return tensor if tensor.shape or tensor.name not in dims else replace(tensor, shape=(*lead, *dims[tensor.name]))
 
+    def answered(tensor: SignatureTensor) -> SignatureTensor:
+        # The optimiser finds out more about an output than the file says: what is left open there is no contradiction.
+        dims, own = outputs.get(tensor.name, ()), tensor.shape[len(lead) :]
+        if not tensor.shape or len(dims) != len(own):
+            return known(tensor, outputs)
+        opened = (-1 if asked == -1 else has for asked, has in zip(dims, own, strict=True))
+        return replace(tensor, shape=(*tensor.shape[: len(lead)], *opened))
+
     yield from check_signature(
         config,
         Signature(
             tuple(known(tensor, inputs) for tensor in signature.inputs),
-            tuple(known(tensor, outputs) for tensor in signature.outputs),
+            tuple(answered(tensor) for tensor in signature.outputs),
         ),
     )
     required = {tensor.name for tensor in signature.inputs if not tensor.optional}
@@ -227,8 +235,6 @@ def signature_problems(config: ModelConfig, signature: Signature) -> Iterator[Pr
         if tensor.optional and tensor.name in required:
             message = f"input '{tensor.name}' has no default in the model, so it cannot be optional"
             yield Problem(f"input[{index}].optional", message)
-    for name in sorted(required - inputs.keys()):
-        yield Problem("input", f"input '{name}' of the model is missing")
 
 
 def _op_library(files: ModelFiles, name: str) -> str:

@@ -46,6 +46,14 @@ Run = Callable[[Sequence[str], Mapping[str, Array], object], list[Array]]
 _PREFIX = re.compile(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ")
 _SOURCE = re.compile(r"\S*onnxruntime_src/\S+ |\S+::\S+\([^)]*\) (?:const )?")
 _MESSAGE_CHARS_MAX = 1000
+_LFS_POINTER = b"version https://git-lfs"
+_LOAD_HINTS = {
+    "Protobuf parsing failed": "the file is no ONNX model, or a part of one",
+    "Unsupported model IR version": "a newer onnxruntime reads it: pip install -U onnxruntime",
+    "stamped with official released onnx opset": "a newer onnxruntime reads it: pip install -U onnxruntime",
+    "External data path": "the weights lie in a file of their own, which belongs beside the model",
+}
+"""What to do, by what ONNX Runtime says."""
 
 
 class NodeArgument(Protocol):
@@ -161,7 +169,8 @@ def _open(path: Path, options: Any, plan: SessionPlan, providers: Sequence[Provi
         named = [(name, dict(values)) for name, values in providers]
         session = onnxruntime.InferenceSession(path, options, providers=named, enable_fallback=0)
     except Exception as error:  # ONNX Runtime's errors have no common base class of their own
-        raise plain_error(f"cannot load {path.name}", error, Code.INVALID_ARG) from error
+        refused = plain_error(f"cannot load {path.name}", error, Code.INVALID_ARG)
+        raise ServingError(refused.code, refused.message, hint=_load_hint(path, refused.message)) from error
     running = session.get_providers()
     for name, _ in providers:
         if name not in running:
@@ -170,6 +179,20 @@ def _open(path: Path, options: Any, plan: SessionPlan, providers: Sequence[Provi
                 hint="are its libraries (CUDA, cuDNN, TensorRT) installed in the versions that ONNX Runtime needs?",
             )
     return cast(Session, session)
+
+
+def _load_hint(path: Path, problem: str) -> str:
+    """Return what to do about a file that ONNX Runtime does not load, "" where only the problem itself can tell."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(len(_LFS_POINTER))
+    except OSError:
+        return ""
+    if not start:
+        return "the file is empty"
+    if start == _LFS_POINTER:
+        return "the file is a pointer of Git LFS: `git lfs pull` fetches the model"
+    return next((hint for text, hint in _LOAD_HINTS.items() if text in problem), "")
 
 
 def signature_of(session: Session, model_name: str) -> tuple[Signature, list[str]]:
