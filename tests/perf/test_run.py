@@ -1,15 +1,22 @@
-"""Whole runs, against a server that behaves as each test wants it to."""
+"""Whole runs, against a server that behaves as each test wants it to.
+
+They run in real time on a machine that may be slow or busy: what they say of times is what the server's own delays make
+sure of, and all else is counted. Verdicts, windows and rates are looked at in `test_level.py`, in simulated time.
+"""
 
 import asyncio
 import json
+import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
 from pathlib import Path
-from statistics import median
+from statistics import mean
 from typing import Any
 
 import httptools
@@ -20,6 +27,7 @@ from charonia.client.sync_client import Client
 from charonia.client.wire import WireOptions
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError
+from charonia.perf import schedule
 from charonia.perf.api import (
     Distribution,
     Event,
@@ -49,7 +57,14 @@ from charonia.results.records import LevelResult, LoadMode, Run, Verdict
 
 SECOND = 1_000_000_000
 MS = 1_000_000
-QUICK = MeasurePlan(interval_ms=200)
+SETTLING = MeasurePlan(interval_ms=200, stability=math.inf, trials_max=1000)
+"""Settled as soon as three windows one after the other have answers, however much they differ."""
+ANSWERED = MeasurePlan(MeasurementMode.COUNT_WINDOWS, window_request_count=1, stability=0.0)
+"""Every window has an answer, and no three agree."""
+FASTEST = MeasurePlan(
+    MeasurementMode.COUNT_WINDOWS, window_request_count=10, trials_max=1, percentile=1, latency_limit_ns=200 * MS
+)
+"""A limit for the fastest of a window's requests: those that a busy machine holds up do not count."""
 INPUT = TensorSpec("X", DataType.INT32, (1,))
 OUTPUT = TensorSpec("Y", DataType.INT32, (1,))
 ANSWER = {"model_name": "m", "outputs": [{"name": "Y", "datatype": "INT32", "shape": [1], "data": [7]}]}
@@ -61,6 +76,7 @@ class Reply:
 
     delay_s: float = 0.0
     status: int = 200
+    held: bool = False  # until `FakeServer.release`
 
 
 Behaviour = Callable[[int, dict[str, Any]], Reply]
@@ -75,6 +91,9 @@ class FakeServer:
         self.requests: list[dict[str, Any]] = []
         self.regions: list[tuple[str, str]] = []
         self.answered = 0
+        self.waiting = 0
+        self.most_waiting = 0
+        self.held: list[Callable[[], None]] = []
         self.connections: set[asyncio.Transport] = set()
         self.loop = asyncio.new_event_loop()
         self.server = self.loop.run_until_complete(self.loop.create_server(lambda: _Connection(self), "127.0.0.1", 0))
@@ -100,6 +119,12 @@ class FakeServer:
             },
         }
         return documents[path]
+
+    def release(self) -> None:
+        """Answer all that is held."""
+        for answer in self.held:
+            answer()
+        self.held = []
 
     def die(self) -> None:
         """Take no connections any more, and cut those there are."""
@@ -145,16 +170,24 @@ class _Connection(asyncio.Protocol):
             self._answer(200, self.server.document(self.path))
             return
         request, _ = json.JSONDecoder().raw_decode(self.body.decode("latin-1"))
-        self.server.requests.append(request)
-        reply = self.server.behaviour(time.monotonic_ns(), request)
-        document = ANSWER if reply.status == 200 else {"error": "no luck today"}
-        if reply.delay_s:
-            self.server.loop.call_later(reply.delay_s, self._answer, reply.status, document)
+        server = self.server
+        server.requests.append(request)
+        server.waiting += 1
+        server.most_waiting = max(server.most_waiting, server.waiting)
+        reply = server.behaviour(time.monotonic_ns(), request)
+        if reply.held:
+            server.held.append(partial(self._infer, reply.status))
+        elif reply.delay_s:
+            server.loop.call_later(reply.delay_s, self._infer, reply.status)
         else:
-            self._answer(reply.status, document)
+            self._infer(reply.status)
+
+    def _infer(self, status: int) -> None:
+        self.server.waiting -= 1
+        self.server.answered += status == 200
+        self._answer(status, ANSWER if status == 200 else {"error": "no luck today"})
 
     def _answer(self, status: int, document: dict[str, Any]) -> None:
-        self.server.answered += document is ANSWER
         body = json.dumps(document).encode()
         head = f"HTTP/1.1 {status} x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
         self.transport.write(head.encode() + body)
@@ -183,7 +216,7 @@ def data(*expected: int) -> InputSource:
     return Inputs(ModelSpec("m", "", 0, (INPUT,), (OUTPUT,)), [steps or [Step({"X": np.array([1], np.int32)})]])
 
 
-def settings(url: str, load: LoadPlan, measure: MeasurePlan = QUICK, **more: Any) -> RunSettings:
+def settings(url: str, load: LoadPlan, measure: MeasurePlan = SETTLING, **more: Any) -> RunSettings:
     wire = WireOptions(timeout_s=more.pop("timeout_s", 0.0))
     return RunSettings(Target(url, "m", wire=wire, json_inputs=True, json_outputs=True), load, measure, **more)
 
@@ -204,6 +237,16 @@ def after(seconds: float) -> Behaviour:
     return lambda now_ns, request: Reply(seconds)
 
 
+def noting(levels: list[float]) -> Progress:
+    """Write down the levels as they begin."""
+
+    def note(event: Event) -> None:
+        if isinstance(event, LevelBegun):
+            levels.append(event.level.value)
+
+    return note
+
+
 def rate(value: float) -> LoadPlan:
     return LoadPlan(LoadMode.REQUEST_RATE, start=value, end=value)
 
@@ -212,17 +255,39 @@ def concurrency(value: float, end: float | None = None, **more: Any) -> LoadPlan
     return LoadPlan(start=value, end=value if end is None else end, **more)
 
 
+def intended_ns(found: LevelResult) -> float:
+    """Mean time from a level's begin at which its requests were to be sent, of one whose requests are kept."""
+    sent = mean(record.begin_ns - found.epoch_ns for record in found.requests)
+    return sent - (found.response_times.mean - found.service_times.mean)
+
+
+def planned_ns(offsets: Sequence[int]) -> Any:
+    return pytest.approx(mean(offsets), abs=1)
+
+
 def test_a_sweep_over_concurrency_has_a_result_for_every_level() -> None:
     events: list[Event] = []
+    most_waiting: list[int] = []
+
+    def note(event: Event) -> None:
+        events.append(event)
+        if isinstance(event, LevelBegun):
+            server.most_waiting = 0
+        if isinstance(event, LevelDone):
+            most_waiting.append(server.most_waiting)
+
     with serving(after(0.01)) as server:
-        found = measured(settings(server.url, concurrency(1, 2)), progress=events.append)
+        found = measured(settings(server.url, concurrency(1, 2)), progress=note)
 
     assert [result.verdict for result in found.levels] == [Verdict.STABLE, Verdict.STABLE]
+    assert most_waiting == [1, 2]
     one, two = found.levels
-    assert two.throughput.value == pytest.approx(2 * one.throughput.value, rel=0.15)
-    assert one.latency.value == pytest.approx(11 * MS, rel=0.15)
-    assert one.latency.low <= one.latency.value <= one.latency.high
-    assert one.response_times == one.service_times
+    for callers, result in ((1, one), (2, two)):
+        assert 0 < result.request_count <= callers * (result.duration_ns / (10 * MS) + 1)
+        assert result.throughput.value * result.duration_ns / SECOND == pytest.approx(result.request_count)
+        assert result.latency.value >= 10 * MS
+        assert result.latency.low <= result.latency.value <= result.latency.high
+        assert result.response_times == result.service_times
     assert from_json(to_json(found)).levels[1].request_count == two.request_count
     assert [type(event) for event in events if not isinstance(event, Tick | WindowDone)] == [
         *(LevelBegun, LevelDone),
@@ -233,39 +298,36 @@ def test_a_sweep_over_concurrency_has_a_result_for_every_level() -> None:
 
 def test_the_server_s_own_count_is_that_of_the_client() -> None:
     with serving(after(0.005)) as server:
-        found = level(settings(server.url, concurrency(2)))
+        found = level(settings(server.url, concurrency(2), MeasurePlan(request_count=100)))
 
     model = found.server.model
     assert model is not None
-    assert model.success_count == pytest.approx(found.request_count, rel=0.1)
+    assert (model.success_count, found.request_count) == (100, 100)
     assert (found.server.other_traffic, found.server.notes) == (False, ())
     assert found.resources is not None
-    assert found.resources.cpu_seconds > 0
+    assert found.resources.rss_bytes > 0
 
 
-def test_an_open_loop_counts_latency_from_the_intended_time_through_stalls() -> None:
-    """The server stalls for 600 ms in every 2.6 s; the reference is computed from when it did."""
-    cycle, stall, service_s = int(2.6 * SECOND), int(0.6 * SECOND), 0.002
-
-    def left_of_stall(now_ns: int) -> int:
-        return max(stall - now_ns % cycle, 0)
+def test_an_open_loop_sends_on_while_the_server_stalls() -> None:
+    """The server answers nothing before it has the fiftieth request, which a closed loop would never send."""
 
     def stalling(now_ns: int, request: dict[str, Any]) -> Reply:
-        return Reply(left_of_stall(now_ns) / SECOND + service_s)
+        if len(server.requests) < 50:
+            return Reply(held=True)
+        server.release()
+        return Reply()
 
-    plan = MeasurePlan(interval_ms=2167, percentile=95)
     with serving(stalling) as server:
-        found = level(settings(server.url, rate(100), plan))
+        found = level(settings(server.url, rate(100), MeasurePlan(request_count=80), keep_requests=True))
 
-    first = found.windows[0].begin_ns
-    begin_ns = time.monotonic_ns() - time.time_ns() + found.epoch_ns
-    intended = begin_ns + first + np.arange(int(found.duration_ns * 100 / SECOND)) * 10 * MS
-    reference = sorted(left_of_stall(int(now_ns)) + service_s * SECOND for now_ns in intended)
-    assert found.percentile(95) == pytest.approx(reference[int(0.95 * len(reference))], rel=0.05)
-    assert found.percentile(50) < 20 * MS
+    assert found.request_count == 80
+    assert intended_ns(found) == planned_ns(range(0, 800 * MS, 10 * MS))
+    # Each of the first waits for the fiftieth, which is not sent before its time.
+    assert found.response_times.maximum >= 490 * MS
+    assert found.response_times.mean * 80 >= sum(range(0, 500 * MS, 10 * MS))
     assert found.offered is not None
-    assert found.offered.achieved_rate == pytest.approx(100, rel=0.02)
-    assert found.verdict is Verdict.STABLE
+    assert found.offered.sent_rate * found.duration_ns / SECOND == pytest.approx(80)
+    assert found.offered.sent_rate <= 80 / 0.79
 
 
 def test_a_lone_stalled_place_delays_what_was_to_be_sent_later() -> None:
@@ -274,54 +336,48 @@ def test_a_lone_stalled_place_delays_what_was_to_be_sent_later() -> None:
     with serving(after(0.03), {"sequence_batching": {}}) as server:
         found = level(settings(server.url, rate(100), MeasurePlan(request_count=20), sequences=plan))
 
-    assert found.service_times.percentile(99) < 60 * MS
+    assert server.most_waiting == 1
+    # Every 10 ms one is to be sent, and every 30 ms at most one is.
+    assert found.response_times.mean - found.service_times.mean >= mean(range(0, 20 * 20 * MS, 20 * MS))
     assert found.percentile(99) > 300 * MS
 
 
-def test_an_overloaded_server_is_called_so_and_soon() -> None:
+def test_an_overloaded_server_is_called_so_and_its_queue_is_not_waited_for() -> None:
     free_ns = 0
 
     def one_by_one(now_ns: int, request: dict[str, Any]) -> Reply:
         nonlocal free_ns
-        free_ns = max(free_ns, now_ns) + 20 * MS
+        free_ns = max(free_ns, now_ns) + 100 * MS
         return Reply((free_ns - now_ns) / SECOND)
 
     with serving(one_by_one) as server:
-        found = level(settings(server.url, rate(200), MeasurePlan(interval_ms=800)))
+        plan = MeasurePlan(interval_ms=800, stability=0.0, trials_max=1000)
+        found = level(settings(server.url, rate(100), plan))
 
     assert found.verdict is Verdict.OVERLOADED
-    assert len(found.windows) <= 5  # of ten
-    # Not all that were sent are waited for.
-    assert sum(one.sent_count for one in found.timeline) > sum(one.completed_count for one in found.timeline) + 100
-    assert found.offered is not None
-    assert found.offered.sent_rate == pytest.approx(200, rel=0.05)
-    assert found.offered.achieved_rate == pytest.approx(50, rel=0.15)
-    assert found.offered.backlog_end > found.offered.backlog_begin + 100
-    assert found.percentile(50) > 1 * SECOND
+    assert sum(one.sent_count for one in found.timeline) > sum(one.completed_count for one in found.timeline)
 
 
 def test_arrivals_are_the_same_in_every_run_with_the_seed() -> None:
-    def sent(server: FakeServer, seed: int) -> list[int]:
+    def sent(server: FakeServer, seed: int) -> float:
         load = LoadPlan(LoadMode.REQUEST_RATE, 30, 30, distribution=Distribution.POISSON, seed=seed)
-        found = level(settings(server.url, load, MeasurePlan(request_count=30), keep_requests=True))
-        return [record.begin_ns - found.epoch_ns for record in found.requests]
-
-    def apart(one: list[int], two: list[int]) -> float:
-        return median(abs(mine - other) for mine, other in zip(one, two, strict=True))
+        return intended_ns(level(settings(server.url, load, MeasurePlan(request_count=30), keep_requests=True)))
 
     with serving(after(0.0)) as server:
         first, again, other = sent(server, 5), sent(server, 5), sent(server, 6)
 
-    assert apart(first, again) < 15 * MS < apart(first, other)
+    assert [first, again] == [planned_ns(list(islice(schedule.poisson(30, seed=5), 30)))] * 2
+    assert other == planned_ns(list(islice(schedule.poisson(30, seed=6), 30)))
 
 
 def test_custom_intervals_have_their_exact_rate() -> None:
     load = LoadPlan(LoadMode.INTERVALS, intervals_ns=(20 * MS, 40 * MS, 20 * MS))
     with serving(after(0.0)) as server:
-        found = level(settings(server.url, load, MeasurePlan(request_count=60)))
+        found = level(settings(server.url, load, MeasurePlan(request_count=60), keep_requests=True))
 
     assert found.level.value == 37.5
-    assert found.throughput.value == pytest.approx(37.5, rel=0.06)
+    assert intended_ns(found) == planned_ns([at * MS for n in range(0, 1600, 80) for at in (n + 20, n + 60, n + 80)])
+    assert found.throughput.value <= 60 / 1.58  # the last is sent 1.58 s after the first, or later
 
 
 def test_so_many_requests_are_sent_and_the_window_ends_with_the_last() -> None:
@@ -332,7 +388,8 @@ def test_so_many_requests_are_sent_and_the_window_ends_with_the_last() -> None:
     begin_ns = min(record.begin_ns for record in found.requests)
     end_ns = max(record.response_ns[-1] for record in found.requests)
     assert end_ns - begin_ns >= 20 * 10 * MS
-    assert found.throughput.value == pytest.approx(60 * SECOND / (end_ns - begin_ns), rel=0.1)
+    assert found.duration_ns == end_ns - begin_ns + 1
+    assert found.throughput.value == pytest.approx(60 * SECOND / found.duration_ns)
 
 
 def test_requests_that_warm_up_are_not_measured() -> None:
@@ -349,38 +406,30 @@ def test_windows_of_a_count_have_at_least_that_many() -> None:
 
     assert len(found.windows) == 3
     assert all(window.request_count >= 25 for window in found.windows)
-    assert {window.end_ns - window.begin_ns for window in found.windows} == {2 * SECOND}
+    for window in found.windows:  # at most 20 requests a second
+        assert window.end_ns - window.begin_ns in range(2 * SECOND, 61 * SECOND, SECOND)
 
 
 def test_adaptive_measuring_settles_a_steady_model() -> None:
-    # How soon is seen in `test_adaptive.py`, in simulated time: here it depends on what else the machine does.
+    # How soon, and how precisely, is seen in `test_adaptive.py`: here it depends on what else the machine does.
+    plan = MeasurePlan(MeasurementMode.ADAPTIVE, precision=0.5, percentile=50, time_max_s=300.0)
     with serving(after(0.005)) as server:
-        found = level(settings(server.url, concurrency(2), MeasurePlan(MeasurementMode.ADAPTIVE, time_max_s=120.0)))
+        found = level(settings(server.url, concurrency(2), plan))
 
     assert found.verdict is Verdict.STABLE
-    assert found.throughput.relative_half_width <= 0.05
-    assert found.latency.relative_half_width <= 0.05
-
-
-def test_too_few_windows_are_reported_with_their_verdict() -> None:
-    with serving(after(0.005)) as server:
-        found = level(settings(server.url, concurrency(1), MeasurePlan(interval_ms=200, trials_max=1)))
-
-    assert found.verdict is Verdict.UNSTABLE
-    assert found.request_count > 0
-    assert found.reasons == ("3 windows are needed to compare them, and there were 1.",)
+    assert found.throughput.relative_half_width <= 0.5
+    assert found.latency.relative_half_width <= 0.5
+    assert found.latency.value >= 5 * MS
 
 
 def test_a_sweep_goes_on_after_an_unstable_level_and_says_so() -> None:
-    def erratic(now_ns: int, request: dict[str, Any]) -> Reply:
-        return Reply(0.001 if now_ns // (300 * MS) % 2 else 0.02)
-
-    with serving(erratic) as server:
-        plan = MeasurePlan(interval_ms=250, trials_max=3, stability=0.001)
-        found = measured(settings(server.url, concurrency(1, 2), plan))
+    with serving(after(0.005)) as server:
+        found = measured(settings(server.url, concurrency(1, 2), replace(ANSWERED, trials_max=1)))
 
     assert [result.verdict for result in found.levels] == [Verdict.UNSTABLE] * 2
-    assert "still differed by more than 0%" in found.levels[0].reasons[0]
+    for result in found.levels:
+        assert result.request_count > 0
+        assert result.reasons == ("3 windows are needed to compare them, and there were 1.",)
 
 
 def test_errors_are_counted_by_kind_and_do_not_end_the_run() -> None:
@@ -388,31 +437,37 @@ def test_errors_are_counted_by_kind_and_do_not_end_the_run() -> None:
         return Reply(0.002, status=503 if len(server.requests) % 4 == 0 else 200)
 
     with serving(moody) as server:
-        found = level(settings(server.url, concurrency(2)))
+        found = measured(settings(server.url, concurrency(2, 3), MeasurePlan(request_count=100)))
 
-    (kind,) = found.errors
-    assert (kind.kind, kind.samples) == ("UNAVAILABLE", ("no luck today",))
-    assert found.error_share == pytest.approx(0.25, abs=0.02)
-    assert found.verdict is Verdict.STABLE
+    assert len(server.requests) == 200
+    for result in found.levels:
+        (kind,) = result.errors
+        assert (kind.kind, kind.count, kind.samples) == ("UNAVAILABLE", 25, ("no luck today",))
+        assert (result.request_count, result.error_share) == (75, 0.25)
+    assert [result.verdict for result in found.levels] == [Verdict.COMPLETE] * 2
 
 
 def test_a_level_where_everything_fails_has_no_requests() -> None:
     with serving(lambda now_ns, request: Reply(0.001, status=400)) as server:
-        found = level(settings(server.url, concurrency(1), MeasurePlan(interval_ms=150, trials_max=3)))
+        found = level(settings(server.url, concurrency(1), MeasurePlan(request_count=20)))
 
     assert (found.verdict, found.request_count, found.throughput.value) == (Verdict.NO_REQUESTS, 0, 0.0)
-    assert found.error_share == 1.0
+    assert (found.error_count, found.error_share) == (20, 1.0)
     assert found.reasons[-1] == "No request was answered successfully."
 
 
 def test_requests_have_a_time_limit() -> None:
     def sometimes(now_ns: int, request: dict[str, Any]) -> Reply:
-        return Reply(2.0 if len(server.requests) % 10 == 0 else 0.002)
+        return Reply(held=len(server.requests) % 10 == 0)
 
     with serving(sometimes) as server:
-        found = level(settings(server.url, concurrency(4), MeasurePlan(request_count=100), timeout_s=0.1))
+        found = level(settings(server.url, concurrency(2), MeasurePlan(request_count=40), timeout_s=0.5))
 
-    assert [(kind.kind, kind.count) for kind in found.errors] == [("TIMEOUT", 10)]
+    (kind,) = found.errors
+    assert kind.kind == "TIMEOUT"
+    # A machine that stands still can keep others from being answered in time too.
+    assert kind.count >= len(server.held) > 0
+    assert found.request_count == 40 - kind.count > 0
 
 
 def test_goodput_is_what_met_its_objective() -> None:
@@ -421,10 +476,12 @@ def test_goodput_is_what_met_its_objective() -> None:
 
     plan = MeasurePlan(request_count=100, objectives=(Objective("latency:30ms", 30 * MS),))
     with serving(sometimes) as server:
-        found = level(settings(server.url, concurrency(2), plan))
+        found = level(settings(server.url, concurrency(2), plan, keep_requests=True))
 
+    met = sum(record.response_ns[-1] - record.begin_ns <= 30 * MS for record in found.requests)
+    assert met <= 80
     assert found.goodput is not None
-    assert (found.goodput.good_count, found.goodput.share) == (80, 0.8)
+    assert (found.goodput.good_count, found.goodput.share) == (met, met / 100)
 
 
 def test_wrong_answers_are_errors() -> None:
@@ -438,76 +495,66 @@ def test_wrong_answers_are_errors() -> None:
 
 def test_a_wish_to_stop_gives_what_was_measured() -> None:
     stop = Stop()
-    begin = time.monotonic()
 
     def stop_at_the_second_window(event: Event) -> None:
         if isinstance(event, WindowDone) and event.number == 2:
             stop.request()
 
     with serving(after(0.005)) as server:
-        wanted = settings(server.url, concurrency(1, 50), MeasurePlan(interval_ms=400, stability=0.0))
+        wanted = settings(server.url, concurrency(1, 50), ANSWERED)
         found = measured(wanted, progress=stop_at_the_second_window, stop=stop)
 
     assert [result.verdict for result in found.levels] == [Verdict.INTERRUPTED]
-    assert found.levels[0].request_count > 100
-    assert time.monotonic() - begin < 6
+    assert found.levels[0].request_count >= 2
+    assert len(found.levels[0].windows) in (2, 3)
 
 
-def test_a_server_that_dies_leaves_what_was_measured_and_soon() -> None:
-    def die_later(event: Event) -> None:
-        if isinstance(event, WindowDone) and event.number == 1:
-            server.die()
-
-    begin = time.monotonic()
-    with serving(after(0.005)) as server:
-        found = measured(settings(server.url, concurrency(2, 50), MeasurePlan(interval_ms=500)), progress=die_later)
-
-    assert [result.verdict for result in found.levels] == [Verdict.SERVER_LOST]
-    assert found.levels[0].windows[0].request_count > 50
-    assert {kind.kind for kind in found.levels[0].errors} <= {"REFUSED", "RESET"}
-    assert found.levels[0].error_count > 0
-    assert found.levels[0].throughput.value > 200
-    assert time.monotonic() - begin < 10
-
-
-def test_a_server_that_dies_while_requests_come_at_a_rate_is_lost_and_not_overloaded() -> None:
-    def die_later(event: Event) -> None:
-        if isinstance(event, WindowDone) and event.number == 2:
+def test_a_server_that_dies_leaves_what_was_measured() -> None:
+    def die_when_measured(event: Event) -> None:
+        if isinstance(event, WindowDone) and event.window.request_count:
             server.die()
 
     with serving(after(0.005)) as server:
-        plan = MeasurePlan(interval_ms=800, stability=0.0)
-        found = measured(settings(server.url, rate(200), plan), progress=die_later)
+        plan = MeasurePlan(interval_ms=500, stability=0.0, trials_max=1000)
+        found = measured(settings(server.url, concurrency(2, 50), plan), progress=die_when_measured)
+
+    (lost,) = found.levels
+    assert lost.verdict is Verdict.SERVER_LOST
+    assert lost.request_count > 0
+    assert lost.throughput.value * lost.duration_ns / SECOND == pytest.approx(lost.request_count)
+    assert {kind.kind for kind in lost.errors} <= {"REFUSED", "RESET"}
+    assert lost.error_count > 0
+
+
+def test_a_server_that_dies_while_requests_come_at_a_rate_is_lost() -> None:
+    # That it is not called overloaded, though requests pile up, is seen in `test_level.py`.
+    def die_when_measured(event: Event) -> None:
+        if isinstance(event, WindowDone) and event.window.request_count:
+            server.die()
+
+    with serving(after(0.005)) as server:
+        plan = MeasurePlan(interval_ms=800, stability=0.0, trials_max=1000)
+        found = measured(settings(server.url, rate(4), plan), progress=die_when_measured)
 
     assert [result.verdict for result in found.levels] == [Verdict.SERVER_LOST]
-    assert found.levels[0].throughput.value > 150
+    assert found.levels[0].request_count > 0
 
 
 def test_the_latency_limit_ends_a_sweep_and_is_reported() -> None:
-    def crowded(now_ns: int, request: dict[str, Any]) -> Reply:
-        return Reply(0.01 * len(server.connections))
+    levels: list[float] = [0]
 
-    with serving(crowded) as server:
-        plan = MeasurePlan(interval_ms=200, latency_limit_ns=45 * MS)
-        found = measured(settings(server.url, concurrency(1, 20), plan))
+    with serving(lambda now_ns, request: Reply(0.0 if levels[-1] <= 2 else 0.25)) as server:
+        found = measured(settings(server.url, concurrency(1, 20), FASTEST), progress=noting(levels))
 
-    assert [result.over_latency_limit for result in found.levels][-2:] == [False, True]
-    assert found.answer == found.levels[-2].level
+    assert [result.over_latency_limit for result in found.levels] == [False, False, True]
+    assert found.answer == found.levels[1].level
 
 
 def test_a_binary_search_finds_the_limit() -> None:
-    def by_load(now_ns: int, request: dict[str, Any]) -> Reply:
-        return Reply(0.005 if levels[-1] <= 5 else 0.06)
-
     levels: list[float] = [0]
 
-    def note(event: Event) -> None:
-        if isinstance(event, LevelBegun):
-            levels.append(event.level.value)
-
-    with serving(by_load) as server:
-        plan = MeasurePlan(interval_ms=150, latency_limit_ns=30 * MS)
-        found = measured(settings(server.url, concurrency(1, 9, binary_search=True), plan), progress=note)
+    with serving(lambda now_ns, request: Reply(0.0 if levels[-1] <= 5 else 0.25)) as server:
+        found = measured(settings(server.url, concurrency(1, 9, binary_search=True), FASTEST), progress=noting(levels))
 
     assert levels[1:] == [1, 9, 5, 7, 6]
     assert found.answer is not None
@@ -559,7 +606,7 @@ def test_validation_and_shared_memory_do_not_go_together() -> None:
     with serving(after(0.0)) as server:
         target = Target(server.url, "m", shared_memory=SharedMemory.SYSTEM)
         with pytest.raises(ServingError, match="not compared"):
-            measured(RunSettings(target, concurrency(1), QUICK), data(7))
+            measured(RunSettings(target, concurrency(1), SETTLING), data(7))
 
 
 def test_several_processes_share_the_load() -> None:
