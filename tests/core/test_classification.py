@@ -56,7 +56,7 @@ def test_a_scalar_of_a_batching_model_is_one_row() -> None:
 def test_strings_cannot_be_classified() -> None:
     with pytest.raises(ServingError, match="class result not available") as caught:
         classify(Tensor("y", DataType.BYTES, np.array([b"a"], object)), 1, [], batched=False)
-    assert caught.value.code is Code.UNSUPPORTED
+    assert caught.value.code is Code.INVALID_ARG
 
 
 def test_too_large_an_output_is_refused() -> None:

@@ -252,6 +252,18 @@ def test_leave_to_send_the_body_is_given() -> None:
     assert ids(bench.client.responses) == ["a"]
 
 
+def test_white_space_behind_the_value_of_a_header_field_is_not_part_of_it() -> None:
+    bench = Bench()
+    head, _, body = infer("a").partition(b"\r\n\r\n")
+    size = head.lower().partition(b"inference-header-content-length: ")[2].partition(b"\r\n")[0]
+
+    bench.client.send(head.replace(size, size + b" \t") + b"\r\nExpect: 100-continue \r\n\r\n")
+    bench.client.send(body)
+    bench.client.send(b"POST /v2 HTTP/1.1\r\nTransfer-Encoding: chunked \r\n\r\n0\r\n\r\n")
+
+    assert [response.status for response in bench.client.responses] == [200, 405]
+
+
 def test_no_leave_is_given_before_earlier_responses() -> None:
     bench = Bench()
     bench.engine.hold = True

@@ -102,6 +102,13 @@ def test_a_sequence_may_have_a_name_and_neither_start_nor_end() -> None:
     assert (decoded(message).correlation_id, decoded(message).flags) == ("seq", 0)
 
 
+def test_a_sequence_id_above_the_largest_signed_number_comes_as_a_negative_one() -> None:
+    message = request_message()
+    message.parameters["sequence_id"].int64_param = -5
+
+    assert decoded(message).correlation_id == 2**64 - 5
+
+
 def test_the_empty_final_response_is_asked_for_by_its_parameter() -> None:
     message = request_message()
     message.parameters["triton_enable_empty_final_response"].bool_param = True

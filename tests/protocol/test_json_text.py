@@ -50,13 +50,19 @@ def test_the_literals_that_json_lacks_are_read() -> None:
         b'{"NaN":' * 100_000,
         b"[" * 100_000,
         b'{"a": [NaN, ' + b"1" * 5000 + b"]}",
+        b"\xef\xbb\xbf" * 100_000,
     ],
-    ids=range(13),
+    ids=range(14),
 )
 def test_what_is_no_object_is_refused(text: bytes) -> None:
     with pytest.raises(ServingError, match="failed to parse the request JSON buffer") as caught:
         parse_object(text)
     assert caught.value.code is Code.INVALID_ARG
+
+
+def test_a_byte_order_mark_is_passed_over() -> None:
+    assert parse_object(b'\xef\xbb\xbf{"a": 1}') == {"a": 1}
+    assert parse_object(b'\xef\xbb\xbf{"a": Infinity}') == {"a": math.inf}
 
 
 def test_text_beside_a_literal_may_hold_escapes() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from charonia.core.dtypes import DataType
-from charonia.core.errors import invalid, unsupported
+from charonia.core.errors import invalid
 from charonia.core.tensor import Tensor
 
 ELEMENTS_MAX = 1_000_000
@@ -34,10 +34,10 @@ def classify(tensor: Tensor, k: int, labels: Sequence[str], batched: bool) -> Te
         A tensor of the same name, of shape `[batch, min(k, n)]`, or `[min(k, n)]` without batch.
 
     Raises:
-        ServingError: UNSUPPORTED for a datatype without an order, INVALID_ARG for an output that is too large.
+        ServingError: INVALID_ARG for a datatype without an order, or an output that is too large.
     """
     if tensor.datatype in _REFUSED:
-        raise unsupported(f"class result not available for output '{tensor.name}' of datatype {tensor.datatype.wire}")
+        raise invalid(f"class result not available for output '{tensor.name}' of datatype {tensor.datatype.wire}")
     if tensor.array.size > ELEMENTS_MAX:
         raise invalid(
             f"output '{tensor.name}' has {tensor.array.size} elements; classification takes at most {ELEMENTS_MAX}"

@@ -13,7 +13,7 @@ from charonia.sched.sequence_api import SequencePart
 
 _RANGES = {
     DataType.UINT64: (0, 2**64 - 1),
-    DataType.INT64: (-(2**63), 2**63 - 1),
+    DataType.INT64: (-(2**63), 2**64 - 1),  # unsigned ids beyond it go in as the number of the same bits
     DataType.UINT32: (0, 2**32 - 1),
     DataType.INT32: (-(2**31), 2**31 - 1),
 }

@@ -148,7 +148,7 @@ class SequenceTensors:
             array = np.empty(shape, np.object_)
             array[...] = str(correlation_id).encode()
         else:
-            array = np.full(shape, correlation_id, datatype.numpy)
+            array = np.full(shape, _same_bits(correlation_id, datatype), datatype.numpy)
         inputs[name] = Tensor(name, datatype, array)
 
     def _add_states(self, inputs: dict[str, Tensor], states: States) -> None:
@@ -186,3 +186,10 @@ def initial_states(config: ModelConfig, files: Mapping[str, bytes]) -> States:
             array = from_file(files[initial.data_file], type_of(state), dims, f"{path}: '{initial.data_file}'")
         found[state.input_name] = array.reshape(lead + dims)
     return found
+
+
+def _same_bits(correlation_id: int | str, datatype: DataType) -> int | str:
+    """Return an id as its control input can hold it: in INT64 the large half of the unsigned numbers is negative."""
+    if datatype is DataType.INT64 and isinstance(correlation_id, int) and correlation_id >= 2**63:
+        return correlation_id - 2**64
+    return correlation_id

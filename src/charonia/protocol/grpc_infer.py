@@ -39,6 +39,7 @@ TOP_LEVEL_FIELDS_MAX = 256
 """Large messages with more fields than this are left to the parser as a whole."""
 
 INT64_MAX = 2**63 - 1
+UINT64_MAX = 2**64 - 1
 
 _RAW_INPUTS_TAG = 0x3A
 _VARINT_1 = tuple(bytes((value,)) for value in range(128))
@@ -273,7 +274,9 @@ def _apply_parameters(request: InferRequest, parameters: Any) -> bool:
     for key in parameters:
         value = _value(parameters[key])
         if key == "sequence_id":
-            request.correlation_id = _of_type(key, value, int, str)
+            named = _of_type(key, value, int, str)
+            # Ids are unsigned; clients send one that int64 cannot hold as the negative number of the same bits.
+            request.correlation_id = named & UINT64_MAX if type(named) is int else named
         elif key == "sequence_start":
             request.flags |= SEQUENCE_START if _of_type(key, value, bool) else 0
         elif key == "sequence_end":

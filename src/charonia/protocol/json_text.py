@@ -1,11 +1,13 @@
 """JSON text in and out, with the liberty that clients of this protocol take.
 
-The literals NaN, Infinity and -Infinity are read and written, though JSON proper has none. Everything else is strict:
-UTF-8, nothing after the document, nesting up to a limit. Parsing is orjson's; only what it refuses and what holds one
-of the literals goes to the slower parser of the standard library.
+The literals NaN, Infinity and -Infinity are read and written, though JSON proper has none, and a byte order mark before
+the document is passed over. Everything else is strict: UTF-8, nothing after the document, nesting up to a limit.
+Parsing is orjson's; only what it refuses and what holds one of the literals goes to the slower parser of the standard
+library.
 """
 
 import json
+from codecs import BOM_UTF8
 from collections.abc import Mapping
 
 import orjson
@@ -112,6 +114,12 @@ def unsigned(key: str, value: object) -> int:
 
 
 def _parse_leniently(text: bytes, error: Exception) -> object:
+    if text.startswith(BOM_UTF8):
+        text = text.removeprefix(BOM_UTF8)
+        try:
+            return orjson.loads(text)
+        except orjson.JSONDecodeError as second:
+            error = second
     if b"NaN" in text or b"Infinity" in text:
         try:
             document = json.loads(text.decode())

@@ -239,14 +239,14 @@ class HttpConnection(asyncio.BufferedProtocol):
         headers = self._headers
         if not headers and self._parser.get_http_version() == "0.9":
             raise _RefusedError(505, invalid("the request is not HTTP/1.1 or HTTP/1.0"))
-        if b"transfer-encoding" in headers and headers[b"transfer-encoding"].lower() != b"chunked":
+        if b"transfer-encoding" in headers and headers[b"transfer-encoding"].lower().rstrip() != b"chunked":
             raise _RefusedError(501, unsupported("the only transfer encoding is 'chunked'"))
         if b"content-length" in headers:
             self._length = int(headers[b"content-length"])
             if self._length > self._limits.body_bytes_max:
                 self._refuse_body(self._length)
         if b"expect" in headers and self._transport is not None:
-            if headers[b"expect"].lower() != b"100-continue":
+            if headers[b"expect"].lower().rstrip() != b"100-continue":
                 raise _RefusedError(417, invalid("the only expectation that can be met is '100-continue'"))
             if not self._exchanges:
                 self._transport.write(_CONTINUE)

@@ -247,6 +247,7 @@ async def _respond_compressed(
 
 
 def _json_size(text: bytes) -> int:
+    text = text.rstrip()  # the parser leaves white space behind a value with it
     if not text.isdigit() or len(text) >= DIGITS_MAX:
         raise invalid(
             f"Inference-Header-Content-Length: expected a number of bytes, got '{text[:DIGITS_MAX].decode('latin-1')}'"
