@@ -10,8 +10,10 @@ import pytest
 from charonia.config.pbtxt import parse
 from charonia.core.errors import ServingError, not_found
 from charonia.engine.explain import Explainer, setup_of
-from charonia.engine.loader import LoadedVersion, Runner
-from charonia.sched.api import CloseReason
+from charonia.engine.limits import Claim, RateLimits
+from charonia.engine.loader import LoadedVersion, Runner, placements
+from charonia.sched.api import CloseReason, QueueLimits, SlotIdle, Submit
+from charonia.sched.default import DefaultScheduler
 from charonia.stats.explain import Setup
 from charonia.stats.meter import Meter
 
@@ -19,6 +21,12 @@ MODEL = """\
 name: "m" max_batch_size: 8
 instance_group [ { name: "m" count: 2 kind: KIND_CPU } ]
 dynamic_batching { max_queue_delay_microseconds: 100 preferred_batch_size: [ 4 ] }
+"""
+LIMITED = """\
+name: "NAME"
+instance_group [ {
+  name: "NAME" count: 1 kind: KIND_CPU rate_limiter { resources { name: "memory" count: 1 } }
+} ]
 """
 ENSEMBLE = """\
 name: "e" platform: "ensemble"
@@ -43,7 +51,7 @@ class OneRunner:
         )
 
 
-def explainer_of(*runners: OneRunner) -> Explainer:
+def explainer_of(*runners: OneRunner, claim: Claim | None = None) -> Explainer:
     by_name = {runner.config.name: runner for runner in runners}
 
     def find(name: str, version: str) -> Runner:
@@ -52,7 +60,7 @@ def explainer_of(*runners: OneRunner) -> Explainer:
         return cast("Runner", by_name[name])
 
     def loaded() -> list[LoadedVersion]:
-        return [LoadedVersion(cast("Runner", runner), None) for runner in runners]
+        return [LoadedVersion(cast("Runner", r), None, claim=claim if r is runners[0] else None) for r in runners]
 
     return Explainer(loaded, find, cores=4)
 
@@ -100,6 +108,33 @@ def test_an_ensemble_is_explained_with_those_of_its_steps_that_are_there() -> No
     assert [step.facts.setup.model for step in found.steps] == ["m"]
     assert found.facts.busiest == ("m", 1.0)
     assert [finding.kind for finding in found.findings] == ["step"]
+
+
+def test_what_the_rate_limiter_holds_back_is_named_for_the_model_and_for_an_ensemble_of_it() -> None:
+    limits = RateLimits()
+    claims = []
+    for name in ("big", "m"):  # the first one has the resource
+        config = parse(LIMITED.replace("NAME", name))
+        claim = limits.claim(config, "3", placements(config, 4))
+        assert claim is not None
+        scheduler = claim.scheduler(DefaultScheduler(QueueLimits()))
+        scheduler.handle(SlotIdle(0), 0)
+        scheduler.handle(Submit(1), 0)
+        claims.append(claim)
+    model, ensemble = OneRunner(MODEL, pending=5), OneRunner(ENSEMBLE, pending=None)
+    explainer = explainer_of(model, ensemble, claim=claims[1])
+    explainer.mark()
+    model.work(0.1)
+    ensemble.meter.composed(duration_ns=10, inferences=1, queue_ns=1, compute_ns=9, end_ns=10, wall_ms=0)
+    explainer.mark()
+
+    (found, *_) = explainer.explain("m").findings
+    (of_ensemble,) = explainer.explain("e").findings
+
+    assert found.kind == "resources"
+    assert "waited for memory, which model 'big' had" in found.says
+    assert of_ensemble.kind == "step"
+    assert "'m'" in of_ensemble.says
 
 
 def test_who_is_not_there_is_not_explained() -> None:

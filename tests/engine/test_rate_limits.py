@@ -14,6 +14,7 @@ from charonia.engine.calls import CallGraph, Pool
 from charonia.engine.limits import Claim, RateLimits
 from charonia.sched.api import QueueLimits, Run, SlotIdle, Submit, Tick
 from charonia.sched.default import DefaultScheduler
+from charonia.stats.activity import Shortage
 from charonia.stats.resources import families, view_json
 
 CPU, GPU = InstanceKind.KIND_CPU, InstanceKind.KIND_GPU
@@ -110,6 +111,25 @@ def test_who_holds_what_and_who_waits_can_be_seen_and_counted() -> None:
         ("charonia_rate_limit_executions_total", "a_0_0"): 1,
         ("charonia_rate_limit_executions_total", "b_0_0"): 0,
     }
+
+
+def test_what_a_version_waits_for_is_told_with_the_models_that_have_it() -> None:
+    limits = RateLimits()
+    one, two = claim(limits, model("a", resource(1), gpus=(1,))), claim(limits, model("b", resource(1), gpus=(1,)))
+    first, second = (each.scheduler(DefaultScheduler(QueueLimits())) for each in (one, two))
+    for scheduler in (first, second):
+        scheduler.handle(SlotIdle(0), 0)
+        scheduler.handle(Submit(1), 0)
+
+    needs = ("R of device 1",)
+
+    assert one.shortage(7) == Shortage(0, needs)
+    assert two.shortage(7) == Shortage(7, needs, needs, ("a",))
+
+    first.handle(SlotIdle(0), 10)
+    second.handle(Tick(), 10)
+
+    assert two.shortage(20) == Shortage(10, needs)
 
 
 def test_a_version_that_goes_gives_up_what_it_holds_and_the_next_is_woken() -> None:

@@ -58,6 +58,15 @@ def test_everything_is_there_and_findings_come_first() -> None:
     )
 
 
+def test_what_the_rate_limiter_held_back_has_a_line() -> None:
+    short = replace(BUSY, short=0.75, resources=("memory", "disk"), holders=("big", "classifier"))
+
+    line = "Resources    memory, disk, waited for 75% of the time; held by big, classifier"
+    assert line in text_of(Explanation.of(Facts(SETUP, short)))
+    assert line.partition(";")[0] in text_of(Explanation.of(Facts(SETUP, replace(short, holders=()))))
+    assert not any(each.startswith("Resources") for each in text_of(Explanation.of(Facts(SETUP, BUSY))))
+
+
 def test_lines_keep_to_the_width_of_the_terminal() -> None:
     lines = text_of(Explanation.of(Facts(SETUP, BUSY)), columns=50)
 

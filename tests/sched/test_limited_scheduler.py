@@ -261,3 +261,19 @@ def test_a_bound_slot_that_waits_in_vain_stops_waiting() -> None:
     scheduler.handle(Cancel(1), 0)
 
     assert [member.standing for member in mine] == [Standing.IDLE]
+
+
+def test_the_time_in_which_requests_wait_for_resources_is_counted_and_that_for_an_instance_is_not() -> None:
+    arbiter, mine, others = Arbiter(), members("a", 1), members("b", 1)
+    first, second = limited(arbiter, mine), limited(arbiter, others)
+    first.handle(Submit(1), 1 * MS)
+    first.handle(Submit(2), 2 * MS)
+    second.handle(Submit(1), 3 * MS)
+    second.handle(Submit(2), 4 * MS)
+
+    assert (first.short_ns(5 * MS), second.short_ns(5 * MS)) == (0, 2 * MS)
+
+    first.handle(SlotIdle(0), 10 * MS)  # now it is the other one's turn
+    second.handle(Tick(), 10 * MS)
+
+    assert (first.short_ns(14 * MS), second.short_ns(14 * MS)) == (4 * MS, 7 * MS)

@@ -130,6 +130,27 @@ def test_what_a_waiting_instance_needs_cannot_be_taken_by_those_behind_it_but_ot
     assert small.standing is Standing.WAITING
 
 
+def test_who_has_what_an_instance_waits_for_is_told_also_of_those_before_it_in_line() -> None:
+    holder, large, small, other = (
+        member("holder", {R: 1}),
+        member("large", {R: 1, Q: 2}),
+        member("small", {R: 1}),
+        member("other", {Q: 1}),
+    )
+    arbiter = arbiter_of(holder, large, small, other)
+    assert arbiter.waited_for([large, small]) == {}
+
+    arbiter.request(holder)
+    arbiter.request(large)
+    arbiter.request(small)
+    arbiter.request(other)  # there is enough of it, but the large one comes first
+
+    assert arbiter.waited_for([large]) == {R: {holder}}
+    assert arbiter.waited_for([other]) == {Q: {large}}
+    assert arbiter.waited_for([small, other]) == {R: {holder}, Q: {large}}
+    assert arbiter.waited_for([holder]) == {}
+
+
 def test_devices_have_their_own_pools() -> None:
     a, b = member("a", {R: 1}), member("b", {Pool("R", 1): 1})
     arbiter = arbiter_of(a, b)

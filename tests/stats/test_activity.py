@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from charonia.sched.api import CloseReason
-from charonia.stats.activity import MARKS_MAX, Activity, Counts, History, counts_of
+from charonia.stats.activity import MARKS_MAX, Activity, Counts, History, Shortage, counts_of
 from charonia.stats.meter import FailureReason, Meter
 
 S = 1_000_000_000
@@ -83,6 +83,35 @@ def test_a_second_in_which_requests_only_waited_is_an_active_one() -> None:
         history.mark(meter, second * S, queued, 0.0)
 
     assert history.activity().active_seconds == 2  # before and after it was seen
+
+
+def test_what_was_waited_for_is_counted_in_the_active_seconds() -> None:
+    meter, history = Meter("m", "1"), History()
+    needs = ("disk", "licence", "memory")
+    seen = [
+        Shortage(9 * S, needs),
+        Shortage(9 * S, needs, ("disk", "memory"), ("a",)),
+        Shortage(10 * S, needs, ("memory",), ("b", "a")),
+        *[Shortage(11 * S, needs)] * 4,
+    ]
+    for second, (queued, shortage) in enumerate(zip((0, 3, 3, 3, 3, 0, 0), seen, strict=True)):
+        history.mark(meter, second * S, queued, 0.0, shortage)
+
+    found = history.activity()
+
+    assert found.short == pytest.approx(2 / 5)  # of five seconds that had work
+    assert found.resources == ("memory", "disk")
+    assert found.holders == ("a", "b")
+
+
+def test_what_was_never_seen_to_be_missing_may_be_anything_that_is_needed() -> None:
+    meter, history = Meter("m", "1"), History()
+    for second in range(3):
+        history.mark(meter, second * S, 1, 0.0, Shortage(second * S // 2, ("disk", "memory")))
+
+    found = history.activity()
+
+    assert (found.short, found.resources, found.holders) == (0.5, ("disk", "memory"), ())
 
 
 def test_requests_that_take_longer_than_a_second_keep_a_model_busy() -> None:

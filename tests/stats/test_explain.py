@@ -44,6 +44,11 @@ def activity(
     return Activity(10.0, 10.0, counts, BOUNDS, (0, 3, 1), idle_cores)
 
 
+def short(done: Activity, *, holders: tuple[str, ...] = ("big",)) -> Activity:
+    """Return it with instances that waited for memory, which others held."""
+    return replace(done, short=0.9, resources=("memory",), holders=holders)
+
+
 def kinds(setup: Setup, done: Activity, busiest: tuple[str, float] | None = None) -> list[str]:
     return [finding.kind for finding in explain(Facts(setup, done, busiest))]
 
@@ -92,6 +97,13 @@ def change(kind: str, setup: Setup, done: Activity) -> str:
         (["at_ease"], SETUP, activity(busy=0.3, failed={FailureReason.CANCELED: 5})),
         (["at_ease", "cache"], SETUP, activity(busy=0.3, hits=2000)),
         (["at_ease"], SETUP, activity(busy=0.3, hits=1)),
+        # What the rate limiter held back is not for want of instances, nor because requests come in bursts.
+        (["resources"], SETUP, short(activity(busy=0.3, size=6, waits=(90, 0, 10, 0)))),
+        (["resources", "full"], SETUP, short(activity(busy=0.95, size=8, reason=CloseReason.FULL, idle_cores=1))),
+        (["resources"], replace(SETUP, delay_us=500), short(activity(busy=0.2, size=1, reason=CloseReason.DELAY))),
+        (["resources", "unbatched"], replace(SETUP, batches=False), short(activity(busy=0.3, size=1))),
+        (["at_ease"], SETUP, replace(short(activity(busy=0.3, size=6)), short=0.2)),
+        (["resources"], SETUP, short(Activity(10.0, 10.0, queued=(0, 3)))),
         (["idle"], SETUP, Activity(10.0, 10.0)),
         (["stuck"], SETUP, Activity(10.0, 10.0, queued=(0, 3))),
         (["starting"], SETUP, Activity()),
@@ -130,6 +142,33 @@ def test_an_ensemble_is_limited_by_its_busiest_step() -> None:
     assert kinds(ensemble, done, ("a", 0.5)) == ["at_ease"]
     assert kinds(ensemble, done) == ["at_ease"]
     assert "charonia explain a" in explain(Facts(ensemble, done, ("a", 0.97)))[0].change
+
+
+def test_an_ensemble_is_limited_by_the_step_that_waits_for_resources() -> None:
+    ensemble = Setup("e", "1", instances=0, cores=4, steps=("a", "b"))
+    done = replace(activity(), counts=Counts(success=10, request_ns=10 * MS))
+
+    (found,) = explain(Facts(ensemble, done, ("a", 0.4), ("b", 0.9)))
+
+    assert found.says == "Step 'b' limits this ensemble: the rate limiter held its requests back 90% of the time."
+    assert found.change.startswith("charonia explain b ")
+    assert [each.kind for each in explain(Facts(ensemble, done, ("a", 0.4), ("b", 0.1)))] == ["at_ease"]
+
+
+def test_what_requests_waited_for_and_who_had_it_is_named() -> None:
+    (found,) = explain(Facts(SETUP, short(activity(busy=0.3, size=6), holders=("big", "m", "small"))))
+
+    assert found.says == (
+        "The rate limiter held requests back 90% of the time: instances waited for memory, which model 'big', its "
+        "other instances and model 'small' had."
+    )
+    assert found.change.startswith("more of memory with --rate-limit-resource, ")
+
+
+def test_who_had_it_is_left_out_where_nobody_was_seen() -> None:
+    (found,) = explain(Facts(SETUP, short(activity(busy=0.3, size=6), holders=())))
+
+    assert found.says.endswith(": instances waited for memory.")
 
 
 def test_a_line_at_the_instance_is_told() -> None:

@@ -13,7 +13,7 @@ from charonia.core.errors import ServingError
 from charonia.engine.clock import now_ns
 from charonia.engine.loader import LoadedVersion, Runner, placements
 from charonia.engine.wiring import key_of
-from charonia.stats.activity import Activity, History
+from charonia.stats.activity import NO_SHORTAGE, Activity, History
 from charonia.stats.explain import Facts, Setup
 from charonia.stats.explanation import Explanation
 from charonia.stats.meter import Meter
@@ -61,7 +61,8 @@ class Explainer:
             history = self._histories.get(runner.meter)
             if history is None:
                 history = self._histories[runner.meter] = History()
-            history.mark(runner.meter, now, runner.pending or 0, idle)
+            shortage = version.claim.shortage(now) if version.claim is not None else NO_SHORTAGE
+            history.mark(runner.meter, now, runner.pending or 0, idle, shortage)
 
     def explain(self, name: str, version: str = "") -> Explanation:
         """Explain a model version, an ensemble with the models of its steps.
@@ -75,9 +76,13 @@ class Explainer:
         history = self._histories.get(runner.meter)
         activity = history.activity() if history is not None else Activity()
         steps = tuple(self._explain(found) for step in _steps(runner.config) if (found := self._step(step)) is not None)
-        busiest = max(((step.facts.setup.model, step.facts.busy) for step in steps), key=lambda s: s[1], default=None)
-        setup = setup_of(runner.config, runner.version, self._cores)
-        return Explanation.of(Facts(setup, activity, busiest), steps)
+        facts = Facts(
+            setup_of(runner.config, runner.version, self._cores),
+            activity,
+            max(((step.facts.setup.model, step.facts.busy) for step in steps), key=_share, default=None),
+            max(((step.facts.setup.model, step.facts.activity.short) for step in steps), key=_share, default=None),
+        )
+        return Explanation.of(facts, steps)
 
     def _step(self, name: str) -> Runner | None:
         try:
@@ -105,6 +110,10 @@ def setup_of(config: ModelConfig, version: str, cores: int) -> Setup:
         preferred=batching.preferred_batch_size if batching is not None else (),
         steps=steps,
     )
+
+
+def _share(step: tuple[str, float]) -> float:
+    return step[1]
 
 
 def _steps(config: ModelConfig) -> tuple[str, ...]:

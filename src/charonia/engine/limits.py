@@ -9,6 +9,7 @@ from charonia.config.model import InstanceGroup, ModelConfig
 from charonia.sched.api import Scheduler
 from charonia.sched.limited import LimitedScheduler
 from charonia.sched.resources import SERVER_WIDE, Arbiter, Limit, Member, Need, Pool
+from charonia.stats.activity import Shortage
 from charonia.stats.resources import InstanceState, PoolState, RateLimitView
 
 
@@ -23,6 +24,7 @@ class Claim:
     def __init__(self, arbiter: Arbiter, members: Sequence[Member]) -> None:
         self._arbiter = arbiter
         self._members = members
+        self._scheduler: LimitedScheduler | None = None
 
     def scheduler(self, inner: Scheduler, *, wants: Callable[[int], bool] | None = None) -> Scheduler:
         """Return a scheduler that uses an instance only when it has its resources.
@@ -31,12 +33,25 @@ class Claim:
             inner: What decides about requests.
             wants: Whether it has something to run on an instance, where requests are bound to instances.
         """
-        return LimitedScheduler(inner, dict(enumerate(self._members)), self._arbiter, wants=wants)
+        self._scheduler = LimitedScheduler(inner, dict(enumerate(self._members)), self._arbiter, wants=wants)
+        return self._scheduler
 
     def is_out_of_reach(self, lane: int, holders: "Iterable[tuple[Claim, int]]") -> bool:
         """Whether an instance could never run while these instances, of any model, keep what they hold."""
         return self._arbiter.is_out_of_reach(
             self._members[lane], [holder._members[number] for holder, number in holders]
+        )
+
+    def shortage(self, now_ns: int) -> Shortage:
+        """Return how long instances have waited so far, and what for now."""
+        found = self._arbiter.waited_for(self._members)
+        pools = {pool for member in self._members for pool in member.pools}
+        holders = {member.model for members in found.values() for member in members}
+        return Shortage(
+            self._scheduler.short_ns(now_ns) if self._scheduler is not None else 0,
+            tuple(sorted(map(_title, pools))),
+            tuple(sorted(map(_title, found))),
+            tuple(sorted(holders)),
         )
 
     def wake(self, loop: asyncio.AbstractEventLoop, nudge: Callable[[], None]) -> None:
@@ -110,6 +125,10 @@ def _needs(group: InstanceGroup, path: str, device: int) -> tuple[Need, ...]:
             where = f"{path}.rate_limiter.resources[{index}].count"
             needs[pool] = Need(pool, before + resource.count, where)
     return tuple(needs.values())
+
+
+def _title(pool: Pool) -> str:
+    return f"{pool.name} of device {pool.device}" if pool.device > 0 else pool.name
 
 
 def _device(pool: Pool) -> int | None:

@@ -105,6 +105,12 @@ def _place(document: Mapping[str, Any]) -> Iterator[str]:
     yield _line("Instances", f"{instances['count']} {where}{threads}, busy {instances['busy']:.0%} of the time")
     if instances["batches_at_once"] > 1:
         yield _line("", f"{instances['batches_at_once']:.1f} batches at each at a time, all but one in its line")
+    limiter = document["rate_limiter"]
+    if limiter["waiting"]:
+        held = f"; held by {', '.join(limiter['holders'])}" if limiter["holders"] else ""
+        yield _line(
+            "Resources", f"{', '.join(limiter['resources'])}, waited for {limiter['waiting']:.0%} of the time{held}"
+        )
     yield _line("Cores", f"{cores['count']}, {cores['idle']:.1f} of them idle")
     batching = "no dynamic batching"
     if configuration["dynamic_batching"]:

@@ -23,7 +23,7 @@ class LimitedScheduler:
             any slot is as good.
     """
 
-    __slots__ = ("_arbiter", "_idle", "_inner", "_members", "_offered", "_wants")
+    __slots__ = ("_arbiter", "_idle", "_inner", "_members", "_offered", "_short_ns", "_short_since_ns", "_wants")
 
     def __init__(
         self,
@@ -39,6 +39,8 @@ class LimitedScheduler:
         self._wants = wants
         self._idle: dict[int, None] = {}  # slots that the inner scheduler does not know to be idle
         self._offered: dict[int, None] = {}
+        self._short_ns = 0
+        self._short_since_ns: int | None = None
 
     @property
     def queued(self) -> int:
@@ -48,6 +50,10 @@ class LimitedScheduler:
     def wake_at(self) -> int | None:
         """Return when the inner scheduler wants to be woken."""
         return self._inner.wake_at()
+
+    def short_ns(self, now_ns: int) -> int:
+        """Return how long requests waited so far while a slot for them waited for its resources."""
+        return self._short_ns + (now_ns - self._short_since_ns if self._short_since_ns is not None else 0)
 
     def handle(self, event: Event, now_ns: int) -> list[Command]:
         """Take in one event at this monotonic time and return what follows from it, in order."""
@@ -63,6 +69,9 @@ class LimitedScheduler:
         else:
             self._note(self._inner.handle(event, now_ns), commands)
         self._settle(now_ns, commands)
+        self._short_ns = self.short_ns(now_ns)
+        is_short = any(self._members[slot].standing is Standing.WAITING for slot in self._idle)
+        self._short_since_ns = now_ns if is_short else None
         return commands
 
     def _settle(self, now_ns: int, commands: list[Command]) -> None:

@@ -13,7 +13,7 @@ Source: Triton's rate limiter, whose order is executions times priority; 3 and 4
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
@@ -185,6 +185,20 @@ class Arbiter:
         if standing is not Standing.IDLE:
             self._grant()
 
+    def waited_for(self, members: Collection[Member]) -> dict[Pool, set[Member]]:
+        """Return the pools for which some of these instances wait, and who holds each or else stands in line before."""
+        found: dict[Pool, set[Member]] = {}
+        ahead: list[Member] = []
+        for member in sorted(self._waiting, key=self._rank):
+            if member in members:
+                reserved = frozenset[Pool]().union(*(self._members[other] for other in ahead))
+                for pool in self._short_of(member) or self._members[member] & reserved:
+                    users = {other for other, pools in self._members.items() if pool in pools}
+                    holders = {other for other in users if other.standing is Standing.RUNNING}
+                    found.setdefault(pool, set()).update(holders or users.intersection(ahead))
+            ahead.append(member)
+        return found
+
     def is_out_of_reach(self, member: Member, holders: Iterable[Member]) -> bool:
         """Whether an instance could never run as long as these keep what they hold."""
         kept = Counter[Pool]()
@@ -208,14 +222,16 @@ class Arbiter:
         reserved: set[Pool] = set()
         for member in sorted(self._waiting, key=self._rank):
             pools = self._members[member]
-            if pools.isdisjoint(reserved) and all(
-                self._capacity[need.pool] - self._held[need.pool] >= need.units for need in member.needs
-            ):
+            if pools.isdisjoint(reserved) and not self._short_of(member):
                 self._start(member)
                 if member is not asking:
                     member.granted()
             else:
                 reserved |= pools
+
+    def _short_of(self, member: Member) -> set[Pool]:
+        """Return the pools of which there is not enough for a member now."""
+        return {need.pool for need in member.needs if self._capacity[need.pool] - self._held[need.pool] < need.units}
 
     def _start(self, member: Member) -> None:
         del self._waiting[member]

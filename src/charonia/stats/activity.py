@@ -4,8 +4,8 @@ Nothing is counted for this: the counters are there for statistics and metrics, 
 comparison of three numbers.
 """
 
-from collections import deque
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -53,6 +53,26 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
+class Shortage:
+    """What instances of a model version lack in the rate limiter.
+
+    Attributes:
+        short_ns: Time since the version was loaded in which one of them waited.
+        needs: All resources that they need.
+        resources: Those for which some wait now.
+        holders: Models whose instances hold these.
+    """
+
+    short_ns: int = 0
+    needs: tuple[str, ...] = ()
+    resources: tuple[str, ...] = ()
+    holders: tuple[str, ...] = ()
+
+
+NO_SHORTAGE = Shortage()
+
+
+@dataclass(frozen=True, slots=True)
 class Mark:
     """What is known at one moment.
 
@@ -61,12 +81,14 @@ class Mark:
         counts: The counters.
         queued: Requests that wait.
         idle_cores: Cores of the server that had nothing to do since the mark before.
+        shortage: What instances lack.
     """
 
     at_ns: int
     counts: Counts
     queued: int
     idle_cores: float
+    shortage: Shortage = NO_SHORTAGE
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +103,10 @@ class Activity:
         wait_bounds_ns: Upper bounds of the buckets of `counts.waits`.
         queued: Requests that waited at each mark, the latest one last.
         idle_cores: Cores that had nothing to do in the active seconds, on average.
+        short: Share of the active seconds in which an instance waited for resources of the rate limiter.
+        resources: Those resources, the one that was missing most often first; all that instances need where none was
+            seen to be missing.
+        holders: The models that were seen to hold them, in the same order.
     """
 
     seconds: float = 0.0
@@ -89,6 +115,9 @@ class Activity:
     wait_bounds_ns: tuple[int, ...] = ()
     queued: tuple[int, ...] = ()
     idle_cores: float = 0.0
+    short: float = 0.0
+    resources: tuple[str, ...] = ()
+    holders: tuple[str, ...] = ()
 
     @property
     def batch_count(self) -> int:
@@ -137,7 +166,7 @@ class History:
         self._seen: tuple[int, int, int] | None = None
         self._wait_bounds_ns: tuple[int, ...] = ()
 
-    def mark(self, meter: Meter, at_ns: int, queued: int, idle_cores: float) -> None:
+    def mark(self, meter: Meter, at_ns: int, queued: int, idle_cores: float, shortage: Shortage = NO_SHORTAGE) -> None:
         """Remember how things are now.
 
         Args:
@@ -145,13 +174,14 @@ class History:
             at_ns: Monotonic time.
             queued: Requests that wait.
             idle_cores: Cores that had nothing to do since the mark before.
+            shortage: What instances lack.
         """
         statistics = meter.statistics
         seen = statistics.success.count, statistics.fail.count, statistics.execution_count
         counts = self._marks[-1].counts if seen == self._seen else counts_of(meter)
         self._seen = seen
         self._wait_bounds_ns = meter.queue_ns.bounds
-        self._marks.append(Mark(at_ns, counts, queued, idle_cores))
+        self._marks.append(Mark(at_ns, counts, queued, idle_cores, shortage))
 
     def activity(self) -> Activity:
         """Return what happened since the oldest mark."""
@@ -161,13 +191,19 @@ class History:
         pairs = list(pairwise(marks))
         is_active = [b.counts is not a.counts or bool(a.queued or b.queued) for a, b in pairs]
         active = [pair for pair, had_work in zip(pairs, is_active, strict=True) if had_work] or pairs
+        active_ns = _active_ns(pairs, is_active)
+        shortages = [mark.shortage for _, mark in active]
+        short_ns = marks[-1].shortage.short_ns - marks[0].shortage.short_ns
         return Activity(
             (marks[-1].at_ns - marks[0].at_ns) / 1e9,
-            _active_ns(pairs, is_active) / 1e9,
+            active_ns / 1e9,
             _difference(marks[0].counts, marks[-1].counts),
             self._wait_bounds_ns,
             tuple(mark.queued for mark in marks[1:]),
             sum(mark.idle_cores for _, mark in active) / len(active),
+            min(1.0, short_ns / active_ns) if active_ns else 0.0,
+            _by_frequency(name for shortage in shortages for name in shortage.resources) or shortages[-1].needs,
+            _by_frequency(name for shortage in shortages for name in shortage.holders),
         )
 
 
@@ -186,6 +222,10 @@ def _active_ns(pairs: Sequence[tuple[Mark, Mark]], is_active: Sequence[bool]) ->
             part = min(1.0, ended[place] / beside) if beside else 1.0
         total += part * (after.at_ns - before.at_ns)
     return total
+
+
+def _by_frequency(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(name for name, _ in Counter(names).most_common())
 
 
 def counts_of(meter: Meter) -> Counts:

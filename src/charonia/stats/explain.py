@@ -5,7 +5,7 @@ finding is what limits most: rules are in that order. They say what the counters
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from charonia.sched.api import CloseReason
@@ -82,16 +82,28 @@ class Facts:
         setup: How the model is configured.
         activity: What happened.
         busiest: The busiest step of an ensemble and the share of time that it was, None for any other model.
+        shortest: The step that waited most for resources of the rate limiter, and the share of time that it did.
     """
 
     setup: Setup
     activity: Activity
     busiest: tuple[str, float] | None = None
+    shortest: tuple[str, float] | None = None
 
     @property
     def busy(self) -> float:
         """Share of time that instances had work."""
         return min(1.0, self.activity.occupancy(self.setup.instances))
+
+    @property
+    def is_short(self) -> bool:
+        """Whether the rate limiter holds requests back."""
+        return self.activity.short >= MANY
+
+    @property
+    def is_at_limit(self) -> bool:
+        """Whether requests wait because no more batches can run."""
+        return self.busy >= BUSY or self.is_short
 
     @property
     def queue_ns(self) -> float:
@@ -126,7 +138,9 @@ def explain(facts: Facts) -> tuple[Finding, ...]:
 def _idle(facts: Facts) -> Finding:
     waiting = facts.activity.queued[-1] if facts.activity.queued else 0
     if waiting:
-        return Finding("stuck", f"No request ended, and {waiting:,} wait: what runs takes longer than this.")
+        return _short(facts) or Finding(
+            "stuck", f"No request ended, and {waiting:,} wait: what runs takes longer than this."
+        )
     return Finding("idle", "No request ended in this time: there is nothing to explain.", "send some load")
 
 
@@ -159,7 +173,36 @@ def _rejected(facts: Facts) -> Finding | None:
     )
 
 
+def _short_step(facts: Facts) -> Finding | None:
+    if facts.shortest is None or facts.shortest[1] < MANY:
+        return None
+    name, share = facts.shortest
+    return Finding(
+        "step",
+        f"Step '{name}' limits this ensemble: the rate limiter held its requests back {_percent(share)} of the time.",
+        f"charonia explain {name} says for want of what, and who has it",
+    )
+
+
+def _short(facts: Facts) -> Finding | None:
+    if not facts.is_short:
+        return None
+    activity = facts.activity
+    names = _listed(activity.resources)
+    own = facts.setup.model
+    had = _listed([f"model '{each}'" if each != own else "its other instances" for each in activity.holders])
+    return Finding(
+        "resources",
+        f"The rate limiter held requests back {_percent(activity.short)} of the time: instances waited for {names}"
+        + (f", which {had} had." if had else "."),
+        f"more of {names} with --rate-limit-resource, a smaller count of it in rate_limiter, or another priority there",
+    )
+
+
 def _steps(facts: Facts) -> Finding | None:
+    short = _short_step(facts)
+    if short is not None:
+        return short
     if facts.busiest is None or facts.busiest[1] < BUSY:
         return None
     name, busy = facts.busiest
@@ -172,7 +215,7 @@ def _steps(facts: Facts) -> Finding | None:
 
 def _saturated(facts: Facts) -> Finding | None:
     setup, activity = facts.setup, facts.activity
-    if facts.busy < BUSY:
+    if facts.busy < BUSY or facts.is_short:
         return None
     which = "The instance was" if setup.instances == 1 else f"All {setup.instances} instances were"
     line = activity.occupancy(setup.instances)
@@ -193,7 +236,7 @@ def _saturated(facts: Facts) -> Finding | None:
 
 def _unbatched(facts: Facts) -> Finding | None:
     setup = facts.setup
-    if setup.batches or setup.batch_max < 2 or facts.busy < BUSY or setup.steps:
+    if setup.batches or setup.batch_max < 2 or not facts.is_at_limit or setup.steps:
         return None
     return Finding(
         "unbatched",
@@ -204,7 +247,7 @@ def _unbatched(facts: Facts) -> Finding | None:
 
 def _full(facts: Facts) -> Finding | None:
     share = facts.activity.closed(CloseReason.FULL)
-    if not facts.setup.batches or share < AT_EASE or facts.busy < BUSY:
+    if not facts.setup.batches or share < AT_EASE or not facts.is_at_limit:
         return None
     return Finding(
         "full",
@@ -216,7 +259,7 @@ def _full(facts: Facts) -> Finding | None:
 def _preferred(facts: Facts) -> Finding | None:
     share = facts.activity.closed(CloseReason.PREFERRED)
     largest = max(facts.setup.preferred, default=0)
-    if share < MANY or facts.busy < BUSY or largest >= facts.setup.batch_max:
+    if share < MANY or not facts.is_at_limit or largest >= facts.setup.batch_max:
         return None
     return Finding(
         "preferred",
@@ -246,7 +289,7 @@ def _queue_empty(facts: Facts) -> Finding | None:
 def _waited_in_vain(facts: Facts) -> Finding | None:
     setup, activity = facts.setup, facts.activity
     share = activity.closed(CloseReason.DELAY)
-    if share < MANY or facts.busy > AT_EASE:
+    if share < MANY or facts.busy > AT_EASE or facts.is_short:
         return None
     alone = activity.mean_batch < _ALONE
     says = (
@@ -297,7 +340,7 @@ def _overcommitted(facts: Facts) -> Finding | None:
 
 def _bursts(facts: Facts) -> Finding | None:
     p99_ns = facts.activity.wait_ns(0.99)
-    if facts.busy > _NEARLY_BUSY or p99_ns < max(2 * facts.batch_ns, facts.setup.delay_us * 2e3, 1e6):
+    if facts.busy > _NEARLY_BUSY or facts.is_short or p99_ns < max(2 * facts.batch_ns, facts.setup.delay_us * 2e3, 1e6):
         return None
     return Finding(
         "bursts",
@@ -316,8 +359,8 @@ def _cached(facts: Facts) -> Finding | None:
 
 
 RULES: tuple[Rule, ...] = (
-    *(_failed, _rejected, _steps, _saturated, _unbatched, _full, _preferred, _queue_empty, _shapes, _moving),
-    *(_overcommitted, _waited_in_vain, _bursts, _cached),
+    *(_failed, _rejected, _steps, _short, _saturated, _unbatched, _full, _preferred, _queue_empty),
+    *(_shapes, _moving, _overcommitted, _waited_in_vain, _bursts, _cached),
 )
 _REMARKS = frozenset({"cache", "failing"})
 
@@ -337,6 +380,10 @@ def _rounded(number: float) -> int:
     """Return a number with one digit that counts, rounded down."""
     unit = 10 ** math.floor(math.log10(number))
     return int(number // unit * unit)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join((", ".join(names[:-1]), names[-1]) if len(names) > 1 else names)
 
 
 def _requests(count: int) -> str:

@@ -65,6 +65,11 @@ def explanation_json(explanation: Explanation) -> dict[str, object]:
             "batches_at_once": round(activity.occupancy(setup.instances), 2),
             "threads": setup.threads,
         },
+        "rate_limiter": {
+            "waiting": round(activity.short, 3),
+            "resources": list(activity.resources),
+            "holders": list(activity.holders),
+        },
         "cores": {"count": setup.cores, "idle": round(activity.idle_cores, 1)},
         "configuration": {
             "max_batch_size": setup.batch_max,
