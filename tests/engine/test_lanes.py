@@ -1,14 +1,18 @@
 """When a lane runs batches on the event loop, and when it is handed several at once."""
 
 import asyncio
+import sys
+import threading
+import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import cast
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from charonia.backends.api import BatchSink, Outputs, Placement
+from charonia.backends.api import BatchSink, Execution, Outputs, Placement
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import DynamicBatching, ModelConfig, ModelInput, ModelOutput
 from charonia.core.calls import Outcome
@@ -26,12 +30,16 @@ from charonia.engine.lanes import (
     PIPELINE_DEPTH,
     PIPELINE_DEPTH_BATCHED,
     PIPELINE_NS_MAX,
+    WAITS_MAX,
     AsyncLane,
+    BlockingLane,
     InPlaceRule,
+    LaneBatch,
     PipelineRule,
 )
 from charonia.engine.runner import ModelRunner
 from charonia.engine.schedulers import make_scheduler
+from charonia.engine.switches import has_waited, switches
 
 SHORT = PIPELINE_NS_MAX // (4 * PIPELINE_DEPTH)
 LONG = 100 * PIPELINE_NS_MAX
@@ -39,8 +47,10 @@ HELD_UP = 10 * IN_PLACE_NS_MAX + 1
 
 
 def took(rule: InPlaceRule, duration_ns: int, cpu_ns: int | None = None) -> None:
-    """One execution, where the rule says; in the thread it computes all the time unless said otherwise."""
-    if rule.in_place:
+    """One execution, where the rule says; it computes all the time unless said otherwise, else it waits."""
+    if rule.in_place and rule.is_watched:
+        rule.ran_watched(duration_ns, has_waited=cpu_ns is not None and cpu_ns < duration_ns)
+    elif rule.in_place:
         rule.ran_in_place(duration_ns)
     else:
         rule.ran_in_thread(duration_ns, duration_ns if cpu_ns is None else cpu_ns)
@@ -126,6 +136,54 @@ def test_a_model_that_waits_for_something_stays_in_the_thread() -> None:
     for _ in range(2 * IN_PLACE_RETRY_MAX):
         took(rule, IN_PLACE_NS_MAX + 1, 1)
     assert not rule.in_place
+
+
+@pytest.mark.parametrize("short_ones", [1, IN_PLACE_PROBES, 40])
+def test_a_model_that_waits_more_than_it_computes_holds_up_the_loop_twice_and_never_again(short_ones: int) -> None:
+    rule, hold_ups = InPlaceRule(), 0
+    for _ in range(3 * IN_PLACE_RETRY_MAX // short_ones):
+        for _ in range(short_ones):
+            took(rule, 10_000, 10_000)
+        hold_ups += rule.in_place
+        took(rule, HELD_UP, 10_000)
+
+    assert hold_ups == WAITS_MAX
+
+
+def test_a_model_that_waited_for_a_while_only_comes_back_to_the_loop() -> None:
+    rule = InPlaceRule()
+    for _ in range(WAITS_MAX):
+        executions_until_in_place(rule)
+        took(rule, HELD_UP, 10_000)
+
+    assert executions_until_in_place(rule) == IN_PLACE_RETRY_MAX
+    took(rule, HELD_UP, 10_000)
+    for _ in range(IN_PLACE_RETRY_MAX):
+        took(rule, HELD_UP, 10_000)
+    assert executions_until_in_place(rule) <= 2 * IN_PLACE_RETRY_MAX
+
+
+def test_waits_are_forgotten_and_no_longer_looked_for_once_the_model_has_run_on_the_loop_for_long() -> None:
+    rule = in_place_rule([1] * IN_PLACE_PROBES)
+    for _ in range(5):
+        took(rule, HELD_UP, 10_000)
+        executions_until_in_place(rule)
+        assert rule.is_watched
+        for _ in range(FORGIVEN_AFTER):
+            took(rule, 1)
+        assert rule.in_place
+        assert not rule.is_watched
+    took(rule, FORGIVEN_NS_MAX)
+    assert rule.in_place
+    assert rule.is_watched
+
+
+def test_a_core_that_was_taken_away_is_not_taken_for_waiting() -> None:
+    rule = InPlaceRule()
+    for _ in range(WAITS_MAX + 1):
+        needed = executions_until_in_place(rule)
+        took(rule, HELD_UP)
+    assert needed == 2**WAITS_MAX * IN_PLACE_PROBES
 
 
 @given(st.lists(st.tuples(st.integers(0, 2 * HELD_UP), st.integers(0, 2 * IN_PLACE_NS_MAX)), max_size=300))
@@ -451,5 +509,68 @@ def test_every_request_is_answered_and_no_more_than_the_depth_is_ever_handed_ove
             await model.finish(SHORT)
         await asyncio.wait_for(model.runner.drain(), 1)
         assert model.is_all_answered()
+
+    run(scenario)
+
+
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="other systems do not count how often a thread waited")
+
+
+@on_linux
+def test_a_thread_that_computes_has_not_waited_and_one_that_sleeps_has() -> None:
+    before = switches()
+    sum(range(100_000))
+    assert not has_waited(before)
+
+    slept = False
+    while not slept:  # it may be that its core was taken away as well
+        before = switches()
+        time.sleep(0.002)
+        slept = has_waited(before)
+
+
+class SometimesWaiting:
+    """A blocking instance that waits for something in one execution of twenty."""
+
+    def __init__(self) -> None:
+        self.executions = 0
+        self.hold_ups = 0
+
+    def execute(self, requests: Sequence[InferRequest]) -> Execution:
+        self.executions += 1
+        if self.executions % 20 == 0:
+            self.hold_ups += threading.current_thread() is threading.main_thread()
+            time.sleep(0.003)
+        return Execution([], 0, 0)
+
+    def close(self) -> None:
+        """There is nothing to give back."""
+
+
+class EmptyBatch:
+    """A batch without requests; tells when it was run."""
+
+    requests: Sequence[InferRequest] = ()
+
+    def __init__(self) -> None:
+        self.ran = asyncio.Event()
+
+    def executed(self, execution: Execution | ServingError, start_ns: int, end_ns: int) -> None:
+        self.ran.set()
+
+
+@on_linux
+def test_the_loop_is_held_up_by_a_model_that_waits_a_few_times_only() -> None:
+    async def scenario() -> None:
+        instance = SometimesWaiting()
+        lane = BlockingLane(instance, Placement("m_0", InstanceKind.KIND_CPU), asyncio.get_running_loop())
+        while instance.executions < IN_PLACE_RETRY_MAX:
+            batch = EmptyBatch()
+            lane.run(cast("LaneBatch", batch))
+            await batch.ran.wait()
+        await lane.aclose()
+
+        # Twice, and once more for each in which the system took the core away, too, which is rare in 3 ms.
+        assert instance.hold_ups <= 2 * WAITS_MAX
 
     run(scenario)
