@@ -64,6 +64,21 @@ def test_a_command_gets_the_arguments_behind_its_name(monkeypatch: pytest.Monkey
     assert seen == [["models/bert", "--json"]]
 
 
+def test_help_with_the_name_of_a_command_explains_that_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[str]] = []
+
+    monkeypatch.setattr(command, "import_module", lambda name: SimpleNamespace(run=lambda given: seen.append(given)))
+
+    main(["help", "config"])
+    assert seen == [["--help"]]
+
+
+def test_help_with_another_name_says_which_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["help", "confg"]) == 2
+
+    assert "unknown command 'confg'. Did you mean config?" in capsys.readouterr().err
+
+
 def test_an_interrupted_command_ends_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(arguments: object) -> int:
         raise KeyboardInterrupt

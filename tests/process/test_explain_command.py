@@ -133,6 +133,12 @@ def test_what_cannot_be_explained_is_said(server: ServeProcess, arguments: tuple
     assert "Traceback" not in done.stderr
 
 
+def test_the_port_of_grpc_is_told_from_that_of_http(server: ServeProcess) -> None:
+    done = explain("slow", "-u", server.grpc)
+
+    assert done.stderr == "charonia explain: this port speaks gRPC (hint: -u names that of HTTP, 8000 by default)\n"
+
+
 @pytest.mark.parametrize(
     ("url", "expected"),
     [

@@ -373,6 +373,15 @@ def test_what_cannot_work_is_said_before_anything_is_measured(
     assert "Traceback" not in done.stderr
 
 
+def test_a_shape_that_nobody_gave_is_asked_for_where_it_can_be_given(tmp_path: Path) -> None:
+    write_model(tmp_path / "models", "m", "", config=identity_pbtxt(dims=(-1,), max_batch_size=0))
+
+    done = tune(tmp_path, "-m", str(tmp_path / "models"), "--run-config-search-disable")
+
+    assert done.returncode == 3
+    assert 'profile_models: {m: {perf_analyzer_flags: {shape: "INPUT0:D1,D2,..."}}}' in done.stdout
+
+
 def test_nothing_is_left_beside_what_was_asked_for(tmp_path: Path) -> None:
     assert tune(tmp_path, "-m", str(write(tmp_path)), "--run-config-search-disable").returncode == 0
 

@@ -293,6 +293,20 @@ def test_a_report_takes_the_names_of_variants_in_every_form(tmp_path: Path) -> N
     assert parse_report(["--report-model-configs", "a_config_default,a_config_0", "-e", "R"]).export == Path("R")
 
 
+def test_the_help_fits_a_terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+
+    assert [line for line in help_text().splitlines() if len(line) > 80] == []
+
+
+def test_what_an_option_does_fits_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    lines = help_text().splitlines()
+
+    entries = lines[lines.index("profile:") : lines.index("Exit status:")]
+    assert [line for line in entries if len(line) > 60] == []
+
+
 def test_the_help_names_every_option() -> None:
     text = help_text()
 

@@ -11,6 +11,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
 
@@ -90,6 +91,8 @@ def _no_answer(base: str, reason: object) -> ServingError:
 
 def _reason(error: urllib.error.HTTPError) -> str:
     """Return what the server says is wrong; one that is not ours has no such route."""
+    if error.code == HTTPStatus.HTTP_VERSION_NOT_SUPPORTED:
+        return "this port speaks gRPC (hint: -u names that of HTTP, 8000 by default)"
     try:
         return str(json.load(error)["error"])
     except (ValueError, KeyError, TypeError):

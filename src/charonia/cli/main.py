@@ -50,6 +50,10 @@ def _run(arguments: list[str]) -> int:
 
             print(f"charonia {__version__}")
             return 0
+        case ["help", name] if name in COMMANDS:
+            return _run([name, "--help"])
+        case ["help", name, *_]:
+            arguments = [name]
         case [name, *rest] if name in COMMANDS:
             status: int = import_module(f"charonia.cli.{name}").run(rest)
             return status

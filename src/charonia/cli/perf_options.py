@@ -42,12 +42,12 @@ EXAMPLES = """\
 usage: charonia perf -m MODEL [OPTIONS]
        charonia perf compare A.json B.json
 
-Measure a model on a server of the KServe v2 protocol: Charonia, Triton and others.
+Measure a model on a server of the KServe v2 protocol: Charonia, Triton, others.
 
-  charonia perf -m resnet                                   one request at a time
-  charonia perf -m resnet --concurrency-range 1:8 -f r.csv  1 to 8 at a time
-  charonia perf -m resnet --request-rate-range 200          200 a second
-  charonia perf -m resnet --measurement-mode adaptive       as short as it can be
+  charonia perf -m NAME                                   one request at a time
+  charonia perf -m NAME --concurrency-range 1:8 -f r.csv  1 to 8 at a time
+  charonia perf -m NAME --request-rate-range 200          200 a second
+  charonia perf -m NAME --measurement-mode adaptive       as short as it can be
 """
 
 EXIT_CODES = """\

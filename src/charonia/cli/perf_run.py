@@ -21,6 +21,19 @@ from charonia.results.records import Run
 CONTEXT = "failed to get model metadata"
 """What perf_analyzer says before the reason why there is no such model or server."""
 
+_OTHER_PROTOCOL = (
+    "does another protocol have that port? HTTP has 8000, -i grpc 8001; "
+    "TLS is -u https://HOST:PORT, or --ssl-grpc-use-ssl with -i grpc"
+)
+_HINTS = {
+    "this port speaks gRPC": _OTHER_PROTOCOL,
+    "expected HTTP/2 of": _OTHER_PROTOCOL,
+    "closed the connection before": _OTHER_PROTOCOL,
+    "certificate is not trusted": "options of `charonia perf --help`, under TLS, name certificates to trust",
+    "needs an API key": "-H 'authorization: Bearer KEY'",
+}
+"""What to do, by what the client says."""
+
 
 def measure(parsed: Parsed) -> Run:
     """Run what the options ask for, print and write what they want, and return what was measured.
@@ -50,10 +63,15 @@ def _asked(client: Client, options: PerfOptions) -> Subject:
     try:
         return ask(client, target(options))
     except ServingError as error:
-        hint = error.hint
-        if isinstance(error, ClientError) and error.failure is Failure.REFUSED:
-            hint = "-u names the server"
-        raise ServingError(error.code, f"{CONTEXT}: {error.message}", hint=hint) from None
+        raise ServingError(error.code, f"{CONTEXT}: {error.message}", hint=_hint(error)) from None
+
+
+def _hint(error: ServingError) -> str:
+    """Return what to do where the server does not answer, or not in the way that it is asked."""
+    for text, hint in _HINTS.items():
+        if text in error.message:
+            return hint
+    return "-u names the server" if isinstance(error, ClientError) and error.failure is Failure.REFUSED else error.hint
 
 
 def _text_output(options: PerfOptions) -> TextIO | None:

@@ -57,11 +57,23 @@ def loads_of(options: TuneOptions) -> Prepare:
             raise ServingError(error.code, f"perf_analyzer_flags of '{load.model}': {error.message}") from None
         settings = run_settings(parsed, subject.config)
         spec = model_spec(subject.metadata, subject.config, parsed.options.target.version)
-        return Prepared(
-            settings, load_inputs(spec, parsed.options), subject, is_timed=any(name in given for name in TIMED)
-        )
+        try:
+            source = load_inputs(spec, parsed.options)
+        except ServingError as error:
+            raise ServingError(error.code, error.message, hint=_in_yaml(load.model, error.hint)) from None
+        return Prepared(settings, source, subject, is_timed=any(name in given for name in TIMED))
 
     return prepare
+
+
+def _in_yaml(model: str, hint: str) -> str:
+    """Return a hint at options of the load generator as one at the file that gives them to it."""
+    flag, _, value = hint.removeprefix("--").partition(" ")
+    if not hint.startswith("--") or not value:
+        return hint
+    value, _, _ = value.partition(" ")
+    text = f'profile_models: {{{model}: {{perf_analyzer_flags: {{{flag}: "{value}"}}}}}}'
+    return f"-f FILE with this in it says which to send: {text}"
 
 
 def _by_name(flags: Sequence[tuple[str, str]]) -> dict[str, list[str]]:

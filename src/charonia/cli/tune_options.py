@@ -23,6 +23,7 @@ from charonia.tune.yaml_config import read_yaml
 HELP_NAMES = frozenset({"--help", "-h"})
 HELP_COLUMNS_MAX = 110
 _HELP_INDENT = 44
+_HELP_NARROW = 80
 
 USAGE = """\
 usage: charonia tune [profile] [OPTIONS]
@@ -31,9 +32,10 @@ usage: charonia tune [profile] [OPTIONS]
 Find the configuration of a model that gives the most within your limits.
 
   charonia tune -m REPOSITORY --profile-models resnet
-  charonia tune -m REPOSITORY --profile-models resnet --latency-budget 50 --time-budget 5m
+  charonia tune -m REPOSITORY --profile-models resnet --latency-budget 50
   charonia tune -f config.yaml
-  charonia tune --triton-launch-mode remote --triton-http-endpoint host:8000 --profile-models resnet
+  charonia tune --triton-launch-mode remote --triton-http-endpoint HOST:PORT \\
+    --profile-models resnet
 """
 
 EXIT_CODES = """\
@@ -42,8 +44,9 @@ Exit status:
    1  the server was lost; what was measured is kept
    2  no configuration keeps the constraints; the closest one is reported
    3  nothing could be measured: every configuration failed
-  99  wrong options, no such model, server not there or not in mode explicit, no place to write
- 130  interrupted; what was measured is reported, and the next run goes on from there
+  99  wrong options, no such model, no place to write, server not there or not
+      in mode explicit
+ 130  interrupted; what was measured is reported, the next run goes on with it
 """
 
 
@@ -250,8 +253,9 @@ def _entry(option: Option, width: int) -> str:
     head = f"  {names_} {option.metavar}".rstrip()
     default = default_text(option)
     text = option.help + (f" (default: {default})" if default else "")
-    lines = textwrap.wrap(text, max(width - _HELP_INDENT, 20), break_on_hyphens=False)
-    indent = " " * _HELP_INDENT
-    if len(head) + 2 > _HELP_INDENT:
+    column = _HELP_INDENT if width >= _HELP_NARROW else width // 3
+    lines = textwrap.wrap(text, max(width - column, 20), break_on_hyphens=False)
+    indent = " " * column
+    if len(head) + 2 > column:
         return "\n".join([head, *(indent + line for line in lines)])
-    return "\n".join([head.ljust(_HELP_INDENT) + lines[0], *(indent + line for line in lines[1:])])
+    return "\n".join([head.ljust(column) + lines[0], *(indent + line for line in lines[1:])])
