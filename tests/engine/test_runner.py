@@ -222,6 +222,44 @@ def test_a_reply_that_cancels_a_request_about_which_the_scheduler_has_just_decid
     asyncio.run(scenario())
 
 
+def test_a_request_that_a_reply_cancels_before_its_instance_knows_of_it_is_cancelled_there_as_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Forgetful(ScriptedInstance):
+        """An instance that has nothing to cancel before a batch has started."""
+
+        def cancel(self, sink: BatchSink, index: int) -> None:
+            if any(sink is started for _, started in self.batches):
+                super().cancel(sink, index)
+
+    async def scenario() -> None:
+        instance, answers = Forgetful(), Answers()
+        policy = QueuePolicy(allow_timeout_override=True)
+        runner = runner_of(config(DynamicBatching(default_queue_policy=policy), 4), instance)
+        runner.submit(request("runs", batch=1), answers.reply_to("runs"))
+
+        def reply(outcome: InferResponse | ServingError | None, final: bool) -> None:
+            answers.reply_to("late")(outcome, final)
+            left.cancel()
+
+        runner.submit(request("late", batch=1, timeout_us=1_000_000_000), reply)
+        runner.submit(request("stays", batch=1), answers.reply_to("stays"))
+        left = runner.submit(request("left", batch=1), answers.reply_to("left"))
+        monkeypatch.setattr("charonia.engine.runner.now_ns", lambda: now_ns() + 10**12)  # its time is over
+        instance.finish()
+        await asyncio.sleep(0)
+
+        assert [answers.code(name) for name in ("late", "left")] == [Code.UNAVAILABLE, Code.CANCELLED]
+        assert [each.id for each in instance.batches[0][0]] == ["stays", "left"]
+        assert instance.cancelled == [1]
+        assert runner.meter.failures[FailureReason.CANCELED] == 1
+        instance.finish()
+        assert answers.is_answered("stays")
+        assert runner.in_flight == 0
+
+    asyncio.run(scenario())
+
+
 def test_a_reply_that_fails_leaves_the_rest_of_the_batch_alone(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         instance, answers = ScriptedInstance(), Answers()

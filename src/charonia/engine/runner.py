@@ -48,6 +48,7 @@ from charonia.sched.api import (
     Submit,
     Tick,
 )
+from charonia.sched.sequence_api import PADDING
 from charonia.stats.meter import FailureReason
 
 _log = logging.getLogger(__name__)
@@ -98,6 +99,7 @@ class ModelRunner:
         for lane in lanes:  # what waits here for its batch to grow would be alone in a lane's line
             lane.limit_depth(PIPELINE_DEPTH_BATCHED if self._gathers else max(2, PIPELINE_DEPTH // len(lanes)))
         self._running: set[int] = set()  # slots
+        self._cancels = 0  # of requests that were in a batch
         self._depths = [1] * len(lanes)
         # Lane i has the slots i, i + n, i + 2n and so on. Those beyond the first are offered while the lane takes
         # several batches at once.
@@ -167,6 +169,7 @@ class ModelRunner:
         if entry.state != DONE:
             self.fail(entry, ServingError(Code.CANCELLED, "the request was cancelled"), FailureReason.CANCELED)
         if batch is not None:
+            self._cancels += 1
             batch.cancelled(entry.index)
             self._lane_of_slot[batch.slot].cancel(batch, entry.index)
 
@@ -334,12 +337,24 @@ class ModelRunner:
     def _carry_out(self, commands: Sequence[Command]) -> None:
         # All batches are made before anybody is answered: who gets a reply may cancel requests that are in one of them.
         batches = [self._begin(command) for command in commands if isinstance(command, Run)]
+        cancels = self._cancels
         if len(batches) < len(commands):
             for command in commands:
                 if isinstance(command, Drop):
                     self._drop(command)
         for batch in batches:
-            self._lane_of_slot[batch.slot].run(batch)
+            if cancels == self._cancels:
+                self._lane_of_slot[batch.slot].run(batch)
+            else:
+                self._run_in_part(batch)
+
+    def _run_in_part(self, batch: RunningBatch) -> None:
+        """Run a batch of which some may have been cancelled before its instance knew of it, and tell the instance."""
+        lane = self._lane_of_slot[batch.slot]
+        gone = [index for index, entry in enumerate(batch.entries) if entry.state == DONE and entry.id != PADDING]
+        lane.run(batch)
+        for index in gone:
+            lane.cancel(batch, index)
 
     def _drop(self, drop: Drop) -> None:
         entry = self._entries.get(drop.id)
