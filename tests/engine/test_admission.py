@@ -81,6 +81,13 @@ def test_a_mismatch_is_named(batch: int, sent: InferRequest, text: str) -> None:
     assert text in message
 
 
+def test_an_output_that_is_not_there_comes_with_those_that_are() -> None:
+    with pytest.raises(ServingError) as refused:
+        admission(FIXED).check(request(outputs=("z",), a=(16,)))
+
+    assert refused.value.hint == "its outputs are ['o']"
+
+
 def test_a_request_without_id_says_so() -> None:
     sent = request()
     sent.id = ""

@@ -298,7 +298,7 @@ def test_the_version_policy_decides_what_is_served_and_the_default_is_the_newest
         assert [s.version for s in harness.engine.model_statistics("m")] == ["2", "10"]
         with pytest.raises(ServingError, match="version 1 is not found") as caught:
             await harness.value(version="1")
-        assert caught.value.code is Code.NOT_FOUND
+        assert (caught.value.code, caught.value.hint) == (Code.NOT_FOUND, "versions that are ready: 2, 10")
         with pytest.raises(ServingError, match="failed to get model version from specified version string 'x'"):
             await harness.value(version="x")
         await harness.lifecycle.drain()

@@ -107,7 +107,11 @@ class Admission:
             self._check_batch_size(request, batch_size)
         for output in request.outputs:
             if output.name not in self._outputs:
-                _refuse(request, f"unexpected inference output '{output.name}' for model '{self._model}'")
+                _refuse(
+                    request,
+                    f"unexpected inference output '{output.name}' for model '{self._model}'",
+                    hint=f"its outputs are {sorted(self._outputs)}",
+                )
         return batch_size or 1, (tuple(key) if key is not None else None)
 
     def _check_batch_size(self, request: InferRequest, batch_size: int) -> None:

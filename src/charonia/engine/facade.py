@@ -229,7 +229,11 @@ class ModelEngine:
             )
         entry = model.versions.get(int(version))
         if entry is None:
-            raise not_found(f"Request for unknown model: '{name}' version {int(version)} is not found")
+            ready = sorted(number for number, known in model.versions.items() if known.state is ModelState.READY)
+            raise not_found(
+                f"Request for unknown model: '{name}' version {int(version)} is not found",
+                hint=f"versions that are ready: {', '.join(map(str, ready[:10]))}" if ready else "",
+            )
         raise unavailable(
             f"Request for unknown model: '{name}' version {int(version)} is not at ready state", hint=entry.reason
         )
