@@ -41,6 +41,7 @@ from charonia.engine.memory import BUDGET_SHARE, usable_memory
 from charonia.engine.nvml import GpuSampler, Nvml
 from charonia.frontends.access import forwarded_headers, grpc_gate, http_gate
 from charonia.frontends.access_log import AccessLog
+from charonia.frontends.draining import GRACE_S
 from charonia.frontends.grpc.frontend import GrpcFrontend, GrpcLimits
 from charonia.frontends.http.frontend import HttpFrontend, HttpLimits, MetricsFrontend
 from charonia.frontends.key_file import KeyFile
@@ -78,9 +79,6 @@ SWITCH_INTERVAL_S = 0.0005
 
 SETTLE_S = 1.0
 """Pause before a change that polling has seen is looked at again, to see whether it is still going on."""
-
-FRONT_END_GRACE_S = 2.0
-"""Time that front ends have to write the last answers once the models are done."""
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
@@ -190,11 +188,12 @@ class Server:
             self._poller = asyncio.create_task(self._poll(options.models.poll_interval_secs))
 
     async def shutdown(self) -> bool:
-        """Turn not ready, finish what is in flight, unload everything, close the endpoints.
+        """Turn not ready, finish what is in flight, unload everything, close the endpoints when clients have it all.
 
         Returns:
-            Whether everything in flight was answered within `exit_timeout_secs`.
+            Whether everything in flight was answered, and the answers taken, within `exit_timeout_secs`.
         """
+        end_s = time.monotonic() + self._options.exit_timeout_secs
         self.engine.begin_exit()
         if self._demand is not None:
             self._demand.close()
@@ -208,7 +207,9 @@ class Server:
         for front_end in front_ends:
             front_end.stop_accepting()
         finished = await self._drain(self._options.exit_timeout_secs)
-        await asyncio.gather(*(front_end.drain(FRONT_END_GRACE_S) for front_end in front_ends))
+        # The last answers, be they that time is up, have to be written, too.
+        left_s = max(end_s - time.monotonic(), GRACE_S)
+        taken = await asyncio.gather(*(front_end.drain(left_s) for front_end in front_ends))
         for endpoint in (*front_ends, self.metrics):
             if endpoint is not None:
                 await endpoint.close()
@@ -217,7 +218,7 @@ class Server:
         if finished:
             await self._backends.aclose()
         self._files.close()
-        return finished
+        return finished and all(taken)
 
     def models(self) -> list[ModelIndexEntry]:
         """Return every model with the state of its versions, for the table at start."""

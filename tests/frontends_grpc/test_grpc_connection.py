@@ -6,6 +6,7 @@ from typing import Any
 import ngh2
 import pytest
 
+from charonia.frontends.draining import GRACE_S
 from charonia.frontends.grpc.frontend import GrpcLimits
 from charonia.frontends.http2 import PREFACE
 from charonia.protocol.grpc_status import Status
@@ -380,6 +381,58 @@ def test_draining_waits_for_responses_that_wait_for_the_callers_window(play: Any
 
         assert client.responses[stream_id].status == Status.OK
         assert client.transport.is_closed
+
+    play(scenario)
+
+
+def test_a_client_that_opens_its_window_bit_by_bit_gets_its_whole_answer_while_the_server_stops(play: Any) -> None:
+    async def scenario(bench: Any) -> None:
+        client = bench.client({ngh2.Setting.INITIAL_WINDOW_SIZE: 0}, opens_window=False)
+        stream_id = client.start("ServerMetadata", b"")
+        bench.frontend.stop_accepting()
+        draining = asyncio.create_task(bench.frontend.drain(1000.0))
+        rounds = 0
+        while client.responses[stream_id].status is None:
+            assert not client.transport.is_closed
+            rounds += 1
+            client.http2.update_settings({ngh2.Setting.INITIAL_WINDOW_SIZE: 10 * rounds})
+            client.exchange()
+            await asyncio.sleep(GRACE_S * 0.9)
+            client.exchange()
+        assert await draining
+
+        assert rounds > 3
+        assert client.responses[stream_id].status == Status.OK
+
+    play(scenario)
+
+
+def test_a_client_that_never_opens_its_window_is_given_up_when_the_server_stops(play: Any) -> None:
+    async def scenario(bench: Any) -> None:
+        client = bench.client({ngh2.Setting.INITIAL_WINDOW_SIZE: 0}, opens_window=False)
+        client.start("ServerMetadata", b"")
+        loop = asyncio.get_running_loop()
+        begin_s = loop.time()
+        bench.frontend.stop_accepting()
+
+        assert await bench.frontend.drain(1000.0)
+        assert loop.time() - begin_s < 2 * GRACE_S
+
+    play(scenario)
+
+
+def test_a_client_that_still_reads_what_it_was_sent_is_not_cut_off_when_the_server_stops(play: Any) -> None:
+    async def scenario(bench: Any) -> None:
+        client = bench.client()
+        client.transport.may_end = True
+        await client.call("ServerLive")
+        bench.frontend.stop_accepting()
+        draining = asyncio.create_task(bench.frontend.drain(1000.0))
+        for _ in range(5):
+            await asyncio.sleep(GRACE_S * 0.9)
+            client.feed(b"\0\0\4\10\0\0\0\0\0\0\0\1\0")  # of what it has read, 256 bytes more may come
+            assert (client.transport.is_ended, client.transport.is_closed) == (True, False)
+        await draining
 
     play(scenario)
 

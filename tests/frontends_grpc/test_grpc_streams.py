@@ -372,6 +372,41 @@ def test_a_caller_that_takes_no_answers_gets_no_more_work_done(play: Any) -> Non
     play(scenario, GrpcLimits(stream_unsent_bytes_max=500))
 
 
+def test_a_message_larger_than_the_window_comes_through_after_the_caller_has_taken_answers(play: Any) -> None:
+    async def scenario(bench: Any) -> None:
+        client = bench.client({4: 0}, opens_window=False)
+        stream = Stream(client)
+        message = service_pb2.ModelInferRequest(model_name="identity", id="large")
+        message.inputs.add(name="INPUT0", datatype="UINT8", shape=[1, 20_000])
+        message.raw_input_contents.append(bytes(20_000))
+        stream.send(*[infer_message()] * 5, message.SerializeToString(), end=True)
+        client.http2.update_settings({4: 65_535})
+        client.exchange()
+        await client.settle()
+
+        assert stream.ids == [*[""] * 5, "large"]
+
+    play(scenario, GrpcLimits(stream_unsent_bytes_max=100, stream_window_bytes=4096))
+
+
+@pytest.mark.parametrize("leave", ["cancel", "deadline"])
+def test_what_a_stream_has_sent_ahead_does_not_use_up_the_window_when_it_ends(play: Any, leave: str) -> None:
+    async def scenario(bench: Any) -> None:
+        bench.engine.hold = True
+        client = bench.client()
+        for _ in range(20):
+            stream = Stream(client, *[(b"grpc-timeout", b"20m")] * (leave == "deadline"))
+            stream.send(*[infer_message()] * 50)
+            if leave == "cancel":
+                client.http2.reset_stream(stream.stream_id)
+            await asyncio.sleep(0.05)
+            client.exchange()
+
+        assert client.http2.remote_window_size > 16_000
+
+    play(scenario, GrpcLimits(stream_inflight_max=1, connection_window_bytes=65_535))
+
+
 def test_a_request_whose_responses_nobody_reads_fails_and_is_cancelled(play: Any) -> None:
     async def scenario(bench: Any) -> None:
         bench.engine.hold = True

@@ -547,7 +547,7 @@ def test_a_response_that_is_written_after_a_close_goes_nowhere() -> None:
     bench.engine.release(0)
     bench.client.leave()
     bench.client.connection.abort()
-    bench.client.connection.finish()
+    bench.client.connection.wind_down()
 
     assert bench.client.responses == []
 

@@ -7,7 +7,7 @@ Streams come and go while a batch of events is being handled, so sending to one 
 event that says so is on its way.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -94,9 +94,10 @@ class ServerConnection:
 
     Attributes:
         last_stream_id: The newest stream that a request came on.
+        waiting_bytes: Returns how much of all responses' bodies waits for the client's windows.
     """
 
-    __slots__ = ("_connection", "last_stream_id")
+    __slots__ = ("_connection", "last_stream_id", "waiting_bytes")
 
     def __init__(self, settings: Http2Settings) -> None:
         self.last_stream_id = 0
@@ -108,6 +109,7 @@ class ServerConnection:
                 stream_reset_rate_limit=(settings.resets_burst * FATAL_FACTOR, settings.resets_per_s * FATAL_FACTOR),
             ),
         )
+        self.waiting_bytes: Callable[[], int] = self._connection.queued_body_size  # asked with every call
         self._connection.initiate_connection(
             {
                 ngh2.Setting.MAX_CONCURRENT_STREAMS: settings.concurrent_streams_max,
@@ -186,10 +188,6 @@ class ServerConnection:
     def unsent_bytes(self, stream_id: int) -> int:
         """Return how much of a response's body waits for the client's window."""
         return self._connection.queued_body_size(stream_id)
-
-    def waiting_bytes(self) -> int:
-        """Return how much of all responses' bodies waits for the client's windows."""
-        return self._connection.queued_body_size()
 
     def ping(self) -> None:
         """Ask for a sign of life."""

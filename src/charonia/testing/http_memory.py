@@ -61,6 +61,14 @@ class MemoryTransport(asyncio.Transport):
             self.client.take(data)
             self.client.connection.resume_writing()
 
+    def let_through(self, size: int) -> None:
+        """Let the client read so many bytes of what waits, and block again."""
+        data = bytes(self.pending[:size])
+        del self.pending[:size]
+        self.client.take(data)
+        if not self.pending:
+            self.client.connection.resume_writing()
+
     def get_write_buffer_size(self) -> int:
         """Return the number of bytes that the client has not taken."""
         return len(self.pending)

@@ -174,9 +174,7 @@ class UnaryCall(Call):
 
     __slots__ = ("_message_bytes", "_places", "_reader", "_run", "_sole", "_started_ns", "_ticket", "request")
 
-    def __init__(
-        self, wire: Wire, stream_id: int, name: str, head: CallHead, run: "Callable[[UnaryCall, Buffer], None]"
-    ) -> None:
+    def __init__(self, wire: Wire, stream_id: int, name: str, head: CallHead, run: "Run") -> None:
         super().__init__(wire, stream_id, name, head)
         self._run = run
         self._reader: MessageReader | None = None
@@ -311,6 +309,9 @@ class UnaryCall(Call):
             if response is not None:
                 entry.version, entry.execution = response.model_version, response.execution
             log.write(entry)
+
+
+Run = Callable[[UnaryCall, Buffer], None]
 
 
 def internal_error(name: str) -> RpcError:

@@ -9,10 +9,12 @@ import time
 from typing import Protocol, cast
 
 from charonia.frontends.access_log import AccessEntry
+from charonia.frontends.draining import unsent_bytes
 from charonia.frontends.grpc.calls import Call, Service, internal_error
 from charonia.frontends.grpc.conduct import Conduct
 from charonia.frontends.grpc.guard import admit
 from charonia.frontends.grpc.methods import Method, unknown_method
+from charonia.frontends.grpc.room import Room
 from charonia.frontends.grpc.timers import Timers
 from charonia.frontends.http2 import (
     PREFACE,
@@ -73,6 +75,7 @@ class GrpcConnection(asyncio.Protocol):
     __slots__ = (
         "_calls",
         "_conduct",
+        "_held",
         "_http2",
         "_is_closing",
         "_is_flush_due",
@@ -83,8 +86,10 @@ class GrpcConnection(asyncio.Protocol):
         "_is_retiring",
         "_last_head",
         "_last_headers",
+        "_late_reads",
         "_methods",
         "_owner",
+        "_room",
         "_timers",
         "_to_reset",
         "_transport",
@@ -107,6 +112,8 @@ class GrpcConnection(asyncio.Protocol):
         self._calls: dict[int, Call] = {}
         self._conduct = Conduct(service.limits)
         self._http2 = ServerConnection(service.limits.http2)
+        self._room = Room(self._http2, self._calls, service.limits.unary_unsent_bytes_max)
+        self._held = self._room.held
         self._timers = Timers(service.loop, service.limits, self)
         self._transport: asyncio.Transport
         self._is_greeted = False
@@ -116,6 +123,7 @@ class GrpcConnection(asyncio.Protocol):
         self._is_reading = False
         self._is_refusing = False
         self._is_retiring = False
+        self._late_reads = 0
         self.sends = 0
         self._last_headers: Headers = ()
         self._last_head = CallHead()
@@ -138,6 +146,8 @@ class GrpcConnection(asyncio.Protocol):
         self._owner.closed(self)
         calls = list(self._calls.values())
         self._calls.clear()
+        self._unsent.clear()
+        self._held.clear()
         for call in calls:
             call.give_up()
 
@@ -156,6 +166,7 @@ class GrpcConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Handle what the client sent, and answer what can be answered at once."""
         if self._is_closing or not (self._is_greeted or self._greet(data)):
+            self._late_reads += 1
             return
         self._timers.active = True
         try:
@@ -193,6 +204,7 @@ class GrpcConnection(asyncio.Protocol):
         self.sends += 1
         if call.is_begun:
             self._http2.send_trailers(call.stream_id, error_trailers(error))
+            self._room.ended(call.stream_id)
         else:
             self._http2.send_head(call.stream_id, error_head(error), end=True)
         if not call.is_received:
@@ -214,6 +226,7 @@ class GrpcConnection(asyncio.Protocol):
         if not call.is_begun:
             self._http2.send_head(call.stream_id, RESPONSE_HEAD[b"identity"])
         self._http2.send_trailers(call.stream_id, OK_TRAILERS)
+        self._room.ended(call.stream_id)
         self._forget(call)
 
     def consume(self, call: Call, amount: int) -> None:
@@ -256,6 +269,13 @@ class GrpcConnection(asyncio.Protocol):
         for call in list(self._calls.values()):
             call.wind_down()
 
+    def untaken(self) -> tuple[int, int]:
+        """Return how many bytes the client has not taken, and how often it was heard of since the last one was sent.
+
+        A client that reads on sends news of its windows, also of what its system has had for long.
+        """
+        return self._http2.waiting_bytes() + unsent_bytes(self._transport), self._late_reads
+
     def abort(self) -> None:
         """Close now, also where the client has not taken what was written."""
         self._is_closing = True
@@ -288,26 +308,26 @@ class GrpcConnection(asyncio.Protocol):
             if gate is not None:
                 admit(gate, method.name, head)
         except RpcError as error:
-            self._refuse(stream_id, error_head(error), end)
-            self._log_refusal(headers, error.status.name)
+            self._http2.send_head(stream_id, error_head(error), end=True)
+            self._refused(stream_id, headers, end, error.status.name)
             return
         except NotGrpcError as error:
-            self._refuse(stream_id, error.headers, end)
-            self._log_refusal(headers, error.status)
+            self._http2.send_head(stream_id, error.headers, end=True)
+            self._refused(stream_id, headers, end, error.status)
             return
-        call = method.open(self, stream_id, head)
+        if self._http2.waiting_bytes() > self._room.unsent_bytes_max and (self._held or self._room.is_full()):
+            call = method.open(self, stream_id, head, self._room)
+        else:
+            call = method.open(self, stream_id, head)
         self._calls[stream_id] = call
         self._timers.call_count_changed()
         if end:
             self._receive(call, b"", True)
 
-    def _refuse(self, stream_id: int, head: Headers, end: bool) -> None:
-        self._http2.send_head(stream_id, head, end=True)
+    def _refused(self, stream_id: int, headers: Headers, end: bool, status: int | str) -> None:
+        """Finish with a request that did not become a call: stop its sender, and write the access log's line."""
         if not end:
             self._to_reset.append(stream_id)
-
-    def _log_refusal(self, headers: Headers, status: int | str) -> None:
-        """Write the access log's line of a request that did not become a call."""
         log = self.service.access_log
         if log is not None:
             path = next((value for name, value in headers if name == b":path"), b"")
@@ -346,6 +366,8 @@ class GrpcConnection(asyncio.Protocol):
 
     def _forget(self, call: Call) -> None:
         self._calls.pop(call.stream_id, None)
+        if self._held:
+            self._held.pop(call.stream_id, None)
         self._timers.call_count_changed()
         self._schedule_flush()
 
@@ -368,10 +390,13 @@ class GrpcConnection(asyncio.Protocol):
                 return
         if self._to_reset:
             self._reset_answered()
-        if self._unsent:
+        if self._unsent or self._held:
             waiting, self._unsent = self._unsent, []
             for call in waiting:
                 call.resume()
+            self._room.release()
+            if not self._is_paused:  # that their requests were read on opens windows, which somebody may wait for
+                self._transport.write(self._http2.output())
         if self._is_refusing and not (self._calls or self._is_paused or self._http2.waiting_bytes()):
             self._http2.terminate(ErrorCode.NO_ERROR)
             self._transport.write(self._http2.output())

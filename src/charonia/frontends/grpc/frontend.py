@@ -1,11 +1,11 @@
 """The gRPC front end as the server sees it."""
 
 import asyncio
-import contextlib
 import ssl as tls
 
 from charonia.engine.api import Engine
 from charonia.frontends.access_log import AccessLog
+from charonia.frontends.draining import drain
 from charonia.frontends.grpc.connection import GrpcConnection
 from charonia.frontends.grpc.limits import GrpcLimits
 from charonia.frontends.grpc.methods import method_table
@@ -82,11 +82,11 @@ class GrpcFrontend:
         for connection in list(self._connections):
             connection.wind_down()
 
-    async def drain(self, timeout_s: float) -> None:
-        """Wait until every call is answered and every connection closed, or for `timeout_s`; then close."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._is_empty.wait(), timeout_s)
+    async def drain(self, timeout_s: float) -> bool:
+        """Wait until clients have their answers, at most so long; whether none was cut off while it took one."""
+        is_done = await drain(self._connections, timeout_s)
         await self.close()
+        return is_done
 
     async def close(self) -> None:
         """Close everything now."""

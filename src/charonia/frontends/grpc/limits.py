@@ -30,6 +30,8 @@ class GrpcLimits:
         stream_inflight_max: Requests of one inference stream in flight; no more are read until some are answered.
         stream_unsent_bytes_max: Responses of one stream that wait for the caller's window before its requests wait.
         stream_response_bytes_max: The same above which a request that sends a further response fails.
+        unary_unsent_bytes_max: Responses of calls with one request that wait for the windows of a connection's client
+            before further such calls wait.
         write_buffer_bytes: Bytes that wait in the transport before a connection is read no further.
         resets_burst: Calls that a client may cancel at once on one connection.
         resets_per_s: Rate at which that allowance is refilled.
@@ -55,6 +57,7 @@ class GrpcLimits:
     stream_inflight_max: int = 256
     stream_unsent_bytes_max: int = 16 * MIB
     stream_response_bytes_max: int = 256 * MIB
+    unary_unsent_bytes_max: int = 64 * MIB
     write_buffer_bytes: int = 4 * MIB
     resets_burst: int = 4096
     resets_per_s: int = 512

@@ -7,9 +7,10 @@ from typing import TypeVar
 
 from charonia.core.errors import ServingError, unsupported
 from charonia.engine.api import Engine
-from charonia.frontends.grpc.calls import Call, Service, UnaryCall, Wire, internal_error
+from charonia.frontends.grpc.calls import Call, Run, Service, UnaryCall, Wire, internal_error
 from charonia.frontends.grpc.infer_stream import InferStream
 from charonia.frontends.grpc.reflection import ReflectionStream
+from charonia.frontends.grpc.room import HeldCall, Room
 from charonia.frontends.grpc.settings import log_setting, trace_setting
 from charonia.frontends.grpc.shared_memory import ANSWERS, WORKS
 from charonia.frontends.grpc.stream import Conversation, StreamCall
@@ -19,7 +20,6 @@ from charonia.protocol.grpc_framing import Buffer
 from charonia.protocol.grpc_headers import CallHead
 from charonia.protocol.grpc_status import RpcError, Status
 
-Run = Callable[[UnaryCall, Buffer], None]
 Answer = Callable[[Engine, Buffer], bytes]
 Work = Callable[[Engine, Buffer], Awaitable[bytes]]
 T = TypeVar("T")
@@ -42,9 +42,11 @@ class Method:
     run: Run | None = None
     converse: Callable[[StreamCall], Conversation] | None = None
 
-    def open(self, wire: Wire, stream_id: int, head: CallHead) -> Call:
-        """Return a new call of this method."""
+    def open(self, wire: Wire, stream_id: int, head: CallHead, room: Room | None = None) -> Call:
+        """Return a new call of this method; where it has one request it waits for `room`, if that is given."""
         if self.run is not None:
+            if room is not None:
+                return room.hold(HeldCall(wire, stream_id, self.name, head, self.run))
             return UnaryCall(wire, stream_id, self.name, head, self.run)
         assert self.converse is not None
         return StreamCall(wire, stream_id, self.name, head, self.converse)

@@ -91,8 +91,9 @@ class StreamCall(Call):
             self.fail(RpcError(Status.UNAVAILABLE, f"{self.name}: the server is shutting down"))
 
     def drop(self) -> None:
-        """Cancel everything in flight."""
+        """Cancel everything in flight, and let other calls have the part of the window that this one has taken."""
         self._conversation.drop()
+        self._consume(self._unconsumed_bytes)
 
     def _pump(self) -> bool:
         """Start requests; return whether some have to wait."""

@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable
 from typing import Protocol
 
+from charonia.frontends.draining import unsent_bytes
 from charonia.frontends.grpc.limits import GrpcLimits
 
 AGE_JITTER = 0.1
@@ -81,7 +82,7 @@ class Timers:
 
     def await_end(self, transport: asyncio.WriteTransport) -> None:
         """Begin to wait for the connection's end: the client may have stopped reading what is still to be written."""
-        left = transport.get_write_buffer_size()
+        left = unsent_bytes(transport)
         self._arm("end", self._limits.keepalive_timeout_s, lambda: self._check_end(transport, left))
 
     def call_count_changed(self) -> None:
@@ -120,7 +121,7 @@ class Timers:
             self._connection.abort()
 
     def _check_end(self, transport: asyncio.WriteTransport, before: int) -> None:
-        if transport.get_write_buffer_size() < before:
+        if unsent_bytes(transport) < before:
             self.await_end(transport)
         else:
             self._connection.abort()

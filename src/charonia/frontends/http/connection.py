@@ -15,6 +15,7 @@ import httptools
 import numpy as np
 
 from charonia.core.errors import ServingError, invalid, unavailable, unsupported
+from charonia.frontends.draining import unsent_bytes
 from charonia.frontends.http.exchange import Exchange
 from charonia.frontends.http.limits import HttpLimits
 
@@ -28,7 +29,7 @@ ALIGNMENT_BYTES = 64
 """Alignment of the first tensor in such a buffer."""
 
 LINGER_S = 2.0
-"""Time that a client, which was refused while it was still sending, has to read the answer."""
+"""Time in which a client may take nothing of its last answer where the connection ends on our side before its own."""
 
 JSON_SIZE = b"inference-header-content-length"
 """Header field with the length of the JSON part of a body."""
@@ -177,7 +178,7 @@ class HttpConnection(asyncio.BufferedProtocol):
                 if self._length - self._received >= DIRECT_BODY_BYTES and self._refusal is None:
                     self._body = self._direct_body()
             elif self._head_bytes_fed > self._limits.header_bytes_max + self._limits.url_bytes_max:
-                self._refuse(431, self._header_too_large())
+                self._refuse(431, _header_too_large(self._limits))
         return None
 
     def _decline(self, rest: memoryview) -> memoryview:
@@ -227,7 +228,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._header_count = count = self._header_count + 1
         self._header_bytes = size = self._header_bytes + len(name) + len(value)
         if count > limits.header_count_max or size > limits.header_bytes_max:
-            raise _RefusedError(431, self._header_too_large())
+            raise _RefusedError(431, _header_too_large(self._limits))
         if not self._in_body:  # what comes after the body must not change what the request says
             self._headers[name.lower()] = value
 
@@ -290,12 +291,6 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._parts.clear()
         if size > self._limits.discard_bytes_max or b"expect" in self._headers:
             raise _RefusedError(400, self._refusal)
-
-    def _header_too_large(self) -> ServingError:
-        limits = self._limits
-        return invalid(
-            f"the request header is larger than {limits.header_count_max} fields or {limits.header_bytes_max} bytes"
-        )
 
     # From a request to its response.
 
@@ -362,17 +357,22 @@ class HttpConnection(asyncio.BufferedProtocol):
         return self._transport.get_write_buffer_size() if self._transport is not None else 0
 
     def _end(self) -> None:
-        """Close; where the client is still sending, only after it has had time to read why."""
+        """Close; where the client is still sending, only after it has had time to read why.
+
+        When the server stops, also not before the client has everything: what the system has yet to send may end with
+        the server's container.
+        """
         transport = self._transport
-        if transport is None or self._lingers:
+        if transport is None or transport.is_closing():
             return
-        if self._is_receiving and transport.can_write_eof():
+        has_to_wait = self._is_receiving or (self._host.is_closing and unsent_bytes(transport) > 0)
+        if not (has_to_wait and transport.can_write_eof()):
+            transport.close()
+        elif not self._lingers:
             self._lingers = True
             self._since_s = self._host.now_s
             transport.write_eof()
             self._pace()  # what it still sends is dropped
-        else:
-            transport.close()
 
     def _pace(self) -> None:
         """Read from the client only while it keeps within its limits."""
@@ -399,14 +399,19 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     # The endpoint's calls.
 
-    def finish(self) -> None:
-        """Take no more requests; close as soon as the last response is out."""
+    def wind_down(self) -> None:
+        """Take no more requests; close as soon as the client has the last response."""
         if self._exchanges:
             self._exchanges[-1].end_connection()
             self._ends = True
             self._body = None  # what is arriving is dropped
-        elif self._transport is not None and not self._is_receiving:
-            self._transport.close()
+        elif not self._is_receiving:
+            self._ends = True
+            self._end()
+
+    def untaken(self) -> tuple[int, int]:
+        """Return how many bytes the client has not taken; that it still sends is no reason to wait for it."""
+        return (unsent_bytes(self._transport) if self._transport is not None else 0), 0
 
     def abort(self) -> None:
         """Close at once."""
@@ -419,15 +424,12 @@ class HttpConnection(asyncio.BufferedProtocol):
         if transport is None:
             return
         waited_s = now_s - self._since_s
-        if self._write_is_paused:
-            unsent = transport.get_write_buffer_size()
+        if self._write_is_paused or self._lingers:
+            unsent = unsent_bytes(transport)
             if unsent != self._unsent:
                 self._unsent = unsent
                 self._since_s = now_s
-            elif waited_s > limits.write_timeout_s:
-                transport.abort()
-        elif self._lingers:
-            if waited_s > LINGER_S:
+            elif waited_s > (LINGER_S if self._lingers else limits.write_timeout_s):
                 transport.abort()
         elif self._is_receiving and not self._ends:
             if self._is_paused:
@@ -448,6 +450,12 @@ class _RefusedError(Exception):
         super().__init__(str(error))
         self.status = status
         self.error = error
+
+
+def _header_too_large(limits: HttpLimits) -> ServingError:
+    return invalid(
+        f"the request header is larger than {limits.header_count_max} fields or {limits.header_bytes_max} bytes"
+    )
 
 
 def _give_up(host: Host, exchanges: list[Exchange]) -> None:

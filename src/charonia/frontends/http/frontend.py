@@ -10,6 +10,7 @@ from charonia.core.errors import ServingError, internal, unavailable
 from charonia.core.response import InferResponse
 from charonia.engine.api import Engine
 from charonia.frontends.access_log import AccessEntry, AccessLog
+from charonia.frontends.draining import drain
 from charonia.frontends.http.connection import READ_BYTES, HttpConnection
 from charonia.frontends.http.exchange import Exchange
 from charonia.frontends.http.forwarding import NamedConnection, NamedTimedConnection
@@ -28,9 +29,6 @@ _log = logging.getLogger(__name__)
 
 SWEEP_S = 1.0
 """How often slow and idle connections are looked for; time limits are as exact as this."""
-
-DRAIN_LOOK_S = 0.01
-"""How often draining looks whether it is done."""
 
 BACKLOG = 1024
 """Connections that the system holds while the server is busy."""
@@ -105,14 +103,12 @@ class Endpoint:
         if self._server is not None:
             self._server.close()
         for connection in list(self._connections):
-            connection.finish()
+            connection.wind_down()
 
-    async def drain(self, timeout_s: float) -> None:
-        """Wait until every request has its answer, at most so long; connections close as they have."""
+    async def drain(self, timeout_s: float) -> bool:
+        """Wait until clients have their answers, at most so long; whether none was cut off while it took one."""
         self.stop_accepting()
-        deadline = time.monotonic() + timeout_s
-        while self._connections and time.monotonic() < deadline:
-            await asyncio.sleep(DRAIN_LOOK_S)
+        return await drain(self._connections, timeout_s)
 
     async def close(self) -> None:
         """Close everything at once."""

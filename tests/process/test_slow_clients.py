@@ -1,0 +1,196 @@
+"""A server that stops while its answers are on their way to clients that read slowly, or not at all.
+
+Nobody here is quick: slow clients pause for a small part of the time that a client may take nothing, and for longer in
+all. What takes longer on a slow machine takes longer, and that is all.
+"""
+
+import json
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Self
+
+import ngh2
+import pytest
+from tritonclient.grpc import service_pb2
+
+from charonia.frontends.draining import GRACE_S
+from charonia.testing.grpc_memory import frame, request_headers
+from charonia.testing.process import ServeProcess
+
+ELEMENTS = 24 * 2**20
+PIECE_BYTES = 64 * 1024
+PAUSE_S = 0.01
+"""At most 6 MB/s: the last bytes are taken long after `GRACE_S`."""
+
+RECEIVE_BUFFER_BYTES = 128 * 1024
+PATIENCE_S = 120
+INITIAL_WINDOW_SIZE = 4
+
+ECHO = """
+backend: "identity"
+max_batch_size: 0
+input { name: "INPUT0" data_type: TYPE_UINT8 dims: [ -1 ] }
+output { name: "OUTPUT0" data_type: TYPE_UINT8 dims: [ -1 ] }
+"""
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    (tmp_path / "echo" / "1").mkdir(parents=True)
+    (tmp_path / "echo" / "config.pbtxt").write_text(ECHO)
+    return tmp_path
+
+
+def connect(address: str) -> socket.socket:
+    """Return a connection that takes little at a time."""
+    host, port = address.split(":")
+    connection = socket.socket()
+    connection.settimeout(PATIENCE_S)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
+    connection.connect((host, int(port)))
+    return connection
+
+
+class HttpReader:
+    """A large request over HTTP and its answer, `PIECE_BYTES` at a time."""
+
+    def __init__(self, server: ServeProcess) -> None:
+        self._connection = connect(server.http)
+        tensor = {"name": "INPUT0", "datatype": "UINT8", "shape": [ELEMENTS]}
+        document = {
+            "inputs": [{**tensor, "parameters": {"binary_data_size": ELEMENTS}}],
+            "parameters": {"binary_data_output": True},
+        }
+        text = json.dumps(document).encode()
+        head = b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: x\r\nInference-Header-Content-Length: %d\r\n"
+        head += b"Content-Length: %d\r\n\r\n"
+        self._connection.sendall(head % (len(text), len(text) + ELEMENTS) + text + bytes(ELEMENTS))
+        self.received = 0
+
+    def read(self) -> bool:
+        """Take a piece; whether there may be more."""
+        piece = self._connection.recv(PIECE_BYTES)
+        self.received += len(piece)
+        return bool(piece)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+
+
+class GrpcReader:
+    """The same over gRPC: the whole connection is read, and its windows are opened by a piece at a time."""
+
+    def __init__(self, server: ServeProcess) -> None:
+        self._connection = connect(server.grpc)
+        self._http2 = ngh2.Connection(ngh2.Role.CLIENT, ngh2.Configuration(auto_window_update=False))
+        self._http2.initiate_connection({INITIAL_WINDOW_SIZE: 2 * PIECE_BYTES})
+        message = service_pb2.ModelInferRequest(model_name="echo")
+        message.inputs.add(name="INPUT0", datatype="UINT8", shape=[ELEMENTS])
+        message.raw_input_contents.append(bytes(ELEMENTS))
+        self._stream_id = self._http2.send_request(request_headers("ModelInfer"))
+        self._http2.send_data(self._stream_id, frame(message.SerializeToString()), end_stream=True)
+        self.received = 0
+        self.status = b""
+
+    def read(self) -> bool:
+        """Take a piece; whether there may be more."""
+        if not self.status:  # with it, and the last GOAWAY, there is nothing more to say
+            self._connection.sendall(self._http2.data_to_send())
+        data = self._connection.recv(2 * PIECE_BYTES)
+        if not data or self.status:
+            return bool(data)
+        self._http2.receive_data(data)
+        taken = 0
+        for event in self._http2.events():
+            if isinstance(event, ngh2.DataReceived):
+                taken += len(event.data)
+            elif isinstance(event, ngh2.TrailersReceived):
+                self.status = dict(event.headers)[b"grpc-status"]
+        self.received += taken
+        if taken and not self.status:
+            self._http2.acknowledge_received_data(taken, self._stream_id)
+        return True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+
+
+Reader = HttpReader | GrpcReader
+READERS = pytest.mark.parametrize("ask", [HttpReader, GrpcReader], ids=["http", "grpc"])
+
+
+@READERS
+def test_a_slow_client_gets_its_whole_answer_though_the_server_is_told_to_stop(
+    repository: Path, ask: Callable[[ServeProcess], Reader]
+) -> None:
+    with ServeProcess(repository, f"--exit-timeout-secs={PATIENCE_S}") as server, ask(server) as reader:
+        while not reader.received:
+            assert reader.read()
+        begin_s = time.monotonic()
+        server.process.send_signal(signal.SIGTERM)
+        while reader.read():
+            time.sleep(PAUSE_S)
+            # As long as bytes are on their way, they may end with the server and its container.
+            if reader.received < ELEMENTS - 4 * RECEIVE_BUFFER_BYTES:
+                assert server.process.poll() is None
+
+        assert time.monotonic() - begin_s > GRACE_S
+        assert reader.received > ELEMENTS
+        assert server.wait() == 0
+
+
+@READERS
+def test_a_client_that_takes_nothing_does_not_keep_a_server_that_is_told_to_stop(
+    repository: Path, ask: Callable[[ServeProcess], Reader]
+) -> None:
+    with ServeProcess(repository, "--exit-timeout-secs=3600") as server, ask(server) as reader:
+        while not reader.received:
+            assert reader.read()
+
+        assert server.stop() == 0
+        assert server.logs("1 connections are closed though their clients have not taken all of their answers")
+
+
+@READERS
+def test_a_client_that_is_still_reading_when_time_is_up_is_cut_off(
+    repository: Path, ask: Callable[[ServeProcess], Reader]
+) -> None:
+    with ServeProcess(repository, "--exit-timeout-secs=0") as server, ask(server) as reader:
+        while not reader.received:
+            assert reader.read()
+        server.process.send_signal(signal.SIGTERM)
+        for _ in pieces_until_the_end(reader):
+            time.sleep(3 * PAUSE_S)
+
+        assert server.wait() == 1
+        assert reader.received < ELEMENTS
+
+
+def pieces_until_the_end(reader: Reader) -> Iterator[None]:
+    """Read on until the connection is lost, however that shows."""
+    try:
+        while reader.read():
+            yield
+    except ConnectionError:
+        return
+
+
+@READERS
+def test_a_second_signal_ends_the_server_at_once(repository: Path, ask: Callable[[ServeProcess], Reader]) -> None:
+    with ServeProcess(repository, "--exit-timeout-secs=3600") as server, ask(server) as reader:
+        while not reader.received:
+            assert reader.read()
+        server.process.send_signal(signal.SIGTERM)
+        assert server.logs("shutting down")
+        server.process.send_signal(signal.SIGINT)
+
+        assert server.wait() == 1
