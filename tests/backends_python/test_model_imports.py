@@ -137,3 +137,12 @@ def test_copies_of_the_module_share_what_belongs_to_no_model() -> None:
     assert issubclass(one.InferenceRequest, unbound.InferenceRequest)
     assert set(unbound.__all__) <= set(vars(one))
     assert one.__name__ == PB_UTILS
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_file_without_the_class_is_named(tmp_path: Path, shared: bool) -> None:
+    version = write(tmp_path, "a")
+    (version / "model.py").write_text("class Model: ...")
+
+    with pytest.raises(AttributeError, match=r"a/1/model\.py has no class TritonPythonModel"):
+        load(imports(version, shared=shared), version)

@@ -46,6 +46,7 @@ class FakeServer:
         self.http, self.grpc = FakeEndpoint(4000), FakeEndpoint(4001)
 
     async def shutdown(self) -> bool:
+        logging.info("successfully unloaded 'bert'")
         self.is_shut_down = True
         return self._finishes
 
@@ -76,6 +77,7 @@ def test_a_signal_ends_a_server_gracefully(number: int, caplog: pytest.LogCaptur
         "Started GRPCInferenceService at 0.0.0.0:4001",
         "Started HTTPService at 127.0.0.1:4000",
         f"{signal.Signals(number).name}: shutting down",
+        "successfully unloaded 'bert'",
         "server stopped",
     ]
     assert "bert   1        READY" in getattr(caplog.records[0], BLOCK)
@@ -94,7 +96,7 @@ def test_a_signal_during_the_start_ends_it() -> None:
     assert server.is_shut_down
 
 
-def test_a_failed_start_shows_the_models_and_why(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_start_shows_the_models_and_at_the_end_why(caplog: pytest.LogCaptureFixture) -> None:
     def fail() -> None:
         raise invalid("failed to load all models:\nbert: no such file", hint="--exit-on-error=false serves the rest")
 
@@ -102,11 +104,13 @@ def test_a_failed_start_shows_the_models_and_why(caplog: pytest.LogCaptureFixtur
 
     assert asyncio.run(command.serve(OPTIONS, server)) == (1, True)
     assert server.is_shut_down
-    assert caplog.messages[:2] == [
+    assert caplog.messages == [
         "1 of 1 model versions ready",
+        "successfully unloaded 'bert'",
         "the server cannot start (--exit-on-error=false serves the rest)",
+        "server stopped",
     ]
-    assert getattr(caplog.records[1], BLOCK) == "failed to load all models:\nbert: no such file"
+    assert getattr(caplog.records[2], BLOCK) == "failed to load all models:\nbert: no such file"
 
 
 def test_an_unexpected_failure_is_logged_whole(caplog: pytest.LogCaptureFixture) -> None:

@@ -121,9 +121,9 @@ async def serve(options: ServerOptions, make_server: Callable[[ServerOptions], R
         await asyncio.wait({starting})
     if starting.cancelled():
         _log.info("stopped while starting")
-    elif (error := starting.exception()) is not None:
+    elif starting.exception() is not None:
         status = 1
-        _report_failure(server, error)
+        _log_models(server)
     else:
         # What there is now is there to stay: without it, a full collection is too short for a request to notice.
         gc.collect()
@@ -132,6 +132,9 @@ async def serve(options: ServerOptions, make_server: Callable[[ServerOptions], R
         await waiting
     waiting.cancel()
     finished = await server.shutdown()
+    # Last, so that it is not scrolled away by what was unloaded.
+    if status:
+        _log_failure(starting.exception())
     _log.info("server stopped")
     return status if finished else 1, finished and is_clean
 
@@ -148,8 +151,7 @@ def _announce(options: ServerOptions, server: RunningServer) -> None:
             _log.info("%s", started_line(service, address, endpoint.port))
 
 
-def _report_failure(server: RunningServer, error: BaseException) -> None:
-    _log_models(server)
+def _log_failure(error: BaseException | None) -> None:
     if isinstance(error, ServingError):
         _log.error(
             "the server cannot start%s", f" ({error.hint})" if error.hint else "", extra={logs.BLOCK: error.message}

@@ -71,6 +71,8 @@ class ModelImports:
         sys.modules[spec.name] = module
         with self.visible():
             spec.loader.exec_module(module)
+        if not hasattr(module, "TritonPythonModel"):
+            raise AttributeError(f"{path} has no class TritonPythonModel")
         return module.TritonPythonModel
 
     @contextlib.contextmanager
