@@ -1,3 +1,5 @@
+import contextlib
+import errno
 import os
 from pathlib import Path
 
@@ -30,6 +32,20 @@ def test_hidden_folders_and_plain_files_are_no_models(tmp_path: Path) -> None:
     (repository / "README.md").write_text("about")
 
     assert list(scan([repository]).models) == ["bert"]
+
+
+def test_a_link_that_leads_nowhere_or_in_a_circle_takes_no_model_with_it(tmp_path: Path) -> None:
+    repository = folders(tmp_path / "r", "bert")
+    for name in ("circle", "circle.onnx", "gone"):
+        (repository / name).symlink_to(repository / ("nothing" if name == "gone" else name))
+
+    found = scan([repository])
+
+    assert list(found.models) == ["bert"]
+    assert [note.partition(": ")[2] for note in sorted(found.notes)] == [
+        "'circle' is ignored, it is a link that leads in a circle",
+        "'circle.onnx' is ignored, it is a link that leads in a circle",
+    ]
 
 
 def test_a_symbolic_link_to_a_folder_is_a_model(tmp_path: Path) -> None:
@@ -137,3 +153,16 @@ def test_the_folder_of_one_model_must_be_there(tmp_path: Path) -> None:
         folder_at(tmp_path / "missing")
     with pytest.raises(ServingError, match="not a folder"):
         folder_at(tmp_path / "file")
+
+
+def test_a_disk_that_fails_takes_no_model_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Entry:
+        name = "bert"
+
+        def is_dir(self) -> bool:
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "scandir", lambda path: contextlib.nullcontext([Entry()]))
+
+    with pytest.raises(ServingError, match="failed to poll from model repository .*: input/output error"):
+        scan([tmp_path], fingerprints=False)

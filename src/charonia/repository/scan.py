@@ -5,6 +5,7 @@ files beside the models are not models. A name that two repositories offer is am
 with namespaces a model is told apart by repository and name, and nothing is ambiguous here.
 """
 
+import errno
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -130,12 +131,12 @@ def _model_names(repository: Path, notes: list[str]) -> list[str]:
                         f"repository '{repository}' holds a {CONFIG_FILE}, which is not read there: "
                         "a repository is the folder around the model folders"
                     )
-                elif PurePath(entry.name).suffix in _MODEL_SUFFIXES and entry.is_file():
+                elif PurePath(entry.name).suffix in _MODEL_SUFFIXES and os.path.isfile(entry):
                     notes.append(
                         f"repository '{repository}' holds the file {entry.name!a}, which is not read there: "
                         "a model lies in a folder of its own and of its version, such as mymodel/1/model.onnx"
                     )
-                if entry.name.startswith(".") or not entry.is_dir():
+                if entry.name.startswith(".") or not _is_folder(entry, repository, notes):
                     continue
                 if _is_text(entry.name):
                     names.append(entry.name)
@@ -144,6 +145,16 @@ def _model_names(repository: Path, notes: list[str]) -> list[str]:
     except OSError as error:
         raise _unreadable(repository, error) from error
     return names
+
+
+def _is_folder(entry: os.DirEntry[str], repository: Path, notes: list[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError as error:
+        if error.errno != errno.ELOOP:  # a disk that fails now and then takes no model away
+            raise
+        notes.append(f"repository '{repository}': {entry.name!a} is ignored, it is a link that leads in a circle")
+        return False
 
 
 def _unreadable(repository: Path, error: OSError) -> ServingError:
