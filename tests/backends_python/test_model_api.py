@@ -241,6 +241,7 @@ GOOD: dict[str, Any] = {"model_name": "other", "requested_output_names": [], "in
         ({"parameters": [1]}, "expected a dict as parameters, got list"),
         ({"parameters": {1: 2}}, "expected strings as names of parameters"),
         ({"parameters": {"x": 1.5}}, "must be a string, an integer or a boolean, got float"),
+        ({"parameters": {"x": 2**64}}, "parameter 'x' does not fit 64 bits"),
     ],
 )
 def test_a_request_that_is_made_wrongly_is_refused(arguments: dict[str, Any], message: str) -> None:
@@ -383,11 +384,22 @@ def test_an_error_of_every_code_is_passed_on(tmp_path: Path, code: int) -> None:
         ({"error": "no"}, "expected a TritonError as error, got str"),
         ({"parameters": {"x": None}}, "must be a string, an integer or a boolean, got NoneType"),
         ({"parameters": "x"}, "expected a dict as parameters, got str"),
+        ({"parameters": {"x": -(2**63) - 1}}, "parameter 'x' does not fit 64 bits"),
     ],
 )
 def test_a_response_that_is_made_wrongly_is_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(TritonModelException, match=message):
         InferenceResponse(**arguments)
+
+
+def test_an_exception_whose_text_cannot_be_had_fails_its_batch_like_any_other(tmp_path: Path) -> None:
+    body = "class Silent(Exception):\n    def __str__(self):\n        raise RuntimeError('no text')\nraise Silent"
+    model = Model(tmp_path, execute(body))
+
+    ((code, text),) = model.run(1)
+
+    assert code == TritonError.INTERNAL
+    assert "Silent, whose text cannot be had" in text
 
 
 def test_an_error_takes_its_own_codes_only() -> None:

@@ -46,6 +46,8 @@ class TritonError:
         return self._message
 
 
+_INT64_MIN, _UINT64_MAX = -(2**63), 2**64 - 1
+
 RESCHEDULED = 8
 """Stands in place of an error's code for the wish of a model to be given a request again."""
 
@@ -54,7 +56,10 @@ def describe(error: BaseException) -> str:
     """Return type and text of an exception, and where the model's own code raised it."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if os.path.dirname(__file__) not in f.filename]
     frames = [f for f in frames if "importlib" not in f.filename]
-    text = f"{type(error).__name__}: {error}"
+    try:
+        text = f"{type(error).__name__}: {error}"
+    except Exception:  # a model's own exceptions may fail at this, too
+        text = f"{type(error).__name__}, whose text cannot be had"
     if frames:
         text += "\n\nAt:\n" + "\n".join(f"  {f.filename}({f.lineno}): {f.name}" for f in reversed(frames))
     return text
@@ -68,7 +73,8 @@ def checked_parameters(owner: str, parameters: object) -> dict[str, Parameter]:
         parameters: Dictionary or None.
 
     Raises:
-        TritonModelException: They are no dictionary, or hold something else than strings, integers and booleans.
+        TritonModelException: They are no dictionary, or hold something else than strings, integers of 64 bits and
+            booleans.
     """
     if parameters is None:
         return {}
@@ -82,6 +88,8 @@ def checked_parameters(owner: str, parameters: object) -> dict[str, Parameter]:
         if isinstance(value, bool):
             plain[str(key)] = value
         elif isinstance(value, int):
+            if not _INT64_MIN <= value <= _UINT64_MAX:
+                raise TritonModelException(f"{owner}: parameter {key!r} does not fit 64 bits")
             plain[str(key)] = int(value)
         elif isinstance(value, str):
             plain[str(key)] = str(value)
