@@ -164,5 +164,5 @@ def test_a_disk_that_fails_takes_no_model_away(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(os, "scandir", lambda path: contextlib.nullcontext([Entry()]))
 
-    with pytest.raises(ServingError, match="failed to poll from model repository .*: input/output error"):
+    with pytest.raises(ServingError, match=r"failed to poll from model repository .*: input/output error"):
         scan([tmp_path], fingerprints=False)
