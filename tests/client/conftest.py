@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import uvloop
 
-TEST_TIMEOUT_S = 20.0
+TEST_TIMEOUT_S = 120.0
 
 Play = Callable[[Coroutine[Any, Any, None]], None]
 

@@ -45,7 +45,7 @@ async def with_client(
     await front_end.start("127.0.0.1", 0, ssl=context)
     try:
         url = f"{protocol}s://{host}:{front_end.port}"
-        async with AsyncClient(url, options=WireOptions(tls=tls, connect_timeout_s=5)) as client:
+        async with AsyncClient(url, options=WireOptions(tls=tls, connect_timeout_s=60)) as client:
             await use(client)
     finally:
         await front_end.close()
@@ -121,7 +121,7 @@ def test_a_plain_server_is_no_tls_server(play: Play) -> None:
         await front_end.start("127.0.0.1", 0)
         async with AsyncClient(f"https://127.0.0.1:{front_end.port}") as client:
             with pytest.raises(ClientError, match="no connection to https"):
-                await asyncio.wait_for(client.server_metadata(), 10)
+                await asyncio.wait_for(client.server_metadata(), 60)
         await front_end.close()
 
     play(scenario())

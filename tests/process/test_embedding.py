@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ import tritonclient.http as httpclient
 
 import charonia
 from charonia import Code, ServerOptions, ServingError
+from charonia.testing.gate import Gate, gated
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "embedding.py"
 
@@ -58,9 +60,9 @@ def write_identity(
     (repository / name / "config.pbtxt").write_text(config)
 
 
-def write_python(repository: Path, name: str = "double", code: str = MODEL_PY) -> None:
+def write_python(repository: Path, name: str = "double", code: str = MODEL_PY, more: str = "") -> None:
     (repository / name / "1").mkdir(parents=True)
-    (repository / name / "config.pbtxt").write_text(PYTHON)
+    (repository / name / "config.pbtxt").write_text(PYTHON + more)
     (repository / name / "1" / "model.py").write_text(code)
 
 
@@ -69,7 +71,9 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     write_identity(folder, "echo")
     write_identity(folder, "words", "TYPE_STRING")
-    write_identity(folder, "slow", delay_ms=300, batching="default_queue_policy { allow_timeout_override: true }")
+    write_identity(folder, "slow", delay_ms=300)
+    overriding = "dynamic_batching { default_queue_policy { allow_timeout_override: true } }"
+    write_python(folder, "gated", gated(MODEL_PY), "max_batch_size: 8\n" + overriding)
     write_python(folder)
     return folder
 
@@ -155,40 +159,45 @@ def test_errors_have_a_code_and_say_what_is_wrong(
     assert text in caught.value.message
 
 
-def test_parameters_with_a_meaning_steer_the_scheduler(server: charonia.Server) -> None:
-    sent = {"INPUT0": np.zeros((8, 1), np.float32)}
-    first = threading.Thread(target=server.infer, args=("slow", sent))
-    first.start()
-    time.sleep(0.1)
+@pytest.fixture
+def gate(repository: Path) -> Gate:
+    return Gate(repository / "gated" / "1")
 
-    begin = time.monotonic()
-    with pytest.raises(ServingError, match="Request timeout expired") as caught:
-        server.infer("slow", sent, parameters={"timeout": 20_000})
+
+@contextmanager
+def busy(server: charonia.Server, gate: Gate) -> Iterator[None]:
+    """Let the gated model run a request of its largest batch that does not end."""
+    before = gate.runs
+    with ThreadPoolExecutor(1) as threads, gate.closed():
+        first = threads.submit(server.infer, "gated", {"IN": np.zeros((8, 1), np.float32)})
+        while gate.runs == before:
+            assert not first.done(), first.exception()
+            time.sleep(0.005)
+        yield
+        assert not first.done()
+
+
+def test_parameters_with_a_meaning_steer_the_scheduler(server: charonia.Server, gate: Gate) -> None:
+    with busy(server, gate), pytest.raises(ServingError, match="Request timeout expired") as caught:
+        server.infer("gated", {"IN": np.zeros((8, 1), np.float32)}, parameters={"timeout": 20_000})
 
     assert caught.value.code is Code.UNAVAILABLE
-    assert time.monotonic() - begin < 0.15
-    first.join()
     with pytest.raises(ServingError, match="'triton_x'"):
-        server.infer("echo", sent, parameters={"triton_x": 1})
+        server.infer("echo", {"INPUT0": np.zeros((8, 1), np.float32)}, parameters={"triton_x": 1})
 
 
-def test_a_timeout_takes_the_request_out_of_the_queue(server: charonia.Server) -> None:
-    sent = {"INPUT0": np.zeros((8, 1), np.float32)}
-    first = threading.Thread(target=server.infer, args=("slow", sent))
-    first.start()
-    time.sleep(0.1)
-    failed = failed_requests(server, "slow")
+def test_a_timeout_takes_the_request_out_of_the_queue(server: charonia.Server, gate: Gate) -> None:
+    sent = {"IN": np.zeros((8, 1), np.float32)}
+    runs = gate.runs
+    with busy(server, gate):
+        failed = failed_requests(server, "gated")
 
-    begin = time.monotonic()
-    with pytest.raises(TimeoutError, match=r"'slow' did not answer within 0\.02 s"):
-        server.infer("slow", sent, timeout_s=0.02)
+        with pytest.raises(TimeoutError, match=r"'gated' did not answer within 0\.02 s"):
+            server.infer("gated", sent, timeout_s=0.02)
 
-    assert time.monotonic() - begin < 0.15
-    assert failed_requests(server, "slow") == failed + 1
-    first.join()
-    begin = time.monotonic()
-    server.infer("slow", sent)
-    assert time.monotonic() - begin < 0.55  # one execution, not two
+        assert failed_requests(server, "gated") == failed + 1
+    server.infer("gated", sent)
+    assert gate.runs == runs + 2  # not three
 
 
 def test_stock_clients_reach_it_on_its_free_ports(server: charonia.Server) -> None:

@@ -139,14 +139,14 @@ def test_a_rate_is_kept_and_the_result_is_json(server: ServeProcess, tmp_path: P
     file = tmp_path / "run.json"
 
     done = perf(
-        *("-m", "identity", "-u", server.http, "--request-rate-range=100", "--request-distribution", "poisson"),
+        *("-m", "identity", "-u", server.http, "--request-rate-range=40", "--request-distribution", "poisson"),
         *("--request-count", "45", "--seed", "5", "--goodput", "latency:60s"),
         *("--json", file, "--html", tmp_path / "r.html"),
     )
 
     assert done.status == 0, done.err
     assert "  Using poisson distribution on request generation\n" in done.out
-    planned_ns = list(islice(schedule.poisson(100, seed=5), 45))
+    planned_ns = list(islice(schedule.poisson(40, seed=5), 45))
     assert 0 < done.number("Throughput") <= 45 * 1e9 / (planned_ns[-1] - planned_ns[0])
     run = json.loads(file.read_text())
     assert run["levels"][0]["goodput"]["share"] == 1
