@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from charonia.cli.arguments import Parser
 from charonia.cli.cache import with_cache
 from charonia.cli.option_table import backend_settings
 from charonia.cli.values import assignment
@@ -31,12 +32,11 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """Return the parser of the arguments."""
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog="charonia config",
         description="Print the complete configuration of a model to stdout and what was inferred to stderr.",
-        allow_abbrev=False,
     )
     made.add_argument("model_dir", metavar="MODEL_DIR", help="folder of the model, the one that holds its versions")
     made.add_argument("--json", action="store_true", help="print JSON instead of config.pbtxt")

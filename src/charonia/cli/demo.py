@@ -3,12 +3,12 @@
 Exit status: 0 done, 1 something did not work, 2 misuse.
 """
 
-import argparse
 import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from charonia.cli.arguments import Parser
 from charonia.core.errors import ServingError
 
 
@@ -28,12 +28,11 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """Return the parser of the arguments."""
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog="charonia demo",
         description="Serve models that packages ship, send real inputs over HTTP and gRPC, print what came back.",
-        allow_abbrev=False,
     )
     made.add_argument(
         "--repository",

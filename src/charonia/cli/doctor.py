@@ -3,12 +3,12 @@
 Exit status: 0 nothing is wrong, 1 something is, 2 misuse.
 """
 
-import argparse
 import asyncio
 import json
 import sys
 from collections.abc import Sequence
 
+from charonia.cli.arguments import Parser
 from charonia.core.errors import ServingError
 
 
@@ -34,12 +34,11 @@ def run(arguments: Sequence[str]) -> int:
     return 1 if count else 0
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """Return the parser of the arguments."""
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog="charonia doctor",
         description="Show what this machine offers to models, and what the models of a repository need.",
-        allow_abbrev=False,
     )
     made.add_argument(
         "--model-repository",

@@ -15,6 +15,7 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
 
+from charonia.cli.arguments import Parser
 from charonia.core.errors import ServingError, invalid, unavailable
 from charonia.report.explain_text import COLUMNS_MAX, explain_text
 
@@ -34,12 +35,11 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """Return the parser of the arguments."""
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog="charonia explain",
         description="Show what the scheduler did for a model in the last minute, what limits it, and what to change.",
-        allow_abbrev=False,
     )
     made.add_argument("model", metavar="MODEL", help="name of a model that is loaded")
     made.add_argument(

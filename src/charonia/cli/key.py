@@ -1,12 +1,12 @@
 """`charonia key`: make an API key for `charonia serve --api-keys`."""
 
-import argparse
 import os
 import secrets
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from charonia.cli.arguments import Parser
 from charonia.core.access import Scope, digest_of, parse_keys
 from charonia.core.errors import ServingError
 
@@ -49,11 +49,10 @@ def _append(path: Path, line: str) -> None:
         file.write(f"{line}\n".encode())
 
 
-def _parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
+def _parser() -> Parser:
+    made = Parser(
         prog="charonia key",
         description="Make an API key for `charonia serve --api-keys`. The key is printed once and kept nowhere.",
-        allow_abbrev=False,
     )
     made.add_argument("name", metavar="NAME", help="whose key it is")
     made.add_argument("scopes", metavar="SCOPES", help=f"of {', '.join(s.value for s in Scope)}, with commas between")

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from charonia.cli.arguments import Parser
 from charonia.core.errors import ServingError
 
 
@@ -33,13 +34,12 @@ def run(arguments: Sequence[str]) -> int:
     return 1 if found.outcome in (Outcome.WORSE, Outcome.MIXED) else 0
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """Return the parser of the arguments."""
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog="charonia perf compare",
         description="Compare two runs level by level: what changed, and what is noise.",
         epilog="Exit status: 0 nothing got worse, 1 something did, 2 misuse or files that cannot be compared.",
-        allow_abbrev=False,
     )
     made.add_argument("before", type=Path, metavar="BEFORE", help="file that `charonia perf --json` wrote")
     made.add_argument("after", type=Path, metavar="AFTER", help="another one, measured later")
