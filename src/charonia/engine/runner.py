@@ -343,18 +343,11 @@ class ModelRunner:
                 if isinstance(command, Drop):
                     self._drop(command)
         for batch in batches:
+            lane = self._lane_of_slot[batch.slot]
             if cancels == self._cancels:
-                self._lane_of_slot[batch.slot].run(batch)
+                lane.run(batch)
             else:
-                self._run_in_part(batch)
-
-    def _run_in_part(self, batch: RunningBatch) -> None:
-        """Run a batch of which some may have been cancelled before its instance knew of it, and tell the instance."""
-        lane = self._lane_of_slot[batch.slot]
-        gone = [index for index, entry in enumerate(batch.entries) if entry.state == DONE and entry.id != PADDING]
-        lane.run(batch)
-        for index in gone:
-            lane.cancel(batch, index)
+                _run_in_part(lane, batch)
 
     def _drop(self, drop: Drop) -> None:
         entry = self._entries.get(drop.id)
@@ -409,6 +402,14 @@ class ModelRunner:
                 return unavailable(
                     f"Server is stopping, scheduler for model '{self.config.name}' has stopped accepting new requests"
                 )
+
+
+def _run_in_part(lane: BlockingLane | AsyncLane, batch: RunningBatch) -> None:
+    """Run a batch of which some may have been cancelled before its instance knew of it, and tell the instance."""
+    gone = [index for index, entry in enumerate(batch.entries) if entry.state == DONE and entry.id != PADDING]
+    lane.run(batch)
+    for index in gone:
+        lane.cancel(batch, index)
 
 
 def _selected(
