@@ -485,7 +485,7 @@ def test_an_output_that_cannot_be_classified_is_refused() -> None:
     tensor = Tensor("OUT", DataType.BYTES, np.array([b"x", b"y"], object))
     models.tickets[0].reply(InferResponse("a", "1", "7", [tensor]), True)
 
-    assert caller.error.code is Code.UNSUPPORTED
+    assert caller.error.code is Code.INVALID_ARG
     assert caller.error.message.startswith("[request id: 7]")
 
 
