@@ -177,7 +177,8 @@ class Server:
         failures = await self._lifecycle.load_at_start((*options.models.load, *options.models.auto.pinned))
         if failures and options.exit_on_error:
             raise invalid(
-                "not every model could be loaded:\n" + "\n".join(failures), hint="--exit-on-error=false serves the rest"
+                "not every model could be loaded:\n" + "\n".join(failures),
+                hint="exit_on_error off (--exit-on-error=false) serves the rest",
             )
         await self._open()
         if self._keys is not None:
