@@ -28,7 +28,7 @@ from charonia.stats.custom import CustomMetrics
 from charonia.testing.python_model import config, request, write
 
 HEAD = """
-import sys, threading, time
+import os, sys, threading, time
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
@@ -331,14 +331,15 @@ def test_a_model_that_does_not_end_is_left_to_itself(
     monkeypatch.setattr(thread_module, "FINALIZE_S_MAX", 0.05)
 
     async def scenario() -> None:
-        instance = await load(tmp_path, IDENTITY + "    def finalize(self):\n        time.sleep(0.5)")
-        start = time.monotonic()
+        gate = tmp_path / "gate"
+        body = f"        while not os.path.exists({str(gate)!r}):\n            time.sleep(0.005)"
+        instance = await load(tmp_path, IDENTITY + "    def finalize(self):\n" + body)
         await instance.aclose()
-        assert time.monotonic() - start < 0.4
+        assert "its thread goes on" in caplog.text
+        gate.touch()
 
     run(scenario)
-    assert "its thread goes on" in caplog.text
-    time.sleep(0.6)  # it ends without a trace
+    time.sleep(0.1)  # it ends without a trace
 
 
 def test_models_have_modules_of_their_own_whatever_their_names(tmp_path: Path) -> None:
@@ -545,8 +546,11 @@ def test_a_sender_waits_while_the_event_loop_has_much_to_take(tmp_path: Path, mo
         instance = await load(tmp_path, code, in_thread(decoupled=True))
         sink = Sink()
         instance.start([request(ONE)], sink)
-        time.sleep(0.1)  # the event loop is held up
-        assert (tmp_path / "m" / "1" / "model.py.sent").read_text().split() == ["0", "1"]
+        sent = tmp_path / "m" / "1" / "model.py.sent"
+        while not sent.exists() or sent.read_text().split() != ["0", "1"]:  # the event loop is held up
+            time.sleep(0.005)
+        time.sleep(0.05)
+        assert sent.read_text().split() == ["0", "1"]
         await sink.is_final[0].wait()
         assert len(sink.responses[0]) == 21
         await instance.aclose()
@@ -676,7 +680,9 @@ def test_a_model_says_whether_it_is_ready(
 
 
 def test_a_thread_that_computes_does_not_hold_up_who_asks_others(tmp_path: Path) -> None:
-    code = executing("time.sleep(0.3)\nreturn [answer(value_of(request))]") + "    def is_ready(self): return True\n"
+    gate = tmp_path / "gate"
+    body = f"while not os.path.exists({str(gate)!r}):\n    time.sleep(0.005)\nreturn [answer(value_of(request))]"
+    code = executing(body) + "    def is_ready(self): return True\n"
 
     async def scenario() -> None:
         instance = await load(tmp_path, code)
@@ -685,6 +691,7 @@ def test_a_thread_that_computes_does_not_hold_up_who_asks_others(tmp_path: Path)
         asking = asyncio.ensure_future(instance.is_ready())
         await asyncio.sleep(0.05)
         assert not asking.done()
+        gate.touch()
         assert await asking
         assert sink.done.is_set()
         await instance.aclose()

@@ -86,7 +86,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> bool:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if condition():
@@ -127,7 +127,7 @@ def test_a_child_of_the_worker_does_not_hide_that_it_died_and_ends_with_it(
         (result,) = await loaded.run([request(ONE)])
 
         assert "exited with status 3" in error_of(result).message
-        assert time.monotonic() - start < 5
+        assert time.monotonic() - start < 40  # the child would have gone on for a minute
         if has_pidfd:
             assert wait_until(lambda: not is_running(child))
         else:
@@ -164,42 +164,48 @@ def test_a_start_that_is_given_up_ends_at_once(tmp_path: Path) -> None:
         reaper.forget(0)
         before = set(psutil.Process().children())
         starting = asyncio.ensure_future(load(tmp_path, code))
-        await asyncio.sleep(0.3)
-        assert set(psutil.Process().children()) > before
+        while not set(psutil.Process().children()) > before:
+            await asyncio.sleep(0.01)
 
         start = time.monotonic()
         starting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await starting
 
-        assert time.monotonic() - start < 5
+        assert time.monotonic() - start < 40  # of a minute
         assert set(psutil.Process().children()) == before
 
     asyncio.run(scenario())
 
 
 def test_slow_models_start_side_by_side_while_the_event_loop_runs_on(tmp_path: Path) -> None:
-    code = IDENTITY + "\n    def initialize(self, args): time.sleep(1)\n"
+    """None of them is ready before all have begun, and before the event loop has seen that."""
+    code = (
+        IDENTITY
+        + """
+    def initialize(self, args):
+        folder = os.path.dirname(__file__)
+        open(os.path.join(folder, f"{os.getpid()}.begun"), "w").close()
+        while not os.path.exists(os.path.join(folder, "seen")):
+            time.sleep(0.005)
+"""
+    )
 
     async def scenario() -> None:
         model = await PythonBackend().load(write(tmp_path, code), config(), BackendSettings())
         assert isinstance(model, PythonModel)
-        start = time.monotonic()
         starts = asyncio.gather(
             *(model.create_instance(Placement(f"m_0_{i}", InstanceKind.KIND_CPU)) for i in range(3))
         )
-        longest, last = 0.0, time.monotonic()
-        while not starts.done():
+        folder = tmp_path / "m" / "1"
+        while len(list(folder.glob("*.begun"))) < 3:
+            assert not starts.done()
             await asyncio.sleep(0.005)
-            longest, last = max(longest, time.monotonic() - last), time.monotonic()
-        took = time.monotonic() - start
+        (folder / "seen").touch()
         for instance in await starts:
             await instance.aclose()
 
-        assert took < 2.9
-        assert longest < 1.0
-
-    asyncio.run(scenario())
+    asyncio.run(asyncio.wait_for(scenario(), 120))
 
 
 def test_no_worker_and_nothing_that_it_has_started_survives_a_killed_server(tmp_path: Path) -> None:
@@ -314,7 +320,7 @@ def test_auto_complete_does_not_wait_for_what_the_model_left_running(tmp_path: P
     completion = asyncio.run(PythonBackend().complete(files, config(), BackendSettings()))
 
     assert completion.config == config()
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 50  # it runs for a minute
 
 
 def test_an_environment_that_is_not_there_is_refused_before_the_model_is_imported(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -324,13 +323,11 @@ class TritonPythonModel:
     worker.receive()
     worker.execute(1, 0)
     assert worker.receive().header[0] == "call"
-    start = time.monotonic()
 
     worker.out.close()
     worker.incoming.close()
 
-    assert worker.process.wait(10) == 0
-    assert time.monotonic() - start < 4
+    assert worker.process.wait(60) == 0
 
 
 def test_a_forked_child_is_told_that_it_cannot_call(tmp_path: Path, workers: list[Worker]) -> None:

@@ -3,7 +3,6 @@
 import threading
 import time
 from pathlib import Path
-from urllib.request import urlopen
 
 import numpy as np
 import psutil
@@ -27,12 +26,6 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def is_pending(server: ServeProcess, model: str) -> bool:
-    """Whether a request waits for the one that runs."""
-    with urlopen(f"http://{server.metrics}/metrics") as page:
-        return f'nv_inference_pending_request_count{{model="{model}",version="1"}} 1' in page.read().decode()
-
-
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_a_server_that_is_killed_fails_what_is_in_flight_and_leaves_no_socket(repository: Path, protocol: str) -> None:
     with ServeProcess(repository) as server:
@@ -50,7 +43,7 @@ def test_a_server_that_is_killed_fails_what_is_in_flight_and_leaves_no_socket(re
             threads = [threading.Thread(target=wait) for _ in range(2)]
             for thread in threads:
                 thread.start()
-            while not is_pending(server, "slow"):  # one waits, so the other runs
+            while not server.pending("slow"):  # one waits, so the other runs
                 time.sleep(0.05)
             server.kill()
             for thread in threads:

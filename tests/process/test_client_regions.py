@@ -18,6 +18,7 @@ import tritonclient.http as httpclient
 import tritonclient.utils.shared_memory as shm
 from tritonclient.utils import InferenceServerException, serialize_byte_tensor
 
+from charonia.testing.gate import Gate, gated
 from charonia.testing.models import PYTHON_IDENTITY, write_model
 from charonia.testing.process import ServeProcess
 
@@ -46,10 +47,6 @@ ensemble_scheduling {
   }
 }
 """
-SLOW = PYTHON_IDENTITY.replace(
-    "        for request", "        import time\n        time.sleep(1.0)\n        for request"
-)
-
 PROTOCOLS = pytest.mark.parametrize("module", [httpclient, grpcclient], ids=["http", "grpc"])
 SENT = np.arange(6000, dtype=np.float32).reshape(2, 3000)
 
@@ -59,7 +56,7 @@ def identity(datatype: str = "TYPE_FP32", backend: str = "identity", more: str =
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     write_model(folder, "echo", "", config=identity())
     write_model(
@@ -67,11 +64,16 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
     )
     write_model(folder, "text", "", config=identity("TYPE_STRING"))
     write_model(folder, "python", PYTHON_IDENTITY, config=identity(backend="python"))
-    write_model(folder, "slow", SLOW, config=identity(backend="python"))
+    write_model(folder, "held", gated(PYTHON_IDENTITY), config=identity(backend="python"))
     write_model(folder, "ensemble", "", config=ENSEMBLE)
     for name in ("echo", "batching", "text", "ensemble"):
         (folder / name / "1").mkdir(exist_ok=True)
-    with ServeProcess(folder, "--allow-client-shm=true", "--client-shm-byte-size=1000000") as started:
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(repository: Path) -> Iterator[ServeProcess]:
+    with ServeProcess(repository, "--allow-client-shm=true", "--client-shm-byte-size=1000000") as started:
         yield started
 
 
@@ -233,7 +235,7 @@ def test_an_object_that_was_cut_short_fails_its_requests_and_nothing_else(server
 
 @PROTOCOLS
 def test_a_region_that_is_unregistered_while_a_request_uses_it_stays_for_that_request(
-    server: ServeProcess, module: Any
+    server: ServeProcess, repository: Path, module: Any
 ) -> None:
     with (
         client_of(module, server) as client,
@@ -245,15 +247,19 @@ def test_a_region_that_is_unregistered_while_a_request_uses_it_stays_for_that_re
         def run() -> None:
             try:
                 with client_of(module, server) as own:
-                    infer(module, own, "slow", source, target)
+                    infer(module, own, "held", source, target)
             except BaseException as error:
                 failures.append(error)
 
-        thread = threading.Thread(target=run)
-        thread.start()
-        time.sleep(0.3)
-        client.unregister_system_shared_memory()
-        thread.join(30)
+        gate = Gate(repository / "held" / "1")
+        runs = gate.runs
+        with gate.closed():
+            thread = threading.Thread(target=run)
+            thread.start()
+            while gate.runs == runs:
+                time.sleep(0.02)
+            client.unregister_system_shared_memory()
+        thread.join()
 
         assert failures == []
         np.testing.assert_array_equal(shm.get_contents_as_numpy(handle, np.float32, SENT.shape), SENT)

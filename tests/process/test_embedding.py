@@ -7,7 +7,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -27,8 +27,7 @@ backend: "identity"
 max_batch_size: 8
 input {{ name: "INPUT0" data_type: {datatype} dims: [ -1 ] }}
 output {{ name: "OUTPUT0" data_type: {datatype} dims: [ -1 ] }}
-dynamic_batching {{ {batching} }}
-parameters {{ key: "execute_delay_ms" value {{ string_value: "{delay_ms}" }} }}
+dynamic_batching {{ }}
 """
 
 PYTHON = """
@@ -52,11 +51,9 @@ class TritonPythonModel:
 """
 
 
-def write_identity(
-    repository: Path, name: str, datatype: str = "TYPE_FP32", *, delay_ms: int = 0, batching: str = ""
-) -> None:
+def write_identity(repository: Path, name: str, datatype: str = "TYPE_FP32") -> None:
     (repository / name / "1").mkdir(parents=True)
-    config = IDENTITY.format(datatype=datatype, delay_ms=delay_ms, batching=batching)
+    config = IDENTITY.format(datatype=datatype)
     (repository / name / "config.pbtxt").write_text(config)
 
 
@@ -71,7 +68,6 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     write_identity(folder, "echo")
     write_identity(folder, "words", "TYPE_STRING")
-    write_identity(folder, "slow", delay_ms=300)
     overriding = "dynamic_batching { default_queue_policy { allow_timeout_override: true } }"
     write_python(folder, "gated", gated(MODEL_PY), "max_batch_size: 8\n" + overriding)
     write_python(folder)
@@ -287,24 +283,31 @@ def test_an_answer_outlives_its_server(repository: Path) -> None:
     assert (answer == 2).all()
 
 
+def waiting(server: charonia.Server, model: str) -> int:
+    """Requests of a model that have not begun to run."""
+    loaded = server._running()._lifecycle.loaded()
+    return sum(version.runner.pending or 0 for version in loaded if version.runner.config.name == model)
+
+
 def test_leaving_finishes_what_is_in_flight_and_refuses_what_comes_later(repository: Path) -> None:
-    answers: list[float] = []
-    server = charonia.Server(repository)
+    server, gate = charonia.Server(repository), Gate(repository / "gated" / "1")
 
-    def call() -> None:
-        answers.append(float(server.infer("slow", {"INPUT0": np.ones((1, 1), np.float32)})["OUTPUT0"][0, 0]))
+    def open_when_left() -> None:
+        with suppress(ServingError):
+            while server.is_ready():
+                time.sleep(0.005)
+        gate.open()
 
-    callers = [threading.Thread(target=call) for _ in range(4)]
-    with server:
-        for caller in callers:
-            caller.start()
-        time.sleep(0.1)
-    for caller in callers:
-        caller.join()
+    with ThreadPoolExecutor(5) as threads, gate.closed(), server:
+        sent = {"IN": np.ones((1, 1), np.float32)}
+        callers = [threads.submit(server.infer, "gated", sent) for _ in range(4)]
+        while waiting(server, "gated") < 3:
+            time.sleep(0.005)
+        threads.submit(open_when_left)
 
-    assert answers == [1.0] * 4
+    assert [caller.result()["OUT"].tolist() for caller in callers] == [[[2.0]]] * 4
     with pytest.raises(ServingError, match="not running") as caught:
-        server.infer("slow", {})
+        server.infer("gated", {})
     assert caught.value.code is Code.UNAVAILABLE
 
 

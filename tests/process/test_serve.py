@@ -20,6 +20,7 @@ import tritonclient.http.aio as httpaio
 from tritonclient.utils import InferenceServerException
 
 from charonia.testing import models
+from charonia.testing.gate import Gate, gated
 from charonia.testing.process import ServeProcess
 
 IDENTITY = """
@@ -50,18 +51,16 @@ class TritonPythonModel:
                 raise ValueError("minus one is not for me")
             if value == -2:
                 os._exit(3)
-            if value == -3:
-                time.sleep(0.5)
             out = np.array([value * 2], np.int32)
             responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", out)]))
         return responses
 """
 
 
-def write_python_model(repository: Path, name: str = "double") -> None:
+def write_python_model(repository: Path, name: str = "double", code: str = MODEL_PY) -> None:
     (repository / name / "1").mkdir(parents=True)
     (repository / name / "config.pbtxt").write_text(PYTHON)
-    (repository / name / "1" / "model.py").write_text(MODEL_PY)
+    (repository / name / "1" / "model.py").write_text(code)
 
 
 def write_identity(repository: Path, name: str = "identity", config: str = IDENTITY) -> None:
@@ -262,24 +261,27 @@ def test_startup_shows_a_table_and_a_broken_model_ends_the_server_unless_told_ot
 
 
 def test_sigterm_finishes_what_is_in_flight(tmp_path: Path) -> None:
-    write_python_model(tmp_path)
+    write_python_model(tmp_path, code=gated(MODEL_PY))
     values: list[int] = []
 
     def call() -> None:
         with httpclient.InferenceServerClient(started.http, network_timeout=60) as client:
-            result = client.infer("double", [http_input("IN", np.array([-3], np.int32), "INT32")])
+            result = client.infer("double", [http_input("IN", np.array([3], np.int32), "INT32")])
             values.append(int(result.as_numpy("OUT")[0]))
 
-    with ServeProcess(tmp_path) as started:
+    with ServeProcess(tmp_path) as started, Gate(tmp_path / "double" / "1").closed() as gate:
         threads = [threading.Thread(target=call) for _ in range(3)]
         for thread in threads:
             thread.start()
-        time.sleep(0.3)
+        while started.pending("double") < 2:
+            time.sleep(0.02)
         children = psutil.Process(started.process.pid).children(recursive=True)
-        assert started.stop() == 0
+        started.begin_to_stop()
+        gate.open()
+        assert started.wait() == 0
         for thread in threads:
             thread.join()
-    assert values == [-6, -6, -6]
+    assert values == [6, 6, 6]
     assert children
     assert not any(child.is_running() for child in children)
 
@@ -296,26 +298,22 @@ def test_a_killed_server_leaves_no_worker_behind(tmp_path: Path) -> None:
 
 
 def test_an_exit_timeout_answers_what_is_still_in_flight_and_exits_with_status_one(tmp_path: Path) -> None:
-    write_identity(
-        tmp_path,
-        "slow",
-        IDENTITY.replace(
-            "dynamic_batching { }", 'parameters { key: "execute_delay_ms" value { string_value: "5000" } }'
-        ),
-    )
+    write_python_model(tmp_path, code=gated(MODEL_PY))
+    gate = Gate(tmp_path / "double" / "1")
     errors: list[str] = []
 
     def call() -> None:
         with httpclient.InferenceServerClient(started.http, network_timeout=60) as client:
             try:
-                client.infer("slow", [http_input("INPUT0", np.zeros((1, 16), np.float32), "FP32")])
+                client.infer("double", [http_input("IN", np.array([3], np.int32), "INT32")])
             except InferenceServerException as error:
                 errors.append(str(error))
 
-    with ServeProcess(tmp_path, "--exit-timeout-secs=1") as started:
+    with gate.closed(), ServeProcess(tmp_path, "--exit-timeout-secs=1") as started:
         thread = threading.Thread(target=call)
         thread.start()
-        time.sleep(0.3)
+        while not gate.runs:
+            time.sleep(0.02)
         assert started.stop() == 1
         thread.join()
     assert len(errors) == 1

@@ -185,4 +185,4 @@ def test_a_collector_that_is_not_there_costs_the_spans_and_little_time(monkeypat
     began = time.monotonic()
     sink.close()
 
-    assert time.monotonic() - began < 4
+    assert time.monotonic() - began < 20

@@ -3,15 +3,23 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Self
+from uuid import uuid4
 
 _EXECUTE = "    def execute(self, requests):\n"
 _WAIT = """\
         import pathlib
         import time
         folder = pathlib.Path(__file__).parent
+        def sign():
+            try:
+                return (folder / "closed").read_text()
+            except FileNotFoundError:
+                return ""
+        closed = sign()
         with open(folder / "runs", "a") as runs:
             runs.write("x")
-        while (folder / "closed").exists():
+        while closed and sign() == closed:
             time.sleep(0.005)
 """
 
@@ -38,11 +46,14 @@ class Gate:
         return self._runs.stat().st_size if self._runs.exists() else 0
 
     @contextmanager
-    def closed(self) -> Iterator[None]:
+    def closed(self) -> Iterator[Self]:
         """Hold every execution up."""
-        self._sign.touch()
+        # Another sign each time: who waits at a gate that was open for a moment only is let go too.
+        new = self._sign.with_name("closing")
+        new.write_text(uuid4().hex)
+        new.replace(self._sign)
         try:
-            yield
+            yield self
         finally:
             self.open()
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+from urllib.request import urlopen
 
 import psutil
 
@@ -101,6 +102,18 @@ class ServeProcess:
         """Return whether the log has the text, once it has: lines may arrive after the answer that they are about."""
         with self._changed:
             return self._changed.wait_for(lambda: text in "".join(self._lines), _LOG_SECONDS_MAX)
+
+    def pending(self, model: str) -> int:
+        """Return how many requests wait in the queue of version 1 of a model."""
+        with urlopen(f"http://{self.metrics}/metrics") as page:
+            name = f'nv_inference_pending_request_count{{model="{model}",version="1"}} '
+            return int(float(page.read().decode().split(name)[1].split(None, 1)[0]))
+
+    def begin_to_stop(self) -> None:
+        """Tell the server to stop, and return when it does; what it works on may go on."""
+        self.process.send_signal(signal.SIGTERM)
+        if not self.logs("shutting down"):
+            raise RuntimeError(f"the server did not begin to stop:\n{self.log}")
 
     def stop(self) -> int:
         """Stop the server gracefully and return its exit status."""
