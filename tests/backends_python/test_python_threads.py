@@ -292,9 +292,12 @@ def test_a_model_that_cannot_be_initialized_says_why(tmp_path: Path, code: str, 
 
 def test_initialize_has_a_time_limit_after_which_nobody_waits(tmp_path: Path) -> None:
     async def scenario() -> None:
-        code = IDENTITY + "    def initialize(self, args):\n        time.sleep(0.5)"
+        gate = tmp_path / "gate"
+        body = f"        while not os.path.exists({str(gate)!r}):\n            time.sleep(0.005)"
+        code = IDENTITY + "    def initialize(self, args):\n" + body
         with pytest.raises(ServingError, match=r"did not initialize within 0\.1 s"):
             await load(tmp_path, code, in_thread(INITIALIZE_TIMEOUT_SECONDS="0.1"))
+        gate.touch()
 
     run(scenario)
 

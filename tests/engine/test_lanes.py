@@ -461,7 +461,7 @@ def test_draining_ends_when_every_batch_that_was_handed_over_has_ended(duration_
         while model.handed():
             assert not draining.done()
             await model.finish(duration_ns)
-        await asyncio.wait_for(draining, 1)
+        await asyncio.wait_for(draining, 60)
         await model.runner.aclose()
         assert model.is_all_answered()
 
@@ -472,7 +472,7 @@ def test_draining_an_idle_model_whose_line_is_open_ends_at_once() -> None:
     async def scenario() -> None:
         model = Model()
         await model.warm(SHORT)
-        await asyncio.wait_for(model.runner.drain(), 1)
+        await asyncio.wait_for(model.runner.drain(), 60)
 
     run(scenario)
 
@@ -507,7 +507,7 @@ def test_every_request_is_answered_and_no_more_than_the_depth_is_ever_handed_ove
                 await model.finish(duration)
         while model.handed():
             await model.finish(SHORT)
-        await asyncio.wait_for(model.runner.drain(), 1)
+        await asyncio.wait_for(model.runner.drain(), 60)
         assert model.is_all_answered()
 
     run(scenario)

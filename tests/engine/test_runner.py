@@ -451,7 +451,7 @@ def test_draining_waits_for_the_queue_and_refuses_newcomers() -> None:
         await asyncio.sleep(0)
         assert not draining.done()
         instance.finish()
-        await asyncio.wait_for(draining, 1)
+        await asyncio.wait_for(draining, 60)
         await runner.aclose()
         assert instance.is_closed
         assert answers.is_answered("a")
@@ -504,7 +504,7 @@ def test_an_exception_of_a_blocking_instance_fails_its_batch_only(error: Excepti
         instance.error = None
         for i in range(50):
             runner.submit(request(str(i)), answers.reply_to(str(i)))
-        await asyncio.wait_for(runner.drain(), 5)
+        await asyncio.wait_for(runner.drain(), 60)
         await runner.aclose()
         assert all(answers.is_answered(str(i)) for i in range(50))
 

@@ -185,7 +185,7 @@ def test_draining_waits_for_open_requests() -> None:
         await asyncio.sleep(0.01)
         assert not draining.done()
         sink.respond(0, out(), True)
-        await asyncio.wait_for(draining, 1)
+        await asyncio.wait_for(draining, 60)
         await runner.aclose()
 
     asyncio.run(scenario())
@@ -529,7 +529,7 @@ def test_whatever_happens_every_request_has_one_last_outcome_and_nothing_after_i
             for outcome, final in outcomes
             if final and not any(isinstance(o, ServingError) for o, _ in outcomes)
         )
-        await asyncio.wait_for(play.runner.drain(), 1)
+        await asyncio.wait_for(play.runner.drain(), 60)
         await play.runner.aclose()
 
     asyncio.run(scenario())

@@ -472,7 +472,7 @@ def test_sequences_end_where_they_began() -> None:
         assert not draining.done()
         new.send("end", 1, flags=SEQUENCE_END)
         old.instance.finish()
-        await asyncio.wait_for(draining, 5)
+        await asyncio.wait_for(draining, 60)
         await old.runner.aclose()
         new.send("late", 1)
         assert new.code("late") is Code.INVALID_ARG
@@ -501,8 +501,8 @@ def test_a_version_that_goes_itself_does_not_wait_for_the_sequences_of_another()
         old_drains = asyncio.create_task(old.runner.drain())
         await settle()
         assert not old_drains.done()
-        await asyncio.wait_for(new.runner.drain(), 5)
-        await asyncio.wait_for(old_drains, 5)
+        await asyncio.wait_for(new.runner.drain(), 60)
+        await asyncio.wait_for(old_drains, 60)
 
         assert sequences_of(old.runner, "m").ended == {"stopped": 1}
 
@@ -534,7 +534,7 @@ def test_draining_answers_what_is_in_flight_and_waits_for_no_idle_sequence() -> 
         for _ in range(2):
             bench.instance.finish()
             await settle()
-        await asyncio.wait_for(draining, 5)
+        await asyncio.wait_for(draining, 60)
         assert bench.is_answered("a")
         assert bench.is_answered("b")
 

@@ -22,7 +22,7 @@ from charonia.testing.models import PYTHON_IDENTITY, identity_pbtxt, write_model
 from charonia.testing.process import ServeProcess
 
 SLOW = PYTHON_IDENTITY.replace("import triton", "import time\nimport triton").replace(
-    "        responses = []", "        time.sleep(0.01)\n        responses = []"
+    "        responses = []", "        time.sleep(0.05)\n        responses = []"
 )
 ENSEMBLE = """\
 platform: "ensemble"

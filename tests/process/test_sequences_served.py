@@ -264,8 +264,8 @@ def test_a_stream_that_is_cancelled_leaves_a_slot_that_others_can_use(server: Se
 
 
 def test_an_idle_sequence_is_over_and_its_slot_serves_the_next(server: ServeProcess) -> None:
-    http_send(server, "lone", 51, 1, sequence_start=True)
     began = time.monotonic()
+    http_send(server, "lone", 51, 1, sequence_start=True)
 
     assert sums(http_send, server, "lone", 52, [1, 2]) == [1, 55]
     assert time.monotonic() - began > 0.2

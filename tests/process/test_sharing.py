@@ -15,6 +15,7 @@ import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
+from charonia.testing.gate import Gate, gated
 from charonia.testing.models import identity_pbtxt, write_model
 from charonia.testing.process import ServeProcess
 from charonia.testing.redis_server import RedisProcess
@@ -315,21 +316,24 @@ def test_a_sample_that_fails_fails_the_load_with_its_path(models: Models, text: 
     assert reason in entry.get("reason", "")
 
 
-def test_the_old_version_answers_until_the_new_one_is_warm(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PAUSE", "0.5")
+def test_the_old_version_answers_until_the_new_one_is_warm(models: Models) -> None:
     models.add("m", number=1)
     with (
         ServeProcess(models.repository, "--model-control-mode=explicit", "--load-model=m") as server,
         httpclient.InferenceServerClient(server.http) as client,
     ):
         models.add("m", sample("zero_data: true", count=2), number=5)
-        loading = threading.Thread(target=client.load_model, args=("m",))
-        loading.start()
-        while not any(line[5] == 0 for line in models.executions("m")):  # the first run of the sample
-            time.sleep(0.02)
+        code = models.repository / "m" / "1" / "model.py"
+        code.write_text(gated(code.read_text()))
+        gate = Gate(code.parent)
+        with gate.closed():
+            loading = threading.Thread(target=client.load_model, args=("m",))
+            loading.start()
+            while not gate.runs:  # the first run of the sample
+                time.sleep(0.02)
 
-        assert http_infer(server, "m", ones(1, 2)).tolist() == [[2, 2]]
-        loading.join(60)
+            assert http_infer(server, "m", ones(1, 2)).tolist() == [[2, 2]]
+        loading.join()
         assert http_infer(server, "m", ones(1, 2)).tolist() == [[6, 6]]
 
 
