@@ -25,16 +25,16 @@ from charonia.demo.ocr import (
     build_ocr,
 )
 from charonia.demo.pictures import scanned_page
+from charonia.testing.gate import Gate, gated
 from charonia.testing.process import ServeProcess
 
 FIRST_LINE = "Region-basedsegmentation"  # one of the networks joins the words
 PIPELINES = [ENSEMBLE, BLS]
 
-# What detection_postprocessing does at the beginning of a batch here: it says who it is and takes its time.
+# What detection_postprocessing does at the beginning of a batch here, before it waits at its gate: it says who it is.
 MARK = """\
-        import os, pathlib, time
+        import os, pathlib
         pathlib.Path(__file__).with_name("busy").write_text(str(os.getpid()))
-        time.sleep(0.2)
 """
 
 
@@ -45,7 +45,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     code = folder / DETECTION_POSTPROCESSING / "1" / "model.py"
     head = "    def execute(self, requests):\n"
     assert head in code.read_text(encoding="utf-8")
-    code.write_text(code.read_text(encoding="utf-8").replace(head, head + MARK), encoding="utf-8")
+    code.write_text(gated(code.read_text(encoding="utf-8")).replace(head, head + MARK), encoding="utf-8")
     return folder
 
 
@@ -95,15 +95,16 @@ def test_a_step_that_is_unloaded_is_named_and_all_is_well_when_it_is_back(
 def test_a_step_that_is_unloaded_while_pictures_are_read_fails_only_those_that_still_need_it(
     server: ServeProcess, repository: Path, model: str
 ) -> None:
-    busy = repository / DETECTION_POSTPROCESSING / "1" / "busy"
-    busy.unlink(missing_ok=True)
+    gate = Gate(repository / DETECTION_POSTPROCESSING / "1")
+    runs = gate.runs
     with (
         concurrent.futures.ThreadPoolExecutor(2) as pool,
         httpclient.InferenceServerClient(server.http) as client,
     ):
-        reading = pool.submit(read, server, model, scanned_page())
-        eventually(busy.exists)
-        client.unload_model(TEXT_RECOGNITION)
+        with gate.closed():
+            reading = pool.submit(read, server, model, scanned_page())
+            eventually(lambda: gate.runs > runs)
+            client.unload_model(TEXT_RECOGNITION)
         try:
             texts = reading.result(60)
             assert texts[0] == FIRST_LINE
@@ -120,12 +121,14 @@ def test_a_step_that_is_unloaded_while_pictures_are_read_fails_only_those_that_s
 def test_a_worker_killed_in_mid_batch_fails_the_picture_it_had_and_the_others_are_read(
     server: ServeProcess, repository: Path, model: str
 ) -> None:
-    busy = repository / DETECTION_POSTPROCESSING / "1" / "busy"
-    busy.unlink(missing_ok=True)
+    folder = repository / DETECTION_POSTPROCESSING / "1"
+    gate = Gate(folder)
+    runs = gate.runs
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        reading = [pool.submit(read, server, model, scanned_page()) for _ in range(4)]
-        eventually(lambda: busy.exists() and busy.read_text() != "")
-        os.kill(int(busy.read_text()), signal.SIGKILL)
+        with gate.closed():
+            reading = [pool.submit(read, server, model, scanned_page()) for _ in range(4)]
+            eventually(lambda: gate.runs > runs)
+            os.kill(int((folder / "busy").read_text()), signal.SIGKILL)
         errors = [str(each.exception(60)) for each in reading if each.exception(60)]
         texts = [each.result() for each in reading if not each.exception(60)]
 
