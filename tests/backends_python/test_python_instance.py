@@ -19,6 +19,7 @@ from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError
+from charonia.testing.process import shared_memory_of
 from charonia.testing.python_model import Loaded, config, load, request, write
 
 HEAD = """
@@ -477,11 +478,12 @@ def test_a_thousand_batches_leave_descriptors_and_shared_memory_as_they_were(tmp
         await batches(1000)
         assert abs(psutil.Process().num_fds() - ours) <= 2
         assert abs(worker.num_fds() - theirs) <= 2
+        assert shared_memory_of(worker.pid) == set()
         await loaded.close()
 
-    before = set(os.listdir("/dev/shm"))
+    before = shared_memory_of(os.getpid())
     run(scenario)
-    assert set(os.listdir("/dev/shm")) == before
+    assert shared_memory_of(os.getpid()) == before
 
 
 AUTO_COMPLETE = (

@@ -23,6 +23,13 @@ _LOOPBACK = ("--http-address=127.0.0.1", "--grpc-address=127.0.0.1", "--metrics-
 _FREE_PORTS = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
 
 
+def shared_memory_of(pid: int) -> set[str]:
+    """Return the files in /dev/shm that a process has open or mapped; what else is there comes and goes."""
+    process = psutil.Process(pid)
+    used = {mapped.path for mapped in process.memory_maps()} | {opened.path for opened in process.open_files()}
+    return {path for path in used if path.startswith("/dev/shm/")}
+
+
 class ServeProcess:
     """A server as a user starts it. Use it as a context manager; entering waits until it has started.
 
