@@ -323,6 +323,50 @@ def test_a_version_that_is_no_longer_selected_is_unloaded_by_a_reload(tmp_path: 
     run(scenario)
 
 
+@pytest.mark.parametrize("remains", [True, False], ids=["beside the old one", "in place of the old one"])
+def test_a_version_answers_until_the_newer_one_that_replaces_it_does(tmp_path: Path, remains: bool) -> None:
+    async def scenario() -> None:
+        folder = write_model(tmp_path, v1=1)
+        harness = Harness(tmp_path)
+        await harness.engine.load_model("m")
+        (folder / "2").mkdir()  # its file is still on the way
+        if not remains:
+            (folder / "1").rename(folder / "old")
+
+        with pytest.raises(ServingError, match=r"version 2 is at UNAVAILABLE state: there is no value\.txt"):
+            await harness.engine.load_model("m")
+
+        assert await harness.value() == 1
+        assert harness.states() == {"1": ModelState.READY, "2": ModelState.UNAVAILABLE}
+        write_model(tmp_path, v2=2)
+        await harness.engine.load_model("m")
+        assert await harness.value() == 2
+        while harness.states() != {"1": ModelState.UNAVAILABLE, "2": ModelState.READY}:
+            await asyncio.sleep(0.001)
+        await harness.lifecycle.drain()
+        assert harness.backend.open_models == 0
+
+    run(scenario)
+
+
+def test_of_several_new_versions_one_that_fails_leaves_the_old_ones_answering(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        config = CONFIG + "version_policy { latest { num_versions: 2 } }"
+        folder = write_model(tmp_path, config=config, v1=1, v2=2)
+        harness = Harness(tmp_path)
+        await harness.engine.load_model("m")
+        write_model(tmp_path, config=config, v3=3)
+        (folder / "4").mkdir()
+
+        with pytest.raises(ServingError, match="version 4 is at UNAVAILABLE state"):
+            await harness.engine.load_model("m")
+
+        assert [await harness.value(version=version) for version in ("1", "2", "3")] == [1, 2, 3]
+        await harness.lifecycle.drain()
+
+    run(scenario)
+
+
 def test_an_override_of_configuration_and_files_replaces_the_folder(tmp_path: Path) -> None:
     async def scenario() -> None:
         write_model(tmp_path, v1=1)

@@ -48,6 +48,33 @@ def test_a_new_size_a_new_file_and_a_new_empty_version_change_the_fingerprint(ma
     assert len(seen) == 5
 
 
+def test_a_file_in_the_place_of_another_of_its_size_and_modification_time_changes_the_fingerprint(
+    make_folder: MakeFolder,
+) -> None:
+    folder = make_folder(FILES)
+    model = folder.path / "1/model.onnx"
+    times = model.stat()
+    before = fingerprint(folder.path)
+    new = folder.path.parent / "new.onnx"
+    new.write_bytes(b"abd")
+    os.utime(new, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+    new.replace(model)
+
+    assert fingerprint(folder.path) != before
+
+
+def test_a_file_that_may_be_read_again_changes_the_fingerprint(make_folder: MakeFolder) -> None:
+    folder = make_folder(FILES)
+    model = folder.path / "1/model.onnx"
+    model.chmod(0)
+    before = fingerprint(folder.path)
+
+    model.chmod(0o644)
+
+    assert fingerprint(folder.path) != before
+
+
 def test_bytecode_and_hidden_files_do_not_change_the_fingerprint(make_folder: MakeFolder) -> None:
     folder = make_folder(FILES)
     before = fingerprint(folder.path)

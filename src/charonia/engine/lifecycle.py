@@ -321,12 +321,14 @@ class Lifecycle:
         results = await asyncio.gather(
             *(self._load_version(model, folder, version, configured) for version in configured.versions)
         )
-        self._unload(model, set(model.versions) - set(configured.versions))
         failed = [
             f"version {version} is at UNAVAILABLE state: {reason};"
             for version, reason in zip(configured.versions, results, strict=True)
             if reason
         ]
+        unselected = set(model.versions) - set(configured.versions)
+        # What answers goes on until all that is to take its place does.
+        self._unload(model, {v for v in unselected if not failed or model.versions[v].loaded is None})
         before = model.provided
         if all(results):
             await provided.failed()

@@ -1,8 +1,10 @@
 """A value that tells whether anything in a model's folder has changed.
 
-It covers the names of all folders and the names, sizes and modification times of all files below a model's folder.
-Modification times of folders are left out: they change when something drops a temporary file, and a change that matters
-shows up in the names. So are hidden entries and `__pycache__`, which importing a Python model writes into its folder.
+It covers the names of all folders and the names, sizes, modification and change times of all files below a model's
+folder. A file that took another's place with its modification time (`cp -p`, `rsync -t`) has a change time of its own,
+and so has one that may be read again. The times of folders are left out: they change when something drops a temporary
+file, and a change that matters shows up in the names. So are hidden entries and `__pycache__`, which importing a Python
+model writes into its folder.
 """
 
 import os
@@ -25,19 +27,19 @@ NOT_CONTENT = frozenset({"__pycache__"})
 
 
 def fingerprint(folder: Path) -> Fingerprint:
-    """Return a digest of names, sizes and modification times of what lies in the folder. Blocks on the disk.
+    """Return a digest of names, sizes and times of what lies in the folder. Blocks on the disk.
 
     Symbolic links are followed, except to folders that the path already goes through. What cannot be read or disappears
     meanwhile counts as unreadable, so that this never raises: the model's load will tell.
     """
     digest = blake2b(digest_size=16)
-    for path, size, mtime_ns in sorted(islice(_content(str(folder), "", ()), ENTRIES_MAX)):
-        digest.update(b"%s\0%d\0%d\0" % (os.fsencode(path), size, mtime_ns))
+    for path, size, mtime_ns, ctime_ns in sorted(islice(_content(str(folder), "", ()), ENTRIES_MAX)):
+        digest.update(b"%s\0%d\0%d\0%d\0" % (os.fsencode(path), size, mtime_ns, ctime_ns))
     return digest.hexdigest()
 
 
-def _content(folder: str, prefix: str, parents: tuple[tuple[int, int], ...]) -> Iterator[tuple[str, int, int]]:
-    """Yield path, size and modification time of each file, and the path with "/" of each folder."""
+def _content(folder: str, prefix: str, parents: tuple[tuple[int, int], ...]) -> Iterator[tuple[str, int, int, int]]:
+    """Yield path, size, modification and change time of each file, and the path with "/" of each folder."""
     try:
         status = os.stat(folder)
         identity = (status.st_dev, status.st_ino)
@@ -46,17 +48,17 @@ def _content(folder: str, prefix: str, parents: tuple[tuple[int, int], ...]) -> 
         with os.scandir(folder) as entries:
             listed = [entry for entry in entries if not entry.name.startswith(".") and entry.name not in NOT_CONTENT]
     except OSError:
-        yield prefix + "?", -1, -1
+        yield prefix + "?", -1, -1, -1
         return
     for entry in listed:
         path = prefix + entry.name
         try:
             status = entry.stat()
         except OSError:
-            yield path, -1, -1
+            yield path, -1, -1, -1
             continue
         if stat.S_ISDIR(status.st_mode):
-            yield path + "/", 0, 0
+            yield path + "/", 0, 0, 0
             yield from _content(entry.path, path + "/", (*parents, identity))
         else:
-            yield path, status.st_size, status.st_mtime_ns
+            yield path, status.st_size, status.st_mtime_ns, status.st_ctime_ns
