@@ -2,14 +2,17 @@
 
 Protobuf's own parser does the reading, so what it forgives is forgiven here: commas or semicolons between fields,
 lists as `dims: [1, 2]` or as repeated fields, `name { }` and `name: { }`, `#` comments, enumerations by name or
-number. Its errors are turned into one sentence with line, column and, for a misspelt name, the nearest right one.
+number. Where it and the C++ parser of Triton read a literal differently, C++ is right (`charonia.config.literals`). Its
+errors are turned into one sentence with line, column and, for a misspelt name, the nearest right one.
 """
 
 import re
+from functools import partial
 
 from google.protobuf import text_format
 
 from charonia.config.convert import MESSAGE, from_message, to_message
+from charonia.config.literals import python_literals
 from charonia.config.model import ModelConfig
 from charonia.config.wording import field_hint, printable, short, value_hint
 from charonia.core.errors import ServingError, invalid
@@ -30,6 +33,16 @@ _HINTS = (
     (re.compile(r'^expected ","'), 'a "[" has no "]", or there is no comma between two elements'),
 )
 """What to do, by the parser's problem; a hint may repeat what it found."""
+_REWORDED = (
+    (
+        re.compile(r"codec can't decode byte 0x5c .*end of string$"),
+        "a text has no quote at its end",
+        '\\" is a quote within the text; a backslash itself is written twice: \\\\',
+    ),
+    (re.compile(r"'utf-8' codec can't decode byte "), "the bytes of a text are not UTF-8", ""),
+    (re.compile(r"^Exceeds the limit \(\d+ digits\)"), "value out of range", ""),
+)
+"""The parser's problem where it only knows Python's words, and what we say of it."""
 _POSITION = re.compile(r"^\d+:\d+ : ")
 
 
@@ -46,7 +59,7 @@ def parse(text: str) -> ModelConfig:
     text = text.removeprefix("\ufeff")
     try:
         text.encode()
-        text_format.Parse(text, message)
+        text_format.Parse(python_literals(text, partial(_refuse, text)), message)
     except UnicodeEncodeError as error:
         line = text.count("\n", 0, error.start) + 1
         raise invalid(f"config.pbtxt line {line}: {text[error.start]!a} is no character") from None
@@ -81,6 +94,11 @@ def _explain(error: text_format.ParseError, text: str) -> ServingError:
     return invalid(printable(f"config.pbtxt line {line}, column {column}: {sentence}"), hint=printable(hint))
 
 
+def _refuse(text: str, offset: int, sentence: str, hint: str) -> ServingError:
+    line, column = text.count("\n", 0, offset) + 1, offset - text.rfind("\n", 0, offset)
+    return invalid(printable(f"config.pbtxt line {line}, column {column}: {sentence}"), hint=hint)
+
+
 def _reword(problem: str) -> tuple[str, str]:
     """Return the parser's problem in our words, and a hint."""
     if found := _NO_FIELD.search(problem):
@@ -93,6 +111,9 @@ def _reword(problem: str) -> tuple[str, str]:
         return f"field '{found['name']}' is given twice", "only repeated fields may be given more than once"
     if found := _ONE_OF.search(problem):
         return f"'{found['name']}' and '{found['other']}' are both given", "at most one of them may be"
+    for pattern, sentence, hint in _REWORDED:
+        if pattern.search(problem):
+            return sentence, hint
     sentence = problem[:1].lower() + problem[1:]
     hints = (found.expand(hint) for pattern, hint in _HINTS if (found := pattern.search(sentence)))
     return short(sentence), next(hints, "")

@@ -1,0 +1,98 @@
+"""Literals mean what they mean to protobuf's C++ parser. The expected values are its."""
+
+import pytest
+
+from charonia.config.model import ModelConfig, ModelInput, SequenceBatching, SequenceDirect
+from charonia.config.pbtxt import parse
+from charonia.core.errors import Code, ServingError
+
+
+def refusal(text: str) -> ServingError:
+    with pytest.raises(ServingError) as caught:
+        parse(text)
+    assert caught.value.code is Code.INVALID_ARG
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("literal", "expected"),
+    [
+        (r'"a\?b"', "a?b"),
+        (r"'\?\?'", "??"),
+        (r'"\\?"', r"\?"),
+        (r'"\x41\X41\X4"', "AA\x04"),
+        (r'"\101\7\1234"', "A\x07S4"),
+        (r'"\303\251 \xc3\xa9 \u00e9 é"', "é é é é"),
+        (r'"\U0001f600 \ud83d\ude00 \uD83D\uDE00"', "\U0001f600 \U0001f600 \U0001f600"),
+        (r'"\U0010ffff\U0000d7ff\ue000"', "\U0010ffff\ud7ff\ue000"),
+        (r'"\a\b\f\n\r\t\v\\\'\""', "\a\b\f\n\r\t\v\\'\""),
+        (r"""'a\"b' "c'd" # "\q" '""", "a\"bc'd"),
+    ],
+)
+def test_an_escape_means_what_it_means_to_triton(literal: str, expected: str) -> None:
+    assert parse(f"name: {literal}") == ModelConfig(name=expected)
+
+
+@pytest.mark.parametrize(
+    "escape",
+    [
+        r"\m",
+        r"\8",
+        r"\x",
+        r"\u12",
+        r"\ud83d",
+        r"\ude00",
+        r"\ud83d\n",
+        r"\U0000d800",
+        r"\U00110000",
+        r"\400",
+        r"\N{DASH}",
+    ],
+)
+def test_an_escape_that_triton_refuses_is_refused_with_its_place(escape: str) -> None:
+    error = refusal(f'name: "m"\nbackend: "é\\n{escape}"')
+
+    assert error.message.startswith("config.pbtxt line 2, column 14: a text cannot have the escape \\")
+    assert error.hint == "a backslash itself is written twice: \\\\"
+
+
+def test_a_text_that_ends_in_a_backslash_is_refused_with_a_hint() -> None:
+    error = refusal('backend: "C:\\models\\"\nname: "m"')
+
+    assert error.message == "config.pbtxt line 1, column 10: a text has no quote at its end"
+    assert error.hint == '\\" is a quote within the text; a backslash itself is written twice: \\\\'
+
+
+def test_bytes_that_are_no_text_are_refused_without_words_of_python() -> None:
+    assert refusal(r'name: "\xff"').message.endswith(": the bytes of a text are not UTF-8")
+
+
+def test_a_number_of_thousands_of_digits_is_out_of_range() -> None:
+    assert refusal("max_batch_size: 0x" + "f" * 10_000).message.endswith("column 17: value out of range")
+
+
+@pytest.mark.parametrize("gap", ["", " ", "\t \r\n", " # - 3\n", "\n\n"])
+def test_a_minus_may_stand_apart_from_its_number(gap: str) -> None:
+    text = f"input {{ dims: [3, -{gap}1] }} sequence_batching {{ direct {{ minimum_slot_utilization: -{gap}.5 }} }}"
+
+    assert parse(text) == ModelConfig(
+        input=(ModelInput(dims=(3, -1)),),
+        sequence_batching=SequenceBatching(direct=SequenceDirect(minimum_slot_utilization=-0.5)),
+    )
+
+
+@pytest.mark.parametrize(
+    "text", ["max_batch_size: - - 1", "max_batch_size: -- 1", "max_batch_size: - {}", 'name: - "1"']
+)
+def test_a_minus_before_anything_else_is_refused(text: str) -> None:
+    assert refusal(text).message.startswith("config.pbtxt line 1, column ")
+
+
+def test_an_error_after_a_literal_written_anew_has_the_columns_of_the_file() -> None:
+    text = r'name: "\?\ud83d\ude00" max_bach_size: 8'
+
+    assert refusal(text).message.startswith(f"config.pbtxt line 1, column {text.index('max') + 1}: ")
+
+
+def test_comments_and_texts_are_no_literals_of_another_kind() -> None:
+    assert parse("# don't \\q - 1\nname: \"- 1 # \\'\" # it's\n") == ModelConfig(name="- 1 # '")
