@@ -10,11 +10,14 @@ from typing import Any, cast
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 
 from charonia.backends.api import BackendSettings, Completion, Execution, ModelFiles, Outputs, Placement, Result
 from charonia.backends.onnxruntime import backend, session
+from charonia.backends.onnxruntime import external as external_module
 from charonia.backends.onnxruntime.backend import OnnxRuntimeBackend
+from charonia.backends.onnxruntime.external import external_names, read_external
 from charonia.backends.onnxruntime.instance import OnnxRuntimeInstance
 from charonia.backends.onnxruntime.options import SessionPlan
 from charonia.backends.onnxruntime.providers import Provider
@@ -355,6 +358,91 @@ def test_an_output_that_is_no_tensor_is_left_out_and_named(tmp_path: Path) -> No
     assert "output 'all': left out, as seq(tensor(float)) cannot be sent" in completion.notes
 
 
+def with_probabilities(content: bytes) -> onnx.ModelProto:
+    """Return the model with one more output: a sequence of maps, as scikit-learn's classifiers have."""
+    model = onnx.load_model_from_string(content)
+    graph = model.graph
+    graph.node.append(
+        onnx.helper.make_node("ZipMap", ["x"], ["maps"], domain="ai.onnx.ml", classlabels_int64s=[0, 1, 2, 3])
+    )
+    kind = onnx.helper.make_map_type_proto(onnx.TensorProto.INT64, onnx.helper.make_tensor_type_proto(1, []))
+    graph.output.append(onnx.helper.make_value_info("maps", onnx.helper.make_sequence_type_proto(kind)))
+    model.opset_import.append(onnx.helper.make_opsetid("ai.onnx.ml", 2))
+    return model
+
+
+def named(shape: Sequence[int | str], *outputs: Sequence[int | str]) -> bytes:
+    """Return a model with an output for each of these shapes: its input as it is, or transposed."""
+    graph = GraphWriter()
+    graph.input("x", FP32, shape)
+    for index, out in enumerate(outputs):
+        operator = "Identity" if out == shape else "Transpose"
+        graph.output(graph.node(operator, ["x"], f"y{index}"), FP32, out)
+    return graph.model()
+
+
+def test_an_output_that_is_no_tensor_cannot_be_configured(tmp_path: Path) -> None:
+    content = with_probabilities(named(["b", 4], ["b", 4])).SerializeToString()
+
+    with pytest.raises(ServingError) as caught:
+        make(files_of(tmp_path, content), config_of({"x": (FP32, (4,))}, {"y0": (FP32, (4,)), "maps": (FP32, (4,))}))
+
+    assert caught.value.message == (
+        "model 'm': output[1].name: output 'maps' is seq(map(int64,tensor(float))), which cannot be sent; "
+        "scikit-learn converters write the probabilities as a tensor with zipmap=False"
+    )
+
+
+def test_a_model_without_an_output_that_can_be_sent_is_refused(tmp_path: Path) -> None:
+    model = with_probabilities(named(["b", 4], ["b", 4]))
+    del model.graph.output[0]
+
+    with pytest.raises(ServingError, match=r"no output that can be sent: 'maps' is seq\(map") as caught:
+        complete(files_of(tmp_path, model.SerializeToString()))
+
+    assert (caught.value.code, "zipmap=False" in caught.value.hint) == (Code.UNSUPPORTED, True)
+
+
+def test_a_configuration_without_outputs_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ServingError, match="output: none is configured; the model provides output"):
+        make(files_of(tmp_path, models.mlp()), replace(MLP, output=()))
+
+
+@pytest.mark.parametrize(
+    ("shape", "outputs", "batch_size"),
+    [
+        (["n", "c"], [["c", "n"]], 0),  # a matrix: two requests in one batch would exchange their rows
+        (["n", "c"], [["n", "c"]], 4),
+        (["any", 3, "any"], [["any", 3, "any"]], 4),  # one name for all that is variable tells nothing
+        (["b", "t"], [["b", "t"], ["t", "b"]], 0),
+    ],
+)
+def test_a_first_dimension_that_is_a_later_one_elsewhere_is_no_batch(
+    tmp_path: Path, shape: list[int | str], outputs: list[list[int | str]], batch_size: int
+) -> None:
+    files = files_of(tmp_path, named(shape, *outputs))
+
+    completion = complete(files)
+
+    assert completion.config.max_batch_size == batch_size
+    assert any("is the first of one tensor and a later one" in n for n in completion.notes) == (batch_size == 0)
+    assert complete(files, ModelConfig(name="m", max_batch_size=2)).config.max_batch_size == 2
+
+
+def test_a_dimension_of_no_elements_is_served_as_a_variable_one(tmp_path: Path) -> None:
+    files = files_of(tmp_path, named(["b", 0, 2], ["b", 0, 2]))
+    completed = complete(files).config
+
+    answer = values(
+        make(files, replace(completed, instance_group=MLP.instance_group)).execute(
+            [request({"x": (FP32, np.zeros((3, 0, 2), np.float32))})]
+        )
+    )
+
+    assert [tensor.dims for tensor in completed.input] == [(-1, 2)]
+    assert answer["y0"].shape == (3, 0, 2)
+
+
 # Models and configurations that are wrong.
 
 
@@ -462,17 +550,119 @@ def test_a_file_that_is_no_model_comes_with_what_to_do(tmp_path: Path, content: 
 
 
 def test_weights_that_were_left_behind_are_told_of(tmp_path: Path) -> None:
-    files = files_of(tmp_path, b"")
-    model = onnx.load_from_string(models.mlp())
-    onnx.save_model(
-        model, str(files.version_dir / "model.onnx"), save_as_external_data=True, location="weights", size_threshold=0
-    )
+    files = external(tmp_path)
     (files.version_dir / "weights").unlink()
 
     with pytest.raises(ServingError) as caught:
         complete(files)
 
     assert caught.value.hint == "the weights lie in a file of their own, which belongs beside the model"
+
+
+def external(tmp_path: Path) -> ModelFiles:
+    """Return the perceptron with its weights in a file of their own, `weights`."""
+    files = files_of(tmp_path, b"")
+    model = onnx.load_from_string(models.mlp())
+    onnx.save_model(
+        model, str(files.version_dir / "model.onnx"), save_as_external_data=True, location="weights", size_threshold=0
+    )
+    return files
+
+
+def test_weights_of_which_a_part_is_there_are_told_of(tmp_path: Path) -> None:
+    files = external(tmp_path)
+    (files.version_dir / "weights").write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
+
+    with pytest.raises(ServingError, match=r"cannot load model\.onnx: External initializer: ") as caught:
+        complete(files)
+
+    assert caught.value.hint == "the file of the weights is a part of one, or a pointer of Git LFS"
+
+
+@pytest.mark.skipif(
+    not hasattr(onnxruntime.SessionOptions, "add_external_initializers_from_files_in_memory"),
+    reason="needs a newer ONNX Runtime",
+)
+class TestWeightsInAFileOfTheirOwn:
+    @pytest.mark.parametrize("change", ["cut", "overwritten"])
+    def test_a_file_that_changes_in_place_does_not_touch_the_model_that_is_served(
+        self, tmp_path: Path, change: str
+    ) -> None:
+        files = external(tmp_path)
+        instance = make(files, MLP)
+        expected = values(instance.execute([mlp_request(1, 2)]))["output"]
+        weights = files.version_dir / "weights"
+        size = weights.stat().st_size
+
+        # A model that maps the file would end this process when it is cut.
+        with weights.open("r+b") as file:
+            if change == "overwritten":
+                file.write(bytes(size))
+            file.flush()
+            maps = Path("/proc/self/maps")
+            assert not maps.exists() or str(weights) not in maps.read_text()
+            file.truncate(0 if change == "cut" else size)
+
+        assert_close(values(instance.execute([mlp_request(1, 2)]))["output"], expected)
+
+    def test_the_file_may_be_a_link_to_another_folder(self, tmp_path: Path) -> None:
+        files = external(tmp_path)
+        weights = files.version_dir / "weights"
+        weights.rename(tmp_path / "elsewhere")
+        weights.symlink_to(tmp_path / "elsewhere")
+
+        assert complete(files).config.input
+        make(files, MLP)
+
+    def test_larger_ones_stay_with_onnx_runtime(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        files = external(tmp_path)
+        monkeypatch.setattr(external_module, "COPIED_BYTES_MAX", 1000)
+
+        assert read_external(files.version_dir / "model.onnx") == {}
+        make(files, MLP)
+
+
+@pytest.mark.parametrize("location", ["../weights", "/etc/hostname", "gone"])
+def test_weights_that_lie_elsewhere_are_left_to_onnx_runtime(tmp_path: Path, location: str) -> None:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "weights").write_bytes(b"secret")
+    model = onnx.load_from_string(models.mlp())
+    tensor = model.graph.initializer[0]
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value=location)
+    path = tmp_path / "m" / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+
+    assert external_names(path) == (location,)
+    assert read_external(path) == {}
+
+
+@pytest.mark.parametrize("content", [b"", b"\x3a", b"\x3a\xff\x01", b"\x3e", b"\xff" * 20, models.mlp()[:-900]])
+def test_a_file_that_is_no_model_names_no_weights(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(content)
+
+    assert read_external(path) == {}
+
+
+def test_operators_that_nobody_knows_come_with_what_to_do(tmp_path: Path) -> None:
+    graph = GraphWriter()
+    graph.input("x", FP32, ["b", 4])
+    graph.output(graph.node("NoSuchOperator", ["x"], "y"), FP32, ["b", 4])
+
+    with pytest.raises(ServingError, match="NoSuchOperator"):
+        complete(files_of(tmp_path, graph.model()))
+
+
+def test_a_folder_in_the_place_of_the_file_tells_what_it_holds(tmp_path: Path) -> None:
+    folder = tmp_path / "m" / "1" / "model.onnx"
+    folder.mkdir(parents=True)
+    (folder / "net.onnx").write_bytes(models.mlp())
+
+    with pytest.raises(ServingError, match=r"has no file 1/model\.onnx/model\.onnx") as caught:
+        complete(ModelFiles(tmp_path / "m", 1, tmp_path / "m" / "1"))
+
+    assert caught.value.hint == "the folder holds net.onnx"
 
 
 def test_batching_that_the_model_cannot_do_is_refused(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
@@ -19,8 +19,11 @@ from charonia.backends.onnxruntime.session import (
     is_small,
     open_session,
     open_to_inspect,
+    other_than_batch,
     signature_of,
     start_global_pool,
+    unsendable_hint,
+    unsendable_outputs,
 )
 from charonia.backends.ragged import configured_form, ragged_plan
 from charonia.config.complete import Signature, SignatureTensor, check_signature, merge_signature
@@ -92,7 +95,8 @@ class OnnxRuntimeModel:
         threads = self._threads(placement)
         session = open_session(self._path, plan, threads=threads, providers=providers, verbose=self._verbose)
         signature, _ = signature_of(session, config.name)
-        problems = list(signature_problems(config, signature))
+        lacking = unsendable_outputs(session)
+        problems = [*_unsendable(config, lacking), *signature_problems(config, signature, lacking)]
         if problems:
             raise_problems(config.name, problems)
         on_cpu = placement.kind is not InstanceKind.KIND_GPU
@@ -138,17 +142,27 @@ class OnnxRuntimeBackend:
         plan = self._plan(files, config, settings)
         path = model_path(files, config)
 
-        def inspect() -> tuple[Signature, list[str]]:
+        def inspect() -> tuple[Signature, list[str], str]:
             try:
-                return signature_of(open_to_inspect(path, plan), config.name)
+                session = open_to_inspect(path, plan)
+                return (*signature_of(session, config.name), other_than_batch(session))
             finally:
                 release_freed_memory()
 
-        signature, left_out = await asyncio.to_thread(inspect)
+        signature, left_out, no_batch = await asyncio.to_thread(inspect)
         # What has a default is not asked of clients unless the configuration names it.
         required = replace(signature, inputs=tuple(t for t in signature.inputs if not t.optional))
-        merged, notes = merge_signature(
-            config, required, default_max_batch_size=settings.default_max_batch_size, model_name=config.name
+        batch_size = settings.default_max_batch_size
+        if no_batch and batch_size > 0 and not config.max_batch_size and not required.fixed:
+            batch_size = 0
+            left_out.append(
+                f"max_batch_size: 0, as dimension '{no_batch}' is the first of one tensor and a later one of another"
+            )
+        merged, notes = merge_signature(config, required, default_max_batch_size=batch_size, model_name=config.name)
+        merged = replace(
+            merged,
+            input=tuple(replace(tensor, dims=_without_zeros(tensor.dims)) for tensor in merged.input),
+            output=tuple(replace(tensor, dims=_without_zeros(tensor.dims)) for tensor in merged.output),
         )
         return Completion(merged, (*notes, *left_out))
 
@@ -196,24 +210,35 @@ def model_path(files: ModelFiles, config: ModelConfig) -> Path:
     for candidate in candidates:
         if candidate.is_file():
             return candidate
-    found = sorted(p.name for p in files.version_dir.glob("*")) if files.version_dir.is_dir() else []
+    folder = candidates[0].parent
+    found = sorted(p.name for p in folder.glob("*")) if folder.is_dir() else []
+    held = f"the folder holds {', '.join(found[:10]) or 'nothing'}"
     raise invalid(
         f"model '{config.name}' version {files.version} has no file {candidates[0].relative_to(files.model_dir)}",
-        hint=f"the folder holds {', '.join(found[:10]) or 'nothing'}; `default_model_filename` names another file",
+        hint=held if path.is_dir() else f"{held}; `default_model_filename` names another file",
     )
 
 
-def signature_problems(config: ModelConfig, signature: Signature) -> Iterator[Problem]:
-    """Yield every difference between a configuration and a model that matters."""
+def signature_problems(
+    config: ModelConfig, signature: Signature, passed_over: Collection[str] = ()
+) -> Iterator[Problem]:
+    """Yield every difference between a configuration and a model that matters, but those of outputs `passed_over`."""
     signature, problems = configured_form(ragged_plan(config), config, signature)
     yield from problems
+    if not config.output:
+        message = f"none is configured; the model provides {', '.join(tensor.name for tensor in signature.outputs)}"
+        yield Problem("output", message)
+    config = replace(config, output=tuple(output for output in config.output if output.name not in passed_over))
     # ONNX Runtime reports an unknown rank as no dimensions, the same as a scalar's: take the configuration's word then.
     inputs = {i.name: i.reshape.shape if i.reshape is not None else i.dims for i in config.input}
     outputs = {o.name: o.reshape.shape if o.reshape is not None else o.dims for o in config.output}
     lead = (-1,) if config.max_batch_size > 0 else ()
 
     def known(tensor: SignatureTensor, dims: dict[str, tuple[int, ...]]) -> SignatureTensor:
-        return tensor if tensor.shape or tensor.name not in dims else replace(tensor, shape=(*lead, *dims[tensor.name]))
+        if not tensor.shape and tensor.name in dims:
+            return replace(tensor, shape=(*lead, *dims[tensor.name]))
+        batch = len(lead)
+        return replace(tensor, shape=(*tensor.shape[:batch], *_without_zeros(tensor.shape[batch:])))
 
     def answered(tensor: SignatureTensor) -> SignatureTensor:
         # The optimiser finds out more about an output than the file says: what is left open there is no contradiction.
@@ -235,6 +260,19 @@ def signature_problems(config: ModelConfig, signature: Signature) -> Iterator[Pr
         if tensor.optional and tensor.name in required:
             message = f"input '{tensor.name}' has no default in the model, so it cannot be optional"
             yield Problem(f"input[{index}].optional", message)
+
+
+def _unsendable(config: ModelConfig, lacking: Mapping[str, str]) -> Iterator[Problem]:
+    for index, tensor in enumerate(config.output):
+        if tensor.name in lacking:
+            hint = unsendable_hint(lacking[tensor.name])
+            message = f"output '{tensor.name}' is {lacking[tensor.name]}, which cannot be sent"
+            yield Problem(f"output[{index}].name", f"{message}; {hint}" if hint else message)
+
+
+def _without_zeros(dims: tuple[int, ...]) -> tuple[int, ...]:
+    """Return dims that a configuration may have: it knows no 0, and what is variable may be 0."""
+    return tuple(dim or -1 for dim in dims)
 
 
 def _op_library(files: ModelFiles, name: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 import onnxruntime
 
+from charonia.backends.onnxruntime.external import read_external
 from charonia.backends.onnxruntime.options import SessionPlan
 from charonia.backends.onnxruntime.providers import CPU, Provider
 from charonia.config.complete import Signature, SignatureTensor
@@ -44,14 +45,20 @@ Run = Callable[[Sequence[str], Mapping[str, Array], object], list[Array]]
 """Computes the named outputs from arrays by name, with run options or None."""
 
 _PREFIX = re.compile(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ")
-_SOURCE = re.compile(r"\S*onnxruntime_src/\S+ |\S+::\S+\([^)]*\) (?:const )?")
+_SOURCE = re.compile(r"\S*onnxruntime_src/\S+ |\w+\.cc:\d+ \w+ |\S+::\S+\([^)]*\) (?:const )?")
 _MESSAGE_CHARS_MAX = 1000
 _LFS_POINTER = b"version https://git-lfs"
 _LOAD_HINTS = {
     "Protobuf parsing failed": "the file is no ONNX model, or a part of one",
+    "Missing model IR version": "the file is no ONNX model",
     "Unsupported model IR version": "a newer onnxruntime reads it: pip install -U onnxruntime",
     "stamped with official released onnx opset": "a newer onnxruntime reads it: pip install -U onnxruntime",
+    "escapes model directory": "the file of the weights belongs beside the model, not a link to another folder",
     "External data path": "the weights lie in a file of their own, which belongs beside the model",
+    "External initializer": "the file of the weights is a part of one, or a pointer of Git LFS",
+    "is not a registered function/op": (
+        "`model_operations { op_library_filename: ... }` loads operators that ONNX Runtime does not have"
+    ),
 }
 """What to do, by what ONNX Runtime says."""
 
@@ -167,6 +174,11 @@ def _open(path: Path, options: Any, plan: SessionPlan, providers: Sequence[Provi
         for library in plan.op_libraries:
             options.register_custom_ops_library(library)
         named = [(name, dict(values)) for name, values in providers]
+        # Providers of other hardware read the files themselves; older versions do not know the call.
+        give = getattr(options, "add_external_initializers_from_files_in_memory", None)
+        external = read_external(path) if give is not None and all(name == CPU for name, _ in providers) else {}
+        if give is not None and external:
+            give(list(external), list(external.values()), [len(content) for content in external.values()])
         session = onnxruntime.InferenceSession(path, options, providers=named, enable_fallback=0)
     except Exception as error:  # ONNX Runtime's errors have no common base class of their own
         refused = plain_error(f"cannot load {path.name}", error, Code.INVALID_ARG)
@@ -201,9 +213,8 @@ def signature_of(session: Session, model_name: str) -> tuple[Signature, list[str
     Inputs with a default are optional.
 
     Raises:
-        ServingError: UNSUPPORTED for an input of a type that is no tensor of the protocol's.
+        ServingError: UNSUPPORTED for an input of a type that is no tensor of the protocol's, or only such outputs.
     """
-    notes = []
     inputs = []
     outputs = []
     for argument in session.get_inputs():
@@ -217,14 +228,42 @@ def signature_of(session: Session, model_name: str) -> tuple[Signature, list[str
             inputs.append(SignatureTensor(argument.name, datatype, _shape(argument), optional=True))
     for argument in session.get_outputs():
         datatype = _datatype(argument)
-        if datatype is None:
-            notes.append(f"output '{argument.name}': left out, as {argument.type} cannot be sent")
-        else:
+        if datatype is not None:
             outputs.append(SignatureTensor(argument.name, datatype, _shape(argument)))
+    notes = [
+        f"output '{name}': left out, as {kind} cannot be sent" for name, kind in unsendable_outputs(session).items()
+    ]
+    if not outputs and (lacking := unsendable_outputs(session)):
+        listed = ", ".join(f"'{name}' is {kind}" for name, kind in lacking.items())
+        raise unsupported(
+            f"model '{model_name}' has no output that can be sent: {listed}", hint=unsendable_hint(listed)
+        )
     datatypes = {tensor.datatype for tensor in (*inputs, *outputs)}
     if DataType.BF16 in datatypes and DataType.BYTES in datatypes:
         raise unsupported(f"model '{model_name}' has tensors of both BF16 and BYTES, which ONNX Runtime's Python lacks")
     return Signature(tuple(inputs), tuple(outputs)), notes
+
+
+def unsendable_outputs(session: Session) -> dict[str, str]:
+    """Return the type of each output that is no tensor of the protocol's, by name."""
+    return {argument.name: argument.type for argument in session.get_outputs() if _datatype(argument) is None}
+
+
+def unsendable_hint(kinds: str) -> str:
+    """Return what to do about outputs of such types, "" where nobody knows."""
+    return "scikit-learn converters write the probabilities as a tensor with zipmap=False" if "map(" in kinds else ""
+
+
+def other_than_batch(session: Session) -> str:
+    """Return the name of a dimension that stands first in a tensor but is no batch's, "" where none shows.
+
+    It stands first in one tensor and later in another, as in a matrix and its transpose, and there are others that
+    stand first: some exporters give all variable dimensions one name, which tells nothing.
+    """
+    shapes = [argument.shape for argument in (*session.get_inputs(), *session.get_outputs())]
+    first = {shape[0] for shape in shapes if shape and isinstance(shape[0], str)}
+    later = {size for shape in shapes for size in shape[1:] if isinstance(size, str)}
+    return min(first & later, default="") if len(first) > 1 else ""
 
 
 def run_of(session: Session) -> Run:

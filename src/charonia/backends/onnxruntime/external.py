@@ -1,0 +1,105 @@
+"""The files beside a model that its weights lie in, read before ONNX Runtime maps them.
+
+ONNX Runtime maps such a file for as long as the model is loaded. Whoever writes over it then (`cp new.data model.data`)
+changes the answers of the model that is served, and whoever makes it shorter ends the whole process with SIGBUS. A copy
+in memory has neither problem, and its file may be a link that leads out of the folder.
+
+An ONNX file is one protobuf message; the numbers of fields are those of onnx.proto.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO
+
+COPIED_BYTES_MAX = 2 * 1024**3
+"""Larger weights stay mapped: while a session is made, there are two copies."""
+
+_MODEL_GRAPH = 7
+_GRAPH_INITIALIZER = 5
+_TENSOR_EXTERNAL_DATA = 13
+_ENTRY_KEY = 1
+_ENTRY_VALUE = 2
+_ENTRY_BYTES_MAX = 64 * 1024
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+
+
+def read_external(path: Path) -> Mapping[str, bytes]:
+    """Return the content of the files that a model's weights lie in, by the names that the model has for them.
+
+    Nothing where the model has none, they are larger than `COPIED_BYTES_MAX`, or one cannot be read or lies elsewhere:
+    what is wrong then is for ONNX Runtime to say. Blocks on the disk.
+    """
+    try:
+        names = external_names(path)
+        if any(PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts for name in names):
+            return {}
+        if sum((path.parent / name).stat().st_size for name in names) > COPIED_BYTES_MAX:
+            return {}
+        return {name: (path.parent / name).read_bytes() for name in names}
+    except (OSError, ValueError):
+        return {}
+
+
+def external_names(path: Path) -> tuple[str, ...]:
+    """Return the names of the files that the weights of a model's graph lie in, each once, in its order.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: It is no ONNX model.
+    """
+    names: dict[str, None] = {}
+    with path.open("rb") as file:
+        whole = (0, os.fstat(file.fileno()).st_size)
+        for graph in _fields(file, whole, _MODEL_GRAPH):
+            for tensor in _fields(file, graph, _GRAPH_INITIALIZER):
+                for entry in _fields(file, tensor, _TENSOR_EXTERNAL_DATA):
+                    key, value = (_text(file, entry, number) for number in (_ENTRY_KEY, _ENTRY_VALUE))
+                    if key == "location":
+                        names[value] = None
+    return tuple(names)
+
+
+def _fields(file: BinaryIO, span: tuple[int, int], wanted: int) -> Iterator[tuple[int, int]]:
+    """Yield begin and end of each field of bytes with a number, in the message that lies between two places."""
+    place, end = span
+    while place < end:
+        file.seek(place)
+        tag = _varint(file)
+        kind = tag & 7
+        if kind == _VARINT:
+            _varint(file)
+            place = file.tell()
+        elif kind == _BYTES:
+            size = _varint(file)
+            begin = file.tell()
+            place = begin + size
+            if place > end:
+                raise ValueError("a part is longer than the whole")
+            if tag >> 3 == wanted:
+                yield begin, place
+        elif kind in (_FIXED64, _FIXED32):
+            place = file.tell() + (8 if kind == _FIXED64 else 4)
+        else:
+            raise ValueError(f"no wire type {kind}")
+
+
+def _text(file: BinaryIO, span: tuple[int, int], number: int) -> str:
+    for begin, end in _fields(file, span, number):
+        if end - begin > _ENTRY_BYTES_MAX:
+            raise ValueError("no name of a file")
+        file.seek(begin)
+        return file.read(end - begin).decode()
+    return ""
+
+
+def _varint(file: BinaryIO) -> int:
+    value = 0
+    for shift in range(0, 70, 7):
+        byte = file.read(1)
+        if not byte:
+            break
+        value |= (byte[0] & 0x7F) << shift
+        if byte[0] < 0x80:
+            return value
+    raise ValueError("no number")
