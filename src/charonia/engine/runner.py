@@ -335,6 +335,10 @@ class ModelRunner:
             self._timer.set(wake)
 
     def _carry_out(self, commands: Sequence[Command]) -> None:
+        if len(commands) == 1 and isinstance(run := commands[0], Run):  # as nearly always
+            batch = self._begin(run)
+            self._lane_of_slot[batch.slot].run(batch)
+            return
         # All batches are made before anybody is answered: who gets a reply may cancel requests that are in one of them.
         batches = [self._begin(command) for command in commands if isinstance(command, Run)]
         cancels = self._cancels
@@ -357,7 +361,7 @@ class ModelRunner:
 
     def _begin(self, run: Run) -> RunningBatch:
         """Return a batch that is to be run now."""
-        entries = [self._entries[request_id] for request_id in run.ids]
+        entries = list(map(self._entries.__getitem__, run.ids))
         batch = self._batch_type(self, entries, run.slot, run.reason)
         for index, entry in enumerate(entries):
             entry.state = RUNNING

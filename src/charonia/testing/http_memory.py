@@ -53,6 +53,9 @@ class MemoryTransport(asyncio.Transport):
         else:
             self.client.take(bytes(data))
 
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Ignore: the test decides when writing pauses."""
+
     def unblock(self) -> None:
         """Let the client read again."""
         self.is_blocked = False

@@ -4,6 +4,7 @@ import ctypes
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import repeat
 
 import numpy as np
 import onnxruntime
@@ -110,6 +111,8 @@ class OnnxRuntimeInstance:
 
     def _wanted(self, requests: Sequence[InferRequest]) -> tuple[str, ...]:
         """Return the outputs that some request asked for; the model is not made to compute others."""
+        if len(self._names) == 1:
+            return self._names
         asked: set[str] = set()
         for request in requests:
             if not request.outputs:
@@ -121,7 +124,7 @@ class OnnxRuntimeInstance:
         self, requests: Sequence[InferRequest], names: Sequence[str], arrays: Sequence[Array]
     ) -> list[Outputs]:
         sizes = batch_sizes(requests) if self._is_batched else None
-        columns = []
+        answers: list[list[Tensor]] = list(map(list, repeat((), len(requests))))
         for name, array in zip(names, arrays, strict=True):
             plan = self._by_name[name]
             datatype = plan.datatype
@@ -133,8 +136,9 @@ class OnnxRuntimeInstance:
             else:
                 array = plan.reshape(array, self._is_batched)
                 parts = scatter(name, array, sizes) if sizes is not None else [array]
-            columns.append([Tensor(name, datatype, part) for part in parts])
-        return [Outputs(list(tensors)) for tensors in zip(*columns, strict=True)]
+            for answer, part in zip(answers, parts, strict=True):
+                answer.append(Tensor(name, datatype, part))
+        return list(map(Outputs, answers))
 
 
 def _run_with_bfloat16(

@@ -18,6 +18,7 @@ from charonia.core.errors import ServingError, invalid, unavailable, unsupported
 from charonia.frontends.draining import unsent_bytes
 from charonia.frontends.http.exchange import Exchange
 from charonia.frontends.http.limits import HttpLimits
+from charonia.frontends.http.repeated import HeadMemory
 
 READ_BYTES = 256 * 1024
 """Size of the buffer that all connections of an endpoint read into."""
@@ -73,7 +74,13 @@ class Host(Protocol):
 
 
 class HttpConnection(asyncio.BufferedProtocol):
-    """A client's connection."""
+    """A client's connection.
+
+    Attributes:
+        remembers: Whether a header that comes again need not be parsed again.
+    """
+
+    remembers = True
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -90,6 +97,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._lingers = False  # the last response is out, the client may still be sending
         self._ends = False  # no more requests are taken; closes when the last response is out
         self._head_bytes_fed = 0
+        self._memory = HeadMemory() if self.remembers else None
         self._reset()
 
     def _reset(self) -> None:
@@ -109,6 +117,9 @@ class HttpConnection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client has connected."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's own class, with the same methods
+        if transport.get_extra_info("sslcontext") is None:
+            # With room for nothing a response is sent at once, not when the loop has handled all that has arrived.
+            self._transport.set_write_buffer_limits(0)
         if not self._host.opened(self):
             self._refuse(503, unavailable("the server has too many connections", hint="retry later"))
 
@@ -145,6 +156,12 @@ class HttpConnection(asyncio.BufferedProtocol):
         """So many bytes have arrived."""
         if self._body is None:
             rest: memoryview | None = self._host.read_buffer[:nbytes]
+            if rest and self._memory is not None:
+                if self._is_receiving or self._ends or self._host.is_closing:
+                    self._memory.pass_over()
+                elif (exchange := self._memory.recall(self, rest)) is not None:
+                    self._hand_over(exchange, None)
+                    return
             while rest:
                 rest = self._feed(rest)
             return
@@ -176,7 +193,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         else:
             if self._in_body:
                 if self._length - self._received >= DIRECT_BODY_BYTES and self._refusal is None:
-                    self._body = self._direct_body()
+                    self._body = _direct_body(self._headers, self._length, self._parts)
+                    self._parts.clear()
             elif self._head_bytes_fed > self._limits.header_bytes_max + self._limits.url_bytes_max:
                 self._refuse(431, _header_too_large(self._limits))
         return None
@@ -192,20 +210,6 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._reset()
         self._in_body = False
         return rest
-
-    def _direct_body(self) -> memoryview:
-        """Return the buffer of the body in progress, filled as far as it was received."""
-        json_size = self._headers.get(JSON_SIZE, b"")
-        # Not a bytearray, which would be filled with zeros first.
-        memory = np.empty(self._length + ALIGNMENT_BYTES, np.uint8)
-        first_tensor = memory.ctypes.data + (
-            int(json_size) if json_size.isdigit() and len(json_size) < DIGITS_MAX else 0
-        )
-        start = -first_tensor % ALIGNMENT_BYTES
-        body = memory.data[start : start + self._length]
-        body[: self._received] = b"".join(self._parts)
-        self._parts.clear()
-        return body
 
     # The parser's calls.
 
@@ -274,6 +278,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         parts = self._parts
         if parts:
             exchange.body = parts[0] if len(parts) == 1 else b"".join(parts)
+        if self._memory is not None and self._refusal is None:
+            self._memory.learn(exchange, self._length)
         self._begin(exchange)
 
     def _refuse_body(self, size: int) -> None:
@@ -312,6 +318,9 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._in_body = False
         if not exchange.keep_alive:
             self._ends = True
+        self._hand_over(exchange, refusal)
+
+    def _hand_over(self, exchange: Exchange, refusal: ServingError | None) -> None:
         self._exchanges.append(exchange)
         if refusal is None:
             self._host.handle(exchange)
@@ -441,6 +450,19 @@ class HttpConnection(asyncio.BufferedProtocol):
                 self._refuse(408, unavailable(f"the request did not arrive within {limit_s:.0f} s"))
         elif not self._exchanges and waited_s > limits.idle_timeout_s:
             transport.abort()  # it may be closing already, and the client take nothing
+
+
+def _direct_body(headers: dict[bytes, bytes], length: int, parts: list[bytes]) -> memoryview:
+    """Return the buffer of a body in progress, filled as far as it was received."""
+    json_size = headers.get(JSON_SIZE, b"")
+    # Not a bytearray, which would be filled with zeros first.
+    memory = np.empty(length + ALIGNMENT_BYTES, np.uint8)
+    first_tensor = memory.ctypes.data + (int(json_size) if json_size.isdigit() and len(json_size) < DIGITS_MAX else 0)
+    start = -first_tensor % ALIGNMENT_BYTES
+    body = memory.data[start : start + length]
+    received = b"".join(parts)
+    body[: len(received)] = received
+    return body
 
 
 class _RefusedError(Exception):

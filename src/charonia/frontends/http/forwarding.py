@@ -10,6 +10,8 @@ from charonia.frontends.http.traced import TimedConnection
 class NamedConnection(HttpConnection):
     """A connection of a server that forwards headers: it keeps their names as they were sent."""
 
+    remembers = False  # only the parser tells them
+
     def _reset(self) -> None:
         super()._reset()
         self._names: dict[bytes, bytes] = {}

@@ -14,6 +14,8 @@ EVENTS = tracing.EventNames("HTTP_RECV_START", "HTTP_RECV_END", "HTTP_SEND_START
 class TimedConnection(HttpConnection):
     """A connection of a server that may trace: it notes when a request begins to arrive."""
 
+    remembers = False  # only the parser tells it
+
     def on_message_begin(self) -> None:
         """The first byte of a request."""
         super().on_message_begin()
