@@ -10,6 +10,16 @@ from charonia.config.pbtxt import MAX_TEXT_CHARS
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError
 
+NOT_JSON = "the model configuration is not JSON"
+INPUT_FIELDS = (
+    "known are name, data_type, format, dims, reshape, is_shape_tensor, allow_ragged_batch, optional, "
+    "is_non_linear_format_io"
+)
+BATCHING_FIELDS = (
+    "known are preferred_batch_size, max_queue_delay_microseconds, preserve_ordering, priority_levels, "
+    "default_priority_level, default_queue_policy, priority_queue_policy"
+)
+
 
 @pytest.mark.parametrize(
     ("text", "expected"),
@@ -54,8 +64,42 @@ def test_json_becomes_records(text: str, expected: ModelConfig) -> None:
             "did you mean TYPE_FP32?",
         ),
         ('{"input": [{"data_type": 99}]}', "input[0].data_type: 99 is not a number of DataType", ""),
-        ('{"input": [{"dims": ["x"]}]}', "input.dims: expected an integer, got 'x'", ""),
-        ('{"input": [5]}', "input: expected a JSON object, got int", ""),
+        ('{"input": [{"dims": ["x"]}]}', "input[0].dims[0]: expected an integer, got 'x'", ""),
+        ('{"input": [{"dims": [1, "9223372036854775808"]}]}', "input[0].dims[1]: Value out of range: 92233", ""),
+        ('{"input": [{"data_type": 2147483648}]}', "input[0].data_type: Value out of range: 2147483648", ""),
+        (
+            '{"dynamic_batching": {"priority_levels": -1}}',
+            "dynamic_batching.priority_levels: Value out of range: -1",
+            "",
+        ),
+        (
+            '{"dynamic_batching": {"priority_queue_policy": {"-1": {}}}}',
+            "dynamic_batching.priority_queue_policy[-1]: Value out of range: -1",
+            "",
+        ),
+        (
+            '{"dynamic_batching": {"priority_queue_policy": {"x": {}}}}',
+            "dynamic_batching.priority_queue_policy[x]: expected an integer, got 'x'",
+            "",
+        ),
+        ('{"input": [{}, 5]}', "input[1]: expected a JSON object, got int", INPUT_FIELDS),
+        ('{"input": {"name": "x"}}', "input: expected a list, got dict", ""),
+        ('{"input": ""}', "input: expected a list, got str", ""),
+        ('{"dynamicBatching": ""}', "dynamicBatching: expected a JSON object, got str", BATCHING_FIELDS),
+        ('{"dynamic_batching": []}', "dynamic_batching: expected a JSON object, got list", BATCHING_FIELDS),
+        ('{"version_policy": {"all": ""}}', "version_policy.all: expected a JSON object, got str", ""),
+        ('{"parameters": []}', "parameters: expected a JSON object, got list", ""),
+        ('{"parameters": {"\\n": 1}}', "parameters[\\n]: expected a JSON object, got int", "known are string_value"),
+        ('{"parameters": {"a": null}}', "parameters[a]: null is not allowed in a list or map", ""),
+        ('{"metric_tags": {"a": null}}', "metric_tags[a]: null is not allowed in a list or map", ""),
+        ('{"name": "a", "max_batch_size": 1, "maxBatchSize": 2}', "maxBatchSize: max_batch_size is given too", ""),
+        ('{"max_batch_size": true}', "max_batch_size: expected a number, got bool", ""),
+        ('{"input": [{"data_type": true}]}', "input[0].data_type: expected a name or number, got bool", ""),
+        ('{"response_cache": {"enable": 1}}', "response_cache.enable: expected true or false, got int", ""),
+        ('{"input": [{"data_type": Infinity}]}', f"{NOT_JSON}: Infinity is no number of JSON", ""),
+        ('{"input": [{"data_type": 1e999}]}', f"{NOT_JSON}: a number is too large: 1e999", ""),
+        ('{"max_batch_size": 1' + "0" * 400 + "}", f"{NOT_JSON}: a number is too large: 10000", ""),
+        ('{"max_batch_size": 1' + "0" * 5000 + "}", f"{NOT_JSON}: a number is too large: 10000", ""),
         ('{"input": [null]}', "input[0]: null is not allowed", ""),
         ('{"max_batch_size": 1.5}', "max_batch_size: Couldn't parse integer: 1.5", ""),
         ('{"max_batch_size": 99999999999}', "max_batch_size: Value out of range", ""),
@@ -63,7 +107,7 @@ def test_json_becomes_records(text: str, expected: ModelConfig) -> None:
         ('{"name": "\\ud800"}', "the model configuration is not JSON: 'utf-8' codec can't encode", ""),
         ('{"\\ud800": 1}', "the model configuration is not JSON: 'utf-8' codec can't encode", ""),
         ('{"input": [{"data_type": "\\ud800"}]}', "the model configuration is not JSON: 'utf-8' codec can't", ""),
-        ('{"parameters": {"a": "b"}}', "parameters[a]: ModelParameter has no field 'b'", "known are string_value"),
+        ('{"parameters": {"a": "b"}}', "parameters[a]: expected a JSON object, got str", "known are string_value"),
         ('{"dynamic_batching": {}, "sequence_batching": {}}', "model configuration: Message type", ""),
         ('{"[a.b]": 1}', "model configuration: Message type inference.ModelConfig does not have extensions", ""),
         ('{"version_policy": {"all": true}}', "version_policy.all: expected a JSON object, got bool", ""),

@@ -12,12 +12,13 @@ import math
 import re
 from collections import Counter
 from enum import Enum
-from typing import Any
+from typing import Any, NoReturn
 
 from google.protobuf import json_format
 from google.protobuf.descriptor import Descriptor
 
 from charonia.config.convert import MESSAGE, FieldPlan, from_message, plan
+from charonia.config.json_kinds import wrong_kinds
 from charonia.config.model import ModelConfig
 from charonia.config.pbtxt import MAX_TEXT_CHARS
 from charonia.config.wording import field_hint, printable, short, value_hint
@@ -29,13 +30,6 @@ _WRAPPER = re.compile(r"Failed to parse (\S+) field: ")
 _AT_PATH = re.compile(r'^(?P<problem>.*) at (?P<path>"?ModelConfig\S*)$', re.DOTALL)
 _NO_VALUE = re.compile(r"Invalid enum value (?P<name>.*) for enum type (?P<type>[\w.]+)", re.DOTALL)
 _NO_FIELD = re.compile(r'Message type "(?P<type>[\w.]+)" has no field named "(?P<name>[^"]*)" at "(?P<path>[^"]*)"')
-
-_REWORDED = (
-    (re.compile(r"'(\w+)' object is not iterable"), r"expected a JSON object, got \1"),
-    (re.compile(r"expected string or bytes-like object, got '(\w+)'"), r"expected a string, got \1"),
-    (re.compile(r"invalid literal for int\(\) with base 10: "), "expected an integer, got "),
-)
-"""What the parser says in Python's words, in JSON's."""
 
 
 def to_json(config: ModelConfig) -> dict[str, object]:
@@ -54,13 +48,18 @@ def from_json(text: str) -> ModelConfig:
     if len(text) > MAX_TEXT_CHARS:
         raise invalid(f"the model configuration has {len(text)} characters; at most {MAX_TEXT_CHARS} are read")
     try:
-        members = json.loads(text, object_pairs_hook=_unique)
+        members = json.loads(
+            text, object_pairs_hook=_unique, parse_int=_integer, parse_float=_decimal, parse_constant=_no_number
+        )
         # JSON can escape half a surrogate pair, which no string of a message can hold.
         json.dumps(members, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise invalid(f"the model configuration is not JSON: {printable(short(str(error)))}") from None
     if not isinstance(members, dict):
         raise invalid(f"the model configuration must be a JSON object, got {type(members).__name__}")
+    wrong = next(wrong_kinds(members, pool().FindMessageTypeByName(MESSAGE)), None)
+    if wrong is not None:
+        raise wrong
     message = message_class(MESSAGE)()
     try:
         json_format.ParseDict(members, message, descriptor_pool=pool())
@@ -109,6 +108,23 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return members
 
 
+def _integer(text: str) -> int:
+    _decimal(text)
+    return int(text)
+
+
+def _decimal(text: str) -> float:
+    # The parser takes numbers beyond 64 bits to where they are converted, and knows no position there.
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"a number is too large: {short(text)}")
+    return value
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f'{name} is no number of JSON; "{name}" in quotes is one here')
+
+
 def _explain(error: Exception) -> ServingError:
     problem = str(error)
     if found := _NO_FIELD.search(problem):
@@ -121,8 +137,6 @@ def _explain(error: Exception) -> ServingError:
     problem = _WRAPPER.sub("", problem).rstrip(".")
     if found := _AT_PATH.match(problem):
         path, problem = _below_root(found["path"]), found["problem"]
-    for pattern, sentence in _REWORDED:
-        problem = pattern.sub(sentence, problem)
     hint = ""
     if found := _NO_VALUE.search(problem):
         hint = value_hint(found["name"], pool().FindEnumTypeByName(found["type"]))
