@@ -14,11 +14,10 @@ import onnxruntime
 import pytest
 
 from charonia.backends.api import BackendSettings, Completion, Execution, ModelFiles, Outputs, Placement, Result
-from charonia.backends.onnxruntime import backend, session
-from charonia.backends.onnxruntime import external as external_module
+from charonia.backends.onnxruntime import backend, model_file, session
 from charonia.backends.onnxruntime.backend import OnnxRuntimeBackend
-from charonia.backends.onnxruntime.external import external_names, read_external
 from charonia.backends.onnxruntime.instance import OnnxRuntimeInstance
+from charonia.backends.onnxruntime.model_file import external_names, read_external, without_shape
 from charonia.backends.onnxruntime.options import SessionPlan
 from charonia.backends.onnxruntime.providers import Provider
 from charonia.backends.onnxruntime.session import Session
@@ -341,7 +340,8 @@ def test_a_model_that_does_not_batch_is_not_made_to(tmp_path: Path) -> None:
         complete(files, ModelConfig(name="m", max_batch_size=4))
 
 
-def test_an_output_that_is_no_tensor_is_left_out_and_named(tmp_path: Path) -> None:
+def test_an_output_that_is_no_tensor_is_left_out_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     graph = GraphWriter()
     graph.input("x", FP32, ["b", 4])
     graph.node("Identity", ["x"], "y")
@@ -356,6 +356,7 @@ def test_an_output_that_is_no_tensor_is_left_out_and_named(tmp_path: Path) -> No
 
     assert [o.name for o in completion.config.output] == ["y"]
     assert "output 'all': left out, as seq(tensor(float)) cannot be sent" in completion.notes
+    assert "model 'm': output 'all': left out, as seq(tensor(float)) cannot be sent" in caplog.messages
 
 
 def with_probabilities(content: bytes) -> onnx.ModelProto:
@@ -427,6 +428,25 @@ def test_a_first_dimension_that_is_a_later_one_elsewhere_is_no_batch(
     assert completion.config.max_batch_size == batch_size
     assert any("is the first of one tensor and a later one" in n for n in completion.notes) == (batch_size == 0)
     assert complete(files, ModelConfig(name="m", max_batch_size=2)).config.max_batch_size == 2
+
+
+def test_a_tensor_without_a_shape_is_taken_as_a_scalar_and_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    graph = GraphWriter()
+    graph.input("x", FP32, None)
+    graph.input("known", FP32, ())
+    graph.output(graph.node("Identity", ["x"], "y"), FP32, None)
+    graph.output(graph.node("Identity", ["known"], "z"), FP32, None)
+    files = files_of(tmp_path, graph.model())
+
+    completion = complete(files)
+
+    taken = [note for note in completion.notes if "taken as a scalar" in note]
+    assert taken[0] == "input 'x': taken as a scalar, as the model tells no shape; `dims` says another"
+    assert {note.split(":")[0] for note in taken} == {"input 'x'", "output 'y'", "output 'z'"}
+    assert f"model 'm': {taken[0]}" in caplog.messages
 
 
 def test_a_dimension_of_no_elements_is_served_as_a_variable_one(tmp_path: Path) -> None:
@@ -616,7 +636,7 @@ class TestWeightsInAFileOfTheirOwn:
 
     def test_larger_ones_stay_with_onnx_runtime(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         files = external(tmp_path)
-        monkeypatch.setattr(external_module, "COPIED_BYTES_MAX", 1000)
+        monkeypatch.setattr(model_file, "COPIED_BYTES_MAX", 1000)
 
         assert read_external(files.version_dir / "model.onnx") == {}
         make(files, MLP)
@@ -643,6 +663,7 @@ def test_a_file_that_is_no_model_names_no_weights(tmp_path: Path, content: bytes
     path.write_bytes(content)
 
     assert read_external(path) == {}
+    assert without_shape(path) == frozenset()
 
 
 def test_operators_that_nobody_knows_come_with_what_to_do(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from charonia.backends.api import BackendSettings, Completion, ModelFiles, Place
 from charonia.backends.binding import bound_to
 from charonia.backends.memory import release_freed_memory
 from charonia.backends.onnxruntime.instance import OnnxRuntimeInstance
+from charonia.backends.onnxruntime.model_file import without_shape
 from charonia.backends.onnxruntime.options import SessionPlan, read_plan, unknown_parameters
 from charonia.backends.onnxruntime.providers import CUDA, choose_providers
 from charonia.backends.onnxruntime.session import (
@@ -145,26 +146,30 @@ class OnnxRuntimeBackend:
         def inspect() -> tuple[Signature, list[str], str]:
             try:
                 session = open_to_inspect(path, plan)
-                return (*signature_of(session, config.name), other_than_batch(session))
+                signature, left_out = signature_of(session, config.name)
+                return signature, [*left_out, *_taken_as_scalars(config, signature, path)], other_than_batch(session)
             finally:
                 release_freed_memory()
 
-        signature, left_out, no_batch = await asyncio.to_thread(inspect)
+        signature, remarks, no_batch = await asyncio.to_thread(inspect)
         # What has a default is not asked of clients unless the configuration names it.
         required = replace(signature, inputs=tuple(t for t in signature.inputs if not t.optional))
         batch_size = settings.default_max_batch_size
         if no_batch and batch_size > 0 and not config.max_batch_size and not required.fixed:
             batch_size = 0
-            left_out.append(
+            sentence = (
                 f"max_batch_size: 0, as dimension '{no_batch}' is the first of one tensor and a later one of another"
             )
+            remarks.append(sentence)
+        for remark in remarks:
+            _log.info("model '%s': %s", config.name, remark)
         merged, notes = merge_signature(config, required, default_max_batch_size=batch_size, model_name=config.name)
         merged = replace(
             merged,
             input=tuple(replace(tensor, dims=_without_zeros(tensor.dims)) for tensor in merged.input),
             output=tuple(replace(tensor, dims=_without_zeros(tensor.dims)) for tensor in merged.output),
         )
-        return Completion(merged, (*notes, *left_out))
+        return Completion(merged, (*notes, *remarks))
 
     async def load(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> OnnxRuntimeModel:
         """Load a version; its session is made with the first instance.
@@ -260,6 +265,20 @@ def signature_problems(
         if tensor.optional and tensor.name in required:
             message = f"input '{tensor.name}' has no default in the model, so it cannot be optional"
             yield Problem(f"input[{index}].optional", message)
+
+
+def _taken_as_scalars(config: ModelConfig, signature: Signature, path: Path) -> Iterator[str]:
+    """Yield a sentence for each tensor that is completed as a scalar because nothing tells its shape."""
+    completed = {
+        "input": () if config.input else signature.inputs,
+        "output": () if config.output else signature.outputs,
+    }
+    if any(not tensor.shape for tensors in completed.values() for tensor in tensors):
+        unknown = without_shape(path)
+        for kind, tensors in completed.items():
+            for tensor in tensors:
+                if not tensor.shape and tensor.name in unknown:
+                    yield f"{kind} '{tensor.name}': taken as a scalar, as the model tells no shape; `dims` says another"
 
 
 def _unsendable(config: ModelConfig, lacking: Mapping[str, str]) -> Iterator[Problem]:

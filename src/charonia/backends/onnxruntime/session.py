@@ -9,7 +9,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 import onnxruntime
 
-from charonia.backends.onnxruntime.external import read_external
+from charonia.backends.onnxruntime.model_file import read_external
 from charonia.backends.onnxruntime.options import SessionPlan
 from charonia.backends.onnxruntime.providers import CPU, Provider
 from charonia.config.complete import Signature, SignatureTensor

@@ -1,8 +1,8 @@
-"""The files beside a model that its weights lie in, read before ONNX Runtime maps them.
+"""What a model's file says that ONNX Runtime does not tell: where its weights lie, and which tensors have no shape.
 
-ONNX Runtime maps such a file for as long as the model is loaded. Whoever writes over it then (`cp new.data model.data`)
-changes the answers of the model that is served, and whoever makes it shorter ends the whole process with SIGBUS. A copy
-in memory has neither problem, and its file may be a link that leads out of the folder.
+ONNX Runtime maps a file of weights for as long as the model is loaded. Whoever writes over it then changes the answers
+of the model that is served (`cp new.data model.data`), and whoever makes it shorter ends the whole process with SIGBUS.
+A copy in memory has neither problem, and its file may be a link that leads out of the folder.
 
 An ONNX file is one protobuf message; the numbers of fields are those of onnx.proto.
 """
@@ -16,11 +16,13 @@ COPIED_BYTES_MAX = 2 * 1024**3
 """Larger weights stay mapped: while a session is made, there are two copies."""
 
 _MODEL_GRAPH = 7
-_GRAPH_INITIALIZER = 5
+_GRAPH_INITIALIZER, _GRAPH_INPUT, _GRAPH_OUTPUT = 5, 11, 12
 _TENSOR_EXTERNAL_DATA = 13
-_ENTRY_KEY = 1
-_ENTRY_VALUE = 2
-_ENTRY_BYTES_MAX = 64 * 1024
+_ENTRY_KEY, _ENTRY_VALUE = 1, 2
+_VALUE_NAME, _VALUE_TYPE = 1, 2
+_TYPE_TENSOR = 1
+_TENSOR_SHAPE = 2
+_TEXT_BYTES_MAX = 64 * 1024
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
@@ -60,6 +62,25 @@ def external_names(path: Path) -> tuple[str, ...]:
     return tuple(names)
 
 
+def without_shape(path: Path) -> frozenset[str]:
+    """Return the names of the inputs and outputs whose file tells no shape, not even a number of dimensions.
+
+    None where the file cannot be read. Blocks on the disk.
+    """
+    names = set()
+    try:
+        with path.open("rb") as file:
+            whole = (0, os.fstat(file.fileno()).st_size)
+            for graph in _fields(file, whole, _MODEL_GRAPH):
+                for value in (v for kind in (_GRAPH_INPUT, _GRAPH_OUTPUT) for v in _fields(file, graph, kind)):
+                    types = (t for kind in _fields(file, value, _VALUE_TYPE) for t in _fields(file, kind, _TYPE_TENSOR))
+                    if any(not any(_fields(file, tensor, _TENSOR_SHAPE)) for tensor in types):
+                        names.add(_text(file, value, _VALUE_NAME))
+    except (OSError, ValueError):
+        return frozenset()
+    return frozenset(names)
+
+
 def _fields(file: BinaryIO, span: tuple[int, int], wanted: int) -> Iterator[tuple[int, int]]:
     """Yield begin and end of each field of bytes with a number, in the message that lies between two places."""
     place, end = span
@@ -86,8 +107,8 @@ def _fields(file: BinaryIO, span: tuple[int, int], wanted: int) -> Iterator[tupl
 
 def _text(file: BinaryIO, span: tuple[int, int], number: int) -> str:
     for begin, end in _fields(file, span, number):
-        if end - begin > _ENTRY_BYTES_MAX:
-            raise ValueError("no name of a file")
+        if end - begin > _TEXT_BYTES_MAX:
+            raise ValueError("no name")
         file.seek(begin)
         return file.read(end - begin).decode()
     return ""
