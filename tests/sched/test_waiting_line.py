@@ -16,7 +16,7 @@ def test_requests_that_left_early_leave_few_deadlines_behind() -> None:
         line.remove(request_id)
 
     # The sweep comes before the push, hence one more.
-    assert len(line._deadlines) <= STALE_DEADLINES_MAX + 1
+    assert len(line.deadlines) <= STALE_DEADLINES_MAX + 1
 
 
 def test_a_sweep_keeps_the_deadlines_of_those_that_wait() -> None:

@@ -12,6 +12,8 @@ from charonia.core.tensor import Array
 
 def batch_sizes(requests: Sequence[InferRequest]) -> list[int]:
     """Return the batch size of each request of a model that batches: the first dimension of its inputs."""
+    if len(requests) == 1:
+        return [next(iter(requests[0].inputs.values())).shape[0]]
     return [next(iter(request.inputs.values())).shape[0] for request in requests]
 
 

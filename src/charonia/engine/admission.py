@@ -103,7 +103,7 @@ class Admission:
         if self._has_optional:
             self._check_optional(request)
             key = [*(key or ()), frozenset(inputs) - self._computed]
-        if batches:
+        if batches and not 1 <= batch_size <= self._batch_size_max:
             self._check_batch_size(request, batch_size)
         for output in request.outputs:
             if output.name not in self._outputs:

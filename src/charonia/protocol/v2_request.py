@@ -163,7 +163,8 @@ class InferDecoder:
                 f"unexpected additional input data for model '{model}': {size - position} bytes are left over"
             )
         request = InferRequest(model, tensors, model_version=version, id=head.id, outputs=head.outputs)
-        head.apply_parameters(request)
+        if head.parameters or head.fields:
+            head.apply_parameters(request)
         return InferCall(
             request, head.binary, head.forms, places(head.spans, self._regions) if head.spans else NO_PLACES
         )

@@ -42,12 +42,12 @@ class DefaultScheduler:
 
     def wake_at(self) -> int | None:
         """Return the time of the next queue timeout, or None."""
-        return self._line.next_deadline_ns()
+        return self._line.next_deadline_ns() if self._line.deadlines else None
 
     def handle(self, event: Event, now_ns: int) -> list[Command]:
         """Take in one event at this monotonic time and return what follows from it, in order."""
         commands: list[Command] = []
-        expired = self._line.expire(now_ns)
+        expired = self._line.expire(now_ns) if self._line.deadlines else None
         if expired is not None:
             commands.extend(Drop(request_id, DropReason.TIMEOUT) for request_id in expired)
         match event:

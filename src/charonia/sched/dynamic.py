@@ -131,7 +131,7 @@ class DynamicBatcher:
 
     def wake_at(self) -> int | None:
         """Return when the next delay ends or the next queue timeout comes, or None."""
-        deadline_ns = self._line.next_deadline_ns()
+        deadline_ns = self._line.next_deadline_ns() if self._line.deadlines else None
         if self._due_ns is None or (deadline_ns is not None and deadline_ns < self._due_ns):
             return deadline_ns
         return self._due_ns
@@ -139,7 +139,7 @@ class DynamicBatcher:
     def handle(self, event: Event, now_ns: int) -> list[Command]:
         """Take in one event at this monotonic time and return what follows from it, in order."""
         commands: list[Command] = []
-        expired = self._line.expire(now_ns)
+        expired = self._line.expire(now_ns) if self._line.deadlines else None
         if expired is not None:
             self._forget(len(expired))
             commands.extend(Drop(request_id, DropReason.TIMEOUT) for request_id in expired)

@@ -49,9 +49,14 @@ class Entry:
 
 
 class WaitingLine:
-    """Requests that wait, in order of service."""
+    """Requests that wait, in order of service.
 
-    __slots__ = ("_deadlines", "_entries", "_lanes", "_level_limits", "_limits", "_ranks")
+    Attributes:
+        deadlines: Heap of (deadline, id), some of them of requests that have left. While it is empty, as it is for most
+            models, there is nothing to `expire` and no `next_deadline_ns`.
+    """
+
+    __slots__ = ("_entries", "_lanes", "_level_limits", "_limits", "_ranks", "deadlines")
 
     def __init__(self, limits: QueueLimits, level_limits: Mapping[int, QueueLimits] | None = None) -> None:
         self._limits = limits
@@ -59,7 +64,7 @@ class WaitingLine:
         self._entries: dict[int, Entry] = {}
         self._lanes: dict[int, Lane] = {}
         self._ranks: list[int] = []  # of the lanes that are not empty, ascending
-        self._deadlines: list[tuple[int, int]] = []  # heap of (deadline, id)
+        self.deadlines: list[tuple[int, int]] = []
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -85,7 +90,7 @@ class WaitingLine:
         timeout_ns = self._timeout_ns(level, request.timeout_us)
         if timeout_ns:
             self._sweep()
-            heappush(self._deadlines, (now_ns + timeout_ns, entry.id))
+            heappush(self.deadlines, (now_ns + timeout_ns, entry.id))
         return entry, rank == self._ranks[-1]
 
     def remove(self, id: int) -> bool:
@@ -110,11 +115,11 @@ class WaitingLine:
         Returns:
             The ids that left, to be refused; empty where requests only moved back. None when no deadline has come.
         """
-        if not self._deadlines or self._deadlines[0][0] > now_ns:
+        if not self.deadlines or self.deadlines[0][0] > now_ns:
             return None
         dropped = []
-        while self._deadlines and self._deadlines[0][0] <= now_ns:
-            entry = self._entries.get(heappop(self._deadlines)[1])
+        while self.deadlines and self.deadlines[0][0] <= now_ns:
+            entry = self._entries.get(heappop(self.deadlines)[1])
             if entry is None:
                 continue
             if self._limits_of(entry.level).delay_expired:
@@ -126,7 +131,7 @@ class WaitingLine:
 
     def next_deadline_ns(self) -> int | None:
         """Return the earliest deadline of a waiting request, or None."""
-        deadlines = self._deadlines
+        deadlines = self.deadlines
         while deadlines and deadlines[0][1] not in self._entries:
             heappop(deadlines)
         return deadlines[0][0] if deadlines else None
@@ -160,9 +165,9 @@ class WaitingLine:
         entry.lane[entry.id] = entry
 
     def _sweep(self) -> None:
-        if len(self._deadlines) > 2 * len(self._entries) + STALE_DEADLINES_MAX:
-            self._deadlines = [item for item in self._deadlines if item[1] in self._entries]
-            heapify(self._deadlines)
+        if len(self.deadlines) > 2 * len(self._entries) + STALE_DEADLINES_MAX:
+            self.deadlines = [item for item in self.deadlines if item[1] in self._entries]
+            heapify(self.deadlines)
 
 
 def queue_timeout_ns(policy: BatchPolicy, priority: int, asked_us: int) -> int:
