@@ -90,6 +90,11 @@ def test_json_becomes_records(text: str, expected: ModelConfig) -> None:
         ('{"version_policy": {"all": ""}}', "version_policy.all: expected a JSON object, got str", ""),
         ('{"parameters": []}', "parameters: expected a JSON object, got list", ""),
         ('{"parameters": {"\\n": 1}}', "parameters[\\n]: expected a JSON object, got int", "known are string_value"),
+        (
+            '{"parameters": {"\\n": {"string_value": "", "stringValue": ""}}}',
+            "parameters[\\n].stringValue: parameters[",
+            "",
+        ),
         ('{"parameters": {"a": null}}', "parameters[a]: null is not allowed in a list or map", ""),
         ('{"metric_tags": {"a": null}}', "metric_tags[a]: null is not allowed in a list or map", ""),
         ('{"name": "a", "max_batch_size": 1, "maxBatchSize": 2}', "maxBatchSize: max_batch_size is given too", ""),

@@ -38,7 +38,7 @@ def wrong_kinds(members: Mapping[str, object], message: Descriptor, path: str = 
             continue
         where = f"{path}{name}"
         if seen.setdefault(field.name, name) != name:
-            yield invalid(f"{where}: {path}{seen[field.name]} is given too, and both are the same field")
+            yield invalid(printable(f"{where}: {path}{seen[field.name]} is given too, and both are the same field"))
         if value is not None:
             yield from _wrong_member(value, field, where)
 
