@@ -392,6 +392,43 @@ def test_an_override_of_configuration_and_files_replaces_the_folder(tmp_path: Pa
     run(scenario)
 
 
+def test_files_of_a_version_that_could_not_be_replaced_stay_while_it_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        repository = tmp_path / "models"
+        write_model(repository, v1=1)
+        private = tmp_path / "private"
+        private.mkdir()
+        monkeypatch.setattr("tempfile.tempdir", str(private))
+        harness = Harness(repository)
+        config = json.dumps(
+            {
+                "backend": "fake",
+                "input": [{"name": "IN", "data_type": "TYPE_FP32", "dims": [1]}],
+                "output": [{"name": "OUT", "data_type": "TYPE_FP32", "dims": [1]}],
+                "version_policy": {"all": {}},
+            }
+        )
+        await harness.engine.load_model("m", config, {"1/value.txt": b"1", "2/value.txt": b"2"})
+
+        with pytest.raises(ServingError, match="version 2 is at UNAVAILABLE state"):
+            await harness.engine.load_model("m", config, {"1/value.txt": b"3", "2/other.txt": b""})
+
+        assert [await harness.value(version="1"), await harness.value(version="2")] == [3, 2]
+        assert len(list(private.iterdir())) == 2
+        with pytest.raises(ServingError, match="version 2 is at UNAVAILABLE state"):
+            await harness.engine.load_model("m", config, {"1/value.txt": b"4", "2/other.txt": b""})
+        assert [await harness.value(version="1"), await harness.value(version="2")] == [4, 2]
+        assert len(list(private.iterdir())) == 2
+        await harness.engine.load_model("m", config, {"1/value.txt": b"5", "2/value.txt": b"6"})
+        assert len(list(private.iterdir())) == 1
+        await harness.lifecycle.drain()
+        assert list(private.iterdir()) == []
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("name", ["", "a/b", ".."])
 def test_names_that_are_no_folder_names_are_refused(tmp_path: Path, name: str) -> None:
     async def scenario() -> None:

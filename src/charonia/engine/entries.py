@@ -20,11 +20,12 @@ AMBIGUOUS = "model appears in two or more repositories"
 
 @dataclass(slots=True)
 class VersionEntry:
-    """Where one version stands. `loaded` stays set while it answers, also during a reload."""
+    """Where one version stands. `loaded` stays set while it answers, also during a reload; `provided` has its files."""
 
     state: ModelState = ModelState.UNKNOWN
     reason: str = ""
     loaded: LoadedVersion | None = None
+    provided: Provided | None = None
 
     @property
     def problem(self) -> str:
@@ -50,6 +51,15 @@ class ModelEntry:
     provided: Provided | None = None
     composition: Composition | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def take_files(self, provided: Provided) -> None:
+        """Use these files; those before end, but for those of versions that could not be replaced and go on."""
+        before, self.provided = self.provided, provided
+        if before is not None:
+            used = [v.provided for v in self.versions.values() if v.loaded is not None]
+            provided.earlier, unused = before.split(lambda each: each in used)
+            for each in unused:
+                await each.ended()
 
     @property
     def wanted(self) -> bool:

@@ -319,7 +319,7 @@ class Lifecycle:
             raise _load_error(name, reason, error) from error
         model.failure = ""
         results = await asyncio.gather(
-            *(self._load_version(model, folder, version, configured) for version in configured.versions)
+            *(self._load_version(model, provided, version, configured) for version in configured.versions)
         )
         failed = [
             f"version {version} is at UNAVAILABLE state: {reason};"
@@ -329,13 +329,10 @@ class Lifecycle:
         unselected = set(model.versions) - set(configured.versions)
         # What answers goes on until all that is to take its place does.
         self._unload(model, {v for v in unselected if not failed or model.versions[v].loaded is None})
-        before = model.provided
         if all(results):
             await provided.failed()
         else:
-            model.provided = provided
-            if before is not None:
-                await before.ended()
+            await model.take_files(provided)
         if failed:
             if model.is_loaded:
                 model.composition = previous
@@ -343,7 +340,7 @@ class Lifecycle:
         await provided.loaded()
         _log.info("successfully loaded '%s'", name)
 
-    async def _load_version(self, model: ModelEntry, folder: ModelFolder, version: int, configured: Configured) -> str:
+    async def _load_version(self, model: ModelEntry, provided: Provided, version: int, configured: Configured) -> str:
         entry = model.versions.setdefault(version, VersionEntry())
         before = entry.loaded
         if before is None:
@@ -355,7 +352,7 @@ class Lifecycle:
             else:
                 async with self._loaders:
                     loaded = await load_version(
-                        folder, version, configured.config, backends=self._backends, cores=self._options.cores
+                        provided.folder, version, configured.config, backends=self._backends, cores=self._options.cores
                     )
         except Exception as error:
             reason = _reason(error)
@@ -366,6 +363,7 @@ class Lifecycle:
             return reason
         loaded.runner.meter.namespace = namespace_of(model.name)
         entry.loaded, entry.state, entry.reason = loaded, ModelState.READY, ""
+        entry.provided = provided
         self._route(model)
         if before is not None:
             self._retire(before, None)

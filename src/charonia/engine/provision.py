@@ -1,8 +1,8 @@
 """Makes a model's files ready to be loaded: fetched from its store, or written from a request; shown to its agents."""
 
 import asyncio
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from charonia.config.model import ModelConfig
@@ -14,7 +14,7 @@ from charonia.repository.sources import Sources
 from charonia.repository.stores.cache import Lease
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Provided:
     """A model's files while they are loaded.
 
@@ -23,13 +23,21 @@ class Provided:
         lease: What keeps them there, None for the repository's own folder.
         override: Private folder that they were written to, None where they come from a repository.
         agents: The model's agents, None where it has none.
+        earlier: Files of versions that go on answering beside these; they end with them.
     """
 
     folder: ModelFolder
     lease: Lease | None = None
     override: Path | None = None
     agents: AgentRun | None = None
+    earlier: list["Provided"] = field(default_factory=list)
     _is_ending: bool = False
+
+    def split(self, used: Callable[["Provided"], bool]) -> tuple[list["Provided"], list["Provided"]]:
+        """Return these and the earlier ones, which are on their own then: those that are used, and the others."""
+        every = [self, *self.earlier]
+        self.earlier = []
+        return [each for each in every if used(each)], [each for each in every if not used(each)]
 
     async def loaded(self) -> None:
         """The model is loaded."""
@@ -44,6 +52,8 @@ class Provided:
 
     async def ending(self) -> None:
         """It is about to be unloaded."""
+        for each in self.earlier:
+            await each.ending()
         if self.agents is not None and not self._is_ending:
             self._is_ending = True
             await asyncio.to_thread(self.agents.unload)
@@ -51,6 +61,8 @@ class Provided:
     async def ended(self) -> None:
         """It is unloaded, or was replaced; gives back everything."""
         await self.ending()
+        for each in self.earlier:
+            await each.ended()
         if self.agents is not None:
             await asyncio.to_thread(self.agents.unloaded)
         await self._give_back()
