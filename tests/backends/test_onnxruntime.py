@@ -515,6 +515,15 @@ def test_weights_may_lie_in_a_file_of_their_own(tmp_path: Path) -> None:
     assert_close(answer, expected)
 
 
+def test_dims_without_the_batch_come_with_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(ServingError) as caught:
+        make(files_of(tmp_path, models.mlp()), replace(MLP, max_batch_size=0))
+
+    assert (
+        "max_batch_size: it is 0, and the dims of input, output have no batch dimension: set it to the largest batch"
+    ) in caught.value.message
+
+
 def test_everything_that_contradicts_the_model_is_said_at_once(tmp_path: Path) -> None:
     config = config_of(
         {"INPUT0": (DataType.INT32, (16,)), "INPUT9": (FP32, (16,))},

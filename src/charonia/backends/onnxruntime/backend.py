@@ -260,6 +260,11 @@ def signature_problems(
             tuple(answered(tensor) for tensor in signature.outputs),
         ),
     )
+    own = {tensor.name: tensor.shape for tensor in (*signature.inputs, *signature.outputs)}
+    short = [name for name, dims in (inputs | outputs).items() if own.get(name) == (-1, *dims)]
+    if short and config.max_batch_size == 0:
+        message = f"it is 0, and the dims of {', '.join(short)} have no batch dimension: set it to the largest batch"
+        yield Problem("max_batch_size", message)
     required = {tensor.name for tensor in signature.inputs if not tensor.optional}
     for index, tensor in enumerate(config.input):
         if tensor.optional and tensor.name in required:
