@@ -96,3 +96,15 @@ def test_an_error_after_a_literal_written_anew_has_the_columns_of_the_file() -> 
 
 def test_comments_and_texts_are_no_literals_of_another_kind() -> None:
     assert parse("# don't \\q - 1\nname: \"- 1 # \\'\" # it's\n") == ModelConfig(name="- 1 # '")
+
+
+def test_a_comment_may_be_in_another_encoding() -> None:
+    content = "# 你好\nmax_batch_size: - # é\n 4".encode("gbk", errors="ignore") + b" # \xff"
+
+    assert parse(content.decode(errors="surrogateescape")) == ModelConfig(max_batch_size=-4)
+
+
+def test_a_text_may_not_be_in_another_encoding() -> None:
+    content = b"# fine\nname: '\xc4'"
+
+    assert refusal(content.decode(errors="surrogateescape")).message == "config.pbtxt line 2: byte 0xc4 is not UTF-8"

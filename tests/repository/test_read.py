@@ -52,10 +52,19 @@ def test_a_mistake_in_the_file_is_reported_with_its_path(make_folder: MakeFolder
         read_config(folder)
 
 
+def test_a_comment_in_another_encoding_does_no_harm(make_folder: MakeFolder) -> None:
+    folder = make_folder({"config.pbtxt": "# 你好\nmax_batch_size: 4".encode("gbk")})
+
+    config, _ = read_config(folder)
+
+    assert config is not None
+    assert config.max_batch_size == 4
+
+
 def test_a_file_that_is_no_text_is_refused(make_folder: MakeFolder) -> None:
     folder = make_folder({"config.pbtxt": b'name: "\xff"'})
 
-    with pytest.raises(ServingError, match=r"config\.pbtxt: expected UTF-8 text, byte 7 is not"):
+    with pytest.raises(ServingError, match=r"config\.pbtxt line 1: byte 0xff is not UTF-8"):
         read_config(folder)
 
 

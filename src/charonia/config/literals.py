@@ -1,7 +1,8 @@
 """Literals of a config.pbtxt as protobuf's C++ parser reads them, which is the one that Triton has.
 
 Python's parser unescapes texts by rules of Python's own, and wants a minus right before its number. `python_literals`
-writes such literals in the way that it understands, so that a file means the same for both.
+writes such literals in the way that it understands, so that a file means the same for both. In comments anything may
+stand, also bytes in another encoding than UTF-8, which come here as lone surrogates.
 
 Source: the grammar of protobuf's text format.
 """
@@ -32,6 +33,8 @@ _ESCAPE = re.compile(
     re.VERBOSE,
 )
 
+_NO_CHARACTER = re.compile("[\ud800-\udfff]")
+
 
 def python_literals(text: str, refuse: Callable[[int, str, str], ServingError]) -> str:
     """Return the text with its literals as Python's parser reads them, everything else in the place where it was.
@@ -46,7 +49,9 @@ def python_literals(text: str, refuse: Callable[[int, str, str], ServingError]) 
 
     def rewritten(literal: re.Match[str]) -> str:
         if literal["gap"]:
-            return literal["gap"] + "-"
+            return _NO_CHARACTER.sub("?", literal["gap"]) + "-"
+        if literal[0].startswith("#"):
+            return _NO_CHARACTER.sub("?", literal[0])
         if not literal["quote"] or "\\" not in literal[0]:
             return literal[0]
         start = literal.start("inner")

@@ -49,6 +49,9 @@ _POSITION = re.compile(r"^\d+:\d+ : ")
 def parse(text: str) -> ModelConfig:
     """Return the configuration that a config.pbtxt says.
 
+    Args:
+        text: Its text. Bytes that are not UTF-8 are lone surrogates, as `errors="surrogateescape"` decodes them.
+
     Raises:
         ServingError: INVALID_ARG with line and column, or with the path of a field whose number its enumeration lacks.
     """
@@ -58,11 +61,12 @@ def parse(text: str) -> ModelConfig:
     # Editors of some systems begin a UTF-8 file with a byte order mark.
     text = text.removeprefix("\ufeff")
     try:
-        text.encode()
-        text_format.Parse(python_literals(text, partial(_refuse, text)), message)
+        readable = python_literals(text, partial(_refuse, text))
+        readable.encode()
+        text_format.Parse(readable, message)
     except UnicodeEncodeError as error:
-        line = text.count("\n", 0, error.start) + 1
-        raise invalid(f"config.pbtxt line {line}: {text[error.start]!a} is no character") from None
+        line = readable.count("\n", 0, error.start) + 1
+        raise invalid(f"config.pbtxt line {line}: {_no_character(readable[error.start])}") from None
     except text_format.ParseError as error:
         raise _explain(error, text) from None
     except ValueError as error:
@@ -92,6 +96,11 @@ def _explain(error: text_format.ParseError, text: str) -> ServingError:
     if text.lstrip().startswith("{"):
         hint = "this is JSON; config.pbtxt holds fields without braces around them, such as max_batch_size: 8"
     return invalid(printable(f"config.pbtxt line {line}, column {column}: {sentence}"), hint=printable(hint))
+
+
+def _no_character(surrogate: str) -> str:
+    byte = ord(surrogate) - 0xDC00
+    return f"byte 0x{byte:02x} is not UTF-8" if 0x80 <= byte <= 0xFF else f"{surrogate!a} is no character"
 
 
 def _refuse(text: str, offset: int, sentence: str, hint: str) -> ServingError:

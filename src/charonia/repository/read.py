@@ -34,9 +34,7 @@ def read_config(folder: ModelFolder, *, config_name: str = "") -> tuple[ModelCon
         if content is None:
             continue
         try:
-            return parse(content.decode()), path
-        except UnicodeDecodeError as error:
-            raise invalid(f"{path}: expected UTF-8 text, byte {error.start} is not") from error
+            return parse(content.decode(errors="surrogateescape")), path
         except ServingError as error:
             # The parser, which does not know the path, begins with the usual name.
             message = error.message.removeprefix(CONFIG_FILE)

@@ -211,8 +211,8 @@ class _Run:
         if path is None or not path.is_file():
             return None
         try:
-            return parse(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
+            return parse(path.read_text(encoding="utf-8", errors="surrogateescape"))
+        except OSError as error:
             raise invalid(f"{path}: cannot be read: {error}") from error
 
     def _scope(self, bases: Mapping[str, BaseModel], requests: tuple[ModelRequest, ...]) -> str:
