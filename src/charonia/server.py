@@ -327,6 +327,8 @@ class Server:
                 is_pending = await self._lifecycle.poll()
             except ServingError as error:  # the disk may be back at the next look
                 _log.error("looking for changed models failed: %s", error)
+            except Exception:  # our own fault, or an agent's, must not end it
+                _log.exception("looking for changed models failed")
 
 
 def _close(log: TextIO) -> None:

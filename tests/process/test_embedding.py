@@ -18,6 +18,8 @@ import tritonclient.http as httpclient
 
 import charonia
 from charonia import Code, ServerOptions, ServingError
+from charonia.config.server import ModelOptions
+from charonia.engine.lifecycle import Lifecycle
 from charonia.testing.gate import Gate, gated
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "embedding.py"
@@ -329,3 +331,26 @@ def test_the_example_runs() -> None:
 
     assert done.stdout.splitlines()[:2] == ["Hello, Ada!", "Hello, Grace!"]
     assert done.stdout.splitlines()[2].startswith("INVALID_ARG: ")
+
+
+def test_polling_outlives_a_look_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_identity(tmp_path, "early")
+    looks = []
+    poll = Lifecycle.poll
+
+    async def failing_at_first(lifecycle: Lifecycle) -> bool:
+        looks.append(lifecycle)
+        if len(looks) == 1:
+            raise ZeroDivisionError
+        return await poll(lifecycle)
+
+    monkeypatch.setattr(Lifecycle, "poll", failing_at_first)
+    options = ServerOptions(models=ModelOptions(poll_secs=1))
+    with charonia.Server(tmp_path, control_mode="poll", options=options) as server:
+        while not looks:
+            time.sleep(0.01)
+        write_identity(tmp_path, "late")
+        give_up = time.monotonic() + 30
+        while not server.is_ready("late"):
+            assert time.monotonic() < give_up, "nobody looks at the repository any more"
+            time.sleep(0.05)
