@@ -31,3 +31,7 @@ class IdleTimeLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         """Return seconds since the loop was made, of its own clock."""
         return self._clock.now_s
+
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:
+        """Wait until the threads of `to_thread` have ended, as long as that takes: they do not live in this time."""
+        await super().shutdown_default_executor()
