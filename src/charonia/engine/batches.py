@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 QUEUED, RUNNING, DONE = range(3)
 """Where a request is. One that its batch left open is still RUNNING."""
 
-
-# Called by `map` these make no frame for each request, as a comprehension does for each list.
+# For `map`, which calls no Python for a batch; a comprehension is a call.
 _request_of: "Callable[[Entry], InferRequest]" = attrgetter("request")
 _batch_size_of: "Callable[[Entry], int]" = attrgetter("batch_size")
 _arrival_ns_of: "Callable[[Entry], int]" = attrgetter("arrival_ns")
