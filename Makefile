@@ -10,7 +10,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 
 BIN := .venv/bin
 READY := .venv/ready
-PURE_TESTS := $(wildcard tests/core tests/config tests/protocol tests/sched tests/schema tests/sim tests/stats)
+PURE_TESTS := $(wildcard tests/core tests/config tests/schema tests/wire tests/sim tests/server/metrics tests/server/scheduling)
 # Percent of lines and branches of the pure core that its own tests reach.
 COVERAGE_MIN := 95
 # A process for each core, but not many: the tests start servers of their own. A file's tests run one after the other.

@@ -5,10 +5,11 @@ the last one answered: each alone, batched without a delay, batched with a queue
 does not measure: the result is the same on every machine.
 """
 
-from charonia.sched.api import BatchPolicy, QueueLimits, Run, Scheduler, Submit
-from charonia.sched.default import DefaultScheduler
-from charonia.sched.dynamic import DynamicBatcher
-from charonia.testing.simulation import Simulation
+from tests.support.simulation import Simulation
+
+from charonia.server.scheduling.api import BatchPolicy, QueueLimits, Run, Scheduler, Submit
+from charonia.server.scheduling.default import DefaultScheduler
+from charonia.server.scheduling.dynamic import DynamicBatcher
 
 UNIT_NS = 1_000_000
 ARRIVALS = {1: 0.0, 2: 0.2, 3: 0.4, 4: 0.9, 5: 1.2}

@@ -10,8 +10,8 @@ import timeit
 
 from bench.load import Load, run
 from bench.servers import Server
-from charonia.sched.api import CloseReason
-from charonia.stats.meter import Meter
+from charonia.server.metrics.model_metrics import Meter
+from charonia.server.scheduling.api import CloseReason
 
 REPEATS = 200_000
 

@@ -13,12 +13,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from tests.support.models import identity_pbtxt, resnet18, write_model
+
 from bench.compare import RESULTS, as_line, measure, summary
 from bench.load import Load
 from bench.machine import machine
 from bench.models import INPUT_SHAPES, MODEL, MODELS
 from bench.servers import Server
-from charonia.testing.models import identity_pbtxt, resnet18, write_model
 
 IMAGE_SIZE = 64
 BATCH_SIZE_MAX = 4

@@ -8,12 +8,13 @@ import json
 from datetime import UTC, datetime
 from pathlib import Path
 
+from tests.support.models import resnet18, write_model
+
 from bench.compare import RESULTS
 from bench.load import Load, run
 from bench.machine import machine
 from bench.models import MODEL, MODELS
 from bench.servers import Server
-from charonia.testing.models import resnet18, write_model
 
 COUNTS = (1, 2, 4, 8)
 IMAGE_SIZE = 64

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from charonia.doctor.interpreter import is_optimised
+from charonia.server.doctor.machine import is_optimised
 
 
 def machine() -> dict[str, str | int | float]:

@@ -20,18 +20,18 @@ from statistics import median
 import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
+from tests.support import models
 
 from bench.machine import machine
-from charonia.backends.api import BackendSettings, ModelFiles, Placement
-from charonia.backends.onnxruntime.backend import OnnxRuntimeBackend
-from charonia.backends.onnxruntime.instance import OnnxRuntimeInstance
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import InstanceGroup, ModelConfig
 from charonia.core.dtypes import DataType
 from charonia.core.request import InferRequest
 from charonia.core.tensor import Tensor
-from charonia.engine.cores import usable_cores
-from charonia.testing import models
+from charonia.server.backends.api import BackendSettings, ModelFiles, Placement
+from charonia.server.backends.onnxruntime.backend import OnnxRuntimeBackend
+from charonia.server.backends.onnxruntime.instance import OnnxRuntimeInstance
+from charonia.server.machine.cores import usable_cores
 
 RUNS_PER_ROUND_S = 0.4
 

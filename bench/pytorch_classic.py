@@ -39,10 +39,10 @@ from bench.machine import machine
 from bench.models import MODEL, MODELS
 from bench.servers import Server
 from bench.torch_networks import NETWORKS, save
-from charonia.engine.cores import usable_cores
-from charonia.engine.nvml import Nvml
-from charonia.results.json_form import from_json
-from charonia.results.records import Run
+from charonia.server.machine.cores import usable_cores
+from charonia.server.machine.gpus import Nvml
+from charonia.tools.results.json_form import from_json
+from charonia.tools.results.records import Run
 
 COUNTS = (1, 2, 4, 8)
 DELAY_US = 5000

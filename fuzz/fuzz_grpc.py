@@ -19,15 +19,15 @@ import sys
 from contextlib import suppress
 
 import ngh2
+from tests.support.fake_engine import FakeEngine
+from tests.support.grpc_memory import MemoryTransport, frame, request_headers
 
 from charonia.core.errors import ServingError
-from charonia.frontends.grpc.frontend import GrpcFrontend, GrpcLimits
-from charonia.protocol.grpc_framing import MessageReader
-from charonia.protocol.grpc_infer import decode_infer, split_raw_inputs
-from charonia.protocol.grpc_status import RpcError
 from charonia.schema.pool import message_class
-from charonia.testing.fake_engine import FakeEngine
-from charonia.testing.grpc_memory import MemoryTransport, frame, request_headers
+from charonia.server.grpc.frontend import GrpcFrontend, GrpcLimits
+from charonia.wire.grpc_framing import MessageReader
+from charonia.wire.grpc_infer import decode_infer, split_raw_inputs
+from charonia.wire.grpc_status import RpcError
 
 MUTATIONS_MAX = 4
 PIECE_BYTES_MAX = 200

@@ -20,11 +20,12 @@ import random
 import sys
 from contextlib import suppress
 
+from tests.support.fake_engine import FakeEngine
+from tests.support.http_memory import MemoryClient, Response, request
+
 from charonia.core.errors import ServingError
-from charonia.frontends.http.frontend import HttpFrontend, HttpLimits
-from charonia.protocol.v2_request import InferDecoder
-from charonia.testing.fake_engine import FakeEngine
-from charonia.testing.http_memory import MemoryClient, Response, request
+from charonia.server.http.frontend import HttpFrontend, HttpLimits
+from charonia.wire.v2_request import InferDecoder
 
 MUTATIONS_MAX = 4
 PIECE_BYTES_MAX = 60

@@ -28,10 +28,9 @@ from charonia.config.complete import (
 from charonia.config.json_form import from_json, to_json
 from charonia.config.model import ModelConfig
 from charonia.config.pbtxt import parse, render
-from charonia.config.support import unsupported
-from charonia.config.validate import validate
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError
+from charonia.server.lifecycle.validation import unsupported, validate
 
 MUTATIONS_MAX = 5
 ERROR_CHARS_MAX = 1500

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 from charonia.core.errors import Code, ServingError
 
 if TYPE_CHECKING:
-    from charonia.config.server import ServerOptions
-    from charonia.embedding import Server
+    from charonia.server.embedding import Server
+    from charonia.server.options import ServerOptions
 
     __version__: str
 
@@ -16,7 +16,7 @@ __all__ = ["Code", "Server", "ServerOptions", "ServingError", "__version__"]
 def __getattr__(name: str) -> Any:
     # Read when it is asked for, so that the command line and worker processes start quickly.
     if name == "Server":
-        from charonia.embedding import Server
+        from charonia.server.embedding import Server
 
         return Server
     if name == "__version__":
@@ -24,7 +24,7 @@ def __getattr__(name: str) -> Any:
 
         return version("charonia")
     if name == "ServerOptions":
-        from charonia.config.server import ServerOptions
+        from charonia.server.options import ServerOptions
 
         return ServerOptions
     raise AttributeError(f"module 'charonia' has no attribute {name!r}")

@@ -7,11 +7,11 @@ import pytest
 
 from charonia.core.errors import Code
 
-PROTOCOL = Path(__file__).parents[2] / "src" / "charonia" / "protocol"
+WIRE = Path(__file__).parents[2] / "src" / "charonia" / "wire"
 
 
 @pytest.mark.parametrize("table", ["http_status.py", "grpc_status.py"])
 def test_a_status_table_names_every_code(table: str) -> None:
-    named = set(re.findall(r"\bCode\.([A-Z_]+)", (PROTOCOL / table).read_text(encoding="utf-8")))
+    named = set(re.findall(r"\bCode\.([A-Z_]+)", (WIRE / table).read_text(encoding="utf-8")))
 
     assert named == {code.name for code in Code}

@@ -2,13 +2,14 @@
 
 from collections import Counter
 
-from charonia.core.access import Api
-from charonia.frontends.grpc.methods import method_table
-from charonia.frontends.http.handlers import Handlers
-from charonia.frontends.http.limits import HttpLimits
-from charonia.protocol import operations
-from charonia.protocol.operations import METHODS, ROUTES, operation_of_route
-from charonia.testing.fake_engine import FakeEngine
+from tests.support.fake_engine import FakeEngine
+
+from charonia.server.access import operations
+from charonia.server.access.operations import METHODS, ROUTES, operation_of_route
+from charonia.server.access.rules import Api
+from charonia.server.grpc.methods import method_table
+from charonia.server.http.handlers import Handlers
+from charonia.server.http.limits import HttpLimits
 
 
 def test_every_route_belongs_to_a_part() -> None:

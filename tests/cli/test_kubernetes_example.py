@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from charonia.cli.tune_options import parse_profile, subcommand
-from charonia.tune.options import LaunchMode
+from charonia.tools.tune.options import LaunchMode
 
 ROOT = Path(__file__).parents[2]
 MANIFEST = ROOT / "examples" / "kubernetes" / "tune-job.yaml"

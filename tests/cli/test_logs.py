@@ -8,8 +8,8 @@ import pytest
 
 from charonia.cli import logs
 from charonia.cli.logs import BLOCK, LineFormatter, configure, level_of
-from charonia.config.server import LogFormat, LogOptions
 from charonia.core.errors import ServingError
+from charonia.wire.log_settings import LogFormat, LogOptions
 
 
 @pytest.fixture(autouse=True)

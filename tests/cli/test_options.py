@@ -8,14 +8,9 @@ from charonia.cli.metrics_values import METRICS_SETTINGS
 from charonia.cli.option_table import GROUPS, Option
 from charonia.cli.options import all_options, default_text, parse, parser
 from charonia.cli.trace_values import SETTINGS
-from charonia.config.server import (
-    AccessLogFormat,
-    CompressionLevel,
-    ControlMode,
-    LogFormat,
-    ServerOptions,
-)
 from charonia.core.errors import ServingError
+from charonia.server.options import CompressionLevel, ControlMode, ServerOptions
+from charonia.wire.log_settings import AccessLogFormat, LogFormat
 
 PAGE = Path(__file__).parents[2] / "docs" / "serve.md"
 KNOWN = {option.name for option in all_options()} | {foreign.name for foreign in FOREIGN}

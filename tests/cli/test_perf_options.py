@@ -6,9 +6,9 @@ from charonia.cli.perf_foreign import DEPRECATED, REFUSED, ForeignOption
 from charonia.cli.perf_options import HELP_COLUMNS_MAX, default_text, described, help_text, parse
 from charonia.cli.perf_table import OPTIONS
 from charonia.core.errors import ServingError
-from charonia.perf.api import Distribution, MeasurementMode, SharedMemory
-from charonia.perf.options import CallStyle, FloatRange, IntRange, PerfOptions, WireProtocol
-from charonia.results.records import LoadMode
+from charonia.tools.perf.api import Distribution, MeasurementMode, SharedMemory
+from charonia.tools.perf.options import CallStyle, FloatRange, IntRange, PerfOptions, WireProtocol
+from charonia.tools.results.records import LoadMode
 
 M = ("-m", "resnet")
 

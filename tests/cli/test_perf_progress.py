@@ -4,13 +4,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.support.runs import synthetic_run
 
 from charonia.cli.perf_progress import UNFINISHED, ProgressLine, bar, cut, watched
-from charonia.perf.api import Event, LevelBegun, LevelDone, Tick
-from charonia.perf.options import ReportOptions
-from charonia.report.json_file import read_run
-from charonia.results.records import LoadLevel, LoadMode
-from charonia.testing.runs import synthetic_run
+from charonia.tools.perf.api import Event, LevelBegun, LevelDone, Tick
+from charonia.tools.perf.options import ReportOptions
+from charonia.tools.report.run_files import read_run
+from charonia.tools.results.records import LoadLevel, LoadMode
 
 LEVEL = LoadLevel(LoadMode.CONCURRENCY, 4)
 TICK = Tick(

@@ -5,24 +5,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.support.runs import synthetic_run
 
 from charonia.cli.perf import Status, status_of
 from charonia.cli.perf_options import parse
 from charonia.cli.perf_output import EXPORT_ELEMENTS_MAX, Inputs, plain
 from charonia.cli.perf_settings import printed_settings, run_settings, target
-from charonia.client.wire import TlsOptions
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError
 from charonia.core.tensor import Array, Tensor
-from charonia.perf.api import LoadPlan, RunSettings, SequencePlan, Target
-from charonia.perf.data.convert import to_bfloat
-from charonia.perf.data.source import Inputs as Source
-from charonia.perf.data.spec import ModelSpec, TensorSpec
-from charonia.perf.data.steps import Step
-from charonia.protocol.tensors import bytes_array
-from charonia.report.console import Settings
-from charonia.results.records import ErrorKind, LoadMode, Verdict
-from charonia.testing.runs import synthetic_run
+from charonia.tools.perf.api import LoadPlan, RunSettings, SequencePlan, Target
+from charonia.tools.perf.data.convert import to_bfloat
+from charonia.tools.perf.data.load import Inputs as Source
+from charonia.tools.perf.data.spec import ModelSpec, Step, TensorSpec
+from charonia.tools.report.console import Settings
+from charonia.tools.results.records import ErrorKind, LoadMode, Verdict
+from charonia.wire.tensors import bytes_array
+from charonia.wire.transport import TlsOptions
 
 SEQUENCE: dict[str, object] = {"sequence_batching": {}}
 DECOUPLED: dict[str, object] = {"model_transaction_policy": {"decoupled": True}}

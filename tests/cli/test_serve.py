@@ -12,9 +12,9 @@ import pytest
 from charonia.cli import logs
 from charonia.cli import serve as command
 from charonia.cli.logs import BLOCK
-from charonia.config.server import HttpOptions, MetricsOptions, ServerOptions
 from charonia.core.errors import invalid
 from charonia.core.metadata import ModelIndexEntry, ModelState
+from charonia.server.options import HttpOptions, MetricsOptions, ServerOptions
 
 OPTIONS = ServerOptions(http=HttpOptions(address="127.0.0.1"), metrics=MetricsOptions(enabled=False))
 
@@ -166,7 +166,7 @@ def test_a_process_with_threads_that_still_compute_is_ended_without_waiting_for_
     server = FakeServer(send(signal.SIGTERM), finishes=finishes)
     parts = SimpleNamespace(Server=server, new_event_loop=asyncio.new_event_loop)
     calls: list[int] = []
-    monkeypatch.setitem(sys.modules, "charonia.server", parts)
+    monkeypatch.setitem(sys.modules, "charonia.server.app", parts)
     monkeypatch.setattr(logs, "configure", lambda options: None)
     monkeypatch.setattr(command, "_end_now", calls.append)
 
@@ -180,7 +180,7 @@ def test_a_repository_that_looks_like_a_model_is_remarked_on(
 ) -> None:
     (tmp_path / "config.pbtxt").write_text("")
     parts = SimpleNamespace(Server=FakeServer(send(signal.SIGTERM)), new_event_loop=asyncio.new_event_loop)
-    monkeypatch.setitem(sys.modules, "charonia.server", parts)
+    monkeypatch.setitem(sys.modules, "charonia.server.app", parts)
     monkeypatch.setattr(logs, "configure", lambda options: None)
 
     command.run([str(tmp_path)])

@@ -1,10 +1,10 @@
 import pytest
 
 from charonia.cli.options import parse
-from charonia.config.cache import CacheOptions, RedisOptions
-from charonia.config.limits import RateLimitMode, ResourceLimit
-from charonia.config.server import ServerOptions
 from charonia.core.errors import ServingError
+from charonia.server.options import ServerOptions
+from charonia.server.rate_limiter.options import RateLimitMode, ResourceLimit
+from charonia.server.response_cache.options import CacheOptions, RedisOptions
 
 
 def options(*arguments: str) -> ServerOptions:

@@ -4,10 +4,10 @@ import pytest
 
 from charonia.cli.options import parse
 from charonia.cli.perf_options import parse as parse_perf
-from charonia.config.server import MetricsOptions
-from charonia.config.tracing import OtelOptions, TraceMode, TraceOptions
 from charonia.core.errors import ServingError
 from charonia.core.trace import TraceLevel
+from charonia.server.options import MetricsOptions
+from charonia.server.tracing.options import OtelOptions, TraceMode, TraceOptions
 
 
 def trace(*settings: str) -> TraceOptions:

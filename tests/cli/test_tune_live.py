@@ -5,10 +5,10 @@ import pytest
 
 from charonia.cli.tune_live import SHOWN_MAX, LiveTable, is_terminal, watched
 from charonia.cli.tune_progress import Printer
-from charonia.results.records import Estimate, LoadMode
-from charonia.tune.api import Failed, LoadPoint, Measured, Metric, ModelChange, Outcome, Trial, Variant
-from charonia.tune.decision import Conclusion, Decision, Ranked
-from charonia.tune.progress import Noted, SearchDone, TrialBegun, TrialDone
+from charonia.tools.results.records import Estimate, LoadMode
+from charonia.tools.tune.api import Failed, LoadPoint, Measured, Metric, ModelChange, Outcome, Trial, Variant
+from charonia.tools.tune.decision import Conclusion, Decision, Ranked
+from charonia.tools.tune.progress import Noted, SearchDone, TrialBegun, TrialDone
 
 LOADS = (LoadPoint("m", LoadMode.CONCURRENCY, 8.0),)
 VARIANT = Variant((ModelChange("m", instance_count=2),))

@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.client_servers import Served, served
+from tests.support.fake_engine import identity_config
 
 from charonia.client import AsyncClient, Client, ClientError, Failure, SequencePart, async_client
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError
 from charonia.core.metadata import ModelIndexEntry, ModelState, TensorMetadata
 from charonia.core.response import InferResponse
+from charonia.core.statistics import ModelStatistics
 from charonia.core.tensor import Tensor
-from charonia.stats.model import ModelStatistics
-from charonia.testing.client_servers import Served, served
-from charonia.testing.fake_engine import identity_config
 
 Play = Callable[[Coroutine[Any, Any, None]], None]
 

@@ -9,25 +9,25 @@ import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.client_servers import Answers, identity_request
 
-from charonia.client.endpoint import parse_url
-from charonia.client.grpc_codec import GrpcEncoder
-from charonia.client.grpc_codec import decode_response as decode_grpc
-from charonia.client.grpc_dialect import GrpcDialect
-from charonia.client.grpc_wire import GrpcConnection, GrpcWire
-from charonia.client.http_codec import HttpEncoder
-from charonia.client.http_codec import decode_response as decode_http
-from charonia.client.http_dialect import HttpDialect
-from charonia.client.query import Dialect, Query
-from charonia.client.wire import Answer, WireOptions
+from charonia.client.grpc_transport import GrpcConnection, GrpcWire
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError
 from charonia.core.response import InferResponse
 from charonia.core.tensor import Tensor
-from charonia.protocol.grpc_infer import encode_response as encode_grpc
-from charonia.protocol.tensors import bytes_array
-from charonia.protocol.v2_response import encode_response as encode_http
-from charonia.testing.client_servers import Answers, identity_request
+from charonia.wire.endpoint import parse_url
+from charonia.wire.grpc_codec import GrpcEncoder
+from charonia.wire.grpc_codec import decode_response as decode_grpc
+from charonia.wire.grpc_dialect import GrpcDialect
+from charonia.wire.grpc_infer import encode_response as encode_grpc
+from charonia.wire.http_codec import HttpEncoder
+from charonia.wire.http_codec import decode_response as decode_http
+from charonia.wire.http_dialect import HttpDialect
+from charonia.wire.query import Dialect, Query
+from charonia.wire.tensors import bytes_array
+from charonia.wire.transport import Answer, WireOptions
+from charonia.wire.v2_response import encode_response as encode_http
 
 ENDPOINT = parse_url("grpc://localhost:1")
 RESPONSE = InferResponse(

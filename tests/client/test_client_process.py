@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from tests.support.models import identity_pbtxt, write_model
+from tests.support.process import ServeProcess
 
 from charonia.client import Client, ClientError, Failure
-from charonia.testing.models import identity_pbtxt, write_model
-from charonia.testing.process import ServeProcess
 
 SLOW = """
 parameters { key: "execute_delay_ms" value { string_value: "60000" } }

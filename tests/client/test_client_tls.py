@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 import trustme
+from tests.support.fake_engine import FakeEngine
 
 from charonia.client import AsyncClient, ClientError, Failure, TlsOptions, WireOptions
 from charonia.client.tls import tls_context
 from charonia.core.errors import Code, ServingError
-from charonia.frontends.grpc.frontend import GrpcFrontend
-from charonia.frontends.http.frontend import HttpFrontend
-from charonia.frontends.http.limits import HttpLimits
-from charonia.testing.fake_engine import FakeEngine
+from charonia.server.grpc.frontend import GrpcFrontend
+from charonia.server.http.frontend import HttpFrontend
+from charonia.server.http.limits import HttpLimits
 
 Play = Callable[[Coroutine[Any, Any, None]], None]
 

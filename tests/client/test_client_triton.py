@@ -13,18 +13,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.client_servers import ask
+from tests.support.models import PYTHON_IDENTITY, write_model
 
 from charonia.client import Client, ClientError, Failure, SharedMemoryRegion
-from charonia.client.connect import connect
-from charonia.client.grpc_codec import decode_response as grpc_response
-from charonia.client.http_codec import decode_response as http_response
-from charonia.client.wire import Answer, RequestForm, SharedTensor
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code
 from charonia.core.request import InferRequest
 from charonia.core.tensor import Tensor
-from charonia.testing.client_servers import ask
-from charonia.testing.models import PYTHON_IDENTITY, write_model
+from charonia.tools.perf.worker import connect
+from charonia.wire.grpc_codec import decode_response as grpc_response
+from charonia.wire.http_codec import decode_response as http_response
+from charonia.wire.transport import Answer, RequestForm, SharedTensor
 
 TRITON = Path(os.environ.get("CHARONIA_PEERS", Path.home() / ".cache" / "charonia-peers")) / "bin" / "tritonserver"
 START_SECONDS_MAX = 60.0

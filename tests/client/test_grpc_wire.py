@@ -8,14 +8,14 @@ from typing import Any
 import ngh2
 import numpy as np
 import pytest
+from tests.support.client_servers import Answers, Talk, ask, identity_request, scripted, served
 
-from charonia.client.connect import connect
-from charonia.client.grpc_codec import decode_response, decode_stream_response
-from charonia.client.wire import Answer, Failure, RequestForm, Wire, WireOptions
 from charonia.core.errors import Code, ServingError
 from charonia.core.response import InferResponse
-from charonia.frontends.grpc.limits import GrpcLimits
-from charonia.testing.client_servers import Answers, Talk, ask, identity_request, scripted, served
+from charonia.server.grpc.limits import GrpcLimits
+from charonia.tools.perf.worker import connect
+from charonia.wire.grpc_codec import decode_response, decode_stream_response
+from charonia.wire.transport import Answer, Failure, RequestForm, Wire, WireOptions
 
 Play = Callable[[Coroutine[Any, Any, None]], None]
 

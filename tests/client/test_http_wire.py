@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.client_servers import Answers, ask, identity_request, read_request, scripted, served
 
-from charonia.client.connect import connect
-from charonia.client.http_codec import decode_response
-from charonia.client.wire import Answer, Failure, RequestForm, Wire, WireOptions
 from charonia.core.errors import Code, ServingError
-from charonia.testing.client_servers import Answers, ask, identity_request, read_request, scripted, served
+from charonia.tools.perf.worker import connect
+from charonia.wire.http_codec import decode_response
+from charonia.wire.transport import Answer, Failure, RequestForm, Wire, WireOptions
 
 Play = Callable[[Coroutine[Any, Any, None]], None]
 

@@ -11,13 +11,13 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from tests.support.client_servers import Answers, ask, identity_request, scripted, served
 
-from charonia.client.connect import connect
-from charonia.client.endpoint import parse_url
-from charonia.client.keepalive import KEEPALIVE_S_MAX, PROBES, Keepalive, loss
-from charonia.client.wire import Failure, WireOptions
+from charonia.client.dialing import KEEPALIVE_S_MAX, PROBES, Keepalive, loss
 from charonia.core.errors import Code, ServingError
-from charonia.testing.client_servers import Answers, ask, identity_request, scripted, served
+from charonia.tools.perf.worker import connect
+from charonia.wire.endpoint import parse_url
+from charonia.wire.transport import Failure, WireOptions
 
 Play = Callable[[Coroutine[Any, Any, None]], None]
 

@@ -27,9 +27,9 @@ from charonia.config.model import (
 )
 from charonia.config.pbtxt import parse
 from charonia.config.problems import Problem
-from charonia.config.validate import validate
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError
+from charonia.server.lifecycle.validation import validate
 
 
 def derived(text: str, *files: str, name: str = "m") -> tuple[str, str, str]:

@@ -9,9 +9,9 @@ from charonia.config.complete import normalise
 from charonia.config.pbtxt import MAX_TEXT_CHARS, parse
 from charonia.config.platforms import FORMATS
 from charonia.config.problems import raise_problems
-from charonia.config.scheduling import PRIORITY_LEVELS_MAX
-from charonia.config.validate import INSTANCE_COUNT_MAX, validate
 from charonia.core.errors import ServingError
+from charonia.server.lifecycle.validation import INSTANCE_COUNT_MAX, validate
+from charonia.server.scheduling.configuration import PRIORITY_LEVELS_MAX
 
 PAGE = (Path(__file__).parents[2] / "docs" / "model_configuration.md").read_text(encoding="utf-8")
 EXAMPLE = re.findall(r"```pbtxt\n(.*?)```", PAGE, re.DOTALL)[0]

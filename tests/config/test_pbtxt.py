@@ -13,7 +13,7 @@ from charonia.config.model import (
     VersionPolicy,
 )
 from charonia.config.pbtxt import MAX_TEXT_CHARS, parse, render
-from charonia.config.wording import MAX_QUOTED_CHARS
+from charonia.config.problems import MAX_QUOTED_CHARS
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError
 

@@ -5,7 +5,7 @@ import pytest
 from charonia.config.complete import Signature, SignatureTensor, merge_signature, normalise
 from charonia.config.kinds import ControlKind
 from charonia.config.pbtxt import parse
-from charonia.config.sequences import added_names, control_type, controls, seen_by_model
+from charonia.config.sequence_tensors import added_names, control_type, controls, seen_by_model
 from charonia.core.dtypes import DataType
 
 BATCHING = """

@@ -1,6 +1,6 @@
 import pytest
 
-from charonia.config.wording import MAX_QUOTED_CHARS, field_hint, printable, short, value_hint
+from charonia.config.problems import MAX_QUOTED_CHARS, field_hint, printable, short, value_hint
 from charonia.schema.pool import pool
 
 INPUT = pool().FindMessageTypeByName("inference.ModelInput")

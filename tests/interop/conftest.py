@@ -9,10 +9,9 @@ from typing import Any, Protocol
 import grpc
 import pytest
 from google.protobuf.json_format import MessageToDict
+from tests.support.peers import TRITON, Answer, Leniency, Pair, TritonProcess, comparable
+from tests.support.process import ServeProcess
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
-
-from charonia.testing.peers import TRITON, Answer, Leniency, Pair, TritonProcess, comparable
-from charonia.testing.process import ServeProcess
 
 
 class StartPair(Protocol):

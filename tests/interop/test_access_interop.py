@@ -6,10 +6,9 @@ from typing import Any
 
 import grpc
 import pytest
+from tests.support.models import write_model
+from tests.support.peers import Pair
 from tritonclient.grpc import service_pb2 as pb
-
-from charonia.testing.models import write_model
-from charonia.testing.peers import Pair
 
 MODEL = """
 import numpy as np

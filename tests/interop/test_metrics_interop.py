@@ -5,9 +5,8 @@ import urllib.request
 from typing import Any
 
 import pytest
-
-from charonia.testing.models import PYTHON_IDENTITY, write_model
-from charonia.testing.peers import Pair, once_counted
+from tests.support.models import PYTHON_IDENTITY, write_model
+from tests.support.peers import Pair, once_counted
 
 CONFIG = """\
 backend: "python"

@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.models import PYTHON_IDENTITY, write_model
+from tests.support.peers import Pair, once_counted
 from tritonclient.grpc import service_pb2 as pb
-
-from charonia.testing.models import PYTHON_IDENTITY, write_model
-from charonia.testing.peers import Pair, once_counted
 
 BATCHED = """\
 backend: "python"

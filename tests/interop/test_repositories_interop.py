@@ -4,9 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from charonia.testing.models import PYTHON_IDENTITY, write_model
-from charonia.testing.peers import Pair
+from tests.support.models import PYTHON_IDENTITY, write_model
+from tests.support.peers import Pair
 
 ADDING = """\
 import triton_python_backend_utils as pb_utils

@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.http as httpclient
+from tests.support.models import write_model
+from tests.support.peers import Pair
+from tests.support.sequence_models import COUNTDOWN, RUNNING_SUM, SUM_BY_ID, sequence_pbtxt
 from tritonclient.grpc import service_pb2 as pb
-
-from charonia.testing.models import write_model
-from charonia.testing.peers import Pair
-from charonia.testing.sequence_models import COUNTDOWN, RUNNING_SUM, SUM_BY_ID, sequence_pbtxt
 
 WHAT_IT_SEES = '''\
 import json

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.models import PYTHON_IDENTITY, write_model
+from tests.support.peers import Pair
 from tritonclient.grpc import service_pb2
 
 from charonia.cli import perf
 from charonia.cli.perf import Status
 from charonia.client import Client
-from charonia.testing.models import PYTHON_IDENTITY, write_model
-from charonia.testing.peers import Pair
 
 CONFIG = """\
 backend: "python"

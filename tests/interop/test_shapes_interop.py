@@ -5,9 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-
-from charonia.testing.models import write_model
-from charonia.testing.peers import Pair
+from tests.support.models import write_model
+from tests.support.peers import Pair
 
 MODEL = """\
 import json

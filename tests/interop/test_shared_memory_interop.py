@@ -7,10 +7,9 @@ from uuid import uuid4
 
 import numpy as np
 import pytest
+from tests.support.models import PYTHON_IDENTITY, write_model
+from tests.support.peers import Pair
 from tritonclient.grpc import service_pb2 as pb
-
-from charonia.testing.models import PYTHON_IDENTITY, write_model
-from charonia.testing.peers import Pair
 
 CONFIG = """\
 backend: "python"

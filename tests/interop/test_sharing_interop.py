@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-
-from charonia.testing.models import write_model
-from charonia.testing.peers import Pair, once_counted
+from tests.support.models import write_model
+from tests.support.peers import Pair, once_counted
 
 COUNTING = """
 import triton_python_backend_utils as pb_utils

@@ -8,10 +8,9 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from tests.support.models import write_model
+from tests.support.peers import Answer, Pair
 from tritonclient.grpc import service_pb2 as pb
-
-from charonia.testing.models import write_model
-from charonia.testing.peers import Answer, Pair
 
 REPEAT = """\
 import numpy as np

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
+from tests.support.models import write_model
+from tests.support.process import ServeProcess
 from tritonclient.utils import InferenceServerException
 
 from charonia.cli.main import main
-from charonia.testing.models import write_model
-from charonia.testing.process import ServeProcess
 
 PARAMETERS = """
 import numpy as np

@@ -16,11 +16,10 @@ import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 import tritonclient.utils.shared_memory as shm
+from tests.support.gate import Gate, gated
+from tests.support.models import PYTHON_IDENTITY, write_model
+from tests.support.process import ServeProcess
 from tritonclient.utils import InferenceServerException, serialize_byte_tensor
-
-from charonia.testing.gate import Gate, gated
-from charonia.testing.models import PYTHON_IDENTITY, write_model
-from charonia.testing.process import ServeProcess
 
 IDENTITY = """
 backend: "{backend}"

@@ -8,9 +8,8 @@ import onnx
 import pytest
 import tritonclient.http as http_client
 from onnx import TensorProto, helper
-
-from charonia.testing.models import write_model
-from charonia.testing.process import ServeProcess
+from tests.support.models import write_model
+from tests.support.process import ServeProcess
 
 extensions = pytest.importorskip("onnxruntime_extensions")
 

@@ -15,12 +15,12 @@ import psutil
 import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
+from tests.support.gate import Gate, gated
 
 import charonia
 from charonia import Code, ServerOptions, ServingError
-from charonia.config.server import ModelOptions
-from charonia.engine.lifecycle import Lifecycle
-from charonia.testing.gate import Gate, gated
+from charonia.server.lifecycle.lifecycle import Lifecycle
+from charonia.server.options import ModelOptions
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "embedding.py"
 

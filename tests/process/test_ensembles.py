@@ -17,11 +17,10 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
+from tests.support.gate import Gate, gated
+from tests.support.models import PYTHON_IDENTITY, add_sub, identity_pbtxt, write_model
+from tests.support.process import ServeProcess
 from tritonclient.utils import InferenceServerException
-
-from charonia.testing.gate import Gate, gated
-from charonia.testing.models import PYTHON_IDENTITY, add_sub, identity_pbtxt, write_model
-from charonia.testing.process import ServeProcess
 
 DOUBLE = """
 import triton_python_backend_utils as pb_utils

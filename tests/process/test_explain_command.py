@@ -17,9 +17,8 @@ import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 import trustme
-
-from charonia.testing.models import PYTHON_IDENTITY, identity_pbtxt, write_model
-from charonia.testing.process import ServeProcess
+from tests.support.models import PYTHON_IDENTITY, identity_pbtxt, write_model
+from tests.support.process import ServeProcess
 
 SLOW = PYTHON_IDENTITY.replace("import triton", "import time\nimport triton").replace(
     "        responses = []", "        time.sleep(0.05)\n        responses = []"

@@ -24,11 +24,10 @@ import psutil
 import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
+from tests.support.gate import Gate, gated
+from tests.support.models import PYTHON_IDENTITY
+from tests.support.process import ServeProcess
 from tritonclient.utils import InferenceServerException
-
-from charonia.testing.gate import Gate, gated
-from charonia.testing.models import PYTHON_IDENTITY
-from charonia.testing.process import ServeProcess
 
 BODY_BYTES_MAX = 1_000_000
 

@@ -6,9 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tritonclient.http as httpclient
-
-from charonia.testing.models import write_model
-from charonia.testing.process import ServeProcess
+from tests.support.models import write_model
+from tests.support.process import ServeProcess
 
 TENSORS = """
 input { name: "INPUT0" data_type: TYPE_FP32 dims: [ 2 ] }

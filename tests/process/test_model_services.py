@@ -11,10 +11,9 @@ import psutil
 import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
+from tests.support.gate import Gate, gated
+from tests.support.process import ServeProcess
 from tritonclient.utils import InferenceServerException
-
-from charonia.testing.gate import Gate, gated
-from charonia.testing.process import ServeProcess
 
 CONFIG = """
 backend: "python"

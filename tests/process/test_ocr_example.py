@@ -9,12 +9,12 @@ import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from PIL import Image, ImageDraw, ImageFont
+from tests.support.process import ServeProcess
 from tritonclient.utils import InferenceServerException
 
 from charonia.demo.ocr import BLS, ENSEMBLE, build_ocr
 from charonia.demo.pictures import photo, scanned_page
 from charonia.demo.shipped import shipped_file
-from charonia.testing.process import ServeProcess
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 import tritonclient.http as httpclient
 from PIL import Image, ImageDraw, ImageFont
+from tests.support.gate import Gate, gated
+from tests.support.process import ServeProcess
 from tritonclient.utils import InferenceServerException
 
 from charonia.demo.ocr import (
@@ -25,8 +27,6 @@ from charonia.demo.ocr import (
     build_ocr,
 )
 from charonia.demo.pictures import scanned_page
-from charonia.testing.gate import Gate, gated
-from charonia.testing.process import ServeProcess
 
 FIRST_LINE = "Region-basedsegmentation"  # one of the networks joins the words
 PIPELINES = [ENSEMBLE, BLS]

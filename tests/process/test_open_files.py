@@ -4,8 +4,7 @@ import resource
 from pathlib import Path
 
 import psutil
-
-from charonia.testing.process import ServeProcess
+from tests.support.process import ServeProcess
 
 
 def test_the_soft_limit_of_open_files_is_raised_to_the_hard_one(tmp_path: Path) -> None:

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 import tritonclient.http as httpclient
 import trustme
+from tests.support.models import PYTHON_IDENTITY, identity_pbtxt, write_model
+from tests.support.process import ServeProcess
 
 from charonia.core.dtypes import DataType
-from charonia.perf import schedule
-from charonia.testing.models import PYTHON_IDENTITY, identity_pbtxt, write_model
-from charonia.testing.process import ServeProcess
+from charonia.tools.perf import schedule
 
 SECONDS_MAX = 180
 

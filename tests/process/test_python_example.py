@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tritonclient.http as httpclient
+from tests.support.process import ServeProcess
 from tritonclient.utils import InferenceServerException
-
-from charonia.testing.process import ServeProcess
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "python_model"
 

@@ -11,11 +11,10 @@ import pytest
 import tritonclient.grpc as grpc
 import tritonclient.http as http
 from numpy.typing import NDArray
-
-from charonia.testing.process import ServeProcess
+from tests.support.process import ServeProcess
 
 torch = pytest.importorskip("torch")
-torch_models = pytest.importorskip("charonia.testing.torch_models")
+torch_models = pytest.importorskip("tests.support.torch_models")
 
 ROWS = 3
 KINDS = ("traced", "scripted", "exported", "eager", "automatic")
@@ -109,7 +108,7 @@ def test_the_completed_configuration_is_printed(server: ServeProcess, tmp_path: 
 
 
 def test_a_server_without_pytorch_models_does_not_read_pytorch() -> None:
-    program = "import charonia.server, charonia.cli.serve, sys; print('torch' in sys.modules)"
+    program = "import charonia.server.app, charonia.cli.serve, sys; print('torch' in sys.modules)"
 
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
+from tests.support.models import write_model
+from tests.support.onnx_writer import GraphWriter
+from tests.support.process import ServeProcess
 from tritonclient.utils import InferenceServerException
 
 from charonia.core.dtypes import DataType
-from charonia.testing.models import write_model
-from charonia.testing.onnx_writer import GraphWriter
-from charonia.testing.process import ServeProcess
 
 DELAY = "dynamic_batching { max_queue_delay_microseconds: 200000 }\n" + (
     'parameters { key: "ADAPT_QUEUE_DELAY" value { string_value: "false" } }\n'

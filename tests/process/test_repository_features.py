@@ -14,10 +14,9 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpc_client
 import tritonclient.http as http_client
+from tests.support.models import PYTHON_IDENTITY, identity, identity_pbtxt, mlp, write_model
+from tests.support.process import ServeProcess
 from tritonclient.utils import InferenceServerException
-
-from charonia.testing.models import PYTHON_IDENTITY, identity, identity_pbtxt, mlp, write_model
-from charonia.testing.process import ServeProcess
 
 ADDING = """\
 import triton_python_backend_utils as pb_utils

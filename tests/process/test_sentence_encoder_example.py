@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpc
 import tritonclient.http as http
+from tests.support.process import ServeProcess
 
 from charonia.core.tensor import Array
-from charonia.testing.process import ServeProcess
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "sentence_encoder"
 TEXTS = ["How do I get my money back?", "Refunds take three days.", "The cat sleeps on the sofa.", "x " * 400]

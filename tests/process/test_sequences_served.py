@@ -16,11 +16,9 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
-from tritonclient.utils import InferenceServerException
-
-from charonia.testing.models import write_model
-from charonia.testing.process import ServeProcess
-from charonia.testing.sequence_models import (
+from tests.support.models import write_model
+from tests.support.process import ServeProcess
+from tests.support.sequence_models import (
     COUNTDOWN,
     RUNNING_SUM,
     SUM_BY_ID,
@@ -28,6 +26,7 @@ from charonia.testing.sequence_models import (
     implicit_sum,
     sequence_pbtxt,
 )
+from tritonclient.utils import InferenceServerException
 
 IDLE = "max_sequence_idle_microseconds: 60000000 "
 STATE = 'state { input_name: "INPUT_STATE" output_name: "OUTPUT_STATE" data_type: TYPE_INT32 dims: [ 1 ] %s }'

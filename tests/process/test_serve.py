@@ -17,11 +17,10 @@ import tritonclient.grpc as grpcclient
 import tritonclient.grpc.aio as grpcaio
 import tritonclient.http as httpclient
 import tritonclient.http.aio as httpaio
+from tests.support import models
+from tests.support.gate import Gate, gated
+from tests.support.process import ServeProcess
 from tritonclient.utils import InferenceServerException
-
-from charonia.testing import models
-from charonia.testing.gate import Gate, gated
-from charonia.testing.process import ServeProcess
 
 IDENTITY = """
 backend: "identity"

@@ -13,12 +13,11 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
+from tests.support.gate import Gate, gated
+from tests.support.models import identity_pbtxt, write_model
+from tests.support.process import ServeProcess
+from tests.support.redis_server import RedisProcess
 from tritonclient.utils import InferenceServerException
-
-from charonia.testing.gate import Gate, gated
-from charonia.testing.models import identity_pbtxt, write_model
-from charonia.testing.process import ServeProcess
-from charonia.testing.redis_server import RedisProcess
 
 NOTING = """
 import os, time

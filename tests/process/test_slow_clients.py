@@ -14,11 +14,11 @@ from typing import Self
 
 import ngh2
 import pytest
+from tests.support.grpc_memory import frame, request_headers
+from tests.support.process import ServeProcess
 from tritonclient.grpc import service_pb2
 
-from charonia.frontends.draining import GRACE_S
-from charonia.testing.grpc_memory import frame, request_headers
-from charonia.testing.process import ServeProcess
+from charonia.server.listening import GRACE_S
 
 ELEMENTS = 24 * 2**20
 PIECE_BYTES = 64 * 1024

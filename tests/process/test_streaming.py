@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
-
-from charonia.testing.models import write_model
-from charonia.testing.process import ServeProcess
+from tests.support.models import write_model
+from tests.support.process import ServeProcess
 
 COUNT = """
 import pathlib

@@ -6,14 +6,14 @@ import sys
 
 import psutil
 import pytest
+from tests.support.process import wait_until_ended
 
-from charonia.testing.process import wait_until_ended
-from charonia.tether import tethered
+from charonia.die_with_parent import tethered
 
 STARTER = """\
 import signal, subprocess, sys
-from charonia.testing.process import wait_until_ended
-from charonia.tether import tethered
+from tests.support.process import wait_until_ended
+from charonia.die_with_parent import tethered
 program = "import signal; print('up', flush=True); signal.pause()"
 child = subprocess.Popen(tethered([sys.executable, "-c", program], signal.SIGTERM), stdout=subprocess.PIPE)
 child.stdout.readline()

@@ -15,9 +15,8 @@ import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 import trustme
 from geventhttpclient.response import HTTPConnectionClosed
+from tests.support.process import ServeProcess
 from tritonclient.utils import InferenceServerException
-
-from charonia.testing.process import ServeProcess
 
 CONFIG = """
 backend: "identity"

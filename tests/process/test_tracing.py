@@ -16,13 +16,13 @@ import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from tests.support.models import write_model
+from tests.support.process import ServeProcess
 from tritonclient.utils import InferenceServerException
 
 from charonia.cli import perf
 from charonia.cli.perf import Status
 from charonia.client import Client
-from charonia.testing.models import write_model
-from charonia.testing.process import ServeProcess
 
 TENSORS = """
 input { name: "INPUT0" data_type: TYPE_FP32 dims: [ 2 ] }

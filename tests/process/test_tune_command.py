@@ -12,11 +12,11 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.support.models import PYTHON_IDENTITY, identity_pbtxt, write_model
+from tests.support.process import ServeProcess, wait_until_ended
 
 from charonia.client import Client
 from charonia.config.pbtxt import parse
-from charonia.testing.models import PYTHON_IDENTITY, identity_pbtxt, write_model
-from charonia.testing.process import ServeProcess, wait_until_ended
 
 SECONDS_MAX = 120
 QUICK = ("--measurement-time", "0.2", "--run-config-search-max-concurrency", "1", "--run-config-search-mode", "brute")

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Self
 
 import ngh2
+from tests.support.grpc_memory import frame, request_headers
+from tests.support.process import ServeProcess
 from tritonclient.grpc import service_pb2
 
-from charonia.frontends.grpc.limits import GrpcLimits
-from charonia.testing.grpc_memory import frame, request_headers
-from charonia.testing.process import ServeProcess
+from charonia.server.grpc.limits import GrpcLimits
 
 ECHO = """
 backend: "identity"

@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from charonia.testing.process import ServeProcess
+from tests.support.process import ServeProcess
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "voice_activity"
 

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.http as http
-
-from charonia.testing.process import ServeProcess
+from tests.support.process import ServeProcess
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "voice_activity"
 SAMPLE_RATE = 16_000

@@ -5,10 +5,10 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from tests.support.simulation import Simulation
 
-from charonia.sched.api import BatchPolicy, Cancel, DropReason, QueueLimits, Run, Submit
-from charonia.sched.dynamic import DynamicBatcher
-from charonia.testing.simulation import Simulation
+from charonia.server.scheduling.api import BatchPolicy, Cancel, DropReason, QueueLimits, Run, Submit
+from charonia.server.scheduling.dynamic import DynamicBatcher
 
 US = 1_000
 MS = 1_000_000

@@ -4,11 +4,11 @@ import random
 from collections import defaultdict
 
 import pytest
+from tests.support.simulation import Simulation
 
-from charonia.sched.api import Run, Submit
-from charonia.sched.sequence_api import PADDING, SequencePart, SequencePolicy
-from charonia.sched.sequences import Sequencer
-from charonia.testing.simulation import Simulation
+from charonia.server.scheduling.api import Run, Submit
+from charonia.server.sequences.api import PADDING, SequencePart, SequencePolicy
+from charonia.server.sequences.scheduler import Sequencer
 
 MS = 1_000_000
 

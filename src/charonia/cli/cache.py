@@ -1,4 +1,4 @@
-"""Where the environment says that caches belong. Pure."""
+"""Where the environment says that caches belong."""
 
 from collections.abc import Mapping
 from pathlib import Path

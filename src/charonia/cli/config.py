@@ -76,13 +76,13 @@ def problem_text(model_dir: str, error: ServingError) -> str:
 
 async def _configure(given: argparse.Namespace) -> tuple[str, Sequence[str]]:
     # Imported late: they read the backends and the schema, which `--help` does not need.
-    from charonia.backends.registry import installed_backends
     from charonia.config.json_form import to_json
     from charonia.config.pbtxt import render
-    from charonia.engine.backends import Backends
-    from charonia.engine.configure import ConfigureOptions, configure
-    from charonia.engine.gpus import visible_gpus
-    from charonia.repository.scan import folder_at
+    from charonia.server.backends.registry import installed_backends
+    from charonia.server.lifecycle.backends import Backends
+    from charonia.server.lifecycle.configure import ConfigureOptions, configure
+    from charonia.server.lifecycle.repository.scan import folder_at
+    from charonia.server.machine.gpus import visible_gpus
 
     folder = await asyncio.to_thread(folder_at, given.model_dir)
     directory = Path(given.backend_directory) if given.backend_directory else None

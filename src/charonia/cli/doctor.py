@@ -16,9 +16,9 @@ def run(arguments: Sequence[str]) -> int:
     """Run the command and return its exit status."""
     given = parser().parse_args(arguments)
     # Imported late: they read the engine, which `--help` does not need.
-    from charonia.doctor.machine import look
-    from charonia.doctor.report import problem_count, to_json, to_text
-    from charonia.doctor.repository import examine
+    from charonia.server.doctor.machine import look
+    from charonia.server.doctor.report import problem_count, to_json, to_text
+    from charonia.server.doctor.repository import examine
 
     try:
         sections = look()

@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from charonia.cli.arguments import Parser
 from charonia.core.errors import ServingError, invalid, unavailable
-from charonia.report.explain_text import COLUMNS_MAX, explain_text
+from charonia.tools.report.explain_text import COLUMNS_MAX, explain_text
 
 ANSWER_SECONDS_MAX = 10.0
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from charonia.cli.arguments import Parser
-from charonia.core.access import Scope, digest_of, parse_keys
 from charonia.core.errors import ServingError
+from charonia.server.access.rules import Scope, digest_of, parse_keys
 
 KEY_BYTES = 32
 """Randomness of a key."""

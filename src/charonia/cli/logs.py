@@ -14,8 +14,8 @@ import re
 import sys
 from datetime import UTC, datetime
 
-from charonia.config.server import LogFormat, LogOptions
 from charonia.core.errors import invalid
+from charonia.wire.log_settings import LogFormat, LogOptions
 
 BLOCK = "block"
 """Key of `extra` for text to write below the line, with control characters spelt out but its lines kept."""

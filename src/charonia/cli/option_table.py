@@ -19,21 +19,20 @@ from charonia.cli.trace_values import (
     trace_setting,
 )
 from charonia.cli.values import assignment, boolean, choice, filled, integer, repository, verbosity
-from charonia.config.access import read_restriction
-from charonia.config.cache import CACHE_BYTES_MAX
-from charonia.config.host_policy import read_policies
-from charonia.config.limits import RateLimitMode
-from charonia.config.repositories import DOWNLOADS_MAX, MEMORY_MB_MAX, WAIT_SECS_MAX, WAITING_MAX
-from charonia.config.server import (
+from charonia.server.access.options import read_restriction
+from charonia.server.lifecycle.repository.options import DOWNLOADS_MAX, MEMORY_MB_MAX, WAIT_SECS_MAX, WAITING_MAX
+from charonia.server.machine.cores import read_policies
+from charonia.server.options import (
     BUSY_POLL_US_MAX,
     CPU_CORES_MAX,
     GRPC_INPUT_BYTES_MAX,
     PORT_MAX,
-    AccessLogFormat,
     CompressionLevel,
     ControlMode,
-    LogFormat,
 )
+from charonia.server.rate_limiter.options import RateLimitMode
+from charonia.server.response_cache.options import CACHE_BYTES_MAX
+from charonia.wire.log_settings import AccessLogFormat, LogFormat
 
 
 def last(values: Sequence[Any]) -> Any:

@@ -16,8 +16,8 @@ from typing import Any, NoReturn
 from charonia.cli.cache import cache_folder, with_cache
 from charonia.cli.foreign import FOREIGN, judge
 from charonia.cli.option_table import GROUPS, Option, SeveralFields
-from charonia.config.server import ServerOptions
 from charonia.core.errors import ServingError, invalid
+from charonia.server.options import ServerOptions
 
 DESCRIPTION = "Serve the models of a repository over HTTP and gRPC."
 

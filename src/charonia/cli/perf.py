@@ -9,7 +9,7 @@ from enum import IntEnum
 from importlib import import_module
 
 from charonia.core.errors import ServingError
-from charonia.results.records import Run, Verdict
+from charonia.tools.results.records import Run, Verdict
 
 
 class Status(IntEnum):

@@ -18,9 +18,9 @@ def run(arguments: Sequence[str]) -> int:
     given = parser().parse_args(arguments)
 
     # Imported late: `--help` needs no numpy.
-    from charonia.report.compare import Criteria, Outcome, compare
-    from charonia.report.compare_text import as_json, as_text
-    from charonia.report.json_file import read_run
+    from charonia.tools.report.compare import Criteria, Outcome, compare
+    from charonia.tools.report.compare_text import as_json, as_text
+    from charonia.tools.report.run_files import read_run
 
     try:
         before, after = (read_run(path) for path in (given.before, given.after))

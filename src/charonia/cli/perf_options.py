@@ -19,7 +19,7 @@ from typing import Any
 from charonia.cli.perf_foreign import DEPRECATED, REFUSED, UNPARSED, with_new_names
 from charonia.cli.perf_table import GROUPS, OPTIONS, Option
 from charonia.core.errors import ServingError, invalid
-from charonia.perf.options import PerfOptions, TargetOptions
+from charonia.tools.perf.options import PerfOptions, TargetOptions
 
 HELP_NAMES = frozenset({"--help", "-h", "-?"})
 SUGGESTION_CUTOFF = 0.6

@@ -7,15 +7,14 @@ from typing import Any, TextIO
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError, unavailable
 from charonia.core.tensor import Tensor
-from charonia.perf.api import Event, InputSource, LevelBegun, LevelDone, WindowDone
-from charonia.perf.data.convert import from_bfloat
-from charonia.perf.options import PerfOptions
-from charonia.report.console import View, level_text, level_title, pass_text, summary_text
-from charonia.report.csv import csv_files
-from charonia.report.json_file import write_run, write_whole
-from charonia.report.profile_export import write_profile
-from charonia.results.json_form import to_json
-from charonia.results.records import Run
+from charonia.tools.perf.api import Event, InputSource, LevelBegun, LevelDone, WindowDone
+from charonia.tools.perf.data.convert import from_bfloat
+from charonia.tools.perf.options import PerfOptions
+from charonia.tools.report.console import View, level_text, level_title, pass_text, summary_text
+from charonia.tools.report.csv import csv_files
+from charonia.tools.report.run_files import write_profile, write_run, write_whole
+from charonia.tools.results.json_form import to_json
+from charonia.tools.results.records import Run
 
 EXPORT_ELEMENTS_MAX = 4096
 """Largest input that is written to an export; a larger one is null."""
@@ -103,7 +102,7 @@ def _write_html(run: Run, options: PerfOptions, source: InputSource) -> None:
     path = options.report.html
     if path is not None:
         # Imported late: few runs write a page.
-        from charonia.report.html import render
+        from charonia.tools.report.html import render
 
         write_whole(path, render([run]))
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TextIO
 
 from charonia.cli.perf_output import STDOUT
-from charonia.perf.api import Event, LevelBegun, LevelDone, Progress, Tick
-from charonia.perf.options import ReportOptions
-from charonia.report.json_file import write_run
-from charonia.report.quantities import clock, duration, number
+from charonia.tools.perf.api import Event, LevelBegun, LevelDone, Progress, Tick
+from charonia.tools.perf.options import ReportOptions
+from charonia.tools.report.quantities import clock, duration, number
+from charonia.tools.report.run_files import write_run
 
 UNFINISHED = "The run had not ended when this was written."
 """Note of a run in a file that was written between two levels."""

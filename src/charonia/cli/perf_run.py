@@ -9,14 +9,14 @@ from charonia.cli.perf_progress import watched
 from charonia.cli.perf_settings import is_decoupled, printed_settings, run_settings, target
 from charonia.client.errors import ClientError
 from charonia.client.sync_client import Client
-from charonia.client.wire import Failure
 from charonia.core.errors import ServingError
-from charonia.perf.data.load import load_inputs
-from charonia.perf.data.spec import model_spec
-from charonia.perf.options import PerfOptions
-from charonia.perf.run import Subject, ask, run, stopped_by_signals
-from charonia.report.console import settings_text
-from charonia.results.records import Run
+from charonia.tools.perf.data.load import load_inputs
+from charonia.tools.perf.data.spec import model_spec
+from charonia.tools.perf.options import PerfOptions
+from charonia.tools.perf.run import Subject, ask, run, stopped_by_signals
+from charonia.tools.report.console import settings_text
+from charonia.tools.results.records import Run
+from charonia.wire.transport import Failure
 
 CONTEXT = "failed to get model metadata"
 """What perf_analyzer says before the reason why there is no such model or server."""

@@ -6,12 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from charonia.cli.perf_options import Parsed, described
-from charonia.client.endpoint import parse_url
-from charonia.client.wire import TlsOptions as WireTls
-from charonia.client.wire import WireOptions
 from charonia.core.errors import invalid
-from charonia.perf.api import LoadPlan, MeasurePlan, Objective, RunSettings, SequencePlan, ServerPlan, Target
-from charonia.perf.options import (
+from charonia.tools.perf.api import LoadPlan, MeasurePlan, Objective, RunSettings, SequencePlan, ServerPlan, Target
+from charonia.tools.perf.options import (
     CallStyle,
     CertificateFormat,
     Compression,
@@ -21,7 +18,10 @@ from charonia.perf.options import (
     TlsOptions,
     WireProtocol,
 )
-from charonia.report.console import Settings
+from charonia.tools.report.console import Settings
+from charonia.wire.endpoint import parse_url
+from charonia.wire.transport import TlsOptions as WireTls
+from charonia.wire.transport import WireOptions
 
 METRICS_PORT = 8002
 METRICS_PATH = "/metrics"

@@ -10,8 +10,8 @@ from typing import Any
 
 from charonia.cli import perf_values as read
 from charonia.cli.values import boolean, choice, filled, integer
-from charonia.perf.api import Distribution, MeasurementMode
-from charonia.perf.options import (
+from charonia.tools.perf.api import Distribution, MeasurementMode
+from charonia.tools.perf.options import (
     CallStyle,
     CertificateFormat,
     Compression,

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from charonia.cli.values import INTEGER_MAX, filled, integer
 from charonia.core.trace import TraceLevel
-from charonia.perf.api import SharedMemory
-from charonia.perf.options import SEQUENCE_ID_MAX, FloatRange, IntRange
+from charonia.tools.perf.api import SharedMemory
+from charonia.tools.perf.options import SEQUENCE_ID_MAX, FloatRange, IntRange
 
 RATE_MAX = 1e9
 _UNITS_NS = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000, "m": 60_000_000_000}

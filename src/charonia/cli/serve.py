@@ -14,15 +14,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
-from charonia.backends.memory import keep_freed_memory
 from charonia.cli import logs
 from charonia.cli.options import parse
 from charonia.cli.startup import models_table, started_line, summary
-from charonia.config.server import ServerOptions
 from charonia.core.errors import ServingError
 from charonia.core.metadata import ModelIndexEntry
-from charonia.repository.scan import scan
-from charonia.repository.stores.address import is_store
+from charonia.server.lifecycle.repository.scan import scan
+from charonia.server.lifecycle.repository.stores.location import is_store
+from charonia.server.machine.memory import keep_freed_memory
+from charonia.server.options import ServerOptions
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class Endpoint(Protocol):
 
 
 class RunningServer(Protocol):
-    """What this command needs of `charonia.server.Server`."""
+    """What this command needs of `charonia.server.app.Server`."""
 
     @property
     def http(self) -> Endpoint | None:
@@ -90,7 +90,7 @@ def run(arguments: Sequence[str]) -> int:
         _log.error("%s", error)
         return 1
     # Imported late: a mistake in the arguments is answered before the backends and front ends are read.
-    from charonia.server import Server, new_event_loop
+    from charonia.server.app import Server, new_event_loop
 
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         status, is_clean = runner.run(serve(parsed.options, partial(Server, log=log)))

@@ -5,9 +5,9 @@ import re
 from collections.abc import Sequence
 
 from charonia.cli.values import integer
-from charonia.config.cache import cache_options
-from charonia.config.limits import ResourceLimit
 from charonia.core.errors import ServingError
+from charonia.server.rate_limiter.options import ResourceLimit
+from charonia.server.response_cache.options import cache_options
 
 COUNT_MAX = 2**31 - 1
 

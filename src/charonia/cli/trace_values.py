@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from charonia.cli.values import assignment, choice, filled, integer
-from charonia.config.tracing import TraceMode
 from charonia.core.trace import TraceLevel
+from charonia.server.tracing.options import TraceMode
 
 _LEVELS = {
     **dict.fromkeys(("off", "false"), TraceLevel.OFF),

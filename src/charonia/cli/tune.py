@@ -13,7 +13,7 @@ from charonia.core.errors import ServingError
 
 if TYPE_CHECKING:
     from charonia.cli.tune_options import ReportRequest
-    from charonia.tune.merge import Merged
+    from charonia.tools.tune.merge import Merged
 
 MISUSE = 99
 FAILED = 1
@@ -41,10 +41,10 @@ def _profile(merged: "Merged", command: str) -> int:
     from charonia.cli.tune_files import JSON_STDOUT, check_writable, write_results
     from charonia.cli.tune_live import watched
     from charonia.cli.tune_load import loads_of
-    from charonia.perf.run import stopped_by_signals
-    from charonia.tune.profile import profile
-    from charonia.tune.result import exit_status
-    from charonia.tune.summary import summary
+    from charonia.tools.perf.run import stopped_by_signals
+    from charonia.tools.tune.profile import profile
+    from charonia.tools.tune.result import exit_status
+    from charonia.tools.tune.summary import summary
 
     output = merged.options.output
     check_writable(output)
@@ -66,15 +66,15 @@ def _profile(merged: "Merged", command: str) -> int:
 
 def _report(request: "ReportRequest") -> int:
     from charonia.cli.tune_files import read_result, write_report
-    from charonia.tune.result import exit_status
-    from charonia.tune.summary import summary
+    from charonia.tools.tune.result import exit_status
+    from charonia.tools.tune.summary import summary
 
     found = read_result(request)
     known = {variant.name for group in found.groups for variant in group.variants}
     missing = [name for name in request.names if name not in known]
     if missing:
         from charonia.core.errors import not_found
-        from charonia.tune.nearest import unknown
+        from charonia.tools.tune.nearest import unknown
 
         raise not_found("\n".join(unknown("variant", name, sorted(known)) for name in missing))
     written = write_report(found, request)

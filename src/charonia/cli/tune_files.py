@@ -7,11 +7,11 @@ from pathlib import Path
 
 from charonia.cli.tune_options import ReportRequest
 from charonia.core.errors import ServingError, invalid, not_found
-from charonia.tune.options import OutputSettings
-from charonia.tune.report.html import render
-from charonia.tune.report.pictures import pictures, require_matplotlib
-from charonia.tune.result import TuneRun, from_json, to_json
-from charonia.tune.tables import gpu_csv, inference_csv, server_csv
+from charonia.tools.tune.options import OutputSettings
+from charonia.tools.tune.report.html import render
+from charonia.tools.tune.report.pictures import pictures, require_matplotlib
+from charonia.tools.tune.result import TuneRun, from_json, to_json
+from charonia.tools.tune.tables import gpu_csv, inference_csv, server_csv
 
 RESULTS = "results"
 """Folder of the export path that the files are in."""

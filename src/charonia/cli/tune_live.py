@@ -9,11 +9,11 @@ from typing import TextIO
 
 from charonia.cli.perf_progress import bar
 from charonia.cli.tune_progress import Printer
-from charonia.report.quantities import clock, number, signed_percent
-from charonia.results.records import Estimate
-from charonia.tune.api import Failed, Metric, Trial
-from charonia.tune.decision import Ranked
-from charonia.tune.progress import Event, Noted, Progress, TrialBegun, TrialDone
+from charonia.tools.report.quantities import clock, number, signed_percent
+from charonia.tools.results.records import Estimate
+from charonia.tools.tune.api import Failed, Metric, Trial
+from charonia.tools.tune.decision import Ranked
+from charonia.tools.tune.progress import Event, Noted, Progress, TrialBegun, TrialDone
 
 SHOWN_MAX = 8
 """Measurements that stay in view."""

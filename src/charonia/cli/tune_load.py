@@ -6,14 +6,14 @@ from charonia.cli.perf_options import parse
 from charonia.cli.perf_settings import is_decoupled, run_settings
 from charonia.client.sync_client import Client
 from charonia.core.errors import ServingError, invalid
-from charonia.perf.api import Target
-from charonia.perf.data.load import load_inputs
-from charonia.perf.data.spec import model_spec
-from charonia.perf.run import ask
-from charonia.tune.api import LoadPoint
-from charonia.tune.measure import Prepare, Prepared
-from charonia.tune.options import ClientProtocol, TuneOptions
-from charonia.tune.servers import Server
+from charonia.tools.perf.api import Target
+from charonia.tools.perf.data.load import load_inputs
+from charonia.tools.perf.data.spec import model_spec
+from charonia.tools.perf.run import ask
+from charonia.tools.tune.api import LoadPoint
+from charonia.tools.tune.measure import Prepare, Prepared
+from charonia.tools.tune.options import ClientProtocol, TuneOptions
+from charonia.tools.tune.servers import Server
 
 SET_HERE = (
     *("model", "m", "url", "u", "batch-size", "b", "concurrency-range", "request-rate-range", "request-intervals"),

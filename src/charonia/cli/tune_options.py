@@ -13,12 +13,12 @@ from enum import StrEnum
 from pathlib import Path
 
 from charonia.core.errors import invalid
-from charonia.tune.merge import Merged, default_text, merge
-from charonia.tune.nearest import unknown
-from charonia.tune.options import TuneFor
-from charonia.tune.settings import GROUPS, OPTIONS, Option
-from charonia.tune.values import flag, names, path
-from charonia.tune.yaml_config import read_yaml
+from charonia.tools.tune.merge import Merged, default_text, merge
+from charonia.tools.tune.nearest import unknown
+from charonia.tools.tune.options import TuneFor
+from charonia.tools.tune.settings import GROUPS, OPTIONS, Option
+from charonia.tools.tune.values import flag, names, path
+from charonia.tools.tune.yaml_config import read_yaml
 
 HELP_NAMES = frozenset({"--help", "-h"})
 HELP_COLUMNS_MAX = 110

@@ -2,9 +2,9 @@
 
 from typing import TextIO
 
-from charonia.tune.api import Failed, Metric
-from charonia.tune.decision import Ranked
-from charonia.tune.progress import Event, Noted, SearchDone, TrialBegun, TrialDone
+from charonia.tools.tune.api import Failed, Metric
+from charonia.tools.tune.decision import Ranked
+from charonia.tools.tune.progress import Event, Noted, SearchDone, TrialBegun, TrialDone
 
 
 class Printer:

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import TypeVar
 
 from charonia.core.errors import ServingError
-from charonia.repository.stores.address import is_store, parse_address
+from charonia.server.lifecycle.repository.stores.location import is_store, parse_address
 
 _E = TypeVar("_E", bound=Enum)
 

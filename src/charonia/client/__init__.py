@@ -2,11 +2,10 @@
 
 from charonia.client.async_client import AsyncClient
 from charonia.client.errors import ClientError
-from charonia.client.model_requests import SequencePart
-from charonia.client.query import SharedMemoryRegion
+from charonia.client.requests import InferResult, SequencePart
 from charonia.client.sync_client import Client
-from charonia.client.tensors import InferResult
-from charonia.client.wire import Failure, TlsOptions, WireOptions
+from charonia.wire.query import SharedMemoryRegion
+from charonia.wire.transport import Failure, TlsOptions, WireOptions
 
 __all__ = [
     "AsyncClient",

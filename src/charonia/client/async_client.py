@@ -7,20 +7,18 @@ from collections.abc import AsyncGenerator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from charonia.client.endpoint import parse_url
-from charonia.client.errors import ClientError, error_of
-from charonia.client.failing import failed
-from charonia.client.grpc_dialect import GrpcDialect
-from charonia.client.grpc_wire import GrpcWire
-from charonia.client.http_dialect import HttpDialect
-from charonia.client.http_wire import HttpWire
-from charonia.client.model_requests import Ask, MetadataCache, SequencePart
-from charonia.client.query import Dialect, Json, Query, SharedMemoryRegion, T, TraceChange
-from charonia.client.tensors import InferResult, Inputs, Outputs, needs_metadata
-from charonia.client.wire import Answer, Failure, Handle, OnAnswer, WireOptions
+from charonia.client.errors import ClientError, error_of, failed
+from charonia.client.grpc_transport import GrpcWire
+from charonia.client.http_transport import HttpWire
+from charonia.client.requests import Ask, InferResult, Inputs, MetadataCache, Outputs, SequencePart, needs_metadata
 from charonia.core.errors import Code, ServingError
 from charonia.core.metadata import ModelIndexEntry, ModelMetadata, ServerMetadata
 from charonia.core.request import ParameterValue
+from charonia.wire.endpoint import parse_url
+from charonia.wire.grpc_dialect import GrpcDialect
+from charonia.wire.http_dialect import HttpDialect
+from charonia.wire.query import Dialect, Json, Query, SharedMemoryRegion, T, TraceChange
+from charonia.wire.transport import Answer, Failure, Handle, OnAnswer, WireOptions
 
 TIMEOUT_S = 60.0
 """Time for a request that names none, in seconds."""

@@ -4,15 +4,15 @@ import asyncio
 import time
 from typing import Protocol
 
-from charonia.client.endpoint import Endpoint
-from charonia.client.failing import failed
-from charonia.client.grpc_codec import CODES, GrpcRequest, decode_status_message, stream_error
+from charonia.client.errors import failed
 from charonia.client.http2 import ErrorCode
-from charonia.client.wire import Answer, Failure, OnAnswer, WireOptions
 from charonia.core.errors import Code, ServingError
-from charonia.protocol.grpc_framing import ENCODINGS, PREFIX_BYTES, Buffer, MessageReader
-from charonia.protocol.grpc_headers import OK_TRAILERS, Headers
-from charonia.protocol.grpc_status import RpcError, Status
+from charonia.wire.endpoint import Endpoint
+from charonia.wire.grpc_codec import CODES, GrpcRequest, decode_status_message, stream_error
+from charonia.wire.grpc_framing import ENCODINGS, PREFIX_BYTES, Buffer, MessageReader
+from charonia.wire.grpc_headers import OK_TRAILERS, Headers
+from charonia.wire.grpc_status import RpcError, Status
+from charonia.wire.transport import Answer, Failure, OnAnswer, WireOptions
 
 _STATUS_DIGITS_MAX = 4
 

@@ -11,13 +11,12 @@ from typing import Any, Self, TypeVar
 
 from charonia.client.async_client import LOAD_TIMEOUT_S, TIMEOUT_S, AsyncClient
 from charonia.client.errors import ClientError
-from charonia.client.model_requests import SequencePart
-from charonia.client.query import Json, SharedMemoryRegion, TraceChange
-from charonia.client.tensors import InferResult, Inputs, Outputs
-from charonia.client.wire import Failure, WireOptions
+from charonia.client.requests import InferResult, Inputs, Outputs, SequencePart
 from charonia.core.errors import Code
 from charonia.core.metadata import ModelIndexEntry, ModelMetadata, ServerMetadata
 from charonia.core.request import ParameterValue
+from charonia.wire.query import Json, SharedMemoryRegion, TraceChange
+from charonia.wire.transport import Failure, WireOptions
 
 _DEFAULT_OPTIONS = WireOptions()
 _T = TypeVar("_T")

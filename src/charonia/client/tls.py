@@ -5,8 +5,8 @@ import tempfile
 from base64 import encodebytes
 from pathlib import Path
 
-from charonia.client.wire import TlsOptions
 from charonia.core.errors import invalid
+from charonia.wire.transport import TlsOptions
 
 _KEY_LABELS = ("PRIVATE KEY", "RSA PRIVATE KEY", "EC PRIVATE KEY")
 

@@ -25,7 +25,7 @@ from charonia.config.model import (
 )
 from charonia.config.platforms import BACKEND_OF_PLATFORM, ENSEMBLE, FOREIGN_BACKENDS, FORMATS, ModelFormat
 from charonia.config.problems import Problem
-from charonia.config.sequences import added_names
+from charonia.config.sequence_tensors import added_names
 from charonia.core.dtypes import DataType
 from charonia.core.errors import invalid
 

@@ -1,7 +1,15 @@
 """Model parameters that mean something to the server whatever the backend; the others are the backend's."""
 
-from charonia.config.padding import PADDING
-from charonia.config.support import CUSTOM_BATCHING, PYTHON_STRATEGY
+PADDING = "PADDING"
+"""The model parameter."""
+
+CUSTOM_BATCHING = "TRITON_BATCH_STRATEGY_PATH"
+"""Model parameter that names a library with a batching strategy of its own."""
+
+
+PYTHON_STRATEGY = "BATCHING_STRATEGY"
+"""Model parameter that names a Python file with one: its path, relative to the model's folder."""
+
 
 ADAPT_DELAY = "ADAPT_QUEUE_DELAY"
 """Model parameter: "false" makes every lone request wait for the whole queue delay."""

@@ -1,10 +1,77 @@
-"""What is wrong with a configuration: collected, so that all of it can be reported at once."""
+"""What is wrong with a configuration: collected, so that all of it can be reported at once.
 
-from collections.abc import Sequence
+Wording of errors about a text that somebody wrote: the right name where one is near, and bounded quotes.
+"""
+
+import difflib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
+from google.protobuf.descriptor import Descriptor, EnumDescriptor
+
+from charonia.core.dtypes import BY_WIRE
 from charonia.core.errors import invalid
+
+MAX_QUOTED_CHARS = 120
+"""Longest piece of a wrong text that an error repeats."""
+
+MAX_LISTED_NAMES = 16
+"""Longest list of right names that a hint gives where none of them is near."""
+
+
+def field_hint(name: str, message: Descriptor) -> str:
+    """Return what the writer of an unknown field may have meant: a near name, another message's field, or a list."""
+    near = _nearest(name, list(message.fields_by_name))
+    if near:
+        return f"did you mean '{near}'?"
+    owners = [other.name for other in _messages(message.file.message_types_by_name.values()) if _has(other, name)]
+    if owners:
+        return f"'{name}' is a field of {', '.join(owners)}"
+    return _listed(list(message.fields_by_name))
+
+
+def value_hint(name: str, enum: EnumDescriptor) -> str:
+    """Return what the writer of an unknown value may have meant. `name` is as written, maybe with quotes."""
+    bare = name.strip("\"'")
+    if bare in enum.values_by_name:
+        return f"write {bare} without quotes"
+    datatype = BY_WIRE.get(bare.upper().removeprefix("TYPE_"))
+    if datatype is not None and datatype.config in enum.values_by_name:
+        return f"did you mean {datatype.config}?"
+    near = _nearest(bare, list(enum.values_by_name))
+    return f"did you mean {near}?" if near else _listed(list(enum.values_by_name))
+
+
+def short(text: str) -> str:
+    """Return the text, cut where it is longer than an error should repeat."""
+    return text if len(text) <= MAX_QUOTED_CHARS else text[:MAX_QUOTED_CHARS] + "..."
+
+
+def printable(text: str) -> str:
+    """Return the text with everything escaped that a log line or a header cannot carry."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode("ascii") for c in text)
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    # A name beyond any real one's length would only cost time.
+    near = difflib.get_close_matches(name, known, n=1) if len(name) <= MAX_QUOTED_CHARS else []
+    return near[0] if near else ""
+
+
+def _listed(known: Sequence[str]) -> str:
+    return f"known are {', '.join(known)}" if len(known) <= MAX_LISTED_NAMES else ""
+
+
+def _messages(messages: Iterable[Descriptor]) -> Iterator[Descriptor]:
+    for message in messages:
+        if not message.GetOptions().map_entry:
+            yield message
+            yield from _messages(message.nested_types)
+
+
+def _has(message: Descriptor, field: str) -> bool:
+    return field in message.fields_by_name
 
 
 @dataclass(frozen=True, slots=True)

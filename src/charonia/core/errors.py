@@ -1,6 +1,6 @@
 """The one error type that crosses layers, and its transport-neutral codes.
 
-A `Code` travels unchanged from where a problem is found to the wire; the two tables in `charonia.protocol` turn it
+A `Code` travels unchanged from where a problem is found to the wire; the two tables in `charonia.wire` turn it
 into an HTTP and a gRPC status. Nothing between those two points knows a transport.
 """
 
@@ -65,3 +65,11 @@ def unsupported(message: str, *, hint: str = "") -> ServingError:
 def internal(message: str, *, hint: str = "") -> ServingError:
     """Return an INTERNAL error: our fault, or the model's."""
     return ServingError(Code.INTERNAL, message, hint=hint)
+
+
+class RefusalKind(Enum):
+    """Why a call may not be made."""
+
+    RESTRICTED = "restricted"
+    UNAUTHENTICATED = "unauthenticated"
+    FORBIDDEN = "forbidden"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from charonia.core.errors import unavailable
-from charonia.tether import tethered
+from charonia.die_with_parent import tethered
 
 _HOST = "127.0.0.1"
 _START_TIMEOUT_S = 60.0

@@ -1,4 +1,4 @@
-"""What every backend has to do, as tests: the specification of `charonia.backends.api` in code.
+"""What every backend has to do, as tests: the specification of `charonia.server.backends.api` in code.
 
 A backend's own tests derive a class and say what to run it on:
 
@@ -19,7 +19,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from charonia.backends.api import (
+from charonia.config.kinds import InstanceKind
+from charonia.config.model import ModelConfig
+from charonia.core.caller import CallFrame
+from charonia.core.dtypes import DataType
+from charonia.core.errors import ServingError
+from charonia.core.request import InferRequest
+from charonia.core.tensor import Array
+from charonia.server.backends.api import (
     AsyncInstance,
     Backend,
     BackendSettings,
@@ -30,13 +37,6 @@ from charonia.backends.api import (
     Placement,
     Result,
 )
-from charonia.config.kinds import InstanceKind
-from charonia.config.model import ModelConfig
-from charonia.core.caller import CallFrame
-from charonia.core.dtypes import DataType
-from charonia.core.errors import ServingError
-from charonia.core.request import InferRequest
-from charonia.core.tensor import Array
 
 Instance = BlockingInstance | AsyncInstance
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from charonia.backends.api import AsyncInstance, Backend, BackendSettings, ModelFiles, Outputs, Result
 from charonia.config.model import ModelConfig
 from charonia.core.caller import CallFrame
 from charonia.core.errors import ServingError
 from charonia.core.request import InferRequest
+from charonia.server.backends.api import AsyncInstance, Backend, BackendSettings, ModelFiles, Outputs, Result
 from charonia.testing.backend_suite import PLACEMENT, TIMEOUT_S
 
 

@@ -1,0 +1,360 @@
+"""gRPC for load: many calls on each of a few HTTP/2 connections.
+
+What calls send is collected, and written in one piece: at the end of what was received, or, for calls that begin in
+between, once the loop has run everything that is ready now.
+
+A call is sent again where HTTP/2 says that the server has not looked at it: on a stream after the last one that a
+GOAWAY names, or one that was refused. Everything else is answered with a failure.
+"""
+
+import asyncio
+import time
+from collections import deque
+from typing import cast
+
+from charonia.client.dialing import Dialer, loss
+from charonia.client.grpc_call import GrpcCall
+from charonia.client.http2 import (
+    ClientConnection,
+    ConnectionClosed,
+    DataReceived,
+    Event,
+    GoAwayReceived,
+    Http2Error,
+    ResponseReceived,
+    StreamClosed,
+    StreamReset,
+    TrailersReceived,
+    is_greeting,
+)
+from charonia.core.request import InferRequest
+from charonia.wire.endpoint import Endpoint
+from charonia.wire.grpc_codec import GrpcEncoder, GrpcRequest, PreparedGrpc, timeout_header
+from charonia.wire.grpc_headers import Headers
+from charonia.wire.transport import DEFAULT_FORM, Failure, OnAnswer, RequestForm, WireOptions
+
+TRIES_MAX = 4
+"""How often a call is sent that no server looks at."""
+
+_now_ns = time.monotonic_ns
+
+
+class GrpcConnection(asyncio.Protocol):
+    """One connection and its calls.
+
+    Attributes:
+        is_lost: Whether it is gone.
+    """
+
+    __slots__ = (
+        "_calls",
+        "_flush_is_due",
+        "_http2",
+        "_is_greeted",
+        "_is_paused",
+        "_is_reading",
+        "_is_retired",
+        "_transport",
+        "_unsent",
+        "_wire",
+        "is_lost",
+    )
+
+    def __init__(self, wire: "GrpcWire") -> None:
+        self._wire = wire
+        self._http2 = ClientConnection()
+        self._calls: dict[int, GrpcCall] = {}
+        self._unsent: list[GrpcCall] = []
+        self._transport: asyncio.Transport
+        self._flush_is_due = False
+        self._is_greeted = False
+        self._is_paused = False
+        self._is_reading = False
+        self._is_retired = False
+        self.is_lost = False
+
+    # What the transport calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Greet the server."""
+        self._transport = cast(asyncio.Transport, transport)
+        self._wire.dialer.opened(self, transport)
+        self._flush()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Fail every call."""
+        self.is_lost = True
+        self._wire.dialer.closed(self)
+        self._fail_all(Failure.RESET, loss(self._wire.endpoint, exc, "before the answer was complete"))
+
+    def pause_writing(self) -> None:
+        """Keep what is to be sent until the system has room."""
+        self._is_paused = True
+
+    def resume_writing(self) -> None:
+        """Go on."""
+        self._is_paused = False
+        self._flush()
+
+    def data_received(self, data: bytes) -> None:
+        """Take what the server sent, and send what came of it."""
+        if not self._is_greeted:
+            self._is_greeted = True
+            if not is_greeting(data):
+                self._garbled(f"expected HTTP/2 of {self._wire.endpoint}, got {data[:40]!r}")
+                return
+        try:
+            events = self._http2.receive(data)
+        except Http2Error as error:
+            self._garbled(f"{self._wire.endpoint} breaks the rules of HTTP/2: {error}")
+            return
+        self._is_reading = True
+        calls = self._calls
+        for event in events:
+            kind = type(event)
+            if kind is DataReceived:
+                call = calls.get(event.stream_id)  # type: ignore[attr-defined]
+                if call is not None:
+                    call.data_received(event.data)  # type: ignore[attr-defined]
+            elif kind is TrailersReceived:
+                call = calls.pop(event.stream_id, None)  # type: ignore[attr-defined]
+                if call is not None:
+                    self._ended(call, event.headers)  # type: ignore[attr-defined]
+            else:
+                self._control(event)
+        self._is_reading = False
+        self._flush()
+
+    # What calls do.
+
+    def start(self, call: GrpcCall) -> bool:
+        """Send a call; return whether this connection takes it."""
+        request = call.request
+        headers = request.headers
+        if call.deadline_s:
+            headers = (*headers, timeout_header(call.deadline_s - self._wire.now_s()))
+        try:
+            stream_id = self._http2.request(headers, request.pieces)
+        except Http2Error:
+            self._retire()
+            return False
+        call.connection = self
+        call.stream_id = stream_id
+        self._calls[stream_id] = call
+        self._unsent.append(call)
+        self._schedule_flush()
+        return True
+
+    def forget(self, call: GrpcCall) -> None:
+        """Give a call up."""
+        if self._calls.pop(call.stream_id, None) is not None:
+            self._http2.reset(call.stream_id)
+            self._schedule_flush()
+            self._close_if_done()
+
+    def finish(self) -> None:
+        """Fail what is in flight and close."""
+        self._fail_all(Failure.CLOSED, "the client was closed")
+        self._http2.terminate()
+        self._flush()
+        self._transport.close()
+
+    def abort(self) -> None:
+        """Cut the connection."""
+        self._transport.abort()
+
+    def _ended(self, call: GrpcCall, trailers: Headers) -> None:
+        if not call.send_end_ns:  # the server does not want the rest of the request
+            self._http2.reset(call.stream_id)
+        call.trailers_received(trailers)
+
+    def _control(self, event: Event) -> None:
+        match event:
+            case ResponseReceived():
+                call = self._calls.get(event.stream_id)
+                if call is None:
+                    return
+                if event.end_stream:
+                    del self._calls[event.stream_id]
+                    self._ended(call, event.headers)
+                else:
+                    call.headers_received(event.headers)
+            case StreamReset() | StreamClosed():
+                call = self._calls.pop(event.stream_id, None)
+                if call is not None:
+                    call.stream_closed(event.error_code)
+                self._close_if_done()
+            case GoAwayReceived():
+                self._retire()
+            case ConnectionClosed() if event.error_code:
+                reason = event.debug_data.decode("latin-1") or f"HTTP/2 error code {event.error_code}"
+                self._garbled(f"{self._wire.endpoint} breaks the rules of HTTP/2: {reason:.100}")
+
+    def _garbled(self, message: str) -> None:
+        self._fail_all(Failure.GARBLED, message)
+        self._transport.abort()
+
+    def _retire(self) -> None:
+        """Take no more calls, and close once the last one is over."""
+        self._is_retired = True
+        self._wire.lost(self)
+        self._close_if_done()
+
+    def _close_if_done(self) -> None:
+        if self._is_retired and not self._calls:
+            self._transport.close()
+
+    def _fail_all(self, failure: Failure, message: str) -> None:
+        self._is_retired = True
+        self._wire.lost(self)
+        calls = tuple(self._calls.values())
+        self._calls.clear()
+        for call in calls:
+            call.fail(failure, message)
+
+    def _schedule_flush(self) -> None:
+        if not (self._flush_is_due or self._is_reading):
+            self._flush_is_due = True
+            self._wire.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_is_due = False
+        if self._is_paused or self.is_lost:
+            return
+        output = self._http2.output()
+        if output:
+            self._transport.write(output)
+        if self._unsent:
+            now_ns = _now_ns()
+            left = []
+            for call in self._unsent:
+                if self._http2.unsent_bytes(call.stream_id):
+                    left.append(call)
+                else:
+                    call.send_end_ns = now_ns
+            self._unsent = left
+        for event in self._http2.events():
+            self._control(event)
+
+
+class GrpcWire:
+    """Connections to a gRPC server. The interface is `charonia.wire.transport.Wire`.
+
+    Attributes:
+        endpoint: The server.
+        options: Settings and limits.
+        failures: How often something failed, by kind.
+        encoder: Makes the calls that `prepare` does not.
+        dialer: Makes the connections.
+    """
+
+    def __init__(self, endpoint: Endpoint, options: WireOptions) -> None:
+        """Make a wire without connections; to be called on the event loop.
+
+        Raises:
+            ServingError: INVALID_ARG for options that cannot be used.
+        """
+        self.endpoint = endpoint
+        self.options = options
+        self.encoder = GrpcEncoder(endpoint, options)
+        self.dialer = Dialer(endpoint, options, http2=True)
+        self.failures = self.dialer.failures
+        loop = asyncio.get_running_loop()
+        self.call_soon = loop.call_soon
+        self.now_s = loop.time
+        self._call_later = loop.call_later
+        self._connections: list[GrpcConnection] = []
+        self._next = 0
+        self._wanted = 1
+        self._waiting: deque[GrpcCall] = deque()
+        self._is_closed = False
+
+    def prepare(self, request: InferRequest, form: RequestForm = DEFAULT_FORM) -> PreparedGrpc:
+        """Encode a request."""
+        return self.encoder.infer(request, form)
+
+    def send(
+        self, prepared: GrpcRequest, on_answer: OnAnswer, timeout_s: float = 0.0, *, keep_body: bool = False
+    ) -> GrpcCall:
+        """Send a request, of `prepare` or of `encoder`."""
+        call = GrpcCall(self, prepared, on_answer, keep_body)
+        timeout_s = timeout_s or self.options.timeout_s
+        if timeout_s:
+            call.timeout_s = timeout_s
+            call.deadline_s = self.now_s() + timeout_s
+            call.timer = self._call_later(timeout_s, call.expire)
+        self._start(call)
+        return call
+
+    async def open(self, connections: int) -> int:
+        """Make connections up to this number ahead of time."""
+        self._wanted = max(min(connections, self.options.connections_max), 1)
+        for _ in range(self._wanted - len(self._connections) - self.dialer.dialing):
+            self._dial()
+        await self.dialer.settle()
+        return len(self._connections)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        self._is_closed = True
+        self._fail_waiting(Failure.CLOSED, "the client was closed")
+        for connection in tuple(self._connections):
+            connection.finish()
+        await self.dialer.close()
+
+    # What connections and calls say.
+
+    def send_again(self, call: GrpcCall) -> None:
+        """Send a call that the server has not looked at."""
+        call.tries += 1
+        if call.tries >= TRIES_MAX:
+            call.fail(Failure.REFUSED, f"{self.endpoint} refused the call {TRIES_MAX} times")
+        else:
+            self._start(call)
+
+    def lost(self, connection: GrpcConnection) -> None:
+        """A connection takes no more calls."""
+        if connection in self._connections:
+            self._connections.remove(connection)
+
+    def _start(self, call: GrpcCall) -> None:
+        connections = self._connections
+        if len(connections) < self._wanted and not self.dialer.dialing and not self._is_closed:
+            self._dial()
+        while connections:
+            self._next = (self._next + 1) % len(connections)
+            if connections[self._next].start(call):
+                return
+        if self._is_closed:
+            self.call_soon(call.fail, Failure.CLOSED, "the client was closed")
+        elif len(self._waiting) >= self.options.waiting_max:
+            text = f"{self.options.waiting_max} calls wait for a connection to {self.endpoint}"
+            self.call_soon(call.fail, Failure.EXHAUSTED, text)
+        else:
+            self._waiting.append(call)
+            if not self.dialer.dialing:
+                self._dial()
+
+    def _dial(self) -> None:
+        self.dialer.dial(lambda: GrpcConnection(self), self._made, self._not_made)
+
+    def _made(self, connection: GrpcConnection) -> None:
+        if connection.is_lost:
+            self._not_made(f"{self.endpoint} closed the connection at once")
+            return
+        self._connections.append(connection)
+        waiting, self._waiting = self._waiting, deque()
+        for call in waiting:
+            if not call.is_over:
+                self._start(call)
+
+    def _not_made(self, message: str) -> None:
+        if not self._waiting:
+            self.failures[Failure.REFUSED] += 1
+        elif not self._connections and not self.dialer.dialing:
+            self._fail_waiting(Failure.REFUSED, message)
+
+    def _fail_waiting(self, failure: Failure, message: str) -> None:
+        waiting, self._waiting = self._waiting, deque()
+        for call in waiting:
+            call.fail(failure, message)

@@ -1,0 +1,383 @@
+"""HTTP/1.1 for load: connections that are kept, one request in flight on each.
+
+A request that finds an idle connection is written at once. One that does not waits while a connection is made for it,
+and takes whichever connection is free first. What comes after a request was written is never repeated: nobody knows
+whether the server has seen it.
+"""
+
+import asyncio
+import time
+from collections import deque
+from typing import cast
+
+from charonia.client.dialing import Dialer, loss
+from charonia.client.errors import failed
+from charonia.core.errors import Code
+from charonia.core.request import InferRequest
+from charonia.wire.endpoint import Endpoint
+from charonia.wire.grpc_framing import decompress
+from charonia.wire.grpc_status import RpcError, Status
+from charonia.wire.http_codec import CODES, HttpEncoder, HttpRequest, PreparedHttp, error_message
+from charonia.wire.http_response import BadResponseError, Heads, ResponseReader
+from charonia.wire.transport import DEFAULT_FORM, Answer, Failure, OnAnswer, RequestForm, WireOptions
+
+_now_ns = time.monotonic_ns
+
+
+class Exchange:
+    """A request and its answer: the handle of whoever sent it."""
+
+    __slots__ = (
+        "connection",
+        "first_byte_ns",
+        "is_over",
+        "keep_body",
+        "on_answer",
+        "request",
+        "send_end_ns",
+        "sent_ns",
+        "timeout_s",
+        "timer",
+        "wire",
+    )
+
+    def __init__(self, wire: "HttpWire", request: HttpRequest, on_answer: OnAnswer, keep_body: bool) -> None:
+        self.sent_ns = _now_ns()
+        self.wire = wire
+        self.request = request
+        self.on_answer = on_answer
+        self.keep_body = keep_body
+        self.connection: HttpConnection | None = None
+        self.timer: asyncio.TimerHandle | None = None
+        self.timeout_s = 0.0
+        self.is_over = False
+        self.send_end_ns = 0
+        self.first_byte_ns = 0
+
+    def cancel(self) -> None:
+        """Give it up: no answer comes any more."""
+        if not self.is_over:
+            self._end()
+            self._leave()
+
+    def expire(self) -> None:
+        """The time is over."""
+        if not self.is_over:
+            self._leave()
+            self.fail(Failure.TIMEOUT, f"{self.wire.endpoint} did not answer within {self.timeout_s:g} s")
+
+    def fail(self, failure: Failure, message: str) -> None:
+        """Answer with a failure."""
+        if not self.is_over:
+            self.wire.failures[failure] += 1
+            self.answer(failed(Answer(self.sent_ns, self.send_end_ns, self.first_byte_ns), failure, message))
+
+    def answer(self, answer: Answer) -> None:
+        """Give the answer and be over."""
+        self._end()
+        self.on_answer(answer)
+
+    def _leave(self) -> None:
+        # A response that is still to come cannot be told from the next one.
+        if self.connection is not None:
+            self.connection.abort()
+
+    def _end(self) -> None:
+        self.is_over = True
+        if self.timer is not None:
+            self.timer.cancel()
+
+
+class HttpConnection(asyncio.Protocol):
+    """One connection: idle, or with one exchange.
+
+    Attributes:
+        is_lost: Whether it is gone.
+    """
+
+    __slots__ = ("_exchange", "_is_paused", "_reader", "_transport", "_wire", "is_lost")
+
+    def __init__(self, wire: "HttpWire") -> None:
+        self._wire = wire
+        self._reader = ResponseReader(wire.heads, wire.options.response_bytes_max)
+        self._exchange: Exchange | None = None
+        self._transport: asyncio.Transport
+        self._is_paused = False
+        self.is_lost = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport."""
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(0)  # so that what the system has not taken is known
+        self._wire.dialer.opened(self, transport)
+
+    def start(self, exchange: Exchange) -> None:
+        """Send a request on this idle connection."""
+        self._exchange = exchange
+        exchange.connection = self
+        self._reader.begin(keep_body=exchange.keep_body)
+        pieces = exchange.request.pieces
+        if len(pieces) == 1:
+            self._transport.write(pieces[0])
+        else:
+            self._transport.writelines(pieces)
+        if not self._is_paused:
+            exchange.send_end_ns = _now_ns()
+
+    def pause_writing(self) -> None:
+        """A part of the request waits for the system."""
+        self._is_paused = True
+
+    def resume_writing(self) -> None:
+        """All of it was taken."""
+        self._is_paused = False
+        if self._exchange is not None:
+            self._exchange.send_end_ns = _now_ns()
+
+    def data_received(self, data: bytes) -> None:
+        """Take a part of the response."""
+        exchange = self._exchange
+        if exchange is None:
+            self.abort()  # nobody asked: whatever it is, the next response could not be told from it
+            return
+        if not exchange.first_byte_ns:
+            exchange.first_byte_ns = _now_ns()
+        try:
+            is_complete = self._reader.feed(data)
+        except BadResponseError as error:
+            self._garbled(exchange, error)
+            return
+        if is_complete:
+            self._complete(exchange)
+
+    def eof_received(self) -> None:
+        """The server sends no more: take no request any more. The transport closes itself."""
+        self._wire.lost(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Fail what is in flight, unless its response ends just so."""
+        self.is_lost = True
+        exchange, self._exchange = self._exchange, None
+        self._wire.dialer.closed(self)
+        self._wire.lost(self)
+        if exchange is None or exchange.is_over:
+            return
+        if exc is None and self._reader.feed_eof():
+            exchange.answer(self._answer(exchange))
+            return
+        reader = self._reader
+        progress = "before any answer"
+        if reader.head is not None and reader.head.length >= 0:
+            progress = f"after {reader.received} of {reader.head.length} bytes of the answer"
+        elif reader.is_begun:
+            progress = "in the middle of the answer"
+        exchange.fail(Failure.RESET, loss(self._wire.endpoint, exc, progress))
+
+    def abort(self) -> None:
+        """Cut the connection; nothing more is told of it but that it is lost."""
+        self._exchange = None
+        self._wire.lost(self)
+        self._transport.abort()
+
+    def finish(self) -> None:
+        """Close an idle connection, or fail what is in flight and cut it."""
+        exchange = self._exchange
+        if exchange is None:
+            self._transport.close()
+        else:
+            self.abort()
+            exchange.fail(Failure.CLOSED, "the client was closed")
+
+    def _garbled(self, exchange: Exchange, error: BadResponseError) -> None:
+        self.abort()
+        if not exchange.is_over:
+            failure = Failure.OVERSIZE if error.is_oversize else Failure.GARBLED
+            exchange.fail(failure, f"{self._wire.endpoint}: {error}")
+
+    def _complete(self, exchange: Exchange) -> None:
+        head = self._reader.head
+        answer = self._answer(exchange)
+        self._exchange = None
+        # Free first: the callback is likely to send the next request.
+        if head is not None and head.keep_alive:
+            self._wire.freed(self)
+        else:
+            self._wire.lost(self)
+            self._transport.close()
+        exchange.answer(answer)
+
+    def _answer(self, exchange: Exchange) -> Answer:
+        answer = Answer(exchange.sent_ns, exchange.send_end_ns, exchange.first_byte_ns, _now_ns())
+        reader = self._reader
+        answer.received_bytes = reader.received
+        head = reader.head
+        if head is None:
+            return answer
+        answer.status = head.status
+        if head.status == 200 and not exchange.keep_body:
+            return answer
+        answer.json_bytes = head.json_bytes
+        try:
+            body = _plain(reader.body, head.coding, self._wire.options.response_bytes_max)
+        except RpcError as error:
+            failure = Failure.OVERSIZE if error.status is Status.RESOURCE_EXHAUSTED else Failure.GARBLED
+            self._wire.failures[failure] += 1
+            return failed(answer, failure, f"{self._wire.endpoint}: {error.message}")
+        if exchange.keep_body:
+            answer.body = body
+        if head.status != 200:
+            self._wire.failures[Failure.STATUS] += 1
+            answer.failure = Failure.STATUS
+            answer.code = CODES.get(head.status, Code.UNKNOWN)
+            answer.message = error_message(body, head.status)
+        return answer
+
+
+def _plain(body: bytes, coding: str, limit: int) -> bytes:
+    """Return a body without its content coding.
+
+    Raises:
+        RpcError: RESOURCE_EXHAUSTED for a body over the limit, INTERNAL for one that is not in its coding.
+    """
+    if not coding:
+        return body
+    if coding not in ("gzip", "deflate"):
+        raise RpcError(Status.INTERNAL, f"the response has content coding '{coding:.40}', which was not asked for")
+    return decompress(body, coding.encode(), limit)
+
+
+class HttpWire:
+    """Connections to an HTTP server. The interface is `charonia.wire.transport.Wire`.
+
+    Attributes:
+        endpoint: The server.
+        options: Settings and limits.
+        failures: How often something failed, by kind.
+        encoder: Makes the requests that `prepare` does not.
+        dialer: Makes the connections.
+        heads: Response heads that were seen before.
+    """
+
+    def __init__(self, endpoint: Endpoint, options: WireOptions) -> None:
+        """Make a wire without connections; to be called on the event loop.
+
+        Raises:
+            ServingError: INVALID_ARG for options that cannot be used.
+        """
+        self.endpoint = endpoint
+        self.options = options
+        self.encoder = HttpEncoder(endpoint, options)
+        self.dialer = Dialer(endpoint, options, http2=False)
+        self.failures = self.dialer.failures
+        self.heads: Heads = {}
+        self._loop = asyncio.get_running_loop()
+        self._connections: set[HttpConnection] = set()
+        self._idle: list[HttpConnection] = []
+        self._waiting: deque[Exchange] = deque()
+        self._is_closed = False
+
+    def prepare(self, request: InferRequest, form: RequestForm = DEFAULT_FORM) -> PreparedHttp:
+        """Encode a request."""
+        return self.encoder.infer(request, form)
+
+    def send(
+        self, prepared: HttpRequest, on_answer: OnAnswer, timeout_s: float = 0.0, *, keep_body: bool = False
+    ) -> Exchange:
+        """Send a request, of `prepare` or of `encoder`."""
+        exchange = Exchange(self, prepared, on_answer, keep_body)
+        timeout_s = timeout_s or self.options.timeout_s
+        if timeout_s:
+            exchange.timeout_s = timeout_s
+            exchange.timer = self._loop.call_later(timeout_s, exchange.expire)
+        idle = self._idle
+        if idle:
+            idle.pop().start(exchange)
+        else:
+            self._await_connection(exchange)
+        return exchange
+
+    async def open(self, connections: int) -> int:
+        """Make connections up to this number ahead of time."""
+        for _ in range(min(connections, self.options.connections_max) - len(self._connections) - self.dialer.dialing):
+            self._dial()
+        await self.dialer.settle()
+        return len(self._connections)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        self._is_closed = True
+        for exchange in self._waiting:
+            exchange.fail(Failure.CLOSED, "the client was closed")
+        self._waiting.clear()
+        for connection in tuple(self._connections):
+            connection.finish()
+        await self.dialer.close()
+
+    # What connections and exchanges say.
+
+    def freed(self, connection: HttpConnection) -> None:
+        """A connection can take a request."""
+        if self._is_closed:
+            connection.finish()
+            return
+        exchange = self._next_waiting()
+        if exchange is not None:
+            connection.start(exchange)
+        else:
+            self._idle.append(connection)
+
+    def lost(self, connection: HttpConnection) -> None:
+        """A connection can take no request any more."""
+        self._connections.discard(connection)
+        if connection in self._idle:
+            self._idle.remove(connection)
+
+    # Making connections.
+
+    def _await_connection(self, exchange: Exchange) -> None:
+        options, waiting = self.options, self._waiting
+        if self._is_closed:
+            self._refuse(exchange, Failure.CLOSED, "the client was closed")
+            return
+        waiting.append(exchange)
+        if self.dialer.dialing >= len(waiting):
+            return
+        if (
+            len(waiting) > options.waiting_max
+            or len(self._connections) + self.dialer.dialing >= options.connections_max
+        ):
+            waiting.pop()
+            self._refuse(
+                exchange, Failure.EXHAUSTED, f"all {options.connections_max} connections to {self.endpoint} are busy"
+            )
+            return
+        self._dial()
+
+    def _refuse(self, exchange: Exchange, failure: Failure, message: str) -> None:
+        self._loop.call_soon(exchange.fail, failure, message)
+
+    def _dial(self) -> None:
+        self.dialer.dial(lambda: HttpConnection(self), self._made, self._not_made)
+
+    def _made(self, connection: HttpConnection) -> None:
+        if not connection.is_lost:
+            self._connections.add(connection)
+            self.freed(connection)
+        else:
+            self._not_made(f"{self.endpoint} closed the connection at once")
+
+    def _not_made(self, message: str) -> None:
+        exchange = self._next_waiting()
+        if exchange is not None:
+            exchange.fail(Failure.REFUSED, message)
+        else:
+            self.failures[Failure.REFUSED] += 1
+
+    def _next_waiting(self) -> Exchange | None:
+        """Return the request that waits longest and has not been given up."""
+        waiting = self._waiting
+        while waiting:
+            exchange = waiting.popleft()
+            if not exchange.is_over:
+                return exchange
+        return None

@@ -1,0 +1,278 @@
+"""From what a caller gives to an inference request, and what is remembered of models for it. No I/O.
+
+Python values to tensors, and responses to arrays. No I/O.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from charonia.core.dtypes import BY_NUMPY, BY_WIRE, DataType
+from charonia.core.errors import invalid, not_found
+from charonia.core.metadata import ModelMetadata, TensorMetadata
+from charonia.core.request import SEQUENCE_END, SEQUENCE_START, InferRequest, ParameterValue, RequestedOutput
+from charonia.core.response import InferResponse
+from charonia.core.tensor import Array, Tensor
+from charonia.wire.v2_request import apply_parameters
+
+InputValue = Array | np.generic | Sequence[Any] | bytes | str | bool | int | float
+"""An array, whose dtype decides on the datatype; a pair of an array and the name of a datatype; a list or one element,
+which take the datatype that the model's metadata names."""
+
+Inputs = Mapping[str, InputValue]
+Outputs = Sequence[str] | Mapping[str, int]
+"""Names of outputs; as a mapping, with the number of top classes to return instead of each, 0 for the tensor."""
+
+_BFLOAT16 = "bfloat16"
+
+
+class InferResult:
+    """What a model answered.
+
+    Attributes:
+        outputs: Arrays by output name, read-only. BYTES are object arrays of `bytes`; BF16 are given as float32.
+        datatypes: Datatypes of the protocol, such as "FP32", by output name.
+        parameters: What the model attached.
+        model_name: Model that ran.
+        model_version: Version that ran.
+        id: The request's id, "" for none.
+    """
+
+    __slots__ = ("datatypes", "id", "model_name", "model_version", "outputs", "parameters")
+
+    def __init__(self, response: InferResponse) -> None:
+        self.outputs: dict[str, Array] = {tensor.name: _readable(tensor) for tensor in response.outputs}
+        self.datatypes: dict[str, str] = {tensor.name: tensor.datatype.wire for tensor in response.outputs}
+        self.parameters: dict[str, ParameterValue] = response.parameters
+        self.model_name = response.model_name
+        self.model_version = response.model_version
+        self.id = response.id
+
+    def __getitem__(self, name: str) -> Array:
+        return self.outputs[name]
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name} {self.datatypes[name]} {list(a.shape)}" for name, a in self.outputs.items())
+        return f"InferResult({self.model_name!r} v{self.model_version}: {shown})"
+
+
+def needs_metadata(inputs: Inputs) -> bool:
+    """Return whether the datatype of an input has to be looked up."""
+    return not all(isinstance(value, np.ndarray | np.generic | tuple) for value in inputs.values())
+
+
+def make_tensors(model: str, inputs: Inputs, metadata: ModelMetadata | None) -> dict[str, Tensor]:
+    """Return the tensors of a request.
+
+    Args:
+        model: Model name, for messages.
+        inputs: What the caller gave.
+        metadata: The model's tensors; needed where `needs_metadata` says so.
+
+    Raises:
+        ServingError: INVALID_ARG for a value that is no tensor, NOT_FOUND for an input that the model does not have.
+    """
+    known = {tensor.name: tensor for tensor in metadata.inputs} if metadata is not None else {}
+    tensors: dict[str, Tensor] = {}
+    for name, value in inputs.items():
+        if isinstance(value, np.ndarray | np.generic):
+            tensors[name] = _from_array(name, np.asarray(value))
+        elif isinstance(value, tuple):
+            tensors[name] = _from_pair(name, value)
+        elif name in known:
+            tensors[name] = _from_elements(known[name], value)
+        else:
+            raise not_found(f"model '{model}' has no input '{name}': it has {', '.join(known) or 'none'}")
+    return tensors
+
+
+def make_outputs(outputs: Outputs | None) -> tuple[RequestedOutput, ...]:
+    """Return the outputs that are asked for, none for all.
+
+    Raises:
+        ServingError: INVALID_ARG for a text in place of a list.
+    """
+    if outputs is None:
+        return ()
+    if isinstance(outputs, str):
+        raise invalid(f"outputs: expected a list of names, got '{outputs}'", hint=f"write ['{outputs}']")
+    if isinstance(outputs, Mapping):
+        return tuple(RequestedOutput(name, classes) for name, classes in outputs.items())
+    return tuple(RequestedOutput(name) for name in outputs)
+
+
+def to_bfloat16(array: Array) -> Array:
+    """Return the bit patterns, as uint16, of numbers rounded to BF16 (to the nearest, ties to even)."""
+    bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
+    rounded = (bits + (0x7FFF + ((bits >> 16) & 1)).astype(np.uint32)) >> 16
+    quiet_nan = (bits >> 16) | 0x40  # rounding could turn a NaN into infinity
+    return np.where(np.isnan(array), quiet_nan, rounded).astype(np.uint16)
+
+
+def from_bfloat16(bits: Array) -> Array:
+    """Return the numbers, as float32, of BF16 bit patterns."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def _from_array(name: str, array: Array) -> Tensor:
+    if array.dtype.name == _BFLOAT16:
+        return Tensor(name, DataType.BF16, array.view(np.uint16))
+    if array.dtype.kind in "OSU":
+        return Tensor(name, DataType.BYTES, _bytes_elements(name, array))
+    datatype = BY_NUMPY.get(array.dtype.newbyteorder("<"))
+    if datatype is None:
+        raise invalid(f"input '{name}': no datatype of the protocol fits numpy dtype {array.dtype}")
+    return Tensor(name, datatype, array.astype(datatype.numpy, order="C", copy=False))
+
+
+def _from_pair(name: str, pair: tuple[Any, ...]) -> Tensor:
+    datatype = BY_WIRE.get(pair[1]) if len(pair) == 2 and isinstance(pair[1], str) else None
+    if datatype is None:
+        raise invalid(f"input '{name}': expected a pair of an array and a datatype such as \"BF16\", got {pair!r:.80}")
+    if isinstance(pair[0], np.ndarray):
+        tensor = _from_array(name, pair[0])
+        if tensor.datatype is datatype:
+            return tensor
+        if datatype is DataType.BF16 and tensor.datatype is DataType.UINT16:
+            return Tensor(name, datatype, tensor.array)
+        if datatype is not DataType.BF16 or tensor.array.dtype.kind != "f":
+            raise invalid(f"input '{name}': expected an array for {datatype.wire}, got one of {tensor.datatype.wire}")
+    return _from_elements(TensorMetadata(name, datatype, (1,)), pair[0])
+
+
+def _from_elements(metadata: TensorMetadata, value: Any) -> Tensor:
+    """Return a list or one element as a tensor of the model's datatype; one element takes the model's rank."""
+    name, datatype = metadata.name, metadata.datatype
+    if isinstance(value, bytes | str | bool | int | float):
+        value = np.array(value, object if isinstance(value, bytes | str) else None).reshape((1,) * len(metadata.shape))
+    try:
+        if datatype is DataType.BYTES:
+            return Tensor(name, datatype, _bytes_elements(name, _object_array(value)))
+        array: Array = np.asarray(value)
+    except ValueError as error:
+        raise invalid(f"input '{name}': the lists are not of the same length: {error}") from error
+    if datatype is DataType.BF16 and array.dtype.kind in "iuf":
+        return Tensor(name, datatype, to_bfloat16(array.astype(np.float32)))
+    if not array.size:
+        return Tensor(name, datatype, array.astype(datatype.numpy))
+    wanted = datatype.numpy.kind
+    fits = array.dtype.kind in {"f": "iuf", "b": "b"}.get(wanted, "iu")
+    if wanted in "iu":
+        if array.dtype.kind in "fO":  # what integers become together where no integer dtype holds them all
+            array = np.array(value, object)
+            fits = all(type(element) is int for element in array.ravel().tolist())
+        limits = np.iinfo(datatype.numpy.name)
+        fits = fits and limits.min <= int(array.min()) and int(array.max()) <= limits.max
+    if not fits:
+        raise invalid(f"input '{name}': not every element is a valid {datatype.wire} value")
+    return Tensor(name, datatype, array.astype(datatype.numpy))
+
+
+def _object_array(value: Any) -> Array:
+    """Return nested lists of texts as an array: numpy's own text arrays would lose zero bytes at the end."""
+    return value if isinstance(value, np.ndarray) else np.array(value, object)
+
+
+def _bytes_elements(name: str, array: Array) -> Array:
+    elements = np.empty(array.size, object)
+    for index, element in enumerate(array.ravel().tolist()):
+        if isinstance(element, str):
+            element = element.encode()
+        elif not isinstance(element, bytes):
+            raise invalid(f"input '{name}': BYTES elements are text or bytes, got {type(element).__name__}")
+        elements[index] = element
+    return elements.reshape(array.shape)
+
+
+def _readable(tensor: Tensor) -> Array:
+    return from_bfloat16(tensor.array) if tensor.datatype is DataType.BF16 else tensor.array
+
+
+METADATA_MAX = 1024
+"""Most models whose metadata a client remembers; at more it starts again."""
+
+
+@dataclass(frozen=True, slots=True)
+class SequencePart:
+    """A request's place in a sequence.
+
+    Attributes:
+        id: Sequence id: a number above 0, or text.
+        start: Whether the request begins the sequence.
+        end: Whether it ends it.
+    """
+
+    id: int | str
+    start: bool = False
+    end: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What a caller asks of a model.
+
+    Attributes:
+        model: Model name.
+        inputs: Values by input name.
+        outputs: Outputs wanted, None for all.
+        version: Model version, "" for the newest.
+        request_id: Id that the response carries.
+        parameters: Request parameters.
+        sequence: Place in a sequence.
+    """
+
+    model: str
+    inputs: Inputs
+    outputs: Outputs | None
+    version: str
+    request_id: str
+    parameters: Mapping[str, ParameterValue] | None
+    sequence: SequencePart | None
+
+    def request(self, metadata: ModelMetadata | None) -> InferRequest:
+        """Return the request.
+
+        Args:
+            metadata: The model's tensors, where inputs take their datatype from it.
+
+        Raises:
+            ServingError: INVALID_ARG for a value that is no tensor or a parameter that the protocol does not take,
+                NOT_FOUND for an input that the model does not have.
+        """
+        tensors = make_tensors(self.model, self.inputs, metadata)
+        request = InferRequest(
+            self.model,
+            tensors,
+            model_version=self.version,
+            id=self.request_id,
+            outputs=make_outputs(self.outputs),
+        )
+        if self.parameters:
+            apply_parameters(request, dict(self.parameters))
+        if self.sequence is not None:
+            request.correlation_id = self.sequence.id
+            request.flags = SEQUENCE_START * self.sequence.start | SEQUENCE_END * self.sequence.end
+        return request
+
+
+class MetadataCache:
+    """Metadata of models, by name and version."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str], ModelMetadata] = {}
+
+    def get(self, ask: Ask) -> ModelMetadata | None:
+        """Return what is remembered of a model."""
+        return self._known.get((ask.model, ask.version))
+
+    def put(self, ask: Ask, metadata: ModelMetadata) -> None:
+        """Remember it."""
+        if len(self._known) >= METADATA_MAX:
+            self._known.clear()
+        self._known[ask.model, ask.version] = metadata
+
+    def forget(self, ask: Ask) -> None:
+        """Ask again the next time: the model may have changed."""
+        self._known.pop((ask.model, ask.version), None)

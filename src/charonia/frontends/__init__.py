@@ -1,1 +1,0 @@
-"""Front ends: decode, call the engine, encode. Nothing else."""

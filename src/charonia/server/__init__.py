@@ -1,0 +1,1 @@
+"""The first tower: the inference server."""

@@ -1,0 +1,1 @@
+"""Who may make which call: API keys with scopes, restricted parts of the protocol, forwarded headers."""

@@ -1,0 +1,83 @@
+"""Which part of the protocol every route and every gRPC method belongs to, and the scope that a key needs for it.
+
+The one table of it. Source: Triton's restricted APIs; scopes are our own.
+"""
+
+from typing import NamedTuple
+
+from charonia.server.access.rules import Api, Operation, Scope
+
+
+class _Group(NamedTuple):
+    api: Api
+    scope: Scope | None
+    routes: tuple[str, ...]
+    methods: tuple[str, ...]
+
+
+_MODEL = "/v2/models/{model}"
+_REPOSITORY = "/v2/repository/models/{model}"
+_NAMED = "/v2/repository/{repository}"
+_SYSTEM = "/v2/systemsharedmemory"
+_CUDA = "/v2/cudasharedmemory"
+
+_TABLE = (
+    _Group(
+        Api.HEALTH,
+        None,
+        ("/v2/health/live", "/v2/health/ready", f"{_MODEL}/ready"),
+        ("ServerLive", "ServerReady", "ModelReady", "Check", "Watch"),
+    ),
+    _Group(Api.METADATA, Scope.READ, ("/v2", _MODEL), ("ServerMetadata", "ModelMetadata", "ServerReflectionInfo")),
+    _Group(
+        Api.INFERENCE,
+        Scope.INFER,
+        (f"{_MODEL}/infer", f"{_MODEL}/generate", f"{_MODEL}/generate_stream"),
+        ("ModelInfer", "ModelStreamInfer"),
+    ),
+    _Group(
+        Api.SHARED_MEMORY,
+        Scope.INFER,
+        tuple(
+            base + path
+            for base in (_SYSTEM, _CUDA)
+            for path in (
+                *("/status", "/region/{region}/status", "/region/{region}/register"),
+                *("/region/{region}/unregister", "/unregister"),
+            )
+        ),
+        tuple(
+            f"{kind}SharedMemory{what}" for kind in ("System", "Cuda") for what in ("Status", "Register", "Unregister")
+        ),
+    ),
+    _Group(Api.MODEL_CONFIG, Scope.READ, (f"{_MODEL}/config",), ("ModelConfig",)),
+    _Group(Api.MODEL_REPOSITORY, Scope.READ, ("/v2/repository/index", f"{_NAMED}/index"), ("RepositoryIndex",)),
+    _Group(
+        Api.MODEL_REPOSITORY,
+        Scope.ADMIN,
+        (
+            *(f"{_REPOSITORY}/load", f"{_REPOSITORY}/unload"),
+            *(f"{_NAMED}/models/{{model}}/load", f"{_NAMED}/models/{{model}}/unload"),
+        ),
+        ("RepositoryModelLoad", "RepositoryModelUnload"),
+    ),
+    _Group(
+        Api.STATISTICS,
+        Scope.READ,
+        ("/v2/models/stats", f"{_MODEL}/stats", f"{_MODEL}/sequences", f"{_MODEL}/explain", "/v2/ratelimit"),
+        ("ModelStatistics",),
+    ),
+    _Group(Api.TRACE, Scope.ADMIN, ("/v2/trace/setting", f"{_MODEL}/trace/setting"), ("TraceSetting",)),
+    _Group(Api.LOGGING, Scope.ADMIN, ("/v2/logging",), ("LogSettings",)),
+)
+
+ROUTES: dict[str, Operation] = {path: Operation(g.api, g.scope) for g in _TABLE for path in g.routes}
+"""Operation by route, without a version."""
+
+METHODS: dict[str, Operation] = {name: Operation(g.api, g.scope) for g in _TABLE for name in g.methods}
+"""Operation by gRPC method, without its service."""
+
+
+def operation_of_route(path: str) -> Operation:
+    """Return what a route of the table of routes is."""
+    return ROUTES[path.replace("/versions/{version}", "")]

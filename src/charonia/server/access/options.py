@@ -1,0 +1,54 @@
+"""What an endpoint asks of its callers, and what it hands on of their headers. Pure."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from charonia.server.access.header_forward import HeaderForward
+from charonia.server.access.rules import Api, Restriction
+
+
+@dataclass(frozen=True, slots=True)
+class AccessOptions:
+    """Restrictions and header forwarding of one endpoint.
+
+    Attributes:
+        restricted: Parts of the protocol that ask for a header.
+        header_forward_pattern: Regular expression for names of headers that become request parameters, "" for none.
+    """
+
+    restricted: tuple[Restriction, ...] = ()
+    header_forward_pattern: str = ""
+
+    def problems(self, restricted_option: str, pattern_option: str) -> Iterator[str]:
+        """Yield what is wrong; the arguments are the names of the options."""
+        seen: set[Api] = set()
+        for restriction in self.restricted:
+            for api in restriction.apis:
+                if api in seen:
+                    yield f"{restricted_option}: '{api.value}' can not be specified in multiple config groups"
+                seen.add(api)
+        if self.header_forward_pattern:
+            try:
+                HeaderForward(self.header_forward_pattern)
+            except ValueError as error:
+                yield f"{pattern_option}: {error}"
+
+
+def read_restriction(text: str) -> Restriction:
+    """Return the restriction in `<api>[,<api>]:<header>=<value>`.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    names, colon, rest = text.partition(":")
+    header, equals, value = rest.partition("=")
+    if not (colon and equals and names and header.strip() and value):
+        raise ValueError(f"expected <api>[,<api>]:<header>=<value>, got '{text}'")
+    known = {api.value: api for api in Api}
+    apis: list[Api] = []
+    for name in names.split(","):
+        api = known.get(name.strip())
+        if api is None:
+            raise ValueError(f"unknown API '{name}': expected of {', '.join(known)}")
+        apis.append(api)
+    return Restriction(tuple(apis), header.strip(), value)

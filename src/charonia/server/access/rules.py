@@ -1,0 +1,251 @@
+"""Who may use which part of the protocol: parts that ask for a header, and keys with scopes. Pure.
+
+Both are looked at for each call: a restriction first, then the key. Secrets are compared in constant time; keys are
+looked up by a digest with a secret of this process, so that the time of a look-up says nothing about the keys.
+"""
+
+import hashlib
+import hmac
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+from charonia.core.errors import RefusalKind, invalid
+
+KEYS_MAX = 10_000
+"""Most keys that a file may hold."""
+
+KEY_LENGTH_MIN = 16
+"""Shortest key, in characters."""
+
+KEY_LENGTH_MAX = 1024
+"""Longest key, in characters."""
+
+_DIGEST_PREFIX = "sha256:"
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_NAME = re.compile(r"[A-Za-z0-9_.@-]{1,128}")
+
+
+class Api(Enum):
+    """A part of the protocol that can be restricted, by Triton's name for it."""
+
+    HEALTH = "health"
+    METADATA = "metadata"
+    INFERENCE = "inference"
+    SHARED_MEMORY = "shared-memory"
+    MODEL_CONFIG = "model-config"
+    MODEL_REPOSITORY = "model-repository"
+    STATISTICS = "statistics"
+    TRACE = "trace"
+    LOGGING = "logging"
+
+
+class Scope(Enum):
+    """What a key may be good for."""
+
+    INFER = "infer"
+    """Inference, and the shared memory for it."""
+
+    READ = "read"
+    """Everything that tells about models and server, and changes nothing."""
+
+    ADMIN = "admin"
+    """Everything, also loading models and changing settings."""
+
+
+class Operation(NamedTuple):
+    """What a call is, to whoever decides whether it may be made.
+
+    Attributes:
+        api: The part of the protocol that it belongs to.
+        scope: What a key has to be good for; None where no key is needed.
+    """
+
+    api: Api
+    scope: Scope | None
+
+
+@dataclass(frozen=True, slots=True)
+class Restriction:
+    """Parts of the protocol that ask for a header.
+
+    Attributes:
+        apis: The parts.
+        header: Name of the header, as it was configured.
+        value: Value that the header must have.
+    """
+
+    apis: tuple[Api, ...]
+    header: str
+    value: str
+
+
+class Refusal(NamedTuple):
+    """A call that may not be made.
+
+    Attributes:
+        kind: Why, for the status.
+        message: One sentence for the caller.
+    """
+
+    kind: RefusalKind
+    message: str
+
+
+class ApiKey(NamedTuple):
+    """A key, without the key itself.
+
+    Attributes:
+        name: Whose it is.
+        scopes: What it is good for.
+        digest: SHA-256 of the key.
+    """
+
+    name: str
+    scopes: frozenset[Scope]
+    digest: bytes
+
+
+Header = Callable[[bytes], bytes | None]
+"""Returns the value of a header by its lower-case name, None where there is none."""
+
+
+def digest_of(key: str) -> str:
+    """Return how a key is written into a file of keys, so that the file does not hold it."""
+    return _DIGEST_PREFIX + hashlib.sha256(key.encode()).hexdigest()
+
+
+def parse_keys(text: str) -> list[ApiKey]:
+    """Return the keys of a file: lines of name, scopes and key; empty ones and those that begin with # do not count.
+
+    Raises:
+        ServingError: INVALID_ARG, with every line that is wrong.
+    """
+    keys: dict[bytes, ApiKey] = {}
+    problems = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        try:
+            key = _parse_line(line)
+        except ValueError as error:
+            problems.append(f"line {number}: {error}")
+            continue
+        if key.digest in keys:
+            problems.append(f"line {number}: the key of '{key.name}' is also that of '{keys[key.digest].name}'")
+        keys[key.digest] = key
+    if not keys and not problems:
+        problems.append("there is no key in it")
+    if len(keys) > KEYS_MAX:
+        problems.append(f"expected at most {KEYS_MAX} keys, got {len(keys)}")
+    if problems:
+        raise invalid("; ".join(problems), hint="a line is NAME SCOPES KEY, for example: ci infer,read sha256:...")
+    return list(keys.values())
+
+
+class KeyRing:
+    """The keys that are good now."""
+
+    def __init__(self, keys: Iterable[ApiKey], secret: bytes) -> None:
+        """Take the first keys.
+
+        Args:
+            keys: The keys.
+            secret: Random bytes that nobody else knows.
+        """
+        self._secret = secret
+        self._keys: dict[bytes, ApiKey] = {}
+        self.replace(keys)
+
+    def replace(self, keys: Iterable[ApiKey]) -> None:
+        """Take other keys in the place of those."""
+        self._keys = {self._blinded(key.digest): key for key in keys}
+
+    def check(self, scope: Scope, header: Header) -> Refusal | None:
+        """Return why a call that needs a scope may not be made, None where it may."""
+        given = _given_key(header)
+        if not given:
+            return Refusal(
+                RefusalKind.UNAUTHENTICATED,
+                "This server needs an API key: 'authorization: Bearer KEY' or 'x-api-key: KEY'",
+            )
+        key = self._keys.get(self._blinded(hashlib.sha256(given).digest()))
+        if key is None:
+            return Refusal(RefusalKind.UNAUTHENTICATED, "The API key is not known to this server")
+        if scope in key.scopes or Scope.ADMIN in key.scopes:
+            return None
+        scopes = ", ".join(sorted(each.value for each in key.scopes))
+        return Refusal(
+            RefusalKind.FORBIDDEN, f"This call needs the scope '{scope.value}', the key '{key.name}' has {scopes}"
+        )
+
+    def _blinded(self, digest: bytes) -> bytes:
+        return hmac.digest(self._secret, digest, "sha256")
+
+
+class Gate:
+    """Decides about the calls of one protocol."""
+
+    def __init__(
+        self, restrictions: Sequence[Restriction], keys: KeyRing | None, *, what: str, prefix: str = ""
+    ) -> None:
+        """Make a gate.
+
+        Args:
+            restrictions: Parts that ask for a header, each part in one of them at most.
+            keys: The keys that are good; None where no key is needed.
+            what: What a part is called in a refusal.
+            prefix: Begin of the names of headers.
+        """
+        self._keys = keys
+        self._what = what
+        self._by_api = {
+            api: (prefix + given.header, (prefix + given.header).lower().encode(), given.value.encode())
+            for given in restrictions
+            for api in given.apis
+        }
+
+    def check(self, operation: Operation, header: Header) -> Refusal | None:
+        """Return why a call may not be made, None where it may."""
+        restriction = self._by_api.get(operation.api)
+        if restriction is not None:
+            name, key, value = restriction
+            if not hmac.compare_digest(header(key) or b"", value):
+                return Refusal(RefusalKind.RESTRICTED, f"This {self._what} is restricted, expecting header '{name}'")
+        if self._keys is None or operation.scope is None:
+            return None
+        return self._keys.check(operation.scope, header)
+
+
+def _given_key(header: Header) -> bytes:
+    authorization = header(b"authorization")
+    if authorization is not None:
+        scheme, _, key = authorization.strip().partition(b" ")
+        if scheme.lower() == b"bearer":
+            return key.strip()
+    return (header(b"x-api-key") or b"").strip()
+
+
+def _parse_line(line: str) -> ApiKey:
+    """Read one key; the message of a ValueError must not show it."""
+    fields = line.split()
+    if len(fields) != 3:
+        raise ValueError(f"expected NAME SCOPES KEY, got {len(fields)} words")
+    name, words, key = fields
+    if not _NAME.fullmatch(name):
+        raise ValueError("expected a name of letters, digits and _.@-, at most 128 of them")
+    known = {scope.value: scope for scope in Scope}
+    wrong = [word for word in words.split(",") if word not in known]
+    if wrong:
+        raise ValueError(f"key '{name}': expected scopes of {', '.join(known)}, got '{wrong[0]}'")
+    scopes = frozenset(known[word] for word in words.split(","))
+    if key.startswith(_DIGEST_PREFIX):
+        hexadecimal = key.removeprefix(_DIGEST_PREFIX).lower()
+        if not _DIGEST.fullmatch(hexadecimal):
+            raise ValueError(f"key '{name}': expected 64 hexadecimal digits behind {_DIGEST_PREFIX}")
+        return ApiKey(name, scopes, bytes.fromhex(hexadecimal))
+    if not KEY_LENGTH_MIN <= len(key) <= KEY_LENGTH_MAX or not key.isascii() or not key.isprintable():
+        raise ValueError(f"key '{name}': expected {KEY_LENGTH_MIN} to {KEY_LENGTH_MAX} printable ASCII characters")
+    return ApiKey(name, scopes, hashlib.sha256(key.encode()).digest())

@@ -1,0 +1,359 @@
+"""What the engine asks of a backend, and nothing more.
+
+A `Backend` completes configurations and loads model versions. A loaded version (`LoadedModel`) makes instances. An
+instance is one execution lane and comes in one of two forms:
+
+- `BlockingInstance`: `execute` computes and returns. The engine gives it a thread of its own, or runs it in place on
+  the event loop while its executions are measured to be very short. For libraries that release the interpreter lock.
+- `AsyncInstance`: `start` returns at once and reports to a `BatchSink` from the event loop's thread. For work that
+  happens in another process. A sink takes any number of responses for a request of a decoupled model, also after the
+  instance has become idle, so decoupled models need no third form.
+
+The engine never calls a blocking instance with a batch before the last one has finished; an asynchronous one may be
+handed batches ahead of time and runs them one after the other. It never passes a request that breaks the configuration,
+and calls `close` only on an idle instance. The conformance suite `charonia.testing.backend_suite` is the
+specification in code.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from charonia.config.kinds import InstanceKind
+from charonia.config.model import ModelConfig
+from charonia.core.caller import CallFrame
+from charonia.core.calls import Reply, Ticket
+from charonia.core.errors import Code, ServingError
+from charonia.core.request import InferRequest, ParameterValue
+from charonia.core.statistics import MemoryUsage, WorkerState
+from charonia.core.tensor import Tensor
+from charonia.server.metrics.custom import CustomMetrics
+from charonia.server.metrics.devices import PinnedMemory
+
+
+class Outputs:
+    """What a model answers to one request.
+
+    Attributes:
+        tensors: Output tensors. The engine drops those that were not asked for.
+        parameters: Response parameters.
+    """
+
+    __slots__ = ("parameters", "tensors")
+
+    def __init__(self, tensors: list[Tensor], parameters: dict[str, ParameterValue] | None = None) -> None:
+        self.tensors = tensors
+        self.parameters = parameters
+
+
+class Rescheduled(ServingError):  # noqa: N818 # what it is, unless nobody can grant it
+    """The wish of a model of iterative sequences to be given a request again; of any other model it is an error."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            Code.INVALID_ARG,
+            "the model rescheduled a request, which only a model of iterative sequences may",
+            hint="set sequence_batching { iterative_sequence: true } in its configuration",
+        )
+
+
+Result = Outputs | ServingError
+"""The answer to one request of a batch: outputs, or an error of this request alone."""
+
+
+class Execution:
+    """A finished batch.
+
+    Attributes:
+        results: One for each request, in the order of the requests.
+        input_end_ns: Monotonic time at which the inputs were in place and computing began.
+        output_start_ns: Monotonic time at which computing ended and handling of outputs began.
+    """
+
+    __slots__ = ("input_end_ns", "output_start_ns", "results")
+
+    def __init__(self, results: Sequence[Result], input_end_ns: int, output_start_ns: int) -> None:
+        self.results = results
+        self.input_end_ns = input_end_ns
+        self.output_start_ns = output_start_ns
+
+
+@runtime_checkable
+class BlockingInstance(Protocol):
+    """An instance that computes in the calling thread."""
+
+    def execute(self, requests: Sequence[InferRequest]) -> Execution:
+        """Run the requests as one batch.
+
+        Raises:
+            ServingError: The whole batch failed. Any other exception is reported as INTERNAL.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give back everything. Called once, from any thread, when idle."""
+        ...
+
+
+class BatchSink(Protocol):
+    """Where an `AsyncInstance` reports one batch. To be called on the event loop's thread only."""
+
+    def respond(self, index: int, result: Result | None, final: bool) -> None:
+        """Answer request `index` of the batch; before or after `finish`.
+
+        `result` None with `final` says that no (further) response follows. A model that is not decoupled answers once:
+        what comes first is its answer, and what else comes is ignored. So is everything for a request that is over.
+        """
+        ...
+
+    def finish(
+        self, input_end_ns: int, output_start_ns: int, error: ServingError | None = None, *, leaves_open: bool = False
+    ) -> None:
+        """The instance is idle again. Called once.
+
+        Args:
+            input_end_ns: Monotonic time at which the inputs were in place and computing began.
+            output_start_ns: Monotonic time at which computing ended and handling of outputs began.
+            error: What requests without a final response get; None for an INTERNAL error that says that there was none.
+            leaves_open: Requests without a final response get no error but stay open: the instance owes each of them
+                a final `respond`, also when it fails.
+        """
+        ...
+
+    def is_cancelled(self, index: int) -> bool:
+        """Whether nobody waits for request `index` any more."""
+        ...
+
+    def frame(self) -> CallFrame:
+        """Return who makes a request that the model makes while it runs this batch; to be asked before `finish`.
+
+        The same one every time. From the first time on the instance is known to wait for others.
+        """
+        ...
+
+
+@runtime_checkable
+class AsyncInstance(Protocol):
+    """An instance that computes elsewhere."""
+
+    def start(self, requests: Sequence[InferRequest], sink: BatchSink) -> None:
+        """Begin to run the requests as one batch and return at once. Never raises: failures go to the sink."""
+        ...
+
+    def cancel(self, sink: BatchSink, index: int) -> None:
+        """The caller of request `index` of the batch of `sink` has gone; the model may be told. Best effort.
+
+        The batch may have finished and left the request open.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Give back everything."""
+        ...
+
+
+@runtime_checkable
+class Revivable(Protocol):
+    """An `AsyncInstance` that computes in a worker which may end and come back."""
+
+    def keep_warm(self, batches: Sequence[Sequence[InferRequest]]) -> None:
+        """Have every later worker run these batches, successfully, before it gets requests."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where one instance runs.
+
+    Attributes:
+        name: Instance name, `<group>_<index>`.
+        kind: KIND_CPU, KIND_GPU or KIND_MODEL; AUTO has been decided.
+        device_id: GPU of a KIND_GPU instance, else 0.
+        threads: Cores that this instance may use for one execution: the share of the thread budget. At least 1.
+        cores: Numbers of the cores that it runs on, empty for any.
+    """
+
+    name: str
+    kind: InstanceKind
+    device_id: int = 0
+    threads: int = 1
+    cores: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """Where a model version lies. A backend reads below these folders and writes nothing there.
+
+    Attributes:
+        model_dir: Folder of the model.
+        version: Version number.
+        version_dir: Folder of the version.
+    """
+
+    model_dir: Path
+    version: int
+    version_dir: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A completed configuration and what was inferred, a sentence each.
+
+    For example "input 'x': FP32 [3, 48, -1], from the graph".
+    """
+
+    config: ModelConfig
+    notes: tuple[str, ...] = ()
+
+
+class Models(Protocol):
+    """The server's models, for a model that calls others. Everything here runs on the event loop's thread."""
+
+    def infer(self, request: InferRequest, reply: Reply) -> Ticket:
+        """Run a request. Never raises for a request's fault: every outcome goes to `reply`."""
+        ...
+
+    async def model_ready(self, name: str, version: str = "") -> bool:
+        """Whether a version of a model is ready, and says so where it has something to say.
+
+        Raises:
+            ServingError: NOT_FOUND for an unknown model, INVALID_ARG for a version that is no number.
+        """
+        ...
+
+    def is_loadable(self, name: str) -> bool:
+        """Whether a request for a model that is not loaded waits until it is."""
+        ...
+
+    def model_config(self, name: str, version: str = "") -> ModelConfig:
+        """Return the complete configuration in use.
+
+        Raises:
+            ServingError: NOT_FOUND, INVALID_ARG, or UNAVAILABLE when the model is not ready.
+        """
+        ...
+
+    async def load_model(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
+        """Load or reload a model; returns when it is ready.
+
+        Raises:
+            ServingError: UNAVAILABLE unless in explicit mode; INVALID_ARG with the reason when the model fails to load.
+        """
+        ...
+
+    async def unload_model(self, name: str, unload_dependents: bool = False) -> None:
+        """Begin to unload a model.
+
+        Raises:
+            ServingError: UNAVAILABLE unless in explicit mode.
+        """
+        ...
+
+
+class BusyPolling(Protocol):
+    """What a backend has to do with staying awake between requests."""
+
+    @property
+    def worker_ns(self) -> int:
+        """How long a worker process is to look for the next batch without sleeping after it has answered one."""
+        ...
+
+    def thread_runs(self) -> None:
+        """A thread of this process has begun to compute: it needs the interpreter, which a polling loop would keep."""
+        ...
+
+    def thread_done(self) -> None:
+        """It has finished."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class BackendSettings:
+    """Settings of `--backend-config` that apply to a backend: its own and the global ones, as text.
+
+    Attributes:
+        values: Setting by name.
+        default_max_batch_size: What auto-complete writes where batching is possible (`default-max-batch-size`).
+        verbose: Whether verbose logging is on.
+        models: The server's models, None where a model cannot call others (tests).
+        metrics: Where models' own metrics go, None where nobody shows them (tests).
+        busy_poll: Whether to stay awake between requests, None where nobody does.
+        pinned: Pinned memory of all models, None for the default limit (tests).
+    """
+
+    values: Mapping[str, str] = field(default_factory=dict)
+    default_max_batch_size: int = 4
+    verbose: bool = False
+    models: Models | None = None
+    metrics: CustomMetrics | None = None
+    busy_poll: BusyPolling | None = None
+    pinned: PinnedMemory | None = None
+
+
+class LoadedModel(Protocol):
+    """A model version in memory."""
+
+    async def create_instance(self, placement: Placement) -> BlockingInstance | AsyncInstance:
+        """Make one more instance. Called on the event loop; blocking work belongs in a thread.
+
+        Raises:
+            ServingError: With the reason to show as the model's state.
+        """
+        ...
+
+    def memory(self) -> list[MemoryUsage]:
+        """Return the memory this version takes, as far as it is known."""
+        ...
+
+    async def aclose(self) -> None:
+        """Give back everything; all instances are closed."""
+        ...
+
+
+@runtime_checkable
+class SupervisedModel(Protocol):
+    """A `LoadedModel` whose instances compute in worker processes that may end and come back."""
+
+    def workers(self) -> list[WorkerState]:
+        """Return how the worker of each instance does now."""
+        ...
+
+
+@runtime_checkable
+class SelfChecking(Protocol):
+    """A `LoadedModel` that may know itself whether it is ready."""
+
+    async def is_ready(self) -> bool:
+        """Return what it says; never raises, and answers within seconds."""
+        ...
+
+
+class Backend(Protocol):
+    """A kind of model."""
+
+    name: str
+
+    def uses_gpus(self) -> bool:
+        """Whether instances whose configuration does not say where they run go to GPUs, where there are some."""
+        ...
+
+    async def complete(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Completion:
+        """Fill in what the configuration leaves open from the model itself.
+
+        Raises:
+            ServingError: The model cannot be read, or contradicts the configuration.
+        """
+        ...
+
+    async def load(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> LoadedModel:
+        """Load a version for a complete, validated configuration.
+
+        Raises:
+            ServingError: With the reason to show as the model's state, also for settings that are not supported.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Give back what all models of this backend share (process pools). Called once, at shutdown."""
+        ...

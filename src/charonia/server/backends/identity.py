@@ -1,0 +1,183 @@
+"""The identity backend: each OUTPUT<x> is INPUT<x>, of any datatype and shape.
+
+For tests of clients, of schedulers and of the server's own speed. A response holds the request's own array under
+another name: nothing is copied, and nothing is put together or taken apart. What the server adds for a sequence comes
+back too, where it is named INPUT<x> and there is an OUTPUT<x>.
+
+Parameters of the model configuration:
+
+- `execute_delay_ms`: how long a batch takes, default 0.
+- `instance_wise_delay_multiplier`: instance i takes the delay times this times (i + 1); default 0, all take the delay.
+- `creation_delay_sec`: how long an instance takes to be made, default 0.
+- `response_parameters`: "true" adds one response parameter of each type: param0 a string, param1 an integer, param2 a
+  boolean, param3 a number.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from charonia.config.model import ModelConfig
+from charonia.config.sequence_tensors import added_names, seen_by_model
+from charonia.core.errors import invalid, unsupported
+from charonia.core.request import InferRequest, ParameterValue
+from charonia.core.statistics import MemoryUsage
+from charonia.core.tensor import Tensor
+from charonia.server.backends.api import BackendSettings, Completion, Execution, ModelFiles, Outputs, Placement
+
+RESPONSE_PARAMETERS: Mapping[str, ParameterValue] = {
+    "param0": "an example string parameter",
+    "param1": 42,
+    "param2": False,
+    "param3": 123.123,
+}
+"""What `response_parameters` adds; the values are those of Triton's identity backend."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Delays:
+    """Seconds."""
+
+    execute: float
+    creation: float
+    instance_multiplier: float
+
+
+class IdentityInstance:
+    """One lane."""
+
+    def __init__(self, names: Mapping[str, str], delay_s: float, parameters: Mapping[str, ParameterValue]) -> None:
+        self._names = names
+        self._delay_s = delay_s
+        self._parameters = parameters
+
+    def execute(self, requests: Sequence[InferRequest]) -> Execution:
+        """Answer each request with its own inputs."""
+        start = time.monotonic_ns()
+        if self._delay_s > 0:
+            time.sleep(self._delay_s)
+        names, parameters = self._names, self._parameters
+        results = [
+            Outputs(
+                [Tensor(names[t.name], t.datatype, t.array) for t in request.inputs.values() if t.name in names],
+                dict(parameters) if parameters else None,
+            )
+            for request in requests
+        ]
+        return Execution(results, start, time.monotonic_ns())
+
+    def close(self) -> None:
+        """Give back nothing."""
+
+
+class IdentityModel:
+    """A loaded version."""
+
+    def __init__(self, names: Mapping[str, str], delays: _Delays, parameters: Mapping[str, ParameterValue]) -> None:
+        self._names = names
+        self._delays = delays
+        self._parameters = parameters
+        self._made = 0
+
+    async def create_instance(self, placement: Placement) -> IdentityInstance:
+        """Make one more instance."""
+        index = self._made
+        self._made += 1
+        if self._delays.creation > 0:
+            await asyncio.sleep(self._delays.creation)
+        factor = self._delays.instance_multiplier * (index + 1) if self._delays.instance_multiplier else 1.0
+        return IdentityInstance(self._names, self._delays.execute * factor, self._parameters)
+
+    def memory(self) -> list[MemoryUsage]:
+        """Return nothing: it has no weights."""
+        return []
+
+    async def aclose(self) -> None:
+        """Give back nothing."""
+
+
+class IdentityBackend:
+    """The backend."""
+
+    name = "identity"
+
+    def uses_gpus(self) -> bool:
+        """No: it does not even touch the data."""
+        return False
+
+    async def complete(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Completion:
+        """Return the configuration as it is: there is no model to ask."""
+        return Completion(config)
+
+    async def load(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> IdentityModel:
+        """Load a version.
+
+        Raises:
+            ServingError: Inputs and outputs do not pair up, or a parameter is wrong.
+        """
+        parameters = dict(config.parameters)
+        delays = _Delays(
+            execute=_number(parameters, "execute_delay_ms") / 1000,
+            creation=_number(parameters, "creation_delay_sec"),
+            instance_multiplier=_number(parameters, "instance_wise_delay_multiplier"),
+        )
+        adds_parameters = _flag(parameters, "response_parameters")
+        if parameters:
+            raise unsupported(
+                f"model '{config.name}': the identity backend has no parameter {_quoted(parameters)}",
+                hint="it has execute_delay_ms, instance_wise_delay_multiplier, creation_delay_sec, response_parameters",
+            )
+        return IdentityModel(_pairs(config), delays, RESPONSE_PARAMETERS if adds_parameters else {})
+
+    async def aclose(self) -> None:
+        """Give back nothing."""
+
+
+def _pairs(config: ModelConfig) -> dict[str, str]:
+    """Return the output's name for each input's name; what the server adds need not have one."""
+    added = added_names(config)
+    config = seen_by_model(config)
+    outputs = {o.name: o for o in config.output}
+    pairs: dict[str, str] = {}
+    problems = []
+    for tensor in config.input:
+        name = tensor.name.replace("INPUT", "OUTPUT", 1)
+        output = outputs.pop(name, None)
+        if output is None and tensor.name in added:
+            continue
+        pairs[tensor.name] = name
+        if "INPUT" not in tensor.name or output is None:
+            problems.append(f"input '{tensor.name}' needs the name INPUT<x> and an output OUTPUT<x>")
+        elif (output.data_type, output.dims) != (tensor.data_type, tensor.dims):
+            problems.append(f"output '{name}' needs the datatype and dims of input '{tensor.name}'")
+    problems += [f"output '{name}' has no input" for name in outputs]
+    if not config.input:
+        problems.append("there is no input")
+    if problems:
+        raise invalid(f"model '{config.name}' is no identity: {'; '.join(problems)}")
+    return pairs
+
+
+def _number(parameters: dict[str, str], key: str) -> float:
+    """Take a parameter out as a number of at least 0; 0 where it is absent."""
+    text = parameters.pop(key, "0")
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise invalid(f"parameter {key}: expected a number of at least 0, got {text!r}")
+    return value
+
+
+def _flag(parameters: dict[str, str], key: str) -> bool:
+    """Take a parameter out as true or false; false where it is absent."""
+    text = parameters.pop(key, "false").lower()
+    if text not in ("true", "false"):
+        raise invalid(f"parameter {key}: expected true or false, got {text!r}")
+    return text == "true"
+
+
+def _quoted(names: Mapping[str, str]) -> str:
+    return ", ".join(f"'{name}'" for name in sorted(names))

@@ -1,0 +1,317 @@
+"""Completes configurations from ONNX models, and loads them."""
+
+import asyncio
+import logging
+import os
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+
+from charonia.config.complete import Signature, SignatureTensor, check_signature, merge_signature
+from charonia.config.kinds import InstanceKind
+from charonia.config.model import ModelConfig
+from charonia.config.problems import Problem, raise_problems
+from charonia.config.sequence_tensors import seen_by_model
+from charonia.core.errors import invalid, unsupported
+from charonia.core.statistics import MemoryUsage
+from charonia.server.backends.api import BackendSettings, Completion, ModelFiles, Placement
+from charonia.server.backends.onnxruntime.instance import OnnxRuntimeInstance
+from charonia.server.backends.onnxruntime.model_file import without_shape
+from charonia.server.backends.onnxruntime.options import (
+    CUDA,
+    SessionPlan,
+    choose_providers,
+    read_plan,
+    unknown_parameters,
+)
+from charonia.server.backends.onnxruntime.session import (
+    Session,
+    installed_providers,
+    is_small,
+    open_session,
+    open_to_inspect,
+    other_than_batch,
+    signature_of,
+    start_global_pool,
+    unsendable_hint,
+    unsendable_outputs,
+)
+from charonia.server.machine.cores import bound_to
+from charonia.server.machine.memory import release_freed_memory
+from charonia.server.ragged.batch import configured_form, ragged_plan
+
+DEFAULT_FILE = "model.onnx"
+
+_log = logging.getLogger(__name__)
+
+
+class OnnxRuntimeModel:
+    """A loaded version: the sessions that its instances run in.
+
+    Args:
+        path: The model's file.
+        config: The complete configuration.
+        plan: Options of its sessions.
+        verbose: Whether ONNX Runtime may write to stderr.
+    """
+
+    def __init__(self, path: Path, config: ModelConfig, plan: SessionPlan, *, verbose: bool) -> None:
+        self._path = path
+        self._config = config
+        self._plan = plan
+        self._verbose = verbose
+        self._shared: dict[tuple[int, ...], asyncio.Task[Session]] = {}  # by the cores that instances are bound to
+        self._memory: list[MemoryUsage] = []
+
+    async def create_instance(self, placement: Placement) -> OnnxRuntimeInstance:
+        """Make one more instance.
+
+        Those on the CPU share a session, unless they are bound to other cores; each one on a GPU has its own.
+
+        Raises:
+            ServingError: The model cannot be loaded, or is not what the configuration says.
+        """
+        if placement.kind is InstanceKind.KIND_GPU:
+            session = await asyncio.to_thread(self._open, placement)
+        else:
+            shared = self._shared.get(placement.cores)
+            if shared is None:
+                shared = self._shared[placement.cores] = asyncio.create_task(asyncio.to_thread(self._open, placement))
+            session = await asyncio.shield(shared)
+        return OnnxRuntimeInstance(session, self._config, self._plan.run_entries)
+
+    def memory(self) -> list[MemoryUsage]:
+        """Return the size of the weights, once for each session: their files' size."""
+        return list(self._memory)
+
+    async def aclose(self) -> None:
+        """Let go of the sessions, and give their memory back to the system."""
+        self._shared.clear()
+        await asyncio.to_thread(release_freed_memory)
+
+    def _open(self, placement: Placement) -> Session:
+        with bound_to(placement.cores):
+            return self._opened(placement)
+
+    def _opened(self, placement: Placement) -> Session:
+        config, plan = self._config, self._plan
+        providers = choose_providers(config, plan, placement, installed_providers())
+        if plan.has_pattern is None:
+            plan = replace(plan, has_pattern=all(-1 not in tensor.dims for tensor in config.input))
+        threads = self._threads(placement)
+        session = open_session(self._path, plan, threads=threads, providers=providers, verbose=self._verbose)
+        signature, _ = signature_of(session, config.name)
+        lacking = unsendable_outputs(session)
+        problems = [*_unsendable(config, lacking), *signature_problems(config, signature, lacking)]
+        if problems:
+            raise_problems(config.name, problems)
+        on_cpu = placement.kind is not InstanceKind.KIND_GPU
+        if on_cpu and threads > 1 and not plan.intra_op_threads and is_small(session, signature, config.max_batch_size):
+            session = open_session(self._path, plan, threads=1, providers=providers, verbose=self._verbose)
+        release_freed_memory()
+        kind, device = ("CPU", 0) if on_cpu else ("GPU", placement.device_id)
+        self._memory.append(MemoryUsage(kind, device, _weights_bytes(self._path)))
+        return session
+
+    def _threads(self, placement: Placement) -> int:
+        """Return the threads of the instance's session: of all instances that share it, with one pool between them."""
+        each = self._plan.intra_op_threads or placement.threads
+        if placement.kind is InstanceKind.KIND_GPU:
+            return each
+        groups = self._config.instance_group
+        sharing = sum(group.count for group in groups if group.kind is not InstanceKind.KIND_GPU)
+        # Each instance brings the thread that calls; the others are the pool's.
+        threads = max(1, sharing) * (each - 1) + 1
+        return min(threads, len(placement.cores)) if placement.cores and not self._plan.intra_op_threads else threads
+
+
+class OnnxRuntimeBackend:
+    """The backend."""
+
+    name = "onnxruntime"
+
+    def __init__(self) -> None:
+        self._has_global_pool = False
+
+    def uses_gpus(self) -> bool:
+        """Whether the installed ONNX Runtime has a provider for GPUs."""
+        return CUDA in installed_providers()
+
+    async def complete(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Completion:
+        """Fill in inputs, outputs and batching from the model, unless inputs and outputs are given.
+
+        Raises:
+            ServingError: The model cannot be read, or contradicts the configuration.
+        """
+        if config.input and config.output:
+            return Completion(config)
+        plan = self._plan(files, config, settings)
+        path = model_path(files, config)
+
+        def inspect() -> tuple[Signature, list[str], str]:
+            try:
+                session = open_to_inspect(path, plan)
+                signature, left_out = signature_of(session, config.name)
+                return signature, [*left_out, *_taken_as_scalars(config, signature, path)], other_than_batch(session)
+            finally:
+                release_freed_memory()
+
+        signature, remarks, no_batch = await asyncio.to_thread(inspect)
+        # What has a default is not asked of clients unless the configuration names it.
+        required = replace(signature, inputs=tuple(t for t in signature.inputs if not t.optional))
+        batch_size = settings.default_max_batch_size
+        if no_batch and batch_size > 0 and not config.max_batch_size and not required.fixed:
+            batch_size = 0
+            sentence = (
+                f"max_batch_size: 0, as dimension '{no_batch}' is the first of one tensor and a later one of another"
+            )
+            remarks.append(sentence)
+        for remark in remarks:
+            _log.info("model '%s': %s", config.name, remark)
+        merged, notes = merge_signature(config, required, default_max_batch_size=batch_size, model_name=config.name)
+        merged = replace(
+            merged,
+            input=tuple(replace(tensor, dims=_without_zeros(tensor.dims)) for tensor in merged.input),
+            output=tuple(replace(tensor, dims=_without_zeros(tensor.dims)) for tensor in merged.output),
+        )
+        return Completion(merged, (*notes, *remarks))
+
+    async def load(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> OnnxRuntimeModel:
+        """Load a version; its session is made with the first instance.
+
+        Raises:
+            ServingError: A setting is wrong or not supported, or there is no such file.
+        """
+        plan = self._plan(files, config, settings)
+        path = model_path(files, config)
+        if config.cc_model_filenames and any(g.kind is InstanceKind.KIND_GPU for g in config.instance_group):
+            raise unsupported(
+                f"model '{config.name}': cc_model_filenames is not supported by the onnxruntime backend",
+                hint="set default_model_filename",
+            )
+        for sentence in unknown_parameters(config):
+            _log.warning(sentence)
+        return OnnxRuntimeModel(path, seen_by_model(config), plan, verbose=settings.verbose)
+
+    async def aclose(self) -> None:
+        """Give back nothing: models share nothing."""
+
+    def _plan(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> SessionPlan:
+        plan, problems = read_plan(config, settings.values)
+        if problems:
+            raise_problems(config.name, problems)
+        if plan.uses_global_pool and not self._has_global_pool:
+            start_global_pool(plan.intra_op_threads, plan.inter_op_threads)
+            self._has_global_pool = True
+        return replace(plan, op_libraries=tuple(_op_library(files, name) for name in plan.op_libraries))
+
+
+def model_path(files: ModelFiles, config: ModelConfig) -> Path:
+    """Return the model's file; a folder of that name holds it with its external data, under that name or the default.
+
+    Raises:
+        ServingError: INVALID_ARG when there is none.
+    """
+    name = config.default_model_filename or DEFAULT_FILE
+    if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+        raise invalid(f"default_model_filename: must stay within the version's folder, got '{name}'")
+    path = files.version_dir / name
+    candidates = [path / path.name, path / DEFAULT_FILE] if path.is_dir() else [path]
+    for candidate in candidates:
+        if candidate.is_file():
+            return candidate
+    folder = candidates[0].parent
+    found = sorted(p.name for p in folder.glob("*")) if folder.is_dir() else []
+    held = f"the folder holds {', '.join(found[:10]) or 'nothing'}"
+    raise invalid(
+        f"model '{config.name}' version {files.version} has no file {candidates[0].relative_to(files.model_dir)}",
+        hint=held if path.is_dir() else f"{held}; `default_model_filename` names another file",
+    )
+
+
+def signature_problems(
+    config: ModelConfig, signature: Signature, passed_over: Collection[str] = ()
+) -> Iterator[Problem]:
+    """Yield every difference between a configuration and a model that matters, but those of outputs `passed_over`."""
+    signature, problems = configured_form(ragged_plan(config), config, signature)
+    yield from problems
+    if not config.output:
+        message = f"none is configured; the model provides {', '.join(tensor.name for tensor in signature.outputs)}"
+        yield Problem("output", message)
+    config = replace(config, output=tuple(output for output in config.output if output.name not in passed_over))
+    # ONNX Runtime reports an unknown rank as no dimensions, the same as a scalar's: take the configuration's word then.
+    inputs = {i.name: i.reshape.shape if i.reshape is not None else i.dims for i in config.input}
+    outputs = {o.name: o.reshape.shape if o.reshape is not None else o.dims for o in config.output}
+    lead = (-1,) if config.max_batch_size > 0 else ()
+
+    def known(tensor: SignatureTensor, dims: dict[str, tuple[int, ...]]) -> SignatureTensor:
+        if not tensor.shape and tensor.name in dims:
+            return replace(tensor, shape=(*lead, *dims[tensor.name]))
+        batch = len(lead)
+        return replace(tensor, shape=(*tensor.shape[:batch], *_without_zeros(tensor.shape[batch:])))
+
+    def answered(tensor: SignatureTensor) -> SignatureTensor:
+        # The optimiser finds out more about an output than the file says: what is left open there is no contradiction.
+        dims, own = outputs.get(tensor.name, ()), tensor.shape[len(lead) :]
+        if not tensor.shape or len(dims) != len(own):
+            return known(tensor, outputs)
+        opened = (-1 if asked == -1 else has for asked, has in zip(dims, own, strict=True))
+        return replace(tensor, shape=(*tensor.shape[: len(lead)], *opened))
+
+    yield from check_signature(
+        config,
+        Signature(
+            tuple(known(tensor, inputs) for tensor in signature.inputs),
+            tuple(answered(tensor) for tensor in signature.outputs),
+        ),
+    )
+    own = {tensor.name: tensor.shape for tensor in (*signature.inputs, *signature.outputs)}
+    short = [name for name, dims in (inputs | outputs).items() if own.get(name) == (-1, *dims)]
+    if short and config.max_batch_size == 0:
+        message = f"it is 0, and the dims of {', '.join(short)} have no batch dimension: set it to the largest batch"
+        yield Problem("max_batch_size", message)
+    required = {tensor.name for tensor in signature.inputs if not tensor.optional}
+    for index, tensor in enumerate(config.input):
+        if tensor.optional and tensor.name in required:
+            message = f"input '{tensor.name}' has no default in the model, so it cannot be optional"
+            yield Problem(f"input[{index}].optional", message)
+
+
+def _taken_as_scalars(config: ModelConfig, signature: Signature, path: Path) -> Iterator[str]:
+    """Yield a sentence for each tensor that is completed as a scalar because nothing tells its shape."""
+    completed = {
+        "input": () if config.input else signature.inputs,
+        "output": () if config.output else signature.outputs,
+    }
+    if any(not tensor.shape for tensors in completed.values() for tensor in tensors):
+        unknown = without_shape(path)
+        for kind, tensors in completed.items():
+            for tensor in tensors:
+                if not tensor.shape and tensor.name in unknown:
+                    yield f"{kind} '{tensor.name}': taken as a scalar, as the model tells no shape; `dims` says another"
+
+
+def _unsendable(config: ModelConfig, lacking: Mapping[str, str]) -> Iterator[Problem]:
+    for index, tensor in enumerate(config.output):
+        if tensor.name in lacking:
+            hint = unsendable_hint(lacking[tensor.name])
+            message = f"output '{tensor.name}' is {lacking[tensor.name]}, which cannot be sent"
+            yield Problem(f"output[{index}].name", f"{message}; {hint}" if hint else message)
+
+
+def _without_zeros(dims: tuple[int, ...]) -> tuple[int, ...]:
+    """Return dims that a configuration may have: it knows no 0, and what is variable may be 0."""
+    return tuple(dim or -1 for dim in dims)
+
+
+def _op_library(files: ModelFiles, name: str) -> str:
+    """Return where a library of operators lies: in the model's folder, or where the system looks for libraries."""
+    for folder in (files.version_dir, files.model_dir):
+        if (folder / name).is_file():
+            return os.fspath((folder / name).resolve())
+    return name
+
+
+def _weights_bytes(path: Path) -> int:
+    """Return the bytes of the model's file and of those beside it, which hold external data."""
+    return sum(file.stat().st_size for file in path.parent.iterdir() if file.is_file())

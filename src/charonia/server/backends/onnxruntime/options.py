@@ -1,0 +1,223 @@
+"""What a model's configuration and the backend's settings say about its sessions, as one record. Pure.
+
+Which of ONNX Runtime's execution providers an instance runs on. Pure: it is told what is installed.
+"""
+
+import difflib
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from charonia.config.kinds import InstanceKind
+from charonia.config.model import Accelerator, ModelConfig
+from charonia.config.parameters import SERVER_PARAMETERS
+from charonia.config.problems import Problem
+from charonia.core.errors import invalid, unsupported
+from charonia.server.backends.api import Placement
+
+GRAPH_LEVELS = {-1: "ORT_ENABLE_BASIC", 0: "ORT_ENABLE_ALL", 1: "ORT_ENABLE_EXTENDED"}
+"""Names of ONNX Runtime's optimisation levels by `optimization.graph.level`."""
+
+GPU_PARAMETERS = {
+    "arena_extend_strategy": {"0": "kNextPowerOfTwo", "1": "kSameAsRequested"},
+    "cudnn_conv_algo_search": {"0": "EXHAUSTIVE", "1": "HEURISTIC", "2": "DEFAULT"},
+    "do_copy_in_default_stream": {"0": "0", "1": "1", "false": "0", "true": "1"},
+    "gpu_mem_limit": {},
+}
+"""Parameters of GPU instances and what ONNX Runtime calls their values; empty for whole numbers."""
+
+_T = TypeVar("_T")
+
+_SHRINKAGE = "memory.enable_memory_arena_shrinkage"
+_ENTRY_PREFIXES = ("session.", "optimization.", "mlas.", "ep.")
+_SETTINGS = ("enable-global-threadpool", "intra_op_thread_count", "inter_op_thread_count")
+_PARAMETERS = (
+    "intra_op_thread_count",
+    "inter_op_thread_count",
+    "execution_mode",
+    "enable_mem_arena",
+    "enable_mem_pattern",
+    _SHRINKAGE,
+    *GPU_PARAMETERS,
+)
+_FLAGS = {"0": False, "false": False, "1": True, "true": True}
+
+
+@dataclass(frozen=True, slots=True)
+class SessionPlan:
+    """How the sessions of a model are made.
+
+    Attributes:
+        intra_op_threads: Threads of one operator; 0 for the share of the thread budget.
+        inter_op_threads: Threads over operators, where `is_parallel`.
+        is_parallel: Whether independent operators may run at the same time.
+        graph_level: Name of the optimisation level.
+        has_arena: Whether memory is kept between runs.
+        has_pattern: Whether memory is planned for each shape; None for what suits the model.
+        entries: Session configuration entries that the model asks for.
+        run_entries: Run configuration entries.
+        op_libraries: Files of custom operators.
+        gpu_options: Options of the CUDA provider.
+        uses_global_pool: Whether the sessions use the process's thread pool.
+    """
+
+    intra_op_threads: int = 0
+    inter_op_threads: int = 1
+    is_parallel: bool = False
+    graph_level: str = GRAPH_LEVELS[0]
+    has_arena: bool = True
+    has_pattern: bool | None = None
+    entries: tuple[tuple[str, str], ...] = ()
+    run_entries: tuple[tuple[str, str], ...] = ()
+    op_libraries: tuple[str, ...] = ()
+    gpu_options: tuple[tuple[str, str], ...] = ()
+    uses_global_pool: bool = False
+
+
+def read_plan(config: ModelConfig, settings: Mapping[str, str]) -> tuple[SessionPlan, list[Problem]]:
+    """Return the plan and everything that is wrong in what it was made from.
+
+    Args:
+        config: The model's configuration; its parameters win over the settings.
+        settings: Settings of the backend (`--backend-config`); those that are not its own are left alone.
+    """
+    problems: list[Problem] = []
+    values = {key: (f"--backend-config {key}", settings[key]) for key in _SETTINGS if key in settings}
+    values |= {key: (f"parameters['{key}']", text) for key, text in config.parameters.items()}
+
+    def number(key: str, default: int) -> int:
+        path, text = values.get(key, ("", str(default)))
+        if text.isascii() and text.isdigit():
+            return int(text)
+        problems.append(Problem(path, f"expected a whole number of at least 0, got '{text}'"))
+        return default
+
+    def choice(key: str, choices: Mapping[str, _T], default: _T) -> _T:
+        if key not in values:
+            return default
+        path, text = values[key]
+        if text.lower() not in choices:
+            problems.append(Problem(path, f"expected one of {', '.join(choices)}, got '{text}'"))
+        return choices.get(text.lower(), default)
+
+    level = config.optimization.graph.level if config.optimization and config.optimization.graph else 0
+    if level not in GRAPH_LEVELS:
+        problems.append(
+            Problem("optimization.graph.level", f"expected -1 (basic), 0 (all) or 1 (extended), got {level}")
+        )
+    gpu_options = []
+    for key, choices in GPU_PARAMETERS.items():
+        if key in values:
+            gpu_options.append((key, choice(key, choices, "") if choices else str(number(key, 0))))
+    operations = config.model_operations
+    plan = SessionPlan(
+        intra_op_threads=number("intra_op_thread_count", 0),
+        inter_op_threads=number("inter_op_thread_count", 1) or 1,
+        is_parallel=choice("execution_mode", {"0": False, "1": True}, False),
+        graph_level=GRAPH_LEVELS.get(level, GRAPH_LEVELS[0]),
+        has_arena=choice("enable_mem_arena", _FLAGS, True),
+        has_pattern=choice("enable_mem_pattern", _FLAGS, None),
+        entries=tuple((k, v) for k, v in sorted(config.parameters.items()) if k.startswith(_ENTRY_PREFIXES)),
+        run_entries=tuple((k, v) for k, v in config.parameters.items() if k == _SHRINKAGE),
+        op_libraries=operations.op_library_filename if operations is not None else (),
+        gpu_options=tuple(gpu_options),
+        uses_global_pool=choice("enable-global-threadpool", _FLAGS, False),
+    )
+    return plan, problems
+
+
+def unknown_parameters(config: ModelConfig) -> Iterator[str]:
+    """Yield a sentence for each parameter that has no meaning here."""
+    for key in sorted(config.parameters.keys() - SERVER_PARAMETERS):
+        if key not in _PARAMETERS and not key.startswith(_ENTRY_PREFIXES):
+            near = difflib.get_close_matches(key, _PARAMETERS, n=1)
+            hint = f"; did you mean '{near[0]}'?" if near else ""
+            yield f"model '{config.name}': ONNX Runtime has no parameter '{key}', it has no effect{hint}"
+
+
+Provider = tuple[str, Mapping[str, str]]
+"""Name and options of an execution provider."""
+
+CPU = "CPUExecutionProvider"
+CUDA = "CUDAExecutionProvider"
+OPENVINO = "OpenVINOExecutionProvider"
+TENSORRT = "TensorrtExecutionProvider"
+
+_PRECISIONS = {"FP32": {}, "FP16": {"trt_fp16_enable": "1"}, "INT8": {"trt_int8_enable": "1"}}
+_TENSORRT_OPTIONS = {
+    "max_workspace_size_bytes": "trt_max_workspace_size",
+    "int8_calibration_table_name": "trt_int8_calibration_table_name",
+    "int8_use_native_calibration_table": "trt_int8_use_native_calibration_table",
+}
+
+
+def choose_providers(
+    config: ModelConfig, plan: SessionPlan, placement: Placement, installed: Collection[str]
+) -> list[Provider]:
+    """Return the providers of an instance's session, best first.
+
+    Raises:
+        ServingError: UNSUPPORTED for an accelerator or a device that the installed ONNX Runtime does not have,
+            INVALID_ARG for an unknown accelerator or parameter.
+    """
+    accelerators = config.optimization.execution_accelerators if config.optimization is not None else None
+    on_gpu = placement.kind is InstanceKind.KIND_GPU
+    chosen: list[Provider] = []
+    if accelerators is not None and on_gpu:
+        chosen = [_on_gpu(config.name, a, plan, placement) for a in accelerators.gpu_execution_accelerator]
+    elif accelerators is not None:
+        chosen = [_on_cpu(config.name, a) for a in accelerators.cpu_execution_accelerator]
+    if on_gpu and all(name != CUDA for name, _ in chosen):
+        chosen.append(_cuda(plan, placement, {}))
+    for name, _ in chosen:
+        if name not in installed:
+            raise unsupported(
+                f"instance '{placement.name}' of model '{config.name}' needs ONNX Runtime's {name}, the installed one "
+                f"has {', '.join(sorted(installed))}",
+                hint="install onnxruntime-gpu in place of onnxruntime, or use instances of KIND_CPU"
+                if on_gpu
+                else "install onnxruntime-openvino in place of onnxruntime, or remove the accelerator",
+            )
+    return [*chosen, (CPU, {})]
+
+
+def _on_gpu(model: str, accelerator: Accelerator, plan: SessionPlan, placement: Placement) -> Provider:
+    if accelerator.name == "cuda":
+        return _cuda(plan, placement, accelerator.parameters)
+    if accelerator.name != "tensorrt":
+        raise _unknown(model, accelerator, "gpu", "tensorrt and cuda")
+    options = {"device_id": str(placement.device_id)}
+    for key, text in accelerator.parameters.items():
+        if key == "precision_mode":
+            if text not in _PRECISIONS:
+                raise invalid(
+                    f"model '{model}': precision_mode: expected one of {', '.join(_PRECISIONS)}, got '{text}'"
+                )
+            options |= _PRECISIONS[text]
+        elif key in _TENSORRT_OPTIONS or key.startswith("trt_"):
+            options[_TENSORRT_OPTIONS.get(key, key)] = text
+        else:
+            raise invalid(
+                f"model '{model}': accelerator 'tensorrt' has no parameter '{key}'",
+                hint=f"it has precision_mode, {', '.join(_TENSORRT_OPTIONS)} and ONNX Runtime's own trt_* options",
+            )
+    return TENSORRT, options
+
+
+def _on_cpu(model: str, accelerator: Accelerator) -> Provider:
+    if accelerator.name != "openvino":
+        raise _unknown(model, accelerator, "cpu", "openvino")
+    return OPENVINO, {"device_type": "CPU", **accelerator.parameters}
+
+
+def _cuda(plan: SessionPlan, placement: Placement, parameters: Mapping[str, str]) -> Provider:
+    # Blocks as large as asked for: the provider's own default doubles them, and memory on a GPU is what runs out.
+    defaults = {"device_id": str(placement.device_id), "arena_extend_strategy": "kSameAsRequested"}
+    return CUDA, {**defaults, **dict(plan.gpu_options), **parameters}
+
+
+def _unknown(model: str, accelerator: Accelerator, device: str, known: str) -> Exception:
+    return invalid(
+        f"model '{model}': unknown {device} execution accelerator '{accelerator.name}'",
+        hint=f"those for {device.upper()} instances are {known}",
+    )

@@ -1,0 +1,325 @@
+"""Makes sessions of ONNX Runtime, and says in plain words why it cannot."""
+
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import numpy as np
+import onnxruntime
+
+from charonia.config.complete import Signature, SignatureTensor
+from charonia.core.dtypes import DataType
+from charonia.core.errors import Code, ServingError, invalid, unsupported
+from charonia.core.tensor import Array
+from charonia.server.backends.onnxruntime.model_file import read_external
+from charonia.server.backends.onnxruntime.options import CPU, Provider, SessionPlan
+
+SPIN_US = 20
+"""How long a thread of the pool waits for its next piece of work before it sleeps."""
+
+SMALL_RUN_NS = 200_000
+"""A model whose runs take no longer than this gains nothing from a second thread."""
+
+_TYPES = {
+    "bool": DataType.BOOL,
+    "uint8": DataType.UINT8,
+    "uint16": DataType.UINT16,
+    "uint32": DataType.UINT32,
+    "uint64": DataType.UINT64,
+    "int8": DataType.INT8,
+    "int16": DataType.INT16,
+    "int32": DataType.INT32,
+    "int64": DataType.INT64,
+    "float16": DataType.FP16,
+    "float": DataType.FP32,
+    "double": DataType.FP64,
+    "string": DataType.BYTES,
+    "bfloat16": DataType.BF16,
+}
+"""Datatype by what stands between the brackets of ONNX Runtime's "tensor(...)"."""
+
+Run = Callable[[Sequence[str], Mapping[str, Array], object], list[Array]]
+"""Computes the named outputs from arrays by name, with run options or None."""
+
+_PREFIX = re.compile(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ")
+_SOURCE = re.compile(r"\S*onnxruntime_src/\S+ |\w+\.cc:\d+ \w+ |\S+::\S+\([^)]*\) (?:const )?")
+_MESSAGE_CHARS_MAX = 1000
+_LFS_POINTER = b"version https://git-lfs"
+_LOAD_HINTS = {
+    "Protobuf parsing failed": "the file is no ONNX model, or a part of one",
+    "Missing model IR version": "the file is no ONNX model",
+    "Unsupported model IR version": "a newer onnxruntime reads it: pip install -U onnxruntime",
+    "stamped with official released onnx opset": "a newer onnxruntime reads it: pip install -U onnxruntime",
+    "escapes model directory": "the file of the weights belongs beside the model, not a link to another folder",
+    "External data path": "the weights lie in a file of their own, which belongs beside the model",
+    "External initializer": "the file of the weights is a part of one, or a pointer of Git LFS",
+    "is not a registered function/op": (
+        "`model_operations { op_library_filename: ... }` loads operators that ONNX Runtime does not have"
+    ),
+}
+"""What to do, by what ONNX Runtime says."""
+
+
+class NodeArgument(Protocol):
+    """A declared input or output. A dimension is a number, a name or None."""
+
+    name: str
+    type: str
+    shape: list[int | str | None]
+
+
+class Session(Protocol):
+    """What is used of `onnxruntime.InferenceSession`. Its methods may be called from many threads at a time."""
+
+    def run(
+        self, output_names: Sequence[str], input_feed: Mapping[str, Array], run_options: object = None
+    ) -> list[Array]:
+        """Compute the outputs."""
+        ...
+
+    def run_with_ort_values(
+        self, output_names: Sequence[str], input_dict_ort_values: Mapping[str, Any], run_options: object = None
+    ) -> list[Any]:
+        """Compute the outputs; values are ONNX Runtime's own."""
+        ...
+
+    def get_inputs(self) -> list[NodeArgument]:
+        """Return the inputs without those that have a default."""
+        ...
+
+    def get_overridable_initializers(self) -> list[NodeArgument]:
+        """Return the inputs that have a default."""
+        ...
+
+    def get_outputs(self) -> list[NodeArgument]:
+        """Return the outputs."""
+        ...
+
+    def get_providers(self) -> list[str]:
+        """Return the names of the execution providers in use, best first."""
+        ...
+
+
+def installed_providers() -> list[str]:
+    """Return the execution providers of the installed ONNX Runtime."""
+    return list(onnxruntime.get_available_providers())
+
+
+def start_global_pool(intra_op_threads: int, inter_op_threads: int) -> None:
+    """Make the process's thread pool, for sessions that use it; 0 threads for one a core.
+
+    Raises:
+        ServingError: Sessions were made before.
+    """
+    try:
+        onnxruntime.set_global_thread_pool_sizes(intra_op_threads, inter_op_threads)
+    except Exception as error:  # ONNX Runtime's errors have no common base class of their own
+        raise plain_error("the global thread pool cannot be made", error) from error
+
+
+def open_session(
+    path: Path, plan: SessionPlan, *, threads: int, providers: Sequence[Provider], verbose: bool = False
+) -> Session:
+    """Load a model.
+
+    Args:
+        path: The model's file.
+        plan: Its options.
+        threads: Threads that one operator may use, the caller's included.
+        providers: Execution providers, best first.
+        verbose: Whether ONNX Runtime may write to stderr.
+
+    Raises:
+        ServingError: INVALID_ARG with the reason.
+    """
+    options = _session_options(plan, threads, verbose)
+    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, plan.graph_level)
+    options.enable_cpu_mem_arena = plan.has_arena
+    options.enable_mem_pattern = plan.has_pattern is not False
+    return _open(path, options, plan, providers)
+
+
+def open_to_inspect(path: Path, plan: SessionPlan) -> Session:
+    """Load a model to see its signature only, quickly and with little memory. Raises like `open_session`."""
+    options = _session_options(plan, threads=1, verbose=False)
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    return _open(path, options, plan, [(CPU, {})])
+
+
+def _session_options(plan: SessionPlan, threads: int, verbose: bool) -> Any:
+    options = onnxruntime.SessionOptions()
+    # Errors come back as exceptions and are reported; ONNX Runtime would write each to stderr as well.
+    options.log_severity_level = 2 if verbose else 4
+    if plan.uses_global_pool:
+        options.use_per_session_threads = False
+    else:
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = plan.inter_op_threads
+    if plan.is_parallel:
+        options.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL
+    options.add_session_config_entry("session.intra_op.spin_duration_us", str(SPIN_US))
+    # For versions that do not know the entry above.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    for key, value in plan.entries:
+        options.add_session_config_entry(key, value)
+    return options
+
+
+def _open(path: Path, options: Any, plan: SessionPlan, providers: Sequence[Provider]) -> Session:
+    try:
+        for library in plan.op_libraries:
+            options.register_custom_ops_library(library)
+        named = [(name, dict(values)) for name, values in providers]
+        # Providers of other hardware read the files themselves; older versions do not know the call.
+        give = getattr(options, "add_external_initializers_from_files_in_memory", None)
+        external = read_external(path) if give is not None and all(name == CPU for name, _ in providers) else {}
+        if give is not None and external:
+            give(list(external), list(external.values()), [len(content) for content in external.values()])
+        session = onnxruntime.InferenceSession(path, options, providers=named, enable_fallback=0)
+    except Exception as error:  # ONNX Runtime's errors have no common base class of their own
+        refused = plain_error(f"cannot load {path.name}", error, Code.INVALID_ARG)
+        raise ServingError(refused.code, refused.message, hint=_load_hint(path, refused.message)) from error
+    running = session.get_providers()
+    for name, _ in providers:
+        if name not in running:
+            raise invalid(
+                f"cannot load {path.name}: {name} is installed but does not start",
+                hint="are its libraries (CUDA, cuDNN, TensorRT) installed in the versions that ONNX Runtime needs?",
+            )
+    return cast(Session, session)
+
+
+def _load_hint(path: Path, problem: str) -> str:
+    """Return what to do about a file that ONNX Runtime does not load, "" where only the problem itself can tell."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(len(_LFS_POINTER))
+    except OSError:
+        return ""
+    if not start:
+        return "the file is empty"
+    if start == _LFS_POINTER:
+        return "the file is a pointer of Git LFS: `git lfs pull` fetches the model"
+    return next((hint for text, hint in _LOAD_HINTS.items() if text in problem), "")
+
+
+def signature_of(session: Session, model_name: str) -> tuple[Signature, list[str]]:
+    """Return a model's inputs and outputs, and a sentence for each output that cannot be served.
+
+    Inputs with a default are optional.
+
+    Raises:
+        ServingError: UNSUPPORTED for an input of a type that is no tensor of the protocol's, or only such outputs.
+    """
+    inputs = []
+    outputs = []
+    for argument in session.get_inputs():
+        datatype = _datatype(argument)
+        if datatype is None:
+            raise unsupported(f"model '{model_name}': input '{argument.name}' is {argument.type}, which cannot be sent")
+        inputs.append(SignatureTensor(argument.name, datatype, _shape(argument)))
+    for argument in session.get_overridable_initializers():
+        datatype = _datatype(argument)
+        if datatype is not None:
+            inputs.append(SignatureTensor(argument.name, datatype, _shape(argument), optional=True))
+    for argument in session.get_outputs():
+        datatype = _datatype(argument)
+        if datatype is not None:
+            outputs.append(SignatureTensor(argument.name, datatype, _shape(argument)))
+    notes = [
+        f"output '{name}': left out, as {kind} cannot be sent" for name, kind in unsendable_outputs(session).items()
+    ]
+    if not outputs and (lacking := unsendable_outputs(session)):
+        listed = ", ".join(f"'{name}' is {kind}" for name, kind in lacking.items())
+        raise unsupported(
+            f"model '{model_name}' has no output that can be sent: {listed}", hint=unsendable_hint(listed)
+        )
+    datatypes = {tensor.datatype for tensor in (*inputs, *outputs)}
+    if DataType.BF16 in datatypes and DataType.BYTES in datatypes:
+        raise unsupported(f"model '{model_name}' has tensors of both BF16 and BYTES, which ONNX Runtime's Python lacks")
+    return Signature(tuple(inputs), tuple(outputs)), notes
+
+
+def unsendable_outputs(session: Session) -> dict[str, str]:
+    """Return the type of each output that is no tensor of the protocol's, by name."""
+    return {argument.name: argument.type for argument in session.get_outputs() if _datatype(argument) is None}
+
+
+def unsendable_hint(kinds: str) -> str:
+    """Return what to do about outputs of such types, "" where nobody knows."""
+    return "scikit-learn converters write the probabilities as a tensor with zipmap=False" if "map(" in kinds else ""
+
+
+def other_than_batch(session: Session) -> str:
+    """Return the name of a dimension that stands first in a tensor but is no batch's, "" where none shows.
+
+    It stands first in one tensor and later in another, as in a matrix and its transpose, and there are others that
+    stand first: some exporters give all variable dimensions one name, which tells nothing.
+    """
+    shapes = [argument.shape for argument in (*session.get_inputs(), *session.get_outputs())]
+    first = {shape[0] for shape in shapes if shape and isinstance(shape[0], str)}
+    later = {size for shape in shapes for size in shape[1:] if isinstance(size, str)}
+    return min(first & later, default="") if len(first) > 1 else ""
+
+
+def run_of(session: Session) -> Run:
+    """Return what computes: for the CPU alone, the call beneath the session's own `run`.
+
+    That one checks names that were checked when the request came, and falls back to another provider; of a model that
+    computes for 10 us it takes 1.5, and several where the caches are cold.
+    """
+    beneath = getattr(session, "_sess", None)
+    run: Run = session.run if beneath is None or session.get_providers() != [CPU] else beneath.run
+    return run
+
+
+def is_small(session: Session, signature: Signature, batch_size: int) -> bool:
+    """Whether a full batch takes so little time that one thread is best; found by running it on zeros.
+
+    False also where zeros cannot stand for real inputs: variable dimensions, strings, a model that refuses them.
+    """
+    inputs = [tensor for tensor in signature.inputs if not tensor.optional]
+    if any(t.datatype in (DataType.BYTES, DataType.BF16) or -1 in t.shape[1:] for t in inputs):
+        return False
+    names = [tensor.name for tensor in signature.outputs]
+    for size in (1, max(1, batch_size)):
+        feed = {t.name: np.zeros([size if d == -1 else d for d in t.shape], t.datatype.numpy) for t in inputs}
+        times = []
+        for _ in range(4):
+            start = time.monotonic_ns()
+            try:
+                session.run(names, feed)
+            except Exception:  # zeros are not valid inputs of every model, and that is no fault of it
+                return False
+            times.append(time.monotonic_ns() - start)
+            # The first run also fills caches; one this slow says enough.
+            if times[-1] > 20 * SMALL_RUN_NS:
+                return False
+        if min(times) > SMALL_RUN_NS:
+            return False
+    return True
+
+
+def plain_error(what: str, error: Exception, code: Code | None = None) -> ServingError:
+    """Return an error of ONNX Runtime without its file names, numbers and line breaks.
+
+    Args:
+        what: What could not be done.
+        error: What ONNX Runtime raised.
+        code: Kind of problem; None for INVALID_ARG where ONNX Runtime blames the inputs, else INTERNAL.
+    """
+    text = _SOURCE.sub("", _PREFIX.sub("", str(error)))
+    text = " ".join(text.split())[:_MESSAGE_CHARS_MAX]
+    blames_input = type(error).__name__ == "InvalidArgument"
+    return ServingError(code or (Code.INVALID_ARG if blames_input else Code.INTERNAL), f"{what}: {text}")
+
+
+def _datatype(argument: NodeArgument) -> DataType | None:
+    return _TYPES.get(argument.type.removeprefix("tensor(").removesuffix(")")) if "tensor(" in argument.type else None
+
+
+def _shape(argument: NodeArgument) -> tuple[int, ...]:
+    return tuple(d if isinstance(d, int) and d >= 0 else -1 for d in argument.shape)

@@ -1,0 +1,322 @@
+"""The `python` backend."""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import orjson
+
+from charonia.config.json_form import from_json, to_json
+from charonia.config.kinds import InstanceKind
+from charonia.config.model import ModelConfig
+from charonia.core.caller import CallFrame
+from charonia.core.errors import invalid, unsupported
+from charonia.core.statistics import MemoryUsage, WorkerState
+from charonia.server.backends.api import AsyncInstance, BackendSettings, Completion, ModelFiles, Placement
+from charonia.server.backends.python.environment import (
+    BUILDER,
+    ENVIRONMENT,
+    REQUIREMENTS,
+    SERVER_ENVIRONMENT,
+    Environment,
+    environment_of,
+    requirements_of,
+)
+from charonia.server.backends.python.instance import PythonInstance
+from charonia.server.backends.python.process import WorkerProcess
+from charonia.server.backends.python.reaper import reaper
+from charonia.server.backends.python.reshape import reshaped
+from charonia.server.backends.python.services import Server
+from charonia.server.backends.python.thread import ThreadInstance
+from charonia.server.backends.python.worker.charonia_channel import Incoming
+from charonia.server.backends.python.worker.charonia_cuda import is_usable
+from charonia.server.metrics.custom import CustomMetrics
+
+DEFAULT_FILE = "model.py"
+
+START_SECONDS = "INITIALIZE_TIMEOUT_SECONDS"
+"""Model parameter: time that `initialize` has."""
+
+START_S_DEFAULT = 600.0
+
+EXECUTE_SECONDS = "EXECUTE_TIMEOUT_SECONDS"
+"""Model parameter: time that a batch has before its worker is taken for hung and replaced. Without it: no limit."""
+
+COMPLETE_S_MAX = 120.0
+"""Time that `auto_complete_config` has."""
+
+CPU_INPUTS = "FORCE_CPU_ONLY_INPUT_TENSORS"
+"""Model parameter: whether inputs that are in the memory of a GPU are copied to that of the CPU."""
+
+MODE = "EXECUTION_MODE"
+"""Model parameter: where instances run."""
+
+PROCESS = "process"
+THREAD = "thread"
+
+_KIND = {InstanceKind.KIND_GPU: "GPU", InstanceKind.KIND_MODEL: "MODEL"}
+
+
+class PythonBackend:
+    """Runs `TritonPythonModel` classes, each instance in a worker process or in a thread of the server."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        """Make the backend of models that bring their own `model.py`, or one that is written in Python itself.
+
+        Args:
+            folder: Holds the `model.py` of all models of the backend, whose name is the folder's.
+        """
+        self._folder = folder
+        self.name = folder.name if folder is not None else "python"
+
+    def uses_gpus(self) -> bool:
+        """Yes: what the model makes of it is its own business."""
+        return True
+
+    async def complete(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Completion:
+        """Ask the model's `auto_complete_config`, where it has one, in a worker that ends afterwards."""
+        path = self._model_path(files, config)
+        environment = await _environment(files, config, settings, self._folder)
+        answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+        def message(received: Incoming) -> None:
+            kind, text = received.header[:2]
+            if not answer.done():
+                if kind == "completed":
+                    answer.set_result(text)
+                else:
+                    answer.set_exception(invalid(f"auto_complete_config of model '{config.name}' failed: {text}"))
+
+        def end(reason: str) -> None:
+            if not answer.done():
+                answer.set_exception(invalid(f"model '{config.name}' cannot be imported: {reason}"))
+
+        process = WorkerProcess(
+            f"{config.name} (auto-complete)",
+            environment=environment or SERVER_ENVIRONMENT,
+            on_message=message,
+            on_end=end,
+        )
+        try:
+            text = orjson.dumps(to_json(config)).decode()
+            process.send(("complete", str(path), str(files.version_dir), str(files.model_dir), text))
+            completed = await asyncio.wait_for(answer, COMPLETE_S_MAX)
+        except TimeoutError:
+            raise invalid(
+                f"auto_complete_config of model '{config.name}' did not finish within {COMPLETE_S_MAX:g} s"
+            ) from None
+        finally:
+            process.kill("there is nothing left to do for it")
+            await process.stop(0)
+        result = from_json(completed) if completed else config
+        notes = [] if result == config else [f"completed by auto_complete_config in {path.name}"]
+        if not (result.input or result.output):
+            notes.append(
+                f"no input and no output: config.pbtxt, or auto_complete_config in {path.name}, has to name them"
+            )
+        return Completion(result, tuple(notes))
+
+    async def load(
+        self, files: ModelFiles, config: ModelConfig, settings: BackendSettings
+    ) -> "PythonModel | ThreadedPythonModel":
+        """Check the settings and prepare the environment; the model itself is imported by each instance."""
+        path = self._model_path(files, config)
+        environment = await _environment(files, config, settings, self._folder)
+        metrics = settings.metrics if settings.metrics is not None else CustomMetrics()
+        server = Server(CallFrame(config.name, str(files.version)), settings.models, metrics, settings.busy_poll)
+        if environment is None:
+            return ThreadedPythonModel(files, config, path, server)
+        await asyncio.to_thread(is_usable)  # starting the driver takes a while; it is asked once
+        return PythonModel(files, config, path, environment, server)
+
+    async def aclose(self) -> None:
+        """End the process that watches over what workers have started."""
+        pid = reaper.end()
+        if pid:
+            with contextlib.suppress(ChildProcessError):  # somebody else has waited for it
+                await asyncio.to_thread(os.waitpid, pid, 0)
+
+    def _model_path(self, files: ModelFiles, config: ModelConfig) -> Path:
+        if self._folder is not None:
+            return self._folder / DEFAULT_FILE
+        path = files.version_dir / (config.default_model_filename or DEFAULT_FILE)
+        if not path.is_file():
+            raise invalid(f"model '{config.name}': there is no file '{path.name}' in version {files.version}")
+        return path
+
+
+class PythonModel:
+    """A version of a Python model whose instances are worker processes."""
+
+    def __init__(
+        self, files: ModelFiles, config: ModelConfig, path: Path, environment: Environment, server: Server
+    ) -> None:
+        self._files = files
+        self._server = server
+        self._config = config
+        self._path = path
+        self._environment = environment
+        self._start_s_max = _seconds(config, START_SECONDS, START_S_DEFAULT)
+        self._execute_s_max = _seconds(config, EXECUTE_SECONDS, 0.0)
+        self._takes_gpu = _takes_gpu(config)
+        self._instances: list[PythonInstance] = []
+
+    async def create_instance(self, placement: Placement) -> AsyncInstance:
+        """Start a worker and initialize the model in it."""
+
+        def make_process(message: Callable[[Incoming], None], end: Callable[[str], None]) -> WorkerProcess:
+            return WorkerProcess(
+                placement.name,
+                environment=self._environment,
+                threads=placement.threads,
+                cores=placement.cores,
+                takes_gpu=self._takes_gpu,
+                on_message=message,
+                on_end=end,
+            )
+
+        instance = PythonInstance(
+            placement.name,
+            make_process,
+            (
+                "initialize",
+                *_what_to_load(self._files, self._config, self._path, placement),
+                placement.name,
+                {"decoupled": self._config.is_decoupled, "gpu": is_usable()},
+            ),
+            output_names=tuple(o.name for o in self._config.output),
+            start_s_max=self._start_s_max,
+            execute_s_max=self._execute_s_max,
+            server=self._server,
+            is_decoupled=self._config.is_decoupled,
+        )
+        await instance.open()
+        self._instances.append(instance)
+        return reshaped(instance, self._config)
+
+    def memory(self) -> list[MemoryUsage]:
+        """Return the resident memory of all workers."""
+        return [MemoryUsage("CPU", 0, sum(i.resident_bytes() for i in self._instances))]
+
+    def workers(self) -> list[WorkerState]:
+        """Return how the worker of each instance does now."""
+        return [WorkerState(i.name, i.resident_bytes(), i.health.restarts, i.health.problem) for i in self._instances]
+
+    async def is_ready(self) -> bool:
+        """Return whether the models of all workers that run say that they are ready."""
+        return all(await asyncio.gather(*(i.is_ready() for i in self._instances if not i.problem)))
+
+    async def aclose(self) -> None:
+        """The instances hold everything."""
+        self._instances.clear()
+
+
+class ThreadedPythonModel:
+    """A version of a Python model whose instances are threads of the server."""
+
+    def __init__(self, files: ModelFiles, config: ModelConfig, path: Path, server: Server) -> None:
+        self._files = files
+        self._config = config
+        self._path = path
+        self._server = server
+        self._start_s_max = _seconds(config, START_SECONDS, START_S_DEFAULT)
+        self._takes_gpu = _takes_gpu(config)
+        self._instances: list[ThreadInstance] = []
+
+    async def create_instance(self, placement: Placement) -> AsyncInstance:
+        """Start a thread and initialize the model in it."""
+        instance = ThreadInstance(
+            placement.name,
+            _what_to_load(self._files, self._config, self._path, placement),
+            output_names=tuple(o.name for o in self._config.output),
+            start_s_max=self._start_s_max,
+            server=self._server,
+            is_decoupled=self._config.is_decoupled,
+            cores=placement.cores,
+            takes_gpu=self._takes_gpu,
+        )
+        await instance.open()
+        self._instances.append(instance)
+        return reshaped(instance, self._config)
+
+    def memory(self) -> list[MemoryUsage]:
+        """Return nothing: what the model takes is part of the server's memory."""
+        return []
+
+    async def is_ready(self) -> bool:
+        """Return whether all instances say that they are ready."""
+        return all(await asyncio.gather(*(i.is_ready() for i in self._instances)))
+
+    async def aclose(self) -> None:
+        """The instances hold everything."""
+        self._instances.clear()
+
+
+def _what_to_load(
+    files: ModelFiles, config: ModelConfig, path: Path, placement: Placement
+) -> tuple[str, str, str, dict[str, str]]:
+    """Return the model's file, the folders of version and model, and the arguments of `initialize`."""
+    arguments = {
+        "model_config": orjson.dumps(to_json(config)).decode(),
+        "model_instance_kind": _KIND.get(placement.kind, "CPU"),
+        "model_instance_name": placement.name,
+        "model_instance_device_id": str(placement.device_id),
+        "model_repository": str(files.model_dir),
+        "model_version": str(files.version),
+        "model_name": config.name,
+    }
+    return str(path), str(files.version_dir), str(files.model_dir), arguments
+
+
+async def _environment(
+    files: ModelFiles, config: ModelConfig, settings: BackendSettings, backend_dir: Path | None
+) -> Environment | None:
+    """Return the environment of a model's processes, None where it runs in threads of the server.
+
+    Raises:
+        ServingError: It cannot be had, or the model asks for something that a thread cannot have.
+    """
+    mode = config.parameters.get(MODE, PROCESS)
+    if mode == PROCESS:
+        return await environment_of(files, config, settings, backend_dir)
+    if mode != THREAD:
+        raise invalid(f"model '{config.name}': parameter {MODE}: expected {PROCESS} or {THREAD}, got '{mode}'")
+    for parameter, reason in (
+        (ENVIRONMENT, "a thread of the server has the server's packages"),
+        (EXECUTE_SECONDS, "a thread that hangs cannot be ended"),
+    ):
+        if parameter in config.parameters:
+            raise unsupported(
+                f"model '{config.name}': parameter {parameter} cannot be met with {MODE} {THREAD}: {reason}",
+                hint=f"leave one of the two out; {MODE} {PROCESS} is the default",
+            )
+    if settings.values.get(BUILDER) != "none" and requirements_of(files, backend_dir) is not None:
+        raise unsupported(
+            f"model '{config.name}': {REQUIREMENTS} cannot be met with {MODE} {THREAD}: a thread of the server has the "
+            "server's packages",
+            hint=f"install them where the server runs and remove the file, or set {MODE} to {PROCESS}",
+        )
+    return None
+
+
+def _takes_gpu(config: ModelConfig) -> bool:
+    """Return whether inputs stay in the memory of a GPU."""
+    text = config.parameters.get(CPU_INPUTS, "yes")
+    if text not in ("yes", "no"):
+        raise invalid(f"model '{config.name}': parameter {CPU_INPUTS}: expected yes or no, got '{text}'")
+    return text == "no"
+
+
+def _seconds(config: ModelConfig, key: str, default: float) -> float:
+    text = config.parameters.get(key)
+    if text is None:
+        return default
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise invalid(f"model '{config.name}': parameter {key}: expected a number of seconds, got '{text}'")
+    return seconds

@@ -1,0 +1,196 @@
+"""Makes environments: from a requirements.txt, with uv or with venv and pip, and from archives of conda-pack."""
+
+import asyncio
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import sys
+import sysconfig
+import tarfile
+import threading
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from charonia.core.errors import invalid, unsupported
+from charonia.server.backends.python.command import CommandError, run_command
+from charonia.server.backends.python.environment_cache import BUILD_S_MAX, KEY_LETTERS
+
+REFERENCED_FILES_MAX = 100_000
+"""Files in the folders that a requirements.txt refers to."""
+
+UNPACKED_FILES_MAX = 1_000_000
+UNPACKED_BYTES_MAX = 64 * 1024**3
+"""What an archive may hold, unpacked."""
+
+_RECIPE = "1"
+"""Part of every key: a change of the way environments are built makes new ones."""
+
+_INCLUDE = re.compile(r"\s*(-r|-c|--requirement|--constraint)\b")
+_COMMENT = re.compile(r"(^|\s)#.*$")
+_MADE_BY_BUILDS = re.compile(r"build|__pycache__|.*\.egg-info|\.git")
+# Of the server's interpreter; in the new environment they would lead astray.
+_FOREIGN_VARIABLES = ("PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX", "PIP_TARGET", "PIP_USER")
+
+
+def requirements_key(path: Path) -> str:
+    """Return the key of the environment that a requirements.txt asks for.
+
+    The content counts, of files that it refers to as well, and the interpreter and platform that it is built with.
+
+    Raises:
+        ServingError: It cannot be read, or refers to too much.
+    """
+    digest = hashlib.sha256()
+    for part in (_RECIPE, sys.version, sys.base_prefix, sysconfig.get_platform()):
+        digest.update(part.encode() + b"\0")
+    try:
+        _digest_requirements(digest, path, set())
+    except OSError as error:
+        raise invalid(f"'{path}' cannot be read: {error}") from error
+    return "requirements-" + digest.hexdigest()[:KEY_LETTERS]
+
+
+def _digest_requirements(digest: "hashlib._Hash", path: Path, seen: set[Path]) -> None:
+    content = path.read_bytes()
+    digest.update(len(content).to_bytes(8, "little") + content)
+    seen.add(path.resolve())
+    for line in content.decode(errors="replace").splitlines():
+        is_include = _INCLUDE.match(line) is not None
+        for referenced in _local_paths(_COMMENT.sub("", line), path.parent):
+            if referenced.is_dir():
+                for entry in _listing(referenced):
+                    digest.update(entry.encode(errors="surrogateescape") + b"\0")
+            elif is_include:
+                if referenced.resolve() not in seen:
+                    _digest_requirements(digest, referenced, seen)
+            else:
+                with referenced.open("rb") as file:
+                    digest.update(hashlib.file_digest(file, "sha256").digest())
+
+
+def _local_paths(line: str, folder: Path) -> Iterator[Path]:
+    for word in re.split(r"[\s=@;\"']+", line):
+        name = re.sub(r"\[[^\]]*\]$", "", word.removeprefix("file://").removeprefix("file:"))
+        if name and len(name) < 4096 and (folder / name).exists():
+            yield folder / name
+
+
+def _listing(folder: Path) -> Iterator[str]:
+    """Yield name, size and time of every file below a folder, but those that builds leave there."""
+    count = 0
+    for parent, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not _MADE_BY_BUILDS.fullmatch(name))
+        for name in sorted(names):
+            count += 1
+            if count > REFERENCED_FILES_MAX:
+                raise invalid(
+                    f"requirements.txt refers to '{folder}', which has more than {REFERENCED_FILES_MAX} files"
+                )
+            path = os.path.join(parent, name)
+            status = os.lstat(path)
+            yield f"{os.path.relpath(path, folder)} {status.st_size} {status.st_mtime_ns}"
+
+
+async def build_requirements(requirements: Path, folder: Path, builder: str) -> None:
+    """Build the environment that a requirements.txt asks for, and numpy, which workers need.
+
+    Args:
+        requirements: The file.
+        folder: Where the environment is to be.
+        builder: "uv", "pip", or "auto" for uv where it is found.
+
+    Raises:
+        ServingError: With the builder's output.
+    """
+    uv = _find_uv() if builder != "pip" else []
+    if builder == "uv" and not uv:
+        raise invalid("environments are to be built with uv, which is neither on PATH nor a module of the server's")
+    python = str(folder / "bin" / "python")
+    if uv:
+        make = [*uv, "venv", "--no-project", "--python", sys.executable, str(folder)]
+        install = [*uv, "pip", "install", "--python", python]
+    else:
+        make = [sys.executable, "-m", "venv", str(folder)]
+        install = [python, "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
+    install += ["-r", requirements.name]
+    await _run(make, requirements, "make sure that Python's module venv is complete, or install uv")
+    await _run(install, requirements)
+    try:
+        await run_command([python, "-c", "import numpy"], limit_s=BUILD_S_MAX, env=_variables())
+    except CommandError:
+        await _run([*install, "numpy"], requirements, "workers need numpy: add it to requirements.txt")
+
+
+def _find_uv() -> list[str]:
+    found = shutil.which("uv")
+    if found is not None:
+        return [found]
+    return [sys.executable, "-m", "uv"] if importlib.util.find_spec("uv") is not None else []
+
+
+def _variables() -> dict[str, str]:
+    return {key: value for key, value in os.environ.items() if key not in _FOREIGN_VARIABLES}
+
+
+async def _run(command: list[str], requirements: Path, hint: str = "") -> None:
+    try:
+        await run_command(command, limit_s=BUILD_S_MAX, env=_variables(), cwd=requirements.parent)
+    except CommandError as error:
+        raise invalid(
+            f"the environment of '{requirements.name}' cannot be built: {error}\n{error.output}", hint=hint
+        ) from error
+
+
+async def unpack_archive(path: Path, folder: Path) -> None:
+    """Unpack an archive of conda-pack and let it adapt itself to its new place.
+
+    Raises:
+        ServingError: It is no archive, or holds something that does not belong into one.
+    """
+    end = threading.Event()
+    started = time.monotonic()
+    try:
+        await asyncio.to_thread(_extract, path, folder, end)
+    finally:
+        end.set()
+    adapt = folder / "bin" / "conda-unpack"
+    if adapt.is_file():
+        command = [str(folder / "bin" / "python"), str(adapt)]
+        try:
+            await run_command(command, limit_s=BUILD_S_MAX - (time.monotonic() - started), env=_variables())
+        except CommandError as error:
+            raise invalid(f"the archive '{path}': conda-unpack failed: {error}\n{error.output}") from error
+
+
+def _extract(path: Path, folder: Path, end: threading.Event) -> None:
+    """Extract an archive; stops when `end` is set."""
+    if not hasattr(tarfile, "data_filter"):
+        raise unsupported(f"the archive '{path}' cannot be unpacked safely by this Python", hint="use 3.11.4 or newer")
+    files = size = 0
+    folder.mkdir()
+    try:
+        with tarfile.open(path) as archive:
+            for member in archive:
+                files += 1
+                size += member.size
+                if files > UNPACKED_FILES_MAX or size > UNPACKED_BYTES_MAX:
+                    raise invalid(
+                        f"the archive '{path}' holds more than {UNPACKED_FILES_MAX} files or {UNPACKED_BYTES_MAX} bytes"
+                    )
+                if end.is_set():
+                    return
+                # Refuses what would lie, or point, outside of the folder, and devices.
+                archive.extract(member, folder, filter="data")
+    except tarfile.FilterError as error:
+        raise invalid(
+            f"the archive '{path}' is refused: {error}", hint="its content must stay in its folder"
+        ) from error
+    except (tarfile.TarError, zlib.error, EOFError, OSError) as error:
+        raise invalid(
+            f"the archive '{path}' cannot be unpacked: {error}",
+            hint="expected a .tar.gz made by conda-pack, or a folder",
+        ) from error

@@ -1,0 +1,231 @@
+"""Requests and responses as messages of the channel."""
+
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+import orjson
+
+from charonia.core.calls import Outcome
+from charonia.core.dtypes import BY_WIRE
+from charonia.core.errors import Code, ServingError
+from charonia.core.request import InferRequest, RequestedOutput
+from charonia.core.tensor import Array, DeviceTensor, Tensor
+from charonia.server.backends.api import Outputs, Rescheduled, Result
+from charonia.server.backends.python import lending
+from charonia.server.backends.python.worker.charonia_channel import PLACE_LENGTH, Incoming, Outgoing
+from charonia.server.backends.python.worker.charonia_errors import RESCHEDULED
+from charonia.wire.tensors import decode_tensor, encode_tensor
+
+_CODES = (
+    Code.UNKNOWN,
+    Code.INTERNAL,
+    Code.NOT_FOUND,
+    Code.INVALID_ARG,
+    Code.UNAVAILABLE,
+    Code.UNSUPPORTED,
+    Code.ALREADY_EXISTS,
+    Code.CANCELLED,
+)
+"""Code by its number in `TritonError`."""
+
+NO_TRACE = ""
+"""Trace context of a request that is not traced."""
+
+
+class Borrower(Protocol):
+    """Gives back to a worker what it has lent. Both may be called from any thread."""
+
+    def release(self, region: int) -> None:
+        """The last array in a region is gone."""
+        ...
+
+    def give_back(self, loan: int) -> None:
+        """Nobody looks at a tensor of a GPU any more."""
+        ...
+
+
+def encode_requests(
+    requests: Sequence[InferRequest], output_names: tuple[str, ...], outgoing: Outgoing
+) -> list[tuple[object, ...]]:
+    """Return the requests in the form of a message header; their tensors are placed in `outgoing`.
+
+    Args:
+        requests: The requests of a batch.
+        output_names: All outputs of the model, for requests that name none.
+        outgoing: The message.
+    """
+    encoded: list[tuple[object, ...]] = []
+    for request in requests:
+        tensors = _placed(request.inputs.values(), outgoing, outgoing.pool.lends_gpu)
+        fields = request_fields(request, output_names)
+        encoded.append((fields, tensors))
+    return encoded
+
+
+def request_fields(request: InferRequest, output_names: tuple[str, ...]) -> tuple[Any, ...]:
+    """Return what the model's end knows of a request, but for its tensors; `output_names` are for one that names none.
+
+    That is id, correlation id, flags, timeout in us, priority, parameters as JSON text, names of the wanted outputs,
+    and the trace context.
+    """
+    wanted = tuple(o.name for o in request.outputs) or output_names
+    parameters = orjson.dumps(request.parameters).decode() if request.parameters else "{}"
+    return (
+        request.id,
+        request.correlation_id,
+        request.flags,
+        request.timeout_us,
+        request.priority,
+        parameters,
+        wanted,
+        NO_TRACE if request.trace is None else request.trace.context,
+    )
+
+
+def decode_request(
+    model: tuple[str, str],
+    fields: tuple[Any, ...],
+    tensors: Iterable[tuple[Any, ...]],
+    message: Incoming,
+    borrower: Borrower,
+    kind: type[InferRequest] = InferRequest,
+) -> InferRequest:
+    """Return a request that the worker makes of another model.
+
+    Args:
+        model: Name and version of that model.
+        fields: The request but for its tensors, as in `request_fields`.
+        tensors: Its inputs as the worker described them.
+        message: The message that holds them.
+        borrower: As for `decode_results`.
+        kind: Where it wants its outputs.
+
+    Raises:
+        ChannelError: The message does not hold what its header says.
+        ServingError: A tensor is not what its header says.
+    """
+    return made_request(model, fields, _found(tensors, message, borrower), kind)
+
+
+def made_request(
+    model: tuple[str, str],
+    fields: tuple[Any, ...],
+    inputs: Iterable[Tensor],
+    kind: type[InferRequest] = InferRequest,
+) -> InferRequest:
+    """Return a request that a model makes: of another model and its version, with fields as in `request_fields`."""
+    request_id, correlation_id, flags, timeout_us, priority, parameters, wanted, _ = fields
+    return kind(
+        model[0],
+        {tensor.name: tensor for tensor in inputs},
+        model_version=model[1],
+        id=request_id,
+        outputs=tuple(RequestedOutput(name) for name in wanted),
+        parameters=orjson.loads(parameters),
+        correlation_id=correlation_id,
+        flags=flags,
+        priority=priority,
+        timeout_us=timeout_us,
+    )
+
+
+def decode_results(
+    results: Sequence[tuple[Any, ...] | None], message: Incoming, borrower: Borrower
+) -> list[Result | None]:
+    """Return the results of a batch; None stays None.
+
+    Args:
+        results: They as the worker sent them.
+        message: The message that holds their tensors.
+        borrower: Told what is not needed any more.
+
+    Raises:
+        ChannelError: The message does not hold what its header says.
+        ServingError: A tensor is not what its header says.
+    """
+    decoded: list[Result | None] = []
+    for result in results:
+        if result is None:
+            decoded.append(None)
+            continue
+        code = int(result[0])
+        if code >= 0:
+            decoded.append(decode_error(code, result[1]))
+            continue
+        decoded.append(Outputs(_found(result[1], message, borrower), result[2] or None))
+    return decoded
+
+
+def encode_outcome(outcome: Outcome, outgoing: Outgoing, on_gpu: bool = False) -> tuple[object, ...] | None:
+    """Return the outcome of a request that the worker made; its tensors are placed in `outgoing`.
+
+    Args:
+        outcome: The outcome.
+        outgoing: The message.
+        on_gpu: Whether tensors may stay in the memory of a GPU.
+    """
+    if outcome is None:
+        return None
+    if isinstance(outcome, ServingError):
+        return encode_error(outcome)
+    return (-1, _placed(outcome.outputs, outgoing, on_gpu), outcome.parameters)
+
+
+def decode_error(code: int, text: object) -> ServingError:
+    """Return an error from the number of its code in `TritonError` and its text."""
+    if code == RESCHEDULED:
+        return Rescheduled()
+    return ServingError(_CODES[code], str(text))
+
+
+def encode_error(error: ServingError) -> tuple[int, str]:
+    """Return an error as the worker reads it: number of the code in `TritonError`, and text."""
+    return (_CODES.index(error.code), str(error))
+
+
+def _placed(tensors: Iterable[Tensor], outgoing: Outgoing, on_gpu: bool) -> list[tuple[object, ...]]:
+    return [
+        (tensor.name, tensor.datatype.wire, tensor.array.shape, outgoing.place(encode_tensor(tensor)))
+        if type(tensor) is not DeviceTensor
+        else _placed_on_device(tensor, outgoing, on_gpu)
+        for tensor in tensors
+    ]
+
+
+def _placed_on_device(tensor: DeviceTensor, outgoing: Outgoing, on_gpu: bool) -> tuple[object, ...]:
+    """Place a tensor that may be gone: only those fail that need it, so why stands where its place would be."""
+    name, wire = tensor.name, tensor.datatype.wire
+    try:
+        lent = lending.lend(tensor, outgoing) if on_gpu else None
+        if lent is not None:
+            return (name, wire, tensor.shape, lent)
+        return (name, wire, tensor.array.shape, outgoing.place(encode_tensor(tensor)))
+    except ServingError as error:
+        return (name, wire, (), encode_error(error))
+
+
+def _found(tensors: Iterable[tuple[Any, ...]], message: Incoming, borrower: Borrower) -> list[Tensor]:
+    found: list[Tensor] = []
+    for name, datatype, shape, place in tensors:
+        if len(place) != PLACE_LENGTH:
+            found.append(lending.borrowed((name, datatype, shape, place), message, borrower.give_back))
+            continue
+        tensor = decode_tensor(name, BY_WIRE[datatype], shape, message.find(place))
+        if place[0] > 0:  # one of ours looks after itself
+            tensor.array = _leased(tensor.array, partial(borrower.release, place[0]))
+        found.append(tensor)
+    return found
+
+
+def _leased(array: Array, release: Callable[[], None]) -> Array:
+    """Return the same elements in an array that calls `release` when it and everything made from it is gone."""
+    if array.dtype.kind == "O":  # its elements were copied already
+        release()
+        return array
+    # An array over a memoryview of its own: views of the array keep the array, and numpy does not look through it.
+    holder = np.asarray(array.view(np.uint8).reshape(-1).data)
+    weakref.finalize(holder, release).atexit = False
+    return holder.view(array.dtype).reshape(array.shape)

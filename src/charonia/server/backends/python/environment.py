@@ -1,0 +1,198 @@
+"""Which Python a model runs in: the server's own, a prepared environment, or one built from its requirements.txt.
+
+A prepared environment is a folder (`venv`, unpacked conda-pack) or an archive that is unpacked into the cache. The
+interpreter is that of the environment; its version need not be the server's. Before a worker is started in it, it is
+asked for its version and for numpy, so that what is wrong with it is said where the model is loaded.
+"""
+
+import asyncio
+import logging
+import os
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from charonia.config.model import ModelConfig
+from charonia.core.errors import ServingError, invalid, unsupported
+from charonia.server.backends.api import BackendSettings, ModelFiles
+from charonia.server.backends.python.build import build_requirements, requirements_key, unpack_archive
+from charonia.server.backends.python.command import CommandError, run_command
+from charonia.server.backends.python.environment_cache import EnvironmentCache
+
+_log = logging.getLogger(__name__)
+
+ENVIRONMENT = "EXECUTION_ENV_PATH"
+"""Model parameter: folder or archive of the environment that the model runs in."""
+
+MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
+"""Stands for the model's folder in that parameter."""
+
+REQUIREMENTS = "requirements.txt"
+"""Lies in the version's folder or in the model's."""
+
+BACKEND_ARCHIVE = "pb_exec_env_model.py.tar.gz"
+"""In the folder of a backend that is written in Python: the environment of its models."""
+
+STUB = "triton_python_backend_stub"
+"""An executable of this name in the model's folder replaces Triton's own worker."""
+
+CACHE = "environment-cache"
+"""Backend setting: folder of the environments that were built or unpacked."""
+
+BUILDER = "environment-builder"
+"""Backend setting: what builds environments."""
+
+BUILDERS = ("auto", "uv", "pip", "none")
+"""uv where it is found, else pip; one of the two; or nobody: a requirements.txt is then ignored."""
+
+PYTHON_MIN = (3, 8)
+"""Oldest Python that workers run on."""
+
+PROBE_S_MAX = 60.0
+"""Time that an interpreter has to say its version and to import numpy."""
+
+# For every Python there is, however old.
+_PROBE = "import sys; sys.stdout.write('Python %d.%d\\n' % sys.version_info[:2]); sys.stdout.flush(); import numpy"
+_VERSION = re.compile(r"^Python (\d+)\.(\d+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """An interpreter.
+
+    Attributes:
+        python: Its path.
+        folder: The environment that it belongs to, None for the server's own interpreter.
+    """
+
+    python: str = sys.executable
+    folder: Path | None = None
+
+    def variables(self, inherited: Mapping[str, str]) -> dict[str, str]:
+        """Return the environment variables of a process in it: as inherited, but none that lead elsewhere."""
+        if self.folder is None:
+            return dict(inherited)
+        variables = {k: v for k, v in inherited.items() if k not in ("PYTHONHOME", "PYTHONPATH", "CONDA_PREFIX")}
+        variables["VIRTUAL_ENV"] = str(self.folder)
+        variables["PATH"] = os.pathsep.join([str(self.folder / "bin"), inherited.get("PATH", os.defpath)])
+        return variables
+
+
+SERVER_ENVIRONMENT = Environment()
+"""The server's own interpreter."""
+
+
+async def environment_of(
+    files: ModelFiles, config: ModelConfig, settings: BackendSettings, backend_dir: Path | None = None
+) -> Environment:
+    """Return the environment that a model version runs in; unpacks or builds it where that was not done yet.
+
+    What the model says or brings counts before what lies in `backend_dir`, the folder of a backend written in Python.
+
+    Raises:
+        ServingError: It cannot be found, unpacked or built, or workers cannot run in it; the message says why.
+    """
+    given = config.parameters.get(ENVIRONMENT, "")
+    if (files.model_dir / STUB).exists() and not given:
+        raise unsupported(
+            f"model '{config.name}': the executable '{STUB}' in the model's folder cannot be used here",
+            hint=f"remove it, and name the environment that it was made for in parameter {ENVIRONMENT}, "
+            f"or list the model's packages in a {REQUIREMENTS}; its Python may have any version from 3.8",
+        )
+    try:
+        if given:
+            return await _prepared(Path(given.replace(MODEL_DIRECTORY, str(files.model_dir))), files, settings)
+        if backend_dir is not None and (backend_dir / BACKEND_ARCHIVE).is_file():
+            return await _prepared(backend_dir / BACKEND_ARCHIVE, files, settings)
+        requirements = requirements_of(files, backend_dir)
+        if requirements is not None:
+            return await _built(requirements, config.name, settings)
+    except ServingError as error:
+        raise ServingError(error.code, f"model '{config.name}': {error.message}", hint=error.hint) from error
+    return SERVER_ENVIRONMENT
+
+
+def requirements_of(files: ModelFiles, backend_dir: Path | None = None) -> Path | None:
+    """Return the requirements.txt of a model version or else of its backend, None where there is none."""
+    folders = (files.version_dir, files.model_dir, *([backend_dir] if backend_dir is not None else []))
+    found = (folder / REQUIREMENTS for folder in folders)
+    return next((path for path in found if path.is_file()), None)
+
+
+async def _prepared(path: Path, files: ModelFiles, settings: BackendSettings) -> Environment:
+    path = files.model_dir / path
+    if path.is_dir():
+        environment = _in_folder(path, f"parameter {ENVIRONMENT}: the folder '{path}'")
+        await _probe(environment)
+        return environment
+    if not path.is_file():
+        raise invalid(
+            f"parameter {ENVIRONMENT}: there is no folder or archive '{path}'",
+            hint=f"relative paths begin at the model's folder, for which {MODEL_DIRECTORY} stands too",
+        )
+
+    async def build(folder: Path) -> None:
+        await unpack_archive(path, folder)
+        await _probe(_in_folder(folder, f"parameter {ENVIRONMENT}: the archive '{path}'"))
+
+    cache = _cache(settings)
+    key = await cache.archive_key(path)
+    return _in_folder(await cache.get(key, build, what=f"the archive '{path}'"), str(path))
+
+
+async def _built(requirements: Path, model: str, settings: BackendSettings) -> Environment:
+    builder = settings.values.get(BUILDER, "auto")
+    if builder not in BUILDERS:
+        raise invalid(f"--backend-config python,{BUILDER}: expected one of {', '.join(BUILDERS)}, got '{builder}'")
+    if builder == "none":
+        _log.info("%s of model '%s' is ignored: %s is none", REQUIREMENTS, model, BUILDER)
+        return SERVER_ENVIRONMENT
+
+    async def build(folder: Path) -> None:
+        await build_requirements(requirements, folder, builder)
+        await _probe(_in_folder(folder, REQUIREMENTS))
+
+    key = await asyncio.to_thread(requirements_key, requirements)
+    folder = await _cache(settings).get(key, build, what=f"{REQUIREMENTS} of model '{model}'")
+    return _in_folder(folder, REQUIREMENTS)
+
+
+def _cache(settings: BackendSettings) -> EnvironmentCache:
+    given = settings.values.get(CACHE)
+    return EnvironmentCache(Path(given) if given else Path.home() / ".cache" / "charonia" / "environments")
+
+
+def _in_folder(folder: Path, what: str) -> Environment:
+    for name in ("python", "python3"):
+        # Not resolved: an interpreter finds its environment by the path that it is called by.
+        python = folder / "bin" / name
+        if python.is_file() and os.access(python, os.X_OK):
+            return Environment(str(python.absolute()), folder.absolute())
+    raise invalid(
+        f"{what} has no interpreter bin/python that can be run",
+        hint="expected a folder made by `python -m venv` or `uv venv`, or a conda environment packed by conda-pack",
+    )
+
+
+async def _probe(environment: Environment) -> None:
+    python = environment.python
+    try:
+        output = await run_command([python, "-c", _PROBE], env=environment.variables(os.environ), limit_s=PROBE_S_MAX)
+        failure = ""
+    except CommandError as error:
+        output = failure = error.output or str(error)
+    version = _VERSION.search(output)
+    if version is None:
+        raise invalid(f"the interpreter '{python}' cannot be run: {output}")
+    if (int(version[1]), int(version[2])) < PYTHON_MIN:
+        raise invalid(
+            f"the interpreter '{python}' is Python {version[1]}.{version[2]}, which is too old for workers",
+            hint="use Python {}.{} or newer".format(*PYTHON_MIN),
+        )
+    if failure:
+        raise invalid(
+            f"the interpreter '{python}' cannot import numpy:\n{failure}",
+            hint="workers need numpy: install it in the environment",
+        )

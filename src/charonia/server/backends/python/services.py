@@ -1,0 +1,249 @@
+"""What a worker asks the server for: requests of other models, control of models, custom metrics."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from charonia.core.caller import CallFrame
+from charonia.core.calls import Outcome
+from charonia.core.errors import Code, ServingError, internal, unavailable, unsupported
+from charonia.core.request import DeviceRequest, InferRequest
+from charonia.server.backends.api import BusyPolling, Models
+from charonia.server.backends.python.calls import ModelCalls, Work
+from charonia.server.backends.python.codec import decode_request, encode_error, encode_outcome
+from charonia.server.backends.python.link import WorkerLink
+from charonia.server.backends.python.worker.charonia_channel import Incoming
+from charonia.server.backends.python.worker.charonia_regions import ChannelError
+from charonia.server.metrics.custom import CustomMetrics, MetricHolder
+
+_log = logging.getLogger(__name__)
+
+CONTROLS_OPEN_MAX = 64
+"""Most questions about models that one instance has open: loads and unloads that are under way, and who is ready."""
+
+REPLIES_UNSENT_MAX = 65_536
+"""Pieces of messages that wait for a worker to read before calls that get further responses are given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """What a model may use of the server.
+
+    Attributes:
+        caller: Who makes requests that belong to no batch: the model, without an instance.
+        models: The other models, None where there are none.
+        metrics: Where custom metrics go.
+        busy_poll: Whether to stay awake between requests, None where nobody does.
+    """
+
+    caller: CallFrame
+    models: Models | None = None
+    metrics: CustomMetrics = field(default_factory=CustomMetrics)
+    busy_poll: BusyPolling | None = None
+
+
+Answer = Callable[[tuple[object, ...]], None]
+"""Takes the answer to a question: `("ok", value)` or `("error", number of the code in TritonError, text)`."""
+
+
+class ModelServices:
+    """Answers the model of one instance, wherever it runs. To be used on the event loop's thread.
+
+    Args:
+        server: What the model may use.
+
+    Attributes:
+        calls: The requests that the model makes.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self.calls = ModelCalls(server.models, server.caller)
+        self._models = server.models
+        self._name = server.caller.model
+        self._version = server.caller.version
+        self._all_metrics = server.metrics
+        self._metrics = MetricHolder(server.metrics)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def control(self, action: str, name: str, options: Mapping[str, Any], answer: Answer, *, is_ready: bool) -> None:
+        """Load or unload a model, or say whether it is ready; the answer comes now or later.
+
+        Args:
+            action: "load", "unload" or "ready".
+            name: The model.
+            options: "config" text or None, "files" bytes by path, "unload_dependents" bool, "version" text.
+            answer: Gets the answer.
+            is_ready: Whether the model that asks is initialized; before, it may change nothing.
+        """
+        if action != "ready" and not is_ready:
+            _refuse(answer, unavailable("models are loaded and unloaded in the 'execute' function only"))
+        elif len(self._tasks) >= CONTROLS_OPEN_MAX:
+            _refuse(answer, unavailable(f"{CONTROLS_OPEN_MAX} questions about models are open already"))
+        else:
+            task = asyncio.get_running_loop().create_task(self._control(action, name, options, answer))
+            self._tasks.add(task)  # the loop itself holds tasks weakly
+            task.add_done_callback(self._tasks.discard)
+
+    def update(self, update: tuple[Any, ...], answer: Answer) -> None:
+        """Take an update of metrics; only the declaration of a family is answered.
+
+        Raises:
+            ValueError: There is none of this kind.
+        """
+        kind, number, *arguments = update
+        metrics = self._metrics
+        match kind:
+            case "add":
+                metrics.increase(number, *arguments)
+            case "set":
+                metrics.set(number, *arguments)
+            case "observe":
+                metrics.observe(number, *arguments)
+            case "metric":
+                try:
+                    metrics.add(number, *arguments)
+                except ServingError as error:  # nobody waits for an answer; the model keeps its value to itself
+                    _log.warning("model '%s': %s", self._name, error)
+            case "family":
+                _answer(answer, lambda: metrics.declare(number, *arguments))
+            case "drop_metric":
+                metrics.drop_metric(number)
+            case "drop_family":
+                metrics.drop_family(number)
+            case _:
+                raise ValueError(f"there is no update of metrics of kind {kind!r}")
+
+    def ended(self) -> None:
+        """The model is gone: its requests and its metrics go with it."""
+        self.calls.cancel_all()
+        self._metrics.drop_all()
+        self._metrics = MetricHolder(self._all_metrics)
+
+    async def _is_model_ready(self, name: str, version: str) -> bool:
+        if self._models is None:
+            return False
+        if name == self._name and version in ("", self._version):
+            return True  # it is running: it could not say so itself before it is done
+        try:
+            return await self._models.model_ready(name, version)
+        except ServingError as error:
+            if error.code is Code.NOT_FOUND:
+                return False
+            raise
+
+    async def _change(self, action: str, name: str, options: Mapping[str, Any]) -> None:
+        if self._models is None:
+            raise unsupported(f"model '{name}' cannot be controlled: there are no other models here")
+        if action == "load":
+            await self._models.load_model(name, options.get("config"), options.get("files") or None)
+        else:
+            await self._models.unload_model(name, bool(options.get("unload_dependents")))
+
+    async def _control(self, action: str, name: str, options: Mapping[str, Any], answer: Answer) -> None:
+        """Do something with a model and answer. A model that ends meanwhile does not stop it."""
+        value = None
+        try:
+            if action == "ready":
+                value = await self._is_model_ready(name, options.get("version") or "")
+            else:
+                await self._change(action, name, options)
+        except ServingError as error:
+            _refuse(answer, error)
+        except Exception as error:
+            _log.exception("model '%s' failed to %s '%s'", self._name, action, name)
+            _refuse(answer, internal(f"{action} of model '{name}' failed: {type(error).__name__}"))
+        else:
+            answer(("ok", value))
+
+
+class WorkerServices(ModelServices):
+    """Answers the worker of one instance.
+
+    Args:
+        server: What the model may use.
+        work_of: Returns the batch of a number, None where it does not run.
+    """
+
+    def __init__(self, server: Server, work_of: Callable[[int], Work | None]) -> None:
+        super().__init__(server)
+        self._work_of = work_of
+
+    def take(self, message: Incoming, link: WorkerLink, *, is_ready: bool) -> None:
+        """Take a message of the worker.
+
+        Args:
+            message: The message.
+            link: Where answers go.
+            is_ready: Whether the model is initialized; before, it may make no requests.
+
+        Raises:
+            ChannelError: It is none that is known, or does not hold what its header says. So do LookupError,
+                TypeError, ValueError and ServingError.
+        """
+        header = message.header
+        match header[0]:
+            case "call":
+                self._call(message, link, is_ready)
+            case "call_cancel":
+                self.calls.cancel(header[1])
+            case "release":
+                link.given_back(header[1], header[2])
+            case "control":
+                _, number, action, name, options = header
+                self.control(action, name, options, partial(_send_answer, link, number), is_ready=is_ready)
+            case "metrics":
+                for update in header[1]:
+                    self.update(update, partial(_send_answer, link, update[1]))
+            case kind:
+                raise ChannelError(f"there is no message of kind {kind!r}")
+
+    def _call(self, message: Incoming, link: WorkerLink, is_ready: bool) -> None:
+        _, call, batch, model, version, allows_decoupled, on_gpu, fields, tensors, released, dropped = message.header
+        kind = DeviceRequest if on_gpu else InferRequest
+        request = decode_request((model, version), fields, tensors, message, link, kind)
+        link.given_back(released, dropped)
+
+        def reply(outcome: Outcome, final: bool) -> None:
+            if not final and link.process.unsent > REPLIES_UNSENT_MAX:
+                self.calls.fail(call, unavailable(f"the responses of model '{model}' were not read fast enough"))
+            else:
+                _send_outcome(link, call, outcome, final, on_gpu=bool(on_gpu))
+
+        if not is_ready:
+            reply(unavailable("BLS is only supported during the 'execute' function."), True)
+            return
+        work = self._work_of(batch)
+        self.calls.start(call, request, reply, work=work, trace=str(fields[7]), allows_decoupled=bool(allows_decoupled))
+
+
+def _send_outcome(link: WorkerLink, call: int, outcome: Outcome, final: bool, *, on_gpu: bool) -> None:
+    if not link.is_open:
+        return
+    outgoing = link.outgoing()
+    try:
+        link.send(("reply", call, encode_outcome(outcome, outgoing, on_gpu), final), outgoing)
+    except (ChannelError, OSError, TypeError, ValueError) as error:
+        outgoing.withdraw()
+        failure = internal(f"the response of the model cannot be handed to its caller: {error}")
+        link.send(("reply", call, encode_error(failure), final))
+
+
+def _send_answer(link: WorkerLink, number: int, value: tuple[object, ...]) -> None:
+    if link.is_open:
+        link.process.send(("answer", number, value))
+
+
+def _answer(answer: Answer, work: Callable[[], object]) -> None:
+    try:
+        value = work()
+    except ServingError as error:
+        _refuse(answer, error)
+    else:
+        answer(("ok", value))
+
+
+def _refuse(answer: Answer, error: ServingError) -> None:
+    answer(("error", *encode_error(error)))

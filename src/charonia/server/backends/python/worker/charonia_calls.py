@@ -1,0 +1,137 @@
+"""Requests of other models: how a thread or a task waits for their outcomes."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING or __package__:
+    from charonia.server.backends.python.worker.charonia_errors import TritonError, TritonModelException
+    from charonia.server.backends.python.worker.charonia_responses import InferenceResponse
+else:  # siblings of the worker's script; the package is not there
+    from charonia_errors import TritonError, TritonModelException
+    from charonia_responses import InferenceResponse
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+    from charonia.server.backends.python.worker.charonia_host import Call, Host
+
+
+class ResponseIterator:
+    """The responses of a decoupled model to one request, in the order in which they were sent."""
+
+    __slots__ = ("__weakref__", "_call", "_host", "_is_over", "_was_cancelled")
+
+    def __init__(self, host: Host, call: Call) -> None:
+        self._host = host
+        self._call = call
+        self._is_over = False
+        self._was_cancelled = False
+
+    def __iter__(self) -> ResponseIterator:
+        return self
+
+    def __next__(self) -> InferenceResponse:
+        response = None if self._is_over else self._take_cancelled() or self._take()
+        if response is None:
+            raise StopIteration
+        return response
+
+    def __aiter__(self) -> ResponseIterator:
+        return self
+
+    async def __anext__(self) -> InferenceResponse:
+        if not (self._is_over or self._was_cancelled):
+            await _arrival(self._host, self._call)
+        response = None if self._is_over else self._take_cancelled() or self._take()
+        if response is None:
+            raise StopAsyncIteration
+        return response
+
+    def cancel(self) -> None:
+        """Give the request up. Unless its responses are all here, the next one is an error of code CANCELLED."""
+        if not (self._is_over or self._was_cancelled):
+            self._was_cancelled = True
+            self._host.end(self._call)
+
+    def _take_cancelled(self) -> InferenceResponse | None:
+        if not self._was_cancelled:
+            return None
+        self._is_over = True
+        return InferenceResponse(error=TritonError("the request was cancelled by the model", TritonError.CANCELLED))
+
+    def _take(self) -> InferenceResponse | None:
+        items = self._call.inbox.items
+        if not items:
+            self._host.wait(self._call.inbox)
+        response, self._is_over = items.popleft()
+        return response
+
+    def __del__(self) -> None:
+        if not (self._is_over or self._was_cancelled):
+            self._host.later(partial(self._host.end, self._call))
+
+
+def first_of(host: Host, call: Call) -> InferenceResponse:
+    """Wait for the one response to a call that has begun."""
+    try:
+        if not call.inbox.items:
+            host.wait(call.inbox)
+    except BaseException:
+        host.end(call)
+        raise
+    response, _ = call.inbox.items.popleft()
+    return response if response is not None else _none_given(call)
+
+
+def first_of_async(host: Host, call: Call) -> Awaitable[InferenceResponse | ResponseIterator]:
+    """Begin a call; return its one response, or for a decoupled call an iterator once there is something to take."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        raise TritonModelException(
+            "async_exec needs a running event loop: call it within 'async def execute', or use exec"
+        ) from None
+    host.begin(call)
+    task = asyncio.ensure_future(_answer(host, call))
+    task.add_done_callback(partial(_given_up, host, call))
+    return task
+
+
+async def _answer(host: Host, call: Call) -> InferenceResponse | ResponseIterator:
+    await _arrival(host, call)
+    if call.decoupled:
+        return ResponseIterator(host, call)
+    response, _ = call.inbox.items.popleft()
+    return response if response is not None else _none_given(call)
+
+
+def _given_up(host: Host, call: Call, task: asyncio.Future[InferenceResponse | ResponseIterator]) -> None:
+    if task.cancelled():
+        host.end(call)
+
+
+async def _arrival(host: Host, call: Call) -> None:
+    """Return when the call has an outcome to take."""
+    while not call.inbox.items:
+        loop = asyncio.get_running_loop()
+        arrived = loop.create_future()
+        call.inbox.listen(partial(_wake, loop, arrived))
+        host.attach(loop)
+        if not call.inbox.items:
+            await arrived
+
+
+def _wake(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> None:
+    loop.call_soon_threadsafe(_set, future)
+
+
+def _set(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _none_given(call: Call) -> InferenceResponse:
+    return InferenceResponse(error=TritonError(f"model '{call.model_name}' sent no response", TritonError.INTERNAL))

@@ -1,0 +1,346 @@
+"""Messages between the server and a worker process, over one stream socket.
+
+Used by both ends, so it needs nothing but numpy and the standard library and runs on Python 3.8. A message is a frame:
+
+    4 bytes length of the header, 4 bytes length of the rest, header, rest
+
+The header is a tuple of plain values in `marshal` form of version 2, which every Python since 2.5 reads and which,
+unlike pickle, cannot name code. The rest is tensor bytes, one after the other; header and tensors are padded such that
+each tensor begins at a multiple of `ALIGNMENT`. A tensor of more than `INLINE_BYTES_MAX` lies in a region instead: a
+memfd that its sender owns, whose descriptor goes along with the first message that uses it. The receiver maps it and
+keeps the mapping; the sender writes to it again only after the receiver has released it. Nothing has a name in any file
+system, so nothing can be left behind. A tensor in the memory of a GPU is lent: see `charonia_gpu`.
+"""
+
+from __future__ import annotations
+
+import marshal
+import os
+import select
+import socket
+import struct
+import time
+from array import array
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING or __package__:
+    from charonia.server.backends.python.worker import charonia_gpu
+    from charonia.server.backends.python.worker.charonia_regions import ChannelError, Lent, Mappings, Region, RegionPool
+else:  # a sibling of the worker's script; the package is not there
+    import charonia_gpu
+    from charonia_regions import ChannelError, Lent, Mappings, Region, RegionPool
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from typing import Any
+
+    Data = bytes | bytearray | memoryview
+    Place = tuple[int, int, int]
+    """Where a tensor's bytes are: id of the region, 0 for inline, negative for one of the receiver's own; how it is
+    announced, 0 where it is known already; size in bytes."""
+
+PLACE_LENGTH = 3
+"""Length of the place of a tensor that is bytes; `charonia_gpu` has that of others."""
+
+INLINE_BYTES_MAX = 64 * 1024
+"""Larger tensors go through shared memory: below, a copy through the socket is cheaper than a page fault."""
+
+ALIGNMENT = 16
+"""Tensors lie at multiples of this many bytes, as fresh arrays do: some libraries take no others, or are slower."""
+
+HEADER_BYTES_MAX = 64 * 1024 * 1024
+"""A longer header is taken for a broken stream."""
+
+REST_BYTES_MAX = 2**32 - 1
+
+FDS_MAX = 64
+"""Descriptors that one message, and one call of the system, may carry; tensors beyond go inline."""
+
+BUFFERS_MAX = 1000
+"""Buffers in one call of the system; Linux takes 1024."""
+
+KNOWN, OWNED, LENT = range(3)
+"""How a place announces its region: not at all, as one of the sender's, as one that the sender only passes on."""
+
+_FRAME = struct.Struct("<II")
+_PADDING = bytes(ALIGNMENT)
+_ANCILLARY_BYTES = socket.CMSG_SPACE(FDS_MAX * 4)
+
+# One buffer for all sockets of the process, whose channels are all read by one thread: a new one of this size for every
+# message would be mapped and unmapped by the system each time.
+_received = memoryview(bytearray(256 * 1024))
+
+
+class Outgoing:
+    """A message in the making: places tensors inline or in regions."""
+
+    __slots__ = ("_announced", "_regions", "fds", "parts", "pool", "size")
+
+    def __init__(self, pool: RegionPool) -> None:
+        self.pool = pool
+        self.parts: list[Data] = []
+        self.size = 0
+        self.fds: list[int] = []
+        self._regions: list[int] = []
+        self._announced: list[Region] = []
+
+    def place(self, data: Data) -> Place:
+        """Take in the bytes of a tensor; return where the other end finds them."""
+        size = len(data)
+        if size <= INLINE_BYTES_MAX:
+            return self._place_inline(data)
+        theirs = self.pool.theirs(data)
+        if theirs:
+            return (-theirs, KNOWN, size)
+        if len(self.fds) >= FDS_MAX:
+            return self._place_inline(data)
+        try:
+            loan = self.pool.lend(data)
+            if loan is not None:
+                self._regions.append(loan.id)
+                self.fds.append(loan.fd)
+                return (loan.id, LENT, size)
+            region = self.pool.take(size)
+        except OSError:  # no descriptor or no memory is left for it
+            return self._place_inline(data)
+        region.memory[:size] = data
+        self._regions.append(region.id)
+        if region.is_announced:
+            return (region.id, KNOWN, size)
+        region.is_announced = True
+        self._announced.append(region)
+        self.fds.append(region.fd)
+        return (region.id, OWNED, size)
+
+    def lend(
+        self, source: Any, datatype: str, content: object = None, *, is_done: bool = False
+    ) -> charonia_gpu.Place | None:
+        """Lend a tensor of a GPU; return where the other end finds it, None where it must be copied.
+
+        Args:
+            source: Offers `__dlpack__`.
+            datatype: Its datatype as the protocol writes it.
+            content: What this end gets when the other end sends it back, None for `source`.
+            is_done: Whether the GPU is known to be done with it.
+        """
+        if isinstance(source, charonia_gpu.GpuArray) and source.borrowed.lender is self.pool:
+            return (-source.borrowed.loan, source.borrowed.size, b"", b"", 0)
+        exported = charonia_gpu.export(source, datatype, is_done=is_done)
+        if exported is None:
+            return None
+        loan = self.pool.lend_gpu(Lent(source if content is None else content, datatype, exported.shape, exported))
+        if not loan:
+            return None
+        self._regions.append(loan)
+        return (loan, exported.size, *exported.spot)
+
+    def _place_inline(self, data: Data) -> Place:
+        padding = -self.size % ALIGNMENT
+        if padding:
+            self.parts.append(_PADDING[:padding])
+        self.parts.append(data)
+        self.size += padding + len(data)
+        return (0, KNOWN, len(data))
+
+    def withdraw(self) -> None:
+        """Give back the regions of a message that is not sent."""
+        for region in self._announced:
+            region.is_announced = False
+        self.pool.release(self._regions)
+
+    def frame(self, header: tuple[object, ...]) -> list[Data]:
+        """Return the buffers of the whole message.
+
+        Raises:
+            ChannelError: It is too large, or the header holds something that is no plain value.
+        """
+        try:
+            text = marshal.dumps(header, 2)  # type: ignore[arg-type] # whatever it cannot write is a ValueError
+        except ValueError as error:
+            raise ChannelError(f"a message holds a value that cannot be sent: {error}") from error
+        if self.size > REST_BYTES_MAX or len(text) > HEADER_BYTES_MAX:
+            raise ChannelError(f"a message of {len(text) + self.size} bytes is too large")
+        text += _PADDING[: -(_FRAME.size + len(text)) % ALIGNMENT]  # not read: a marshalled value knows where it ends
+        return [_FRAME.pack(len(text), self.size) + text, *self.parts]
+
+
+class Incoming:
+    """A received message: finds the tensors of its header.
+
+    Attributes:
+        header: Its kind and content.
+        ours: This end's regions, where the other end may name them.
+        regions: Regions of the other end that were found.
+    """
+
+    __slots__ = ("_fds", "_mappings", "_position", "_rest", "header", "ours", "regions")
+
+    def __init__(
+        self,
+        header: tuple[Any, ...],
+        rest: memoryview,
+        fds: list[int],
+        mappings: Mappings,
+        ours: RegionPool | None = None,
+    ) -> None:
+        self.header = header
+        self.ours = ours
+        self.regions: list[int] = []
+        self._fds = fds
+        self._rest = rest
+        self._position = 0
+        self._mappings = mappings
+
+    def find(self, place: Place) -> memoryview:
+        """Return the bytes of the next tensor; to be called in the order in which they were placed.
+
+        Raises:
+            ChannelError: They are not there.
+        """
+        region_id, announced, size = _checked(place)
+        if not region_id:
+            start = self._position + -self._position % ALIGNMENT
+            self._position = end = start + size
+            if end > len(self._rest):
+                raise ChannelError("the message ends within a tensor")
+            return self._rest[start:end]
+        if region_id < 0:
+            if self.ours is None:
+                raise ChannelError(f"region {-region_id} is named as one of this end's, which has none to name")
+            return self.ours.hold(-region_id, size)
+        if announced:
+            if not self._fds:
+                raise ChannelError(f"the descriptor of region {region_id} is missing")
+            self._mappings.add(region_id, self._fds.pop(0), lent=announced == LENT)
+        self.regions.append(region_id)
+        return self._mappings.view(region_id, size)
+
+
+def _checked(place: object) -> Place:
+    if not (isinstance(place, tuple) and len(place) == PLACE_LENGTH):
+        raise ChannelError(f"the place of a tensor is malformed: {place!r}")
+    region_id, announced, size = place
+    if type(region_id) is not int or type(size) is not int or size < 0 or announced not in (KNOWN, OWNED, LENT):
+        raise ChannelError(f"the place of a tensor is malformed: {place!r}")
+    return region_id, announced, size
+
+
+class Receiver:
+    """Puts received bytes together to messages.
+
+    Args:
+        mappings: The other end's regions.
+        ours: This end's, where the other end may name them.
+    """
+
+    def __init__(self, mappings: Mappings, ours: RegionPool | None = None) -> None:
+        self._mappings = mappings
+        self._ours = ours
+        self._data = bytearray()
+        self._fds: list[int] = []
+
+    def feed(self, data: bytes | bytearray, fds: Iterable[int] = ()) -> list[Incoming]:
+        """Take in bytes and descriptors; return the messages that are now complete.
+
+        Raises:
+            ChannelError: The bytes are no messages.
+        """
+        self._fds.extend(fds)
+        if self._data:
+            self._data += data
+            data = self._data
+        messages: list[Incoming] = []
+        whole = memoryview(data)
+        size = len(data)
+        start = 0
+        while size - start >= _FRAME.size:
+            header_size, rest_size = _FRAME.unpack_from(data, start)
+            if header_size > HEADER_BYTES_MAX:
+                raise ChannelError(f"a header of {header_size} bytes is too large")
+            middle = _FRAME.size + header_size
+            end = start + middle + rest_size
+            if end > size:
+                break
+            # A frame after one whose tensors end anywhere is copied to where its own are aligned.
+            frame = memoryview(bytearray(whole[start:end])) if start % ALIGNMENT else whole[start:end]
+            header = _read_header(frame[_FRAME.size : middle])
+            # Descriptors arrive with the first byte of their message, so those here belong to this message or to a
+            # later one; a message takes only those that it announces.
+            messages.append(Incoming(header, frame[middle:], self._fds, self._mappings, self._ours))
+            start = end
+        if start:
+            self._data = bytearray(whole[start:])
+        elif data is not self._data:
+            self._data = bytearray(data)
+        return messages
+
+    def close(self) -> None:
+        """Close descriptors that no message has taken."""
+        for fd in self._fds:
+            os.close(fd)
+        self._fds.clear()
+
+
+def _read_header(text: memoryview) -> tuple[Any, ...]:
+    try:
+        header = marshal.loads(text)
+    except (ValueError, EOFError, TypeError) as error:
+        raise ChannelError(f"a header cannot be read: {error}") from error
+    if not (isinstance(header, tuple) and header and isinstance(header[0], str)):
+        raise ChannelError("a header does not begin with the kind of its message")
+    return header
+
+
+def receive(sock: socket.socket, flags: int = 0) -> tuple[bytearray, list[int]]:
+    """Return the next bytes and descriptors of a socket; empty bytes at its end.
+
+    The bytes can be written to, because a model may compute in place on arrays that lie in them.
+    """
+    size, ancillary, _, _ = sock.recvmsg_into([_received], _ANCILLARY_BYTES, flags)
+    data = bytearray(_received[:size])
+    fds: list[int] = []
+    for level, kind, content in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            numbers = array("i")
+            numbers.frombytes(content[: len(content) - len(content) % numbers.itemsize])
+            fds.extend(numbers)
+    return data, fds
+
+
+def send_some(sock: socket.socket, buffers: Sequence[Data], fds: Sequence[int]) -> int:
+    """Send what the socket takes, and the first `FDS_MAX` descriptors; return the number of bytes.
+
+    Descriptors go with the first byte that is sent. Where more than that many are due, only that byte goes with the
+    first of them, so that all have been sent before the messages that they belong to end.
+    """
+    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds[:FDS_MAX]))] if fds else []
+    if len(fds) > FDS_MAX:
+        return sock.sendmsg([memoryview(buffers[0])[:1]], ancillary)
+    return sock.sendmsg(buffers[:BUFFERS_MAX], ancillary)
+
+
+def remaining(buffers: Sequence[Data], sent: int) -> list[Data]:
+    """Return the buffers without their first `sent` bytes."""
+    for index, buffer in enumerate(buffers):
+        if sent < len(buffer):
+            return [memoryview(buffer)[sent:], *buffers[index + 1 :]]
+        sent -= len(buffer)
+    return []
+
+
+def send_all(sock: socket.socket, buffers: Sequence[Data], fds: Sequence[int]) -> None:
+    """Send everything on a blocking socket."""
+    while buffers:
+        sent = send_some(sock, buffers, fds)
+        fds = fds[FDS_MAX:]
+        buffers = remaining(buffers, sent)
+
+
+def poll_for(poll: select.poll, duration_ns: int) -> bool:
+    """Look again and again, for so long, for something to read; return whether there is."""
+    end = time.monotonic_ns() + duration_ns
+    while not poll.poll(0):
+        if time.monotonic_ns() > end:
+            return False
+        os.sched_yield()  # whoever else wants this core gets it
+    return True

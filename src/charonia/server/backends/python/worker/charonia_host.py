@@ -1,0 +1,265 @@
+"""The seam between a Python model and whatever runs it: a worker process, or a thread of the server.
+
+What a model imports as `triton_python_backend_utils` knows no sockets and no processes. It talks to a `Host`. Several
+hosts may live in one process; nothing that models could share is global: each model gets its own copy of that module,
+whose classes know the `Binding` of their model (see `bound_to` there), so that a thread which the model has started
+reaches the right host as well.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING or __package__:
+    from charonia.server.backends.python.worker.charonia_errors import TritonModelException
+else:  # a sibling of the worker's script; the package is not there
+    from charonia_errors import TritonModelException
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+    from typing import Any, Protocol
+
+    from charonia.server.backends.python.worker.charonia_errors import Parameter
+    from charonia.server.backends.python.worker.charonia_responses import InferenceResponse
+    from charonia.server.backends.python.worker.charonia_tensor import Tensor
+
+    Outputs = tuple[int, list[Tensor], dict[str, Parameter]]
+    Failure = tuple[int, str]
+    Result = Outputs | Failure
+    """A response, `(-1, tensors, parameters)`, or an error, `(number of its TritonError code, text)`."""
+
+    Fields = tuple[str, int | str, int, int, int, str, tuple[str, ...], str]
+    """Id, correlation id, flags, timeout in us, priority, parameters as JSON text, names of the wanted outputs, and
+    trace context as JSON text or ""."""
+
+    class Host(Protocol):
+        """What runs a model. Every method may be called from any thread."""
+
+        name: str
+        """Name of the instance, for messages."""
+
+        def log(self, level: int, message: str, file: str, line: int) -> None:
+            """Write to the server's log; levels are those of `Logger`."""
+            ...
+
+        def respond(self, batch: Batch, index: int, result: Result | None, final: bool) -> None:
+            """Answer a request through its sender, before or after its `execute` returns. None only with `final`."""
+            ...
+
+        def poll(self) -> None:
+            """Take in what has arrived, such as cancellations, without waiting."""
+            ...
+
+        def begin(self, call: Call) -> None:
+            """Start a request of another model; its outcomes go to `call.inbox`.
+
+            Raises:
+                TritonModelException: It cannot be sent.
+            """
+            ...
+
+        def end(self, call: Call) -> None:
+            """Give a call up that has no last outcome yet. Safe at any time, also twice."""
+            ...
+
+        def wait(self, inbox: Inbox[Any]) -> None:
+            """Return when the inbox holds something."""
+            ...
+
+        def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+            """Take in messages also while this event loop runs in the thread that runs the model."""
+            ...
+
+        def control(self, action: str, model_name: str, options: dict[str, object]) -> Any:
+            """Do "load", "unload" or "ready" with a model and return the answer.
+
+            Args:
+                action: What to do.
+                model_name: The model.
+                options: "config" text or None, "files" bytes by path, "unload_dependents" bool, "version" text.
+
+            Raises:
+                TritonModelException: The server refuses; its words.
+            """
+            ...
+
+        def make_number(self) -> int:
+            """Return a number that nothing else of this host has: for metrics and their families."""
+            ...
+
+        def declare_family(self, number: int, name: str, description: str, kind: str) -> None:
+            """Make a family of metrics known.
+
+            Raises:
+                TritonModelException: It contradicts another of that name.
+            """
+            ...
+
+        def metrics(self, updates: list[tuple[object, ...]]) -> None:
+            """Report on metrics.
+
+            Args:
+                updates: Of these, in their order: ("metric", number, family, labels, buckets or None),
+                    ("add" | "set" | "observe", metric, value), ("drop_metric", number), ("drop_family", number).
+            """
+            ...
+
+        def later(self, action: Callable[[], None]) -> None:
+            """Run an action soon. For finalizers, which may interrupt a thread that holds any lock: never waits."""
+            ...
+
+
+RESPONSES_UNREAD_MAX = 16_384
+"""Responses to one call that have arrived and that the model has not read; with more the call is given up."""
+
+Item = TypeVar("Item")
+
+
+class Inbox(Generic[Item]):
+    """Where outcomes arrive that a thread or a task waits for. Filled from any thread."""
+
+    __slots__ = ("_listeners", "items")
+
+    def __init__(self) -> None:
+        self.items: deque[Item] = deque()
+        self._listeners: list[Callable[[], None]] = []
+
+    def put(self, item: Item) -> None:
+        """Add an item and wake those who listen."""
+        self.items.append(item)
+        if self._listeners:
+            listeners, self._listeners = self._listeners, []
+            for wake in listeners:
+                wake()
+
+    def listen(self, wake: Callable[[], None]) -> None:
+        """Have `wake` called once when an item is put. What was put before is not told: look at `items` afterwards."""
+        self._listeners.append(wake)
+
+    def wait(self) -> None:
+        """Return when there is an item; for hosts where another thread fills it."""
+        while not self.items:
+            event = threading.Event()
+            self.listen(event.set)
+            if not self.items:
+                event.wait()
+
+
+class Call:
+    """A request that the model makes.
+
+    Attributes:
+        number: Its number, given by the host when it begins.
+        batch: Number of the batch whose `execute` makes it, 0 for none.
+        model_name: Model.
+        model_version: Its version, "" for the latest.
+        decoupled: Whether any number of responses is fine.
+        fields: Id and so on.
+        inputs: Input tensors.
+        on_gpu: Whether outputs may stay in the memory of a GPU.
+        inbox: Gets `(response or None, whether it is the last)`. None only as the last: no (further) response.
+    """
+
+    __slots__ = ("batch", "decoupled", "fields", "inbox", "inputs", "model_name", "model_version", "number", "on_gpu")
+
+    def __init__(
+        self, batch: int, model_name: str, model_version: str, decoupled: bool, fields: Fields, inputs: list[Tensor]
+    ) -> None:
+        self.number = 0
+        self.batch = batch
+        self.model_name = model_name
+        self.model_version = model_version
+        self.decoupled = decoupled
+        self.fields = fields
+        self.inputs = inputs
+        self.on_gpu = False
+        self.inbox: Inbox[tuple[InferenceResponse | None, bool]] = Inbox()
+
+    def overrun(self) -> str:
+        """Return in words that the model does not read the responses, "" while not too many wait for it."""
+        if len(self.inbox.items) < RESPONSES_UNREAD_MAX:
+            return ""
+        return f"the responses of model '{self.model_name}' were not read fast enough"
+
+
+class Batch:
+    """Requests that `execute` gets together, until the last of them is answered.
+
+    Attributes:
+        number: Number, unique among the batches of a host that are not answered.
+        cancelled: Indices of the requests whose callers have gone; filled by the host.
+        rescheduled: Indices of the requests that the model wants to be given again.
+        unanswered: Requests without a final answer; kept by the host.
+        refused: Failures by index of requests that the model does not get, because an input cannot be had; None for
+            none.
+        regions: Shared memory that the inputs lie in; the host's own affair.
+    """
+
+    __slots__ = ("cancelled", "number", "refused", "regions", "rescheduled", "unanswered")
+
+    def __init__(self, number: int, size: int) -> None:
+        self.number = number
+        self.cancelled: set[int] = set()
+        self.rescheduled: set[int] = set()
+        self.unanswered = size
+        self.refused: dict[int, Failure] | None = None
+        self.regions: list[int] = []
+
+
+class Binding:
+    """What all objects of one model share.
+
+    Attributes:
+        host: The host.
+        model_dir: Folder of the model version.
+        is_decoupled: Whether a request may have any number of responses.
+        is_serving: Whether the model is between `initialize` and `finalize`, where it may call other models.
+        running: Number of the batch that `execute` works on, 0 for none.
+        thread: Thread in which `execute` runs.
+    """
+
+    __slots__ = ("host", "is_decoupled", "is_serving", "model_dir", "running", "thread")
+
+    def __init__(self, host: Host | None, model_dir: str = "") -> None:
+        self.host = host
+        self.model_dir = model_dir
+        self.is_decoupled = False
+        self.is_serving = False
+        self.running = 0
+        self.thread = 0
+
+    def reach(self) -> Host:
+        """Return the host.
+
+        Raises:
+            TritonModelException: There is none, because the module was not imported by a model that is being served.
+        """
+        if self.host is None:
+            raise TritonModelException("this works only in a model that a server runs")
+        return self.host
+
+    def calling(self) -> Host:
+        """Return the host, to call other models.
+
+        Raises:
+            TritonModelException: Not now.
+        """
+        if not self.is_serving:
+            raise TritonModelException(
+                "BLS is only supported during the 'execute' function; other models cannot be called or controlled in "
+                "'auto_complete_config', 'initialize' and 'finalize'."
+            )
+        return self.reach()
+
+    def batch_of_caller(self) -> int:
+        """Return the number of the batch that the current thread works for, 0 for none.
+
+        A thread that a decoupled model has started may belong to any batch. One of another model is there to help the
+        `execute` that runs.
+        """
+        if self.is_decoupled and threading.get_ident() != self.thread:
+            return 0
+        return self.running

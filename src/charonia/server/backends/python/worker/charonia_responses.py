@@ -1,0 +1,173 @@
+"""Responses of Python models, and how they are sent."""
+
+from __future__ import annotations
+
+import json
+import threading
+from functools import partial
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING or __package__:
+    from charonia.server.backends.python.worker.charonia_errors import (
+        TritonError,
+        TritonModelException,
+        checked_parameters,
+    )
+    from charonia.server.backends.python.worker.charonia_tensor import Tensor
+else:  # siblings of the worker's script; the package is not there
+    from charonia_errors import TritonError, TritonModelException, checked_parameters
+    from charonia_tensor import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from charonia.server.backends.python.worker.charonia_errors import Parameter
+    from charonia.server.backends.python.worker.charonia_host import Batch, Binding, Result
+
+FINAL = 1
+"""Flag of `send`: nothing more follows."""
+
+
+class InferenceResponse:
+    """The answer to one request."""
+
+    __slots__ = ("__weakref__", "_error", "_outputs", "_parameters")
+
+    def __init__(
+        self,
+        output_tensors: Iterable[Tensor] = (),
+        error: TritonError | None = None,
+        parameters: Mapping[str, Parameter] | None = None,
+    ) -> None:
+        self._outputs = list(output_tensors)
+        for tensor in self._outputs:
+            if not isinstance(tensor, Tensor):
+                raise TritonModelException(
+                    f"InferenceResponse: expected Tensor objects as outputs, got {type(tensor).__name__}"
+                )
+        if error is not None and not isinstance(error, TritonError):
+            raise TritonModelException(
+                f"InferenceResponse: expected a TritonError as error, got {type(error).__name__}"
+            )
+        self._error = error
+        self._parameters = checked_parameters("InferenceResponse", parameters) if parameters is not None else {}
+
+    def output_tensors(self) -> list[Tensor]:
+        """Return the output tensors."""
+        return self._outputs
+
+    def has_error(self) -> bool:
+        """Return whether the response is an error."""
+        return self._error is not None
+
+    def error(self) -> TritonError | None:
+        """Return the error, or None."""
+        return self._error
+
+    def parameters(self) -> str:
+        """Return the response parameters as JSON text."""
+        return json.dumps(self._parameters)
+
+
+def result_of(response: InferenceResponse, wanted: tuple[str, ...], needs_all: bool) -> Result:
+    """Return a response as the host takes it, with the wanted outputs only.
+
+    Args:
+        response: The response.
+        wanted: Names of the outputs that were asked for.
+        needs_all: Whether a wanted output that is missing makes it an error.
+    """
+    error = response._error
+    if error is not None:
+        return (error._code, error._message)
+    outputs = [tensor for tensor in response._outputs if tensor._name in wanted]
+    if needs_all and len(outputs) != len(wanted):
+        there = {tensor._name for tensor in outputs}
+        missing = [name for name in wanted if name not in there]
+        if missing:
+            names = ", ".join(missing)
+            return (TritonError.INTERNAL, f"the model did not return the requested output(s) {names}")
+    return (-1, outputs, response._parameters)
+
+
+class InferenceResponseSender:
+    """Sends the responses to one request, from any thread, also after `execute` has returned."""
+
+    __slots__ = ("__weakref__", "_batch", "_binding", "_has_sent", "_index", "_is_closed", "_lock", "_wanted")
+
+    def __init__(self, binding: Binding, batch: Batch, index: int, wanted: tuple[str, ...]) -> None:
+        self._binding = binding
+        self._batch = batch
+        self._index = index
+        self._wanted = wanted
+        self._lock = threading.Lock()
+        self._has_sent = False
+        self._is_closed = False
+
+    def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
+        """Send a response; with the flag `TRITONSERVER_RESPONSE_COMPLETE_FINAL` it, or what was before, is the last.
+
+        Raises:
+            TritonModelException: Nothing can be sent any more, or not this.
+        """
+        if flags not in (0, FINAL):
+            raise TritonModelException(f"Unable to send response. Unsupported flag provided: {flags!r}.")
+        if response is None:
+            if not flags:
+                raise TritonModelException(
+                    "Inference Response object must be provided when the response flags is set to zero."
+                )
+        elif not isinstance(response, InferenceResponse):
+            raise TritonModelException(
+                f"Unable to send response. Expected an InferenceResponse, got {type(response).__name__}."
+            )
+        with self._lock:
+            self._send(response, bool(flags))
+
+    def _send(self, response: InferenceResponse | None, final: bool) -> None:
+        if self._is_closed:
+            raise TritonModelException("Unable to send response. Response sender has been closed.")
+        host = self._binding.reach()
+        if self._binding.is_decoupled:
+            result = None if response is None else result_of(response, self._wanted, needs_all=False)
+            self._is_closed = final
+            host.respond(self._batch, self._index, result, final)
+            return
+        if response is None:
+            if not self._has_sent:
+                raise TritonModelException(
+                    "Unable to send response. Non-decoupled model cannot send complete final before sending a response."
+                )
+        elif self._has_sent:
+            raise TritonModelException(
+                "Unable to send response. Non-decoupled model cannot send more than one response."
+            )
+        else:
+            # The one response is the last, whatever the flag says: the caller need not wait for the model to say so.
+            self._has_sent = True
+            host.respond(self._batch, self._index, result_of(response, self._wanted, needs_all=True), True)
+        self._is_closed = final
+
+    def is_cancelled(self) -> bool:
+        """Return whether the caller has gone."""
+        self._binding.reach().poll()
+        return self._index in self._batch.cancelled
+
+    def _is_open(self) -> bool:
+        """Return whether the request has no final answer."""
+        return not (self._is_closed or self._has_sent)
+
+    def _close(self) -> bool:
+        """Send nothing more; return whether the request had no final answer, which is now up to others."""
+        with self._lock:
+            is_open = self._is_open()
+            self._is_closed = True
+        return is_open
+
+    def __del__(self) -> None:
+        host = self._binding.host
+        if self._is_open() and host is not None:
+            host.later(partial(host.respond, self._batch, self._index, _DROPPED, True))
+
+
+_DROPPED = (TritonError.INTERNAL, "the model dropped the response sender of the request without a final response")

@@ -1,0 +1,299 @@
+"""Runs a Python model, whoever the host is: imports it, hands it requests, checks what it returns."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING or __package__:
+    from charonia.server.backends.python.worker import triton_python_backend_utils as pb_utils
+    from charonia.server.backends.python.worker.charonia_errors import (
+        RESCHEDULED,
+        TritonError,
+        TritonModelException,
+        describe,
+    )
+    from charonia.server.backends.python.worker.charonia_host import Binding
+    from charonia.server.backends.python.worker.charonia_imports import ModelImports
+    from charonia.server.backends.python.worker.charonia_responses import InferenceResponse, result_of
+else:  # siblings of the worker's script; the package is not there
+    import triton_python_backend_utils as pb_utils
+    from charonia_errors import RESCHEDULED, TritonError, TritonModelException, describe
+    from charonia_host import Binding
+    from charonia_imports import ModelImports
+    from charonia_responses import InferenceResponse, result_of
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Sequence
+    from typing import Any
+
+    from charonia.server.backends.python.worker.charonia_host import Batch, Failure, Fields, Host, Result
+    from charonia.server.backends.python.worker.charonia_requests import InferenceRequest
+    from charonia.server.backends.python.worker.charonia_tensor import Tensor
+
+
+class ModelRunner:
+    """One instance of a model. All methods are called in one thread, the one that runs the model.
+
+    Args:
+        host: Who runs it.
+        shares_process: Whether there are other models in the process.
+    """
+
+    def __init__(self, host: Host, shares_process: bool = False) -> None:
+        self._host = host
+        self._shares_process = shares_process
+        self._binding = Binding(host)
+        self._pb_utils = pb_utils.bound_to(self._binding)
+        self._request_class: type[InferenceRequest] = self._pb_utils.InferenceRequest
+        self._imports: ModelImports | None = None
+        self._model: Any = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._background: asyncio.AbstractEventLoop | None = None
+
+    def initialize(
+        self, path: str, version_dir: str, model_dir: str, arguments: dict[str, str], is_decoupled: bool
+    ) -> dict[str, object]:
+        """Import and initialize the model; return what it can do.
+
+        Raises:
+            BaseException: Whatever the model raises.
+        """
+        imports = self._make_imports(version_dir, model_dir)
+        self._binding.is_decoupled = is_decoupled
+        try:
+            model = imports.load(path)()
+            if not callable(getattr(model, "execute", None)):
+                raise AttributeError(f"TritonPythonModel in {path} has no method 'execute'")
+            if hasattr(model, "initialize"):
+                with imports.visible():
+                    model.initialize(arguments)
+        except BaseException:
+            imports.close()
+            raise
+        self._model = model
+        self._binding.thread = threading.get_ident()
+        self._binding.is_serving = True
+        return {"has_is_ready": callable(getattr(model, "is_ready", None))}
+
+    def complete(self, path: str, version_dir: str, model_dir: str, config_json: str) -> str:
+        """Return the configuration as the model's `auto_complete_config` completes it, "" where it has none.
+
+        Raises:
+            BaseException: Whatever the model raises.
+        """
+        model = self._make_imports(version_dir, model_dir).load(path)
+        if not hasattr(model, "auto_complete_config"):
+            return ""
+        completed = model.auto_complete_config(pb_utils.ModelConfig(json.loads(config_json)))
+        if not isinstance(completed, pb_utils.ModelConfig):
+            raise TritonModelException(
+                "auto_complete_config function must return a valid pb.ModelConfig object, "
+                f"got {type(completed).__name__}"
+            )
+        return json.dumps(completed.as_dict())
+
+    def finalize(self) -> None:
+        """Let the model finalize."""
+        self._binding.is_serving = False
+        try:
+            if self._model is not None and hasattr(self._model, "finalize"):
+                self._model.finalize()
+        finally:
+            loop, self._loop = self._loop, None
+            if loop is not None:
+                _close(loop)
+            background, self._background = self._background, None
+            if background is not None:
+                background.call_soon_threadsafe(background.stop)
+            if self._imports is not None:
+                self._imports.close()
+
+    def readiness(self) -> bool | str:
+        """Return what the model's `is_ready` says, or in words why it says nothing; True where it has none."""
+        if not hasattr(self._model, "is_ready"):
+            return True
+        try:
+            answer = self._model.is_ready()
+            if hasattr(answer, "__await__"):
+                answer = self._complete_coroutine(answer)
+        except (Exception, asyncio.CancelledError) as error:
+            return describe(error)
+        return answer if isinstance(answer, bool) else f"is_ready must return a bool, got {type(answer).__name__}"
+
+    def execute(self, batch: Batch, sent: Sequence[tuple[Fields, list[Tensor]]]) -> tuple[list[Result | None], int]:
+        """Run a batch.
+
+        Args:
+            batch: The batch.
+            sent: Fields and inputs of each request.
+
+        Returns:
+            A result for each request, None where it was or will be answered through its sender; and the monotonic
+            time in ns at which the model returned.
+        """
+        cls = self._request_class
+        requests = []
+        for index, (fields, inputs) in enumerate(sent):
+            request = cls.__new__(cls)
+            request._fields = fields
+            request._inputs = inputs
+            request._batch = batch
+            request._index = index
+            request._sender = None
+            requests.append(request)
+        if batch.refused is not None:
+            return self._execute_others(batch, requests, batch.refused)
+        return self._execute(batch, requests)
+
+    def _execute_others(
+        self, batch: Batch, requests: list[InferenceRequest], refused: dict[int, Failure]
+    ) -> tuple[list[Result | None], int]:
+        """Run a batch without the requests that the model does not get."""
+        others = [request for request in requests if request._index not in refused]
+        given, output_start = self._execute(batch, others) if others else ([], time.monotonic_ns())
+        answers = iter(given)
+        return [refused[r._index] if r._index in refused else next(answers) for r in requests], output_start
+
+    def _execute(self, batch: Batch, requests: list[InferenceRequest]) -> tuple[list[Result | None], int]:
+        binding = self._binding
+        binding.running = batch.number
+        try:
+            returned = self._model.execute(requests.copy())
+            if type(returned) is not list and hasattr(returned, "__await__"):
+                if binding.is_decoupled:
+                    self._start(batch, requests, returned)
+                    return [None] * len(requests), time.monotonic_ns()
+                returned = self._complete_coroutine(returned)
+            output_start = time.monotonic_ns()
+            if binding.is_decoupled:
+                results = self._none(requests, returned)
+            else:
+                results = self._results(requests, returned, batch.rescheduled)
+            if batch.rescheduled:
+                self._reschedule(batch, requests, results)
+        except (Exception, asyncio.CancelledError) as error:
+            return self._failed(requests, error), time.monotonic_ns()
+        finally:
+            binding.running = 0
+        return results, output_start
+
+    def _make_imports(self, version_dir: str, model_dir: str) -> ModelImports:
+        self._binding.model_dir = version_dir
+        self._imports = ModelImports(version_dir, model_dir, self._pb_utils, self._shares_process)
+        return self._imports
+
+    def _complete_coroutine(self, coroutine: Coroutine[Any, Any, object]) -> object:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+        return self._loop.run_until_complete(coroutine)
+
+    def _results(
+        self, requests: list[InferenceRequest], returned: object, rescheduled: set[int]
+    ) -> list[Result | None]:
+        """Return the results of an ordinary model."""
+        if returned is None and all(request._sender is not None for request in requests):
+            return [None] * len(requests)
+        if not isinstance(returned, (list, tuple)):
+            raise TritonModelException(
+                f"Expected a list in the execute return, found type '{type(returned).__name__}'."
+            )
+        if len(returned) != len(requests):
+            raise TritonModelException(
+                "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
+                f"InferenceRequest(s) size is: {len(requests)}, and InferenceResponse(s) size is: {len(returned)}"
+            )
+        for response in returned:
+            if response is not None and not isinstance(response, InferenceResponse):
+                raise TritonModelException(
+                    "Expected an 'InferenceResponse' object in the execute function return list, "
+                    f"found type '{type(response).__name__}'."
+                )
+        results: list[Result | None] = []
+        for request, response in zip(requests, returned):
+            if request._sender is not None and (response is None or not request._sender._close()):
+                if response is not None:
+                    self._log_second_answer(request)
+                results.append(None)
+            elif response is None:
+                results.append(None if request._index in rescheduled else (TritonError.INTERNAL, _NO_SENDER))
+            else:
+                results.append(result_of(response, request._fields[6], True))
+        return results
+
+    def _log_second_answer(self, request: InferenceRequest) -> None:
+        text = "'execute' returned a response for request '{}', which its response sender had answered; it is dropped"
+        self._host.log(pb_utils.Logger.WARNING, text.format(request.request_id()), __file__, 0)
+
+    def _none(self, requests: list[InferenceRequest], returned: object) -> list[Result | None]:
+        """Return the results of a decoupled model."""
+        if returned is not None:
+            raise TritonModelException(
+                f"Python model '{self._host.name}' is using the decoupled mode and the execute function must return "
+                f"None, found type '{type(returned).__name__}'."
+            )
+        for request in requests:
+            request.get_response_sender()  # one that nobody keeps says so to the caller
+        return [None] * len(requests)
+
+    def _reschedule(self, batch: Batch, requests: list[InferenceRequest], results: list[Result | None]) -> None:
+        """Say of the requests that the model wants to be given again that it does."""
+        for place, request in enumerate(requests):
+            if request._index not in batch.rescheduled:
+                continue
+            if results[place] is not None:
+                results[place] = (TritonError.INTERNAL, _ANSWERED)
+            elif request._sender is None or request._sender._close():
+                results[place] = (RESCHEDULED, "")
+
+    def _failed(self, requests: list[InferenceRequest], error: BaseException) -> list[Result | None]:
+        """Return the failure of a batch, for the requests that are not answered."""
+        text = f"Failed to process the request(s) for model '{self._host.name}', message: {describe(error)}"
+        return [
+            (TritonError.INTERNAL, text) if request._sender is None or request._sender._close() else None
+            for request in requests
+        ]
+
+    def _start(self, batch: Batch, requests: list[InferenceRequest], coroutine: Coroutine[Any, Any, object]) -> None:
+        """Run the coroutine of a decoupled model beside those of other batches."""
+        for request in requests:
+            request.get_response_sender()
+        if self._background is None:
+            self._background = asyncio.new_event_loop()
+            threading.Thread(target=_run, args=(self._background,), name="execute", daemon=True).start()
+        asyncio.run_coroutine_threadsafe(self._watched(batch, requests, coroutine), self._background)
+
+    async def _watched(
+        self, batch: Batch, requests: list[InferenceRequest], coroutine: Coroutine[Any, Any, object]
+    ) -> None:
+        try:
+            results = self._none(requests, await coroutine)
+            self._reschedule(batch, requests, results)
+        except (Exception, asyncio.CancelledError) as error:
+            results = self._failed(requests, error)
+        for request, result in zip(requests, results):
+            if result is not None:
+                self._host.respond(batch, request._index, result, True)
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    loop.run_forever()
+    _close(loop)
+
+
+def _close(loop: asyncio.AbstractEventLoop) -> None:
+    """Cancel what the model has left behind in a loop, and close it."""
+    left = asyncio.all_tasks(loop)
+    for task in left:
+        task.cancel()
+    if left:
+        loop.run_until_complete(asyncio.wait(left))
+    loop.close()
+
+
+_ANSWERED = "'execute' returned a response for a request that it rescheduled; it must return None for such a request"
+
+_NO_SENDER = "'execute' returned None for the request, whose response sender it has not asked for"

@@ -1,0 +1,132 @@
+"""The worker process: imports one model, runs batches, ends when the server does."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING or __package__:
+    from charonia.server.backends.python.worker.charonia_connection import Connection, Disconnected
+    from charonia.server.backends.python.worker.charonia_errors import describe
+    from charonia.server.backends.python.worker.charonia_runner import ModelRunner
+else:  # siblings of this script; the package is not there
+    from charonia_connection import Connection, Disconnected
+    from charonia_errors import describe
+    from charonia_runner import ModelRunner
+
+if TYPE_CHECKING:
+    from typing import Any
+
+_PR_SET_PDEATHSIG = 1
+_GRACE_S = 5.0
+
+
+class Worker:
+    """One instance of a model, and the connection to the server that it works for."""
+
+    def __init__(self, receiving: socket.socket, sending: socket.socket) -> None:
+        self.connection = Connection(receiving, sending)
+        self._runner = ModelRunner(self.connection)
+
+    def run(self) -> None:
+        """Do what the server says until it says to finalize, or is gone."""
+        connection, tasks = self.connection, self.connection.tasks
+        execute = self._runner.execute
+        while True:
+            if not tasks.items:
+                connection.stay_awake()
+                connection.wait(tasks)
+            kind, *content = tasks.items.popleft()
+            if kind == "execute":
+                batch, requests = content
+                del content
+                input_end = time.monotonic_ns()
+                results, output_start = execute(batch, requests)
+                # What the model keeps of the inputs would be overwritten by the next batch, as the contract allows.
+                connection.done(batch, results, input_end, output_start)
+                del batch, requests, results
+            elif kind == "initialize":
+                self._initialize(*content)
+            elif kind == "complete":
+                self._complete(*content)
+            elif kind == "is_ready":
+                connection.start(("answer_ready", *content, self._runner.readiness()))
+            elif kind == "finalize":
+                self._runner.finalize()
+                return
+            elif kind == "end":
+                return
+
+    def _initialize(
+        self,
+        path: str,
+        version_dir: str,
+        model_dir: str,
+        arguments: dict[str, str],
+        name: str,
+        options: dict[str, Any] | None = None,
+    ) -> None:
+        self.connection.name = name
+        options = options or {}
+        is_decoupled = bool(options.get("decoupled"))
+        if options.get("gpu"):
+            self.connection.lend()
+        try:
+            capabilities = self._runner.initialize(path, version_dir, model_dir, arguments, is_decoupled)
+        except BaseException as error:
+            self.connection.start(("failed", describe(error)))
+            raise SystemExit(1) from error
+        # What the model has read is there to stay: without it, a full collection is too short for a request to notice.
+        gc.collect()
+        gc.freeze()
+        self.connection.start(("ready", capabilities))
+
+    def _complete(self, path: str, version_dir: str, model_dir: str, config_json: str) -> None:
+        try:
+            completed = self._runner.complete(path, version_dir, model_dir, config_json)
+        except BaseException as error:
+            self.connection.start(("failed", describe(error)))
+            raise SystemExit(1) from error
+        self.connection.start(("completed", completed))
+
+
+def _watch(sock: socket.socket) -> None:
+    """End the process when the server is gone, also while the model computes."""
+    poll = select.poll()
+    poll.register(sock, getattr(select, "POLLRDHUP", 0))
+    while True:
+        if any(event & (select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0)) for _, event in poll.poll()):
+            # The main thread may be in finalize, after which it ends by itself.
+            time.sleep(_GRACE_S)
+            os._exit(0)
+
+
+def main() -> None:
+    receiving, sending = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
+    for sock in (receiving, sending):
+        sock.set_inheritable(False)
+    faulthandler.enable()  # a crash in a library says which line of the model was in it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C in the terminal is the server's to handle
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != int(sys.argv[3]):
+            return
+    worker = Worker(receiving, sending)
+    os.register_at_fork(after_in_child=worker.connection.become_child)
+    threading.Thread(target=_watch, args=(receiving,), daemon=True).start()
+    with contextlib.suppress(Disconnected):
+        worker.run()
+
+
+if __name__ == "__main__":
+    main()

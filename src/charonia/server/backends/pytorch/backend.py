@@ -1,0 +1,288 @@
+"""Completes configurations from PyTorch models, and loads them.
+
+Runs a compiled model before it is ready: compiling takes seconds to minutes, and no request is to wait for it.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from charonia.config.complete import Signature, check_signature, merge_signature
+from charonia.config.kinds import InstanceKind
+from charonia.config.model import InstanceGroup, ModelConfig
+from charonia.config.problems import Problem, raise_problems
+from charonia.config.sequence_tensors import seen_by_model
+from charonia.core.dtypes import DataType
+from charonia.core.errors import Code, ServingError, invalid
+from charonia.core.request import InferRequest
+from charonia.core.statistics import MemoryUsage
+from charonia.core.tensor import Tensor
+from charonia.server.backends.api import BackendSettings, Completion, ModelFiles, Placement
+from charonia.server.backends.pytorch import aoti
+from charonia.server.backends.pytorch import devices as gpus
+from charonia.server.backends.pytorch.archive import FileKind
+from charonia.server.backends.pytorch.devices import CpuDevice, Device, GpuDevice, PinnedPool
+from charonia.server.backends.pytorch.instance import PyTorchInstance
+from charonia.server.backends.pytorch.openmp import in_passing_thread
+from charonia.server.backends.pytorch.options import EAGER_RUNTIME, RunPlan, read_plan, unknown_parameters
+from charonia.server.backends.pytorch.program import Program
+from charonia.server.backends.pytorch.source import Source, find_source
+from charonia.server.machine.memory import release_freed_memory
+from charonia.server.metrics.devices import PinnedMemory
+
+SIZES = (16, 24)
+"""Sizes that stand for variable dimensions: the second one makes PyTorch compile code for any size."""
+
+_COMPILER_FAULTS = ("BackendCompilerFailed", "torch._dynamo", "Unsupported", "CppCompileError", "InductorError")
+
+_log = logging.getLogger(__name__)
+
+
+def warm_up(instance: PyTorchInstance, config: ModelConfig) -> None:
+    """Run zeros of the batch sizes and shapes that code is compiled for.
+
+    Raises:
+        ServingError: The model cannot be compiled. Inputs that it refuses are only logged: zeros are not valid
+            everywhere.
+    """
+    for request in requests(config):
+        try:
+            instance.execute([request])
+        except ServingError as error:
+            cause = error.__cause__
+            kind = f"{type(cause).__module__}.{type(cause).__qualname__}"
+            if error.code is Code.UNAVAILABLE or any(fault in kind for fault in _COMPILER_FAULTS):
+                raise invalid(f"torch.compile: {error.message}", hint=error.hint) from error
+            _log.warning("model '%s': its warm-up on zeros failed, so it is compiled later: %s", config.name, error)
+            return
+
+
+def requests(config: ModelConfig) -> Iterator[InferRequest]:
+    """Yield a request of zeros for each batch size and size of variable dimensions."""
+    largest = config.max_batch_size
+    batches = sorted({largest, max(1, largest - 1), 1}, reverse=True) if largest > 0 else [0]
+    has_variable = any(-1 in tensor.dims for tensor in config.input)
+    for size in SIZES if has_variable else SIZES[:1]:
+        for batch in batches:
+            tensors = {}
+            for tensor in config.input:
+                shape = [batch] * bool(batch) + [size if dim == -1 else dim for dim in tensor.dims]
+                datatype = tensor.data_type or DataType.FP32
+                array = np.full(shape, b"", object) if datatype is DataType.BYTES else np.zeros(shape, datatype.numpy)
+                tensors[tensor.name] = Tensor(tensor.name, datatype, array)
+            yield InferRequest(config.name, tensors)
+
+
+class PyTorchModel:
+    """A loaded version.
+
+    Args:
+        source: Where it comes from.
+        config: The complete configuration.
+        plan: How it runs.
+        pool: Pinned memory for instances on GPUs.
+    """
+
+    def __init__(self, source: Source, config: ModelConfig, plan: RunPlan, pool: PinnedPool) -> None:
+        self._source = source
+        self._config = config
+        self._plan = plan
+        self._pool = pool
+        self._shared: dict[torch.device | None, asyncio.Task[Program]] = {}
+        self._signature: asyncio.Task[Signature | None] | None = None
+        self._instances: list[PyTorchInstance] = []
+        self._memory: list[MemoryUsage] = []
+
+    async def create_instance(self, placement: Placement) -> PyTorchInstance:
+        """Make one more instance, with weights of its own unless they are shared.
+
+        Raises:
+            ServingError: The model cannot be loaded, or is not what the configuration says.
+        """
+        if placement.kind is InstanceKind.KIND_GPU:
+            await asyncio.to_thread(gpus.check, placement.name, placement.device_id)
+        device = _device(placement)
+        if not self._plan.shares_weights:
+            program = await in_passing_thread(self._open, device, placement.name, 1)
+        else:
+            if device not in self._shared:
+                runners = self._sharing(placement)
+                opening = in_passing_thread(self._open, device, "", runners)
+                self._shared[device] = asyncio.create_task(opening)
+            program = await asyncio.shield(self._shared[device])
+        if self._signature is None:
+            self._signature = asyncio.create_task(in_passing_thread(self._exported_signature))
+        signature = await asyncio.shield(self._signature)
+        problems = check_signature(self._config, signature) if signature is not None else []
+        if problems:
+            raise_problems(self._config.name, problems)
+        return await in_passing_thread(self._make, placement, program, device)
+
+    def memory(self) -> list[MemoryUsage]:
+        """Return the size of the weights: of each instance, or of each device where instances share them."""
+        return list(self._memory)
+
+    async def is_ready(self) -> bool:
+        """Return whether every instance's device still answers."""
+        return not any(instance.problem for instance in self._instances)
+
+    async def aclose(self) -> None:
+        """Let go of the weights, and give their memory back."""
+        self._shared.clear()
+        self._instances.clear()
+        await asyncio.to_thread(release_freed_memory)
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            await asyncio.to_thread(torch.cuda.empty_cache)
+
+    def _open(self, device: torch.device | None, instance: str, runners: int) -> Program:
+        program = self._source.open(device, self._plan, runners)
+        kind, number = ("GPU", device.index or 0) if device is not None and device.type == "cuda" else ("CPU", 0)
+        self._memory.append(MemoryUsage(kind, number, program.memory_bytes(), instance))
+        release_freed_memory()
+        return program
+
+    def _make(self, placement: Placement, program: Program, device: torch.device | None) -> PyTorchInstance:
+        is_gpu = placement.kind is InstanceKind.KIND_GPU and device is not None
+        moves: Device = GpuDevice(device, self._pool) if is_gpu and device is not None else CpuDevice()
+        threads = self._plan.intra_op_threads or placement.threads
+        instance = PyTorchInstance(placement.name, program, self._config, self._plan, moves, threads)
+        if self._plan.compile_options is not None:
+            warm_up(instance, self._config)
+        self._instances.append(instance)
+        return instance
+
+    def _exported_signature(self) -> Signature | None:
+        """Return what the model was exported with, under the names of the configuration; None for other models."""
+        inputs = [tensor.name for tensor in self._config.input]
+        outputs = [tensor.name for tensor in self._config.output]
+        found = self._source.signature(self._plan, inputs, outputs)
+        return found.signature if found is not None else None
+
+    def _sharing(self, placement: Placement) -> int:
+        """Return the number of instances that share the weights of one device."""
+        groups = [g for g in self._config.instance_group if g.kind is placement.kind]
+        if placement.kind is InstanceKind.KIND_GPU:
+            groups = [g for g in groups if placement.device_id in g.gpus]
+        return max(1, sum(group.count for group in groups))
+
+
+class PyTorchBackend:
+    """The backend."""
+
+    name = "pytorch"
+
+    def __init__(self) -> None:
+        self._inter_op_threads = 0
+        self._pool: PinnedPool | None = None
+
+    def uses_gpus(self) -> bool:
+        """Whether the installed PyTorch can use the GPUs of this machine."""
+        return gpus.count() > 0
+
+    async def complete(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Completion:
+        """Fill in inputs, outputs and batching from the model, unless inputs and outputs are given.
+
+        Raises:
+            ServingError: The model cannot be read, or contradicts the configuration.
+        """
+        plan = _plan(config, settings)
+        source = await asyncio.to_thread(find_source, files, config)
+        notes: list[str] = []
+        if source.kind is not FileKind.AOT_INDUCTOR and config.platform == "torch_aoti":
+            config = replace(config, platform="")
+            notes.append(f"platform: none, as the file is {source.kind.value if source.kind else 'a module in Python'}")
+        package = source.path if source.kind is FileKind.AOT_INDUCTOR else None
+        if package is not None and not config.instance_group and aoti.device_kind(package) == "cpu":
+            config = replace(config, instance_group=(InstanceGroup(kind=InstanceKind.KIND_CPU),))
+            notes.append("instance_group: on the CPU, which the package was compiled for")
+        if config.input and config.output:
+            return Completion(config, tuple(notes))
+        found = await in_passing_thread(source.inspect, config, plan)
+        if found.signature is not None:
+            size = settings.default_max_batch_size
+            config, merged = merge_signature(
+                config, found.signature, default_max_batch_size=size, model_name=config.name
+            )
+            notes += merged
+        return Completion(config, (*notes, *found.notes))
+
+    async def load(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> PyTorchModel:
+        """Load a version; its weights are read with the first instance.
+
+        Raises:
+            ServingError: A setting is wrong or not supported, or there is no such file.
+        """
+        plan = _plan(config, settings)
+        problems = list(_problems(config, plan))
+        if problems:
+            raise_problems(config.name, problems)
+        source = await asyncio.to_thread(find_source, files, config)
+        if not config.input or not config.output:
+            missing = "inputs" if not config.input else "outputs"
+            raise invalid(
+                f"model '{config.name}' has no {missing}: they are not configured and could not be inferred",
+                hint="`charonia config` shows why; give them in config.pbtxt",
+            )
+        for sentence in unknown_parameters(config):
+            _log.warning(sentence)
+        self._set_process_options(config.name, plan)
+        if self._pool is None:
+            self._pool = PinnedPool(settings.pinned or PinnedMemory())
+        return PyTorchModel(source, seen_by_model(config), plan, self._pool)
+
+    async def aclose(self) -> None:
+        """Give back nothing: models share only pinned memory, which goes with the last response."""
+
+    def _set_process_options(self, model: str, plan: RunPlan) -> None:
+        """Set what PyTorch has one of for the whole process; the first model that asks decides."""
+        wanted = plan.inter_op_threads or self._inter_op_threads or 1
+        if wanted != self._inter_op_threads and self._inter_op_threads == 0:
+            try:
+                torch.set_num_interop_threads(wanted)
+            except RuntimeError:  # this process has used PyTorch before
+                wanted = torch.get_num_interop_threads()
+            self._inter_op_threads = wanted
+        if plan.inter_op_threads not in (0, self._inter_op_threads):
+            _log.warning(
+                "model '%s': INTER_OP_THREAD_COUNT is set once for all models, and is %d already",
+                model,
+                self._inter_op_threads,
+            )
+        if not plan.uses_cudnn and torch.backends.cudnn.enabled:
+            torch.backends.cudnn.enabled = False
+            _log.warning("model '%s': DISABLE_CUDNN is in effect for all models of this server", model)
+
+
+def _plan(config: ModelConfig, settings: BackendSettings) -> RunPlan:
+    plan, problems = read_plan(config, settings.values)
+    if problems:
+        raise_problems(config.name, problems)
+    return plan
+
+
+def _device(placement: Placement) -> torch.device | None:
+    """Return the device of an instance, None where the model decides."""
+    if placement.kind is InstanceKind.KIND_GPU:
+        return torch.device("cuda", placement.device_id)
+    return None if placement.kind is InstanceKind.KIND_MODEL else torch.device("cpu")
+
+
+def _problems(config: ModelConfig, plan: RunPlan) -> Iterator[Problem]:
+    """Yield what the configuration asks for that PyTorch's models cannot do."""
+    for index, tensor in enumerate(config.input):
+        dims = tensor.reshape.shape if tensor.reshape is not None else tensor.dims
+        if tensor.data_type is DataType.BYTES and (
+            len(dims) > 1 or (config.max_batch_size > 0 and dims not in ((), (1,)))
+        ):
+            yield Problem(
+                f"input[{index}].dims",
+                f"strings of '{tensor.name}' become one list: expected dims [ 1 ] with batches, one dimension without",
+            )
+    if config.cc_model_filenames:
+        yield Problem("cc_model_filenames", "is not supported by the pytorch backend; set default_model_filename")
+    if config.runtime != EAGER_RUNTIME and plan.class_name:
+        yield Problem("parameters['MODULE_CLASS']", f"is for runtime '{EAGER_RUNTIME}' only")

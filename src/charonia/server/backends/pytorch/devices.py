@@ -1,0 +1,315 @@
+"""How arrays get to the device of an instance and back.
+
+Pinned memory: memory of the CPU that a GPU copies from and to by itself, while others compute.
+
+Pinned memory cannot be swapped out, so there is a limit to all of it together. Blocks come in powers of two and are
+kept for the next batch. When there is no room, whoever asks gets none and copies the slow way: nobody waits.
+
+Whether PyTorch can use the GPU that an instance is to run on.
+"""
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from charonia.core.errors import ServingError, unsupported
+from charonia.core.tensor import Array, DeviceContent
+from charonia.server.metrics.devices import PinnedMemory
+
+
+def count() -> int:
+    """Return the number of GPUs that the installed PyTorch can use."""
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def check(instance: str, index: int, api: Any = torch.cuda) -> None:
+    """Check that an instance can run on GPU `index`.
+
+    Raises:
+        ServingError: UNSUPPORTED with the reason.
+    """
+    if torch.version.cuda is None and torch.version.hip is None:
+        raise _missing(
+            instance, f"the installed PyTorch {torch.__version__} is a build for the CPU", "install a CUDA build of it"
+        )
+    if not api.is_available():
+        raise _missing(
+            instance,
+            f"CUDA {torch.version.cuda} of the installed PyTorch does not start",
+            "is there a GPU that this process may see, with a driver that is new enough?",
+        )
+    if index >= api.device_count():
+        raise _missing(instance, f"PyTorch sees {api.device_count()} GPUs", "correct `gpus`, or CUDA_VISIBLE_DEVICES")
+
+
+def _missing(instance: str, reason: str, hint: str) -> ServingError:
+    return unsupported(
+        f"instance '{instance}' needs a GPU: {reason}",
+        hint=f"{hint}; or use instances of KIND_CPU. `charonia doctor` shows what this machine offers",
+    )
+
+
+MIN_BLOCK_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Block:
+    """Pinned memory, at least as large as asked for.
+
+    Attributes:
+        memory: The bytes.
+    """
+
+    memory: torch.Tensor
+
+    @property
+    def size(self) -> int:
+        """Number of bytes."""
+        return self.memory.numel()
+
+
+def pinned(size: int) -> torch.Tensor:
+    """Return new pinned memory."""
+    return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+
+
+class PinnedPool:
+    """Blocks of pinned memory. May be used from many threads.
+
+    Args:
+        account: The limit of all blocks together, used and free; what is in use is noted there.
+        allocate: Makes memory.
+    """
+
+    def __init__(self, account: PinnedMemory, allocate: Callable[[int], torch.Tensor] = pinned) -> None:
+        self._account = account
+        self._allocate = allocate
+        self._lock = threading.Lock()
+        self._free: dict[int, list[Block]] = {}
+        self._free_bytes = 0
+
+    def take(self, size: int) -> Block | None:
+        """Return a block of at least `size` bytes, None where there is no room."""
+        wanted = max(MIN_BLOCK_BYTES, 1 << (size - 1).bit_length()) if size > 0 else MIN_BLOCK_BYTES
+        with self._lock:
+            free = self._free.get(wanted)
+            if free:
+                block = free.pop()
+                self._free_bytes -= wanted
+                self._account.used_bytes += wanted
+                return block
+            if self._account.used_bytes + wanted > self._account.limit_bytes:
+                return None
+            if self._account.used_bytes + self._free_bytes + wanted > self._account.limit_bytes:
+                # Blocks of other sizes give way.
+                self._free.clear()
+                self._free_bytes = 0
+            self._account.used_bytes += wanted
+        try:
+            return Block(self._allocate(wanted))
+        except RuntimeError:  # the system has no more to pin
+            with self._lock:
+                self._account.used_bytes -= wanted
+            return None
+
+    def give_back(self, block: Block) -> None:
+        """Take a block back; nobody reads or writes it any more."""
+        with self._lock:
+            self._account.used_bytes -= block.size
+            self._free_bytes += block.size
+            self._free.setdefault(block.size, []).append(block)
+
+
+class Device(Protocol):
+    """Where an instance computes. Used by one thread at a time."""
+
+    def running(self) -> AbstractContextManager[object]:
+        """Return what is to be entered around all work of a batch."""
+        ...
+
+    def put(self, parts: Sequence[Array]) -> torch.Tensor:
+        """Return the arrays, joined along the first dimension, as a tensor that is the model's to change."""
+        ...
+
+    def adopt(self, contents: Sequence[DeviceContent]) -> torch.Tensor | None:
+        """Return what lies on GPUs, joined as by `put` but not by way of the CPU; None where that is the way."""
+        ...
+
+    def wait(self) -> None:
+        """Return when everything that was begun is done."""
+        ...
+
+    @property
+    def keeps(self) -> bool:
+        """Whether outputs may stay where they are."""
+        ...
+
+    def take(self, tensors: Sequence[torch.Tensor]) -> list[Array]:
+        """Return the tensors' elements in memory that nobody else writes to."""
+        ...
+
+    def trim(self) -> None:
+        """Give cached memory back."""
+        ...
+
+
+def joined(parts: Sequence[Array]) -> Array:
+    """Return the parts as one new array."""
+    return np.concatenate(parts) if len(parts) > 1 else np.array(parts[0], order="C")
+
+
+class CpuDevice:
+    """The memory of the CPU."""
+
+    def running(self) -> AbstractContextManager[object]:
+        """Return nothing to enter."""
+        return nullcontext()
+
+    def put(self, parts: Sequence[Array]) -> torch.Tensor:
+        """Copy: received bytes may be looked at by others, and a model may change its inputs."""
+        return torch.from_numpy(joined(parts))
+
+    def adopt(self, contents: Sequence[DeviceContent]) -> torch.Tensor | None:
+        """Return None: elements come as arrays."""
+        return None
+
+    @property
+    def keeps(self) -> bool:
+        """No: outputs are arrays."""
+        return False
+
+    def wait(self) -> None:
+        """Return at once: calls compute before they return."""
+
+    def take(self, tensors: Sequence[torch.Tensor]) -> list[Array]:
+        """Return views; a module that chooses its devices itself may answer from a GPU."""
+        return [tensor.cpu().contiguous().numpy() for tensor in tensors]
+
+    def trim(self) -> None:
+        """Do nothing."""
+
+
+class GpuDevice:
+    """A GPU, with a stream of its own, so that copies of one instance overlap the computing of another.
+
+    Inputs are gathered in pinned memory and copied from there while the next one is gathered. Outputs are copied once,
+    to pinned memory that belongs to the response until it has been sent.
+
+    Args:
+        device: The GPU.
+        pool: Pinned memory.
+        api: What is used of `torch.cuda`.
+    """
+
+    def __init__(self, device: torch.device, pool: PinnedPool, api: Any = torch.cuda) -> None:
+        self._device = device
+        self._pool = pool
+        self._api = api
+        self._stream = api.Stream(device)
+        self._busy: list[Block] = []
+
+    def running(self) -> AbstractContextManager[object]:
+        """Make the stream current in this thread."""
+        entered: AbstractContextManager[object] = self._api.stream(self._stream)
+        return entered
+
+    def put(self, parts: Sequence[Array]) -> torch.Tensor:
+        """Copy by way of pinned memory; the copy may go on after this returns."""
+        shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:]) if len(parts) > 1 else parts[0].shape
+        datatype = parts[0].dtype
+        size = int(np.prod(shape)) * datatype.itemsize
+        block = self._pool.take(size)
+        if block is None or size == 0:
+            if block is not None:
+                self._pool.give_back(block)
+            return torch.from_numpy(joined(parts)).to(self._device)
+        self._busy.append(block)
+        host = block.memory[:size].numpy().view(datatype).reshape(shape)
+        if len(parts) > 1:
+            np.concatenate(parts, out=host)
+        else:
+            host[...] = parts[0]
+        return torch.from_numpy(host).to(self._device, non_blocking=True)
+
+    def adopt(self, contents: Sequence[DeviceContent]) -> torch.Tensor | None:
+        """Copy within the GPU, or from another one: the model may change its inputs."""
+        tensors = [_tensor_of(content.native).to(self._device, non_blocking=True) for content in contents]
+        return torch.cat(tensors) if len(tensors) > 1 else tensors[0].clone()
+
+    @property
+    def keeps(self) -> bool:
+        """Yes."""
+        return True
+
+    def wait(self) -> None:
+        """Wait for the stream; what inputs were copied from is free then."""
+        try:
+            self._stream.synchronize()
+        finally:
+            for block in self._busy:
+                self._pool.give_back(block)
+            self._busy.clear()
+
+    def take(self, tensors: Sequence[torch.Tensor]) -> list[Array]:
+        """Copy each tensor once, all of them before waiting."""
+        taken = [self._begin_copy(tensor.contiguous()) for tensor in tensors]
+        self._stream.synchronize()
+        return taken
+
+    def _begin_copy(self, tensor: torch.Tensor) -> Array:
+        size = tensor.numel() * tensor.element_size()
+        block = self._pool.take(size) if size else None
+        if block is None:
+            return tensor.cpu().numpy()
+        raw = block.memory.numpy()
+        # All views of it keep it alive: the block is free when the last one has been sent.
+        weakref.finalize(raw, self._pool.give_back, block)
+        host = raw[:size].view(_numpy_of(tensor.dtype)).reshape(tuple(tensor.shape))
+        torch.from_numpy(host).copy_(tensor, non_blocking=True)
+        return host
+
+    def trim(self) -> None:
+        """Give cached memory of the GPU back to the driver."""
+        self._api.empty_cache()
+
+
+def _tensor_of(native: object) -> torch.Tensor:
+    return native if isinstance(native, torch.Tensor) else torch.utils.dlpack.from_dlpack(native)
+
+
+class TorchContent:
+    """An output that stays on its GPU.
+
+    Args:
+        tensor: The elements.
+    """
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+
+    @property
+    def native(self) -> object:
+        """The tensor."""
+        return self._tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        return tuple(self._tensor.shape)
+
+    def to_host(self) -> Array:
+        """Return a copy in the memory of the CPU; for BF16 its bits."""
+        tensor = self._tensor.cpu().contiguous()
+        if tensor.dtype == torch.bfloat16:
+            return tensor.view(torch.int16).numpy().view(np.uint16)
+        return tensor.numpy()
+
+
+def _numpy_of(dtype: torch.dtype) -> "np.dtype[np.generic]":
+    return torch.empty(0, dtype=dtype).numpy().dtype

@@ -1,0 +1,90 @@
+"""The backends by name. A backend's module, and the library behind it, is imported when the first model needs it."""
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import cast
+
+from charonia.core.errors import ServingError, internal, unsupported
+from charonia.server.backends.api import Backend
+
+_log = logging.getLogger(__name__)
+
+SCRIPT = "model.py"
+"""In a folder of the backend directory: serves every model whose configuration names the folder as its backend."""
+
+ENTRY_POINT_GROUP = "charonia.backends"
+"""Where installed packages offer backends: `name = "module:factory"`, where `factory()` returns a `Backend`."""
+
+_OWN = {
+    "identity": "charonia.server.backends.identity:IdentityBackend",
+    "onnxruntime": "charonia.server.backends.onnxruntime.backend:OnnxRuntimeBackend",
+    "python": "charonia.server.backends.python.backend:PythonBackend",
+    "pytorch": "charonia.server.backends.pytorch.backend:PyTorchBackend",
+}
+
+_EXTRAS = {"torch": "torch"}
+"""Extra of this package that brings a library, by the library's name."""
+
+
+def installed_backends(directory: Path | None = None) -> dict[str, Callable[[], Backend]]:
+    """Return what makes each backend that is there, by name.
+
+    Our own names win over those of the backend directory, and these over those of other packages.
+
+    Args:
+        directory: Holds a folder for each backend that is written in Python; folders without a `model.py` are ignored.
+    """
+    factories = {entry.name: _from_entry_point(entry) for entry in entry_points(group=ENTRY_POINT_GROUP)}
+    if directory is not None:
+        factories |= _scripts(directory)
+    return factories | {name: _from_path(path) for name, path in _OWN.items()}
+
+
+def _scripts(directory: Path) -> dict[str, Callable[[], Backend]]:
+    try:
+        folders = sorted(path for path in directory.iterdir() if (path / SCRIPT).is_file())
+    except OSError as error:  # scripts name Triton's own directory, which need not be there
+        _log.warning("--backend-directory: '%s' cannot be read: %s", directory, error.strerror)
+        return {}
+    return {folder.name: partial(_from_script, folder.absolute()) for folder in folders}
+
+
+def _from_script(folder: Path) -> Backend:
+    from charonia.server.backends.python.backend import PythonBackend  # imports what no other model needs
+
+    return PythonBackend(folder)
+
+
+def _from_path(path: str) -> Callable[[], Backend]:
+    def make() -> Backend:
+        module, _, attribute = path.partition(":")
+        try:
+            return cast(Backend, getattr(import_module(module), attribute)())
+        except ModuleNotFoundError as error:
+            extra = _EXTRAS.get(error.name or "")
+            if extra is None:
+                raise
+            raise unsupported(
+                f"the backend of this model needs the package '{error.name}', which is not installed",
+                hint=f"pip install 'charonia[{extra}]'",
+            ) from error
+
+    return make
+
+
+def _from_entry_point(entry: EntryPoint) -> Callable[[], Backend]:
+    def make() -> Backend:
+        try:
+            return cast(Backend, entry.load()())
+        except Exception as error:  # foreign code: a broken package must not take the server down
+            raise _broken(entry, error) from error
+
+    return make
+
+
+def _broken(entry: EntryPoint, error: Exception) -> ServingError:
+    return internal(f"backend '{entry.name}' ({entry.value}) cannot be loaded: {type(error).__name__}: {error}")

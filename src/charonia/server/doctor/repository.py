@@ -1,0 +1,139 @@
+"""What the models of a repository need, and whether this machine has it. Nothing is loaded."""
+
+import asyncio
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+from charonia.config.kinds import InstanceKind
+from charonia.config.model import ModelConfig
+from charonia.config.platforms import ENSEMBLE
+from charonia.core.errors import ServingError
+from charonia.server.backends.registry import installed_backends
+from charonia.server.doctor.machine import COMPILERS
+from charonia.server.doctor.report import Finding, Section, bytes_text
+from charonia.server.lifecycle.backends import Backends
+from charonia.server.lifecycle.configure import ConfigureOptions, configure
+from charonia.server.lifecycle.repository.scan import ModelFolder, scan
+from charonia.server.machine.cores import usable_cores
+from charonia.server.machine.gpus import visible_gpus
+
+COMPILE = "TORCH_COMPILE_OPTIONAL_PARAMETERS"
+
+
+async def examine(
+    repositories: Sequence[str], settings: Mapping[str, Mapping[str, str]] | None = None
+) -> list[Section]:
+    """Look at every model of the repositories.
+
+    Args:
+        repositories: Paths of folders.
+        settings: Settings of `--backend-config`.
+
+    Raises:
+        ServingError: A repository cannot be read.
+    """
+    found = await asyncio.to_thread(scan, repositories, fingerprints=False)
+    backends = Backends(installed_backends(None), settings or {})
+    needs: list[tuple[ModelConfig, int]] = []
+    findings = []
+    try:
+        for folder in found.models.values():
+            finding = await _model(folder, backends, needs)
+            findings.append(finding)
+    finally:
+        await backends.aclose()
+    notes = [
+        Finding(name, "passed over", f"several repositories have it: {', '.join(at)}")
+        for name, at in found.ambiguous.items()
+    ]
+    notes += [Finding("note", note) for note in found.notes]
+    return [
+        Section("Models", tuple(findings) or (Finding("none", "no folder of a model"),)),
+        Section("All models together", (*totals(needs), *notes)),
+    ]
+
+
+async def _model(folder: ModelFolder, backends: Backends, needs: list[tuple[ModelConfig, int]]) -> Finding:
+    options = ConfigureOptions(auto_complete=False, gpu_count=visible_gpus())
+    try:
+        configured = await configure(folder, backends, options)
+    except ServingError as error:
+        return Finding(folder.name, "cannot be served as it is", error.message, error.hint)
+    config = configured.config
+    size = await asyncio.to_thread(_bytes, folder.path, configured.versions)
+    needs.append((config, size))
+    problem, hint = problem_of(config)
+    return Finding(folder.name, _describe(config, size), problem, hint)
+
+
+def problem_of(config: ModelConfig) -> tuple[str, str]:
+    """Return what this machine lacks for a model, and what to do; empty where it has everything."""
+    if config.parameters.get(COMPILE) and not any(shutil.which(name) for name in COMPILERS):
+        return "torch.compile needs a C++ compiler, and there is none", "install g++"
+    cores = usable_cores()
+    count = sum(group.count for group in config.instance_group if group.kind is not InstanceKind.KIND_GPU)
+    if count > cores and config.backend not in ("python", "identity"):
+        return (
+            f"{count} instances compute on {cores} core{'s' if cores > 1 else ''}: they wait for one another",
+            f"instance_group {{ count: {cores} }}; `charonia tune` finds the best number",
+        )
+    return "", ""
+
+
+def totals(needs: Sequence[tuple[ModelConfig, int]]) -> list[Finding]:
+    """Return what all models need together.
+
+    Args:
+        needs: Configuration and bytes of the files of each.
+    """
+    cpu = sum(size * copies_of(config, on_gpu=False) for config, size in needs)
+    gpu = sum(size * copies_of(config, on_gpu=True) for config, size in needs)
+    free = psutil.virtual_memory().available
+    is_short = cpu > free
+    found = [
+        Finding(
+            "memory for weights",
+            f"about {bytes_text(cpu)} of {bytes_text(free)} that is free",
+            "there is not enough memory for all models at a time" if is_short else "",
+            "load some of them (--model-control-mode=explicit), or have fewer instances" if is_short else "",
+        )
+    ]
+    if gpu:
+        found.append(Finding("memory of GPUs for weights", f"about {bytes_text(gpu)}"))
+    return found
+
+
+def copies_of(config: ModelConfig, *, on_gpu: bool) -> int:
+    """Return how often the weights of a model are in memory, of the CPU or of GPUs."""
+    groups = [g for g in config.instance_group if (g.kind is InstanceKind.KIND_GPU) is on_gpu]
+    shares = config.parameters.get("ENABLE_WEIGHT_SHARING", "").lower() in ("true", "1")
+    # ONNX Runtime's instances on the CPU share one session.
+    if shares or (config.backend == "onnxruntime" and not on_gpu):
+        return len({gpu for g in groups for gpu in (g.gpus or (0,))}) if on_gpu else min(1, len(groups))
+    return sum(g.count * max(1, len(g.gpus)) for g in groups)
+
+
+def _describe(config: ModelConfig, size: int) -> str:
+    if config.platform == ENSEMBLE:
+        steps = config.ensemble_scheduling.step if config.ensemble_scheduling is not None else ()
+        return f"ensemble of {', '.join(step.model_name for step in steps)}"
+    groups = [
+        f"{group.count * max(1, len(group.gpus))} x {group.kind.name.removeprefix('KIND_')}"
+        for group in config.instance_group
+    ]
+    return f"{config.backend}, {', '.join(groups)}, files {bytes_text(size)}"
+
+
+def _bytes(folder: Path, versions: Sequence[int]) -> int:
+    """Return the bytes of the files of the versions that are served."""
+    return sum(
+        os.path.getsize(os.path.join(root, name))
+        for version in versions
+        for root, _, names in os.walk(folder / str(version))
+        for name in names
+        if os.path.isfile(os.path.join(root, name))
+    )

@@ -1,0 +1,439 @@
+"""A server inside another Python program: for scripts, notebooks and tests.
+
+The in-process front end: numpy arrays in, numpy arrays out, no socket.
+"""
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
+from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+
+import numpy as np
+
+from charonia.core.calls import Outcome, Ticket
+from charonia.core.dtypes import BY_NUMPY, DataType
+from charonia.core.errors import ServingError, invalid, unavailable, unsupported
+from charonia.core.request import InferRequest, ParameterValue, RequestedOutput
+from charonia.core.response import InferResponse
+from charonia.core.tensor import Array, Tensor
+from charonia.server.app import Server as ServerParts
+from charonia.server.app import new_event_loop
+from charonia.server.facade import Engine
+from charonia.server.options import ControlMode, ServerOptions
+from charonia.server.single_response import SoleResponse
+from charonia.wire.v2_request import apply_parameters
+
+UNREAD_RESPONSES_MAX = 1024
+"""Responses of one request that wait to be taken; with more the request fails: a model cannot be made to wait."""
+
+
+class ResponseStream:
+    """The responses of one request, to be taken one after the other, by one task.
+
+    As an asynchronous iterator it ends after the last response and raises the error of a request that fails, after the
+    responses that came before. `close` gives the request up.
+    """
+
+    def __init__(self, engine: Engine, request: InferRequest) -> None:
+        self._request = request
+        self._responses: deque[InferResponse] = deque()
+        self._arrived = asyncio.Event()
+        self._error: ServingError | None = None
+        self._is_over = False
+        self._ticket: Ticket | None = None
+        ticket = engine.infer(request, self._reply)
+        if self._is_over:
+            ticket.cancel()
+        else:
+            self._ticket = ticket
+
+    async def next(self) -> InferResponse | None:
+        """Return the next response, None after the last.
+
+        Raises:
+            ServingError: The request failed.
+        """
+        while not self._responses and not self._is_over:
+            self._arrived.clear()
+            await self._arrived.wait()
+        if self._responses:
+            return self._responses.popleft()
+        if self._error is not None:
+            raise self._error
+        return None
+
+    def close(self) -> None:
+        """Cancel the request if it is not over, and drop what was not taken."""
+        self._end(None)
+        self._responses.clear()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> InferResponse:
+        response = await self.next()
+        if response is None:
+            raise StopAsyncIteration
+        return response
+
+    def _reply(self, outcome: Outcome, final: bool) -> None:
+        if self._is_over:
+            return
+        if isinstance(outcome, ServingError):
+            self._error = outcome
+        elif outcome is not None:
+            if len(self._responses) >= UNREAD_RESPONSES_MAX:
+                name = self._request.model_name
+                self._end(unavailable(f"{UNREAD_RESPONSES_MAX} responses of model '{name}' were not taken"))
+                return
+            self._responses.append(outcome)
+        if final:
+            self._is_over = True
+            self._ticket = None
+        self._arrived.set()
+
+    def _end(self, error: ServingError | None) -> None:
+        ticket, self._ticket = self._ticket, None
+        self._is_over = True
+        self._error = error
+        self._arrived.set()
+        if ticket is not None:
+            ticket.cancel()
+
+
+class InProcessFrontend:
+    """Calls the engine from code that runs on the same event loop."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def infer(self, request: InferRequest) -> InferResponse:
+        """Run a request that gets one response. Cancelling the awaiting task cancels the request.
+
+        Raises:
+            ServingError: The request failed; UNSUPPORTED where it got no response, or several.
+        """
+        future: asyncio.Future[InferResponse] = asyncio.get_running_loop().create_future()
+        sole = SoleResponse(
+            unsupported(f"model '{request.model_name}' did not answer exactly once", hint="use stream_infer")
+        )
+
+        def reply(outcome: Outcome, final: bool) -> None:
+            if future.done():
+                return
+            answer = sole.take(outcome, final)
+            if isinstance(answer, ServingError):
+                future.set_exception(answer)
+            elif answer is not None:
+                future.set_result(answer)
+
+        ticket = self._engine.infer(request, reply)
+        try:
+            return await future
+        except (asyncio.CancelledError, ServingError):
+            ticket.cancel()
+            raise
+
+    def stream(self, request: InferRequest) -> ResponseStream:
+        """Run a request that gets any number of responses. Close the stream when it is not read to its end."""
+        return ResponseStream(self._engine, request)
+
+
+def make_request(
+    model: str,
+    inputs: Mapping[str, Array],
+    *,
+    version: str = "",
+    request_id: str = "",
+    outputs: Sequence[str] = (),
+    parameters: Mapping[str, ParameterValue] | None = None,
+) -> InferRequest:
+    """Return a request with these arrays as inputs.
+
+    Strings and bytes become BYTES; every other dtype its own datatype. Parameters mean what they do over HTTP:
+    "priority" and "timeout" (microseconds in the queue) steer the scheduler, others are handed to the model.
+
+    Raises:
+        ServingError: INVALID_ARG for a dtype that the protocol does not have, or a parameter that it does not take.
+    """
+    request = InferRequest(
+        model,
+        {name: make_tensor(name, np.asarray(array)) for name, array in inputs.items()},
+        model_version=version,
+        id=request_id,
+        outputs=tuple(RequestedOutput(name) for name in outputs),
+    )
+    if parameters:
+        apply_parameters(request, dict(parameters))
+    return request
+
+
+def make_tensor(name: str, array: Array) -> Tensor:
+    """Return an array as a tensor, with the datatype of its dtype.
+
+    Raises:
+        ServingError: INVALID_ARG for a dtype that the protocol does not have.
+    """
+    if array.dtype.kind in "OSU":
+        elements = np.empty(array.size, object)
+        elements[:] = [e if isinstance(e, bytes) else str(e).encode() for e in array.ravel().tolist()]
+        return Tensor(name, DataType.BYTES, elements.reshape(array.shape))
+    datatype = BY_NUMPY.get(array.dtype.newbyteorder("<"))
+    if datatype is None:
+        raise invalid(f"input '{name}': no datatype of the protocol fits numpy dtype {array.dtype}")
+    return Tensor(name, datatype, array.astype(datatype.numpy, order="C", copy=False))
+
+
+_T = TypeVar("_T")
+
+LOOPBACK = "127.0.0.1"
+
+
+class Server:
+    """Serves model repositories from a thread of this process.
+
+    Use it as a context manager::
+
+        with charonia.Server("models") as server:
+            outputs = server.infer("add_sub", {"INPUT0": a, "INPUT1": b})
+
+    Args:
+        repositories: Folder or folders that hold model folders.
+        http: Also answer over HTTP, on a free port of the loopback interface (`http_port`).
+        grpc: Also answer over gRPC, on a free port of the loopback interface (`grpc_port`).
+        control_mode: "none" loads everything, "explicit" loads what `load_models` names and what `load` is asked for.
+        load_models: Models to load at start in explicit mode.
+        options: Every other setting; the arguments above replace its fields.
+    """
+
+    def __init__(
+        self,
+        repositories: str | Path | Sequence[str | Path],
+        *,
+        http: bool = False,
+        grpc: bool = False,
+        control_mode: str = "none",
+        load_models: Sequence[str] = (),
+        options: ServerOptions | None = None,
+    ) -> None:
+        folders = [repositories] if isinstance(repositories, str | Path) else list(repositories)
+        base = options or ServerOptions()
+        self._options = replace(
+            base,
+            models=replace(
+                base.models,
+                repositories=tuple(str(f) for f in folders),
+                control_mode=ControlMode(control_mode),
+                load=tuple(load_models),
+            ),
+            http=replace(base.http, enabled=http, address=LOOPBACK, port=0),
+            grpc=replace(base.grpc, enabled=grpc, address=LOOPBACK, port=0),
+            metrics=replace(base.metrics, enabled=False),
+        )
+        self._lock = threading.Lock()  # around `_parts`, and handing work to the loop while they are there
+        self._parts: ServerParts | None = None
+        self._loop: asyncio.AbstractEventLoop
+        self._serving: asyncio.Task[None]
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        """Load the models and start to answer.
+
+        Raises:
+            ServingError: There is no such repository, or a model failed to load (unless `exit_on_error` is off).
+        """
+        if self._thread is not None:
+            raise RuntimeError("this server is running already: make another charonia.Server")
+        started: Future[ServerParts] = Future()
+        self._loop = new_event_loop()
+        self._serving = self._loop.create_task(self._serve(started))
+        self._thread = threading.Thread(target=_run, args=(self._loop, self._serving), name="charonia", daemon=True)
+        self._thread.start()
+        try:
+            self._parts = started.result()
+        except BaseException:
+            self._stop(self._thread)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Finish what is in flight and unload everything."""
+        if self._thread is not None:
+            self._stop(self._thread)
+
+    @property
+    def http_port(self) -> int:
+        """Port of the HTTP front end; 0 where it is off."""
+        http = self._running().http
+        return http.port if http is not None else 0
+
+    @property
+    def grpc_port(self) -> int:
+        """Port of the gRPC front end; 0 where it is off."""
+        grpc = self._running().grpc
+        return grpc.port if grpc is not None else 0
+
+    def infer(
+        self,
+        model: str,
+        inputs: Mapping[str, Array],
+        *,
+        version: str = "",
+        outputs: Sequence[str] = (),
+        parameters: Mapping[str, ParameterValue] | None = None,
+        timeout_s: float | None = None,
+    ) -> dict[str, Array]:
+        """Run a model on numpy arrays and return its outputs by name. Callable from any number of threads.
+
+        Args:
+            model: Model name.
+            inputs: Arrays by input name, with the batch dimension where the model has one.
+            version: Model version, "" for the newest that is ready.
+            outputs: Names of the outputs to return; all when empty.
+            parameters: Request parameters.
+            timeout_s: Longest time to wait, in seconds; None for no limit.
+
+        Raises:
+            ServingError: The request failed.
+            TimeoutError: It took longer than `timeout_s`; it is cancelled.
+        """
+        request = make_request(model, inputs, version=version, outputs=outputs, parameters=parameters)
+
+        async def run(parts: ServerParts) -> InferResponse:
+            return await InProcessFrontend(parts.engine).infer(request)
+
+        try:
+            response = self._call(run, timeout_s)
+        except TimeoutError:
+            raise TimeoutError(f"model '{model}' did not answer within {timeout_s} s") from None
+        return {tensor.name: tensor.array for tensor in response.outputs}
+
+    def stream_infer(
+        self,
+        model: str,
+        inputs: Mapping[str, Array],
+        *,
+        version: str = "",
+        outputs: Sequence[str] = (),
+        parameters: Mapping[str, ParameterValue] | None = None,
+        timeout_s: float | None = None,
+    ) -> Iterator[dict[str, Array]]:
+        """Run a model and return an iterator over its responses, each as by `infer`: of a decoupled model, any number.
+
+        The request begins with the first step of the iterator. Leaving the iterator, or closing it, cancels it.
+
+        Args:
+            model: Model name.
+            inputs: Arrays by input name.
+            version: Model version, "" for the newest that is ready.
+            outputs: Names of the outputs to return; all when empty.
+            parameters: Request parameters.
+            timeout_s: Longest time to wait for each response, in seconds; None for no limit.
+
+        Raises:
+            ServingError: The request failed; raised after the responses that came before.
+            TimeoutError: A response took longer than `timeout_s`; the request is cancelled.
+        """
+        return self._responses(
+            make_request(model, inputs, version=version, outputs=outputs, parameters=parameters), timeout_s
+        )
+
+    def _responses(self, request: InferRequest, timeout_s: float | None) -> Iterator[dict[str, Array]]:
+        async def begin(parts: ServerParts) -> ResponseStream:
+            return InProcessFrontend(parts.engine).stream(request)
+
+        stream = self._call(begin)
+        try:
+            while True:
+                try:
+                    response = self._call(lambda _: stream.next(), timeout_s)
+                except TimeoutError:
+                    raise TimeoutError(f"model '{request.model_name}' sent no response within {timeout_s} s") from None
+                if response is None:
+                    return
+                yield {tensor.name: tensor.array for tensor in response.outputs}
+        finally:
+            with self._lock:
+                if self._parts is not None:
+                    self._loop.call_soon_threadsafe(stream.close)
+
+    def is_ready(self, model: str = "") -> bool:
+        """Whether the server, or one model, is ready."""
+
+        async def ask(parts: ServerParts) -> bool:
+            return await parts.engine.model_ready(model) if model else parts.engine.is_ready()
+
+        return self._call(ask)
+
+    def load(self, model: str, config: str | None = None) -> None:
+        """Load or reload a model, with `config` (JSON) in place of its own configuration where given.
+
+        Raises:
+            ServingError: The control mode is not explicit, or the model fails to load.
+        """
+        self._call(lambda parts: parts.engine.load_model(model, config))
+
+    def unload(self, model: str) -> None:
+        """Begin to unload a model.
+
+        Raises:
+            ServingError: The control mode is not explicit.
+        """
+        self._call(lambda parts: parts.engine.unload_model(model))
+
+    async def _serve(self, started: "Future[ServerParts]") -> None:
+        """Serve until this task is cancelled."""
+        async with AsyncExitStack() as cleanup:
+            try:
+                parts = ServerParts(self._options)
+                cleanup.push_async_callback(parts.shutdown)
+                await parts.start()
+            except Exception as error:
+                started.set_exception(error)
+            else:
+                started.set_result(parts)
+            await self._loop.create_future()
+
+    def _running(self) -> ServerParts:
+        if self._parts is None:
+            raise unavailable(
+                "the server is not running", hint="use it as a context manager: with charonia.Server(...) as server:"
+            )
+        return self._parts
+
+    def _call(self, work: Callable[[ServerParts], Coroutine[object, object, _T]], timeout_s: float | None = None) -> _T:
+        with self._lock:
+            future = asyncio.run_coroutine_threadsafe(work(self._running()), self._loop)
+        try:
+            return future.result(timeout_s)
+        except CancelledError:
+            raise unavailable("the server was stopped before this was done") from None
+        except BaseException:
+            future.cancel()
+            raise
+
+    def _stop(self, thread: threading.Thread) -> None:
+        with self._lock:
+            self._parts = None
+        self._loop.call_soon_threadsafe(self._serving.cancel)
+        thread.join()
+        self._thread = None
+
+
+def _run(loop: asyncio.AbstractEventLoop, task: "asyncio.Task[None]") -> None:
+    """Run a loop until the task was cancelled and has cleaned up; nothing that was started in it is left then."""
+
+    async def until_cancelled() -> None:
+        with suppress(asyncio.CancelledError):
+            await task
+
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        runner.run(until_cancelled())

@@ -1,0 +1,255 @@
+"""The engine that front ends call: `Engine` over the life cycle and its runners."""
+
+import re
+from collections.abc import Mapping
+
+from charonia.config.model import ModelConfig
+from charonia.core.calls import Reply, Ticket
+from charonia.core.dtypes import DataType
+from charonia.core.errors import ServingError, invalid, not_found, unavailable
+from charonia.core.metadata import ModelIndexEntry, ModelMetadata, ModelState, ServerMetadata, TensorMetadata
+from charonia.core.request import InferRequest
+from charonia.core.statistics import ModelStatistics
+from charonia.server.execution.admission import with_request_id
+from charonia.server.lifecycle.entries import ambiguity, keys_of
+from charonia.server.lifecycle.lifecycle import Lifecycle
+from charonia.server.lifecycle.loader import Runner
+from charonia.server.lifecycle.on_demand import Demand
+from charonia.server.metrics.prometheus import ModelSample
+from charonia.server.sequences.models import sequences_of
+from charonia.server.sequences.overview import ModelSequences
+
+_VERSION = re.compile(r"[0-9]{1,18}")
+
+
+class _Answered:
+    """The ticket of a request that was refused at the door."""
+
+    def cancel(self) -> None:
+        """Do nothing: it has its answer."""
+
+
+_ANSWERED = _Answered()
+
+
+class ModelEngine:
+    """A server's models, behind the `Engine` interface.
+
+    Attributes:
+        demand: Loads models when they are needed, None where other rules say which are loaded.
+    """
+
+    def __init__(
+        self,
+        lifecycle: Lifecycle,
+        metadata: ServerMetadata,
+        *,
+        strict_readiness: bool = True,
+    ) -> None:
+        self.demand: Demand | None = None
+        self._lifecycle = lifecycle
+        lifecycle.ensembles.infer = self.infer
+        self._routes = lifecycle.routes
+        self._models = lifecycle.models
+        self._metadata = metadata
+        self._strict_readiness = strict_readiness
+        self._is_started = False
+        self._is_exiting = False
+
+    def started(self) -> None:
+        """The models of the start are loaded."""
+        self._is_started = True
+
+    def begin_exit(self) -> None:
+        """Turn not ready and refuse new requests; those in flight go on."""
+        self._is_exiting = True
+
+    def infer(self, request: InferRequest, reply: Reply) -> Ticket:
+        """Run a request. See `Engine.infer`."""
+        runner = self._routes.get((request.model_name, request.model_version))
+        if runner is not None and not self._is_exiting:
+            return runner.submit(request, reply)
+        if self.demand is not None and not self._is_exiting:
+            ticket = self.demand.submit(request, reply)
+            if ticket is not None:
+                return ticket
+        return self.infer_loaded(request, reply)
+
+    def infer_loaded(self, request: InferRequest, reply: Reply) -> Ticket:
+        """Run a request of a model that is loaded, or say that it is not."""
+        try:
+            runner = self.find(request.model_name, request.model_version)
+            if self._is_exiting and request.caller is None:  # what is in flight may need other models to finish
+                raise unavailable(
+                    "Server is stopping, scheduler for model has stopped accepting new inference requests"
+                )
+        except ServingError as error:
+            reply(with_request_id(error, request) if request.id else error, True)
+            return _ANSWERED
+        return runner.submit(request, reply)
+
+    def is_live(self) -> bool:
+        """Whether the server can answer at all."""
+        return True
+
+    def is_ready(self) -> bool:
+        """Whether the server is ready for inference."""
+        if not self._is_started or self._is_exiting:
+            return False
+        # Those that come and go on demand say nothing of the server.
+        needed = self.demand.is_pinned if self.demand is not None else None
+        return not self._strict_readiness or all(
+            model.is_ready
+            for key, model in self._lifecycle.models.items()
+            if model.wanted and (needed is None or needed(key))
+        )
+
+    def is_exiting(self) -> bool:
+        """Whether the server is shutting down."""
+        return self._is_exiting
+
+    async def model_ready(self, name: str, version: str = "") -> bool:
+        """Whether a version of the model is ready; not while all of its workers are being started again."""
+        try:
+            runner = self.find(name, version)
+        except ServingError:
+            if not version and self.is_loadable(name):
+                return not self._is_exiting
+            if name not in self._lifecycle.models or not _is_version(version):
+                raise
+            return False
+        loaded = next((each for each in self._lifecycle.loaded() if each.runner is runner), None)
+        return not self._is_exiting and loaded is not None and not loaded.is_down and await loaded.is_ready()
+
+    def server_metadata(self) -> ServerMetadata:
+        """Return name, version and extensions of the server."""
+        return self._metadata
+
+    def model_metadata(self, name: str, version: str = "") -> ModelMetadata:
+        """Return a model's tensors and ready versions."""
+        runner = self.find(name, version)
+        config = runner.config
+        lead = (-1,) if config.max_batch_size > 0 else ()
+        versions = (
+            (runner.version,) if version else tuple(sorted((v for n, v in self._routes if n == name and v), key=int))
+        )
+        return ModelMetadata(
+            config.name,
+            versions,
+            config.platform or config.backend,
+            tuple(TensorMetadata(i.name, _datatype(i.data_type), lead + i.dims) for i in config.input),
+            tuple(TensorMetadata(o.name, _datatype(o.data_type), lead + o.dims) for o in config.output),
+        )
+
+    def is_loadable(self, name: str) -> bool:
+        """Whether a request for a model that is not loaded waits until it is."""
+        return self.demand is not None and self.demand.is_loadable(name)
+
+    def model_config(self, name: str, version: str = "") -> ModelConfig:
+        """Return the complete configuration in use."""
+        return self.find(name, version).config
+
+    def model_statistics(self, name: str = "", version: str = "") -> list[ModelStatistics]:
+        """Return statistics of loaded versions."""
+        runners = sorted(
+            ((n, int(v), runner) for (n, v), runner in self._routes.items() if v and (name or n in self._models)),
+            key=lambda item: item[:2],
+        )
+        if not name:
+            return [runner.meter.statistics for _, _, runner in runners]
+        if not _is_version(version):
+            raise _bad_version(version)
+        of_model = [(v, runner) for n, v, runner in runners if n == name]
+        if not of_model:
+            raise invalid(f"requested model '{name}' is not available")
+        chosen = [runner for v, runner in of_model if not version or v == int(version)]
+        if not chosen:
+            raise invalid(f"requested model version is not available for model '{name}': {version}")
+        return [runner.meter.statistics for runner in chosen]
+
+    def repository_index(self, ready_only: bool = False) -> list[ModelIndexEntry]:
+        """Return every model in the repositories with the state of its versions."""
+        entries = self._lifecycle.index()
+        return [e for e in entries if e.state is ModelState.READY] if ready_only else entries
+
+    async def load_model(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
+        """Load or reload a model."""
+        await self._lifecycle.load(name, config, files)
+
+    async def unload_model(self, name: str, unload_dependents: bool = False) -> None:
+        """Begin to unload a model, and on demand those that were loaded only because it is an ensemble of them."""
+        await self._lifecycle.unload(name, unload_dependents)
+
+    def sequences(self, name: str, version: str = "") -> ModelSequences:
+        """Return the slots and the backlog of a model that works on sequences.
+
+        Raises:
+            ServingError: As `model_config`; INVALID_ARG where it does not work on sequences.
+        """
+        return sequences_of(self.find(name, version), name)
+
+    def samples(self) -> list[ModelSample]:
+        """Return what a metrics scrape sees of every loaded version."""
+        return [
+            ModelSample(loaded.runner.meter, loaded.runner.config.metric_tags, loaded.runner.pending, loaded.workers())
+            for loaded in self._lifecycle.loaded()
+        ]
+
+    def find(self, name: str, version: str = "") -> Runner:
+        """Return what runs a version of a model, "" for the one that the version policy chooses.
+
+        Raises:
+            ServingError: There is none, or none that is ready.
+        """
+        if not _is_version(version):
+            raise _bad_version(version)
+        runner = self._routes.get((name, str(int(version)) if version else ""))
+        if runner is not None:
+            return runner
+        model = self._lifecycle.models.get(name)
+        if model is None:
+            same = [key for key in keys_of(name, self._lifecycle.found) if key in self._models]
+            if len(same) > 1:
+                raise ambiguity(name, same)
+            model = self._models[same[0]] if same else None
+        if model is None:
+            known = sorted({n for n, _ in self._routes})
+            raise not_found(
+                f"Request for unknown model: '{name}' is not found",
+                hint=f"models that are ready: {', '.join(known[:10])}" if known else "",
+            )
+        if not version:
+            loading = any(v.state is ModelState.LOADING for v in model.versions.values())
+            if loading:
+                raise unavailable(f"Request for unknown model: '{name}' is not at ready state: it is being loaded")
+            versions = [f"version {n}: {v.reason or 'is being unloaded'}" for n, v in sorted(model.versions.items())]
+            raise not_found(
+                f"Request for unknown model: '{name}' has no available versions",
+                hint=model.failure or "; ".join(versions),
+            )
+        entry = model.versions.get(int(version))
+        if entry is None:
+            ready = sorted(number for number, known in model.versions.items() if known.state is ModelState.READY)
+            raise not_found(
+                f"Request for unknown model: '{name}' version {int(version)} is not found",
+                hint=f"versions that are ready: {', '.join(map(str, ready[:10]))}" if ready else "",
+            )
+        raise unavailable(
+            f"Request for unknown model: '{name}' version {int(version)} is not at ready state", hint=entry.reason
+        )
+
+
+def _is_version(version: str) -> bool:
+    return not version or _VERSION.fullmatch(version) is not None
+
+
+def _bad_version(version: str) -> ServingError:
+    return invalid(
+        f"failed to get model version from specified version string '{version}'", hint="a version is a number"
+    )
+
+
+def _datatype(datatype: DataType | None) -> DataType:
+    if datatype is None:
+        raise ValueError("a tensor has no data type: the configuration was not validated")
+    return datatype

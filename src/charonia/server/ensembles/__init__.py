@@ -1,0 +1,1 @@
+"""Ensembles: models whose requests flow through the steps of a graph."""

@@ -1,0 +1,289 @@
+"""The data flow of one ensemble request: which step runs when, and when there is a response. Pure.
+
+Pure: values are opaque, steps are run by the caller. What has to run is a `graph.Plan`, shared by all
+requests that give and want the same; a `Flow` is one request on its way through it.
+
+Rules:
+
+1. A step runs once all the tensors it reads are there. Steps that no wanted output needs never run.
+2. A response of a decoupled step opens a *branch*: what follows from that response, and only from it. A step inside a
+   branch also sees the tensors of the branches around it, up to those of the request itself.
+3. A branch gives one response: when all wanted outputs are there. Responses leave in the order in which their branches
+   were opened. A response without tensors opens no branch.
+4. With a limit, at most so many branches of one step are open at once in one request. Further responses of the step are
+   held back, in order, and open their branches as earlier ones close. A branch needs nothing of a later one, so this
+   cannot block.
+5. A tensor may be absent: an optional input that was not given, or an output that a model left out. A step that reads
+   it through an optional input runs without it. A step that needs it cannot run, and what it would write is absent too.
+   A wanted output that is absent is an error.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from charonia.server.ensembles.graph import SINK, Level, Plan
+
+V = TypeVar("V")
+
+HELD_RESPONSES_MAX = 16_384
+"""Most responses of one decoupled step that are held back within one request."""
+
+
+class Run(NamedTuple):
+    """Run this step with the tensors of this branch."""
+
+    step: int
+    branch: "Branch[Any]"
+
+
+class Respond(NamedTuple):
+    """All wanted outputs of this branch are there."""
+
+    branch: "Branch[Any]"
+
+
+class Stuck(NamedTuple):
+    """A wanted output cannot be made: `step` left out `tensor`. Nothing follows."""
+
+    step: int
+    tensor: str
+
+
+class Overflow(NamedTuple):
+    """`HELD_RESPONSES_MAX` responses of `step` are held back, and another came. Nothing follows."""
+
+    step: int
+
+
+class Finish(NamedTuple):
+    """Every step is done and every response is out."""
+
+
+Command = Run | Respond | Stuck | Overflow | Finish
+
+
+class _Absent:
+    """Stands for the value of a tensor that will not come."""
+
+
+_ABSENT = _Absent()
+
+
+class Branch(Generic[V]):
+    """The tensors of a request, or of what follows from one response of a decoupled step.
+
+    It refers to the branches around it and they not to it: what is over is freed at once, without the collector.
+    """
+
+    __slots__ = ("answered", "around", "awaited", "level", "open", "step", "values", "waits")
+
+    def __init__(self, level: Level, step: int | None, around: "tuple[Branch[V], ...]") -> None:
+        self.level = level
+        self.step = step
+        self.around = around  # outermost first
+        self.values: dict[str, V | _Absent] = {}
+        self.waits = dict(level.waits)
+        self.open = level.open
+        self.awaited: dict[str, list[tuple[Branch[V], int]]] | None = None  # who waits further inside, by tensor
+        self.answered = False
+
+
+class Flow(Generic[V]):
+    """One request on its way. Every method returns what is to be done next, in order.
+
+    Args:
+        plan: What is to be done.
+        branches_max: Most branches of one step that are open at once, 0 for no limit.
+    """
+
+    __slots__ = (
+        *("_blocked", "_branches_max", "_commands", "_due", "_has_absent", "_held"),
+        *("_is_over", "_left_out", "_line", "_plan", "_root"),
+    )
+
+    def __init__(self, plan: Plan, branches_max: int = 0) -> None:
+        self._plan = plan
+        self._branches_max = branches_max
+        self._root: Branch[V] = Branch(plan.levels[None], None, ())
+        self._commands: list[Command] = []
+        self._has_absent = False
+        self._left_out = (SINK, "")
+        self._line: deque[Branch[V]] = deque()  # branches that will respond, in the order in which they were opened
+        self._held: dict[int, _Held[V]] = {}
+        self._due: deque[tuple[Branch[V], int, Mapping[str, V]]] = deque()  # held responses whose turn has come
+        self._blocked: list[tuple[Branch[V], int]] = []  # steps that cannot run
+        self._is_over = False
+
+    def start(self, values: Mapping[str, V]) -> list[Command]:
+        """Begin with the inputs of the request."""
+        root = self._root
+        root.open += 1  # so that it cannot close before all is begun
+        for step in root.level.ready:
+            self._ready(root, step)
+        for tensor in self._plan.inputs:
+            self._settle(root, tensor, values[tensor])
+        self._closed_one(root)
+        return self._taken()
+
+    def respond(self, branch: Branch[V], step: int, values: Mapping[str, V] | None, final: bool) -> list[Command]:
+        """Take in a response to a step that was to be run.
+
+        Args:
+            branch: The branch in which it ran.
+            step: The step.
+            values: What it wrote, by tensor; None where there is no response but the news that no more will come.
+            final: Whether no more responses follow. A step that is not decoupled has one response, which is final.
+        """
+        if self._is_over:
+            return []
+        if not self._plan.graph.steps[step].is_decoupled:
+            self._write(branch, step, self._plan.gives[step], values or {})
+            self._closed_one(branch)
+        else:
+            if values:
+                self._arrived(branch, step, values)
+            if final:
+                self._closed_one(branch)
+        return self._taken()
+
+    def read(self, branch: Branch[V], tensor: str) -> V | None:
+        """Return a tensor as a branch sees it, None where it is absent."""
+        value = self._value(branch, tensor)
+        return None if isinstance(value, _Absent) else value
+
+    def _taken(self) -> list[Command]:
+        while (self._due or self._blocked) and not self._is_over:
+            if self._due:
+                self._open(*self._due.popleft())
+            else:
+                branch, step = self._blocked.pop()
+                for tensor in self._plan.gives[step]:
+                    self._settle(branch, tensor, _ABSENT)
+                self._closed_one(branch)
+        commands = self._commands
+        self._commands = []
+        return commands
+
+    def _write(self, branch: Branch[V], step: int, tensors: Iterable[str], values: Mapping[str, V]) -> None:
+        for tensor in tensors:
+            value = values.get(tensor)
+            if value is None:
+                if not self._has_absent:
+                    self._has_absent = True
+                    self._left_out = (step, tensor)
+                self._settle(branch, tensor, _ABSENT)
+            else:
+                self._settle(branch, tensor, value)
+
+    def _arrived(self, around: Branch[V], step: int, values: Mapping[str, V]) -> None:
+        """A decoupled step has responded."""
+        around.open += 1
+        if self._branches_max:
+            held = self._held.setdefault(step, _Held())
+            if held.open >= self._branches_max:
+                if len(held.waiting) >= HELD_RESPONSES_MAX:
+                    self._end(Overflow(step))
+                else:
+                    held.waiting.append((around, values))
+                return
+            held.open += 1
+        self._open(around, step, values)
+
+    def _open(self, around: Branch[V], step: int, values: Mapping[str, V]) -> None:
+        level = self._plan.levels[step]
+        branch: Branch[V] = Branch(level, step, (*around.around, around))
+        branch.open += 1  # so that it cannot close before all is begun
+        if self._plan.sink == step:
+            self._line.append(branch)
+        for depth, tensor, reader in level.outer:
+            outer = branch.around[depth]
+            if tensor in outer.values:
+                self._count(branch, reader)  # never the last tensor that it waits for: one is of this branch
+            else:
+                if outer.awaited is None:
+                    outer.awaited = {}
+                outer.awaited.setdefault(tensor, []).append((branch, reader))
+        self._write(branch, step, self._plan.gives[step], values)
+        self._closed_one(branch)
+
+    def _settle(self, branch: Branch[V], tensor: str, value: V | _Absent) -> None:
+        """A tensor has come, or will not come."""
+        branch.values[tensor] = value
+        for step in branch.level.readers.get(tensor, ()):
+            self._count(branch, step)
+        if branch.awaited:
+            for inner, step in branch.awaited.pop(tensor, ()):
+                self._count(inner, step)
+
+    def _count(self, branch: Branch[V], step: int) -> None:
+        """A step has one tensor fewer to wait for."""
+        left = branch.waits[step] = branch.waits[step] - 1
+        if not left:
+            self._ready(branch, step)
+
+    def _ready(self, branch: Branch[V], step: int) -> None:
+        """Every tensor that a step reads is settled."""
+        if self._is_over:
+            return
+        if self._has_absent and any(self._value(branch, t) is _ABSENT for t in self._plan.needs[step]):
+            if step == SINK or self._plan.graph.steps[step].is_decoupled:
+                self._end(Stuck(*self._left_out))
+            else:
+                self._blocked.append((branch, step))
+        elif step != SINK:
+            self._commands.append(Run(step, branch))
+        elif branch.step is None:
+            self._commands.append(Respond(branch))
+            self._closed_one(branch)
+        else:
+            branch.answered = True
+            self._release()
+
+    def _value(self, branch: Branch[V], tensor: str) -> V | _Absent:
+        depth = self._plan.depth_of[tensor]
+        around = branch.around
+        return (around[depth] if depth < len(around) else branch).values[tensor]
+
+    def _release(self) -> None:
+        while self._line and self._line[0].answered:
+            branch = self._line.popleft()
+            self._commands.append(Respond(branch))
+            self._closed_one(branch)
+
+    def _closed_one(self, branch: Branch[V]) -> None:
+        """One thing fewer is open in a branch: a step, its response, or a branch inside it."""
+        branch.open -= 1
+        while not branch.open and not self._is_over:
+            step = branch.step
+            if step is None:
+                self._end(Finish())
+                return
+            branch = branch.around[-1]
+            held = self._held.get(step)
+            if held is not None:
+                held.open -= 1
+                if held.waiting:
+                    held.open += 1
+                    around, values = held.waiting.popleft()
+                    self._due.append((around, step, values))
+            branch.open -= 1
+
+    def _end(self, command: Command) -> None:
+        self._is_over = True
+        self._commands.append(command)
+
+
+class _Held(Generic[V]):
+    """Branches of one decoupled step.
+
+    Attributes:
+        open: How many are open.
+        waiting: Responses that are held back, each with the branch in which it came.
+    """
+
+    __slots__ = ("open", "waiting")
+
+    def __init__(self) -> None:
+        self.open = 0
+        self.waiting: deque[tuple[Branch[V], Mapping[str, V]]] = deque()

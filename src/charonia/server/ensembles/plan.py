@@ -1,0 +1,183 @@
+"""How the tensors of an ensemble go through its steps: prepared once, read by every request."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from charonia.config.model import EnsembleStep, ModelConfig
+from charonia.config.tensors import WILDCARD
+from charonia.core.names import model_key
+from charonia.core.request import InferRequest, RequestedOutput
+from charonia.core.tensor import Array
+from charonia.server.ensembles.configuration import composed, scheduling_of
+from charonia.server.ensembles.graph import FlowStep, Graph, Plan
+
+ROUTES_MAX = 256
+"""Most routes that are kept: one for each combination of inputs given and outputs wanted that requests came with."""
+
+Labels = Mapping[str, tuple[str, ...]]
+"""Class labels by output."""
+
+
+class Fit(NamedTuple):
+    """How a tensor is passed on to a model that has a batch dimension where its source has none, or the reverse.
+
+    Attributes:
+        batches: Whether the model has a batch dimension.
+        dims: The model's dims for the tensor.
+    """
+
+    batches: bool
+    dims: tuple[int, ...]
+
+    def apply(self, array: Array) -> Array:
+        """Return a view with a batch dimension of 1 more or less, or the array itself where that does not fit."""
+        shape, dims = array.shape, self.dims
+        if self.batches:
+            if len(shape) == len(dims) and all(d in (WILDCARD, s) for d, s in zip(dims, shape, strict=True)):
+                return array[None]
+        elif len(shape) == len(dims) + 1 and shape[0] == 1:
+            view: Array = array[0, ...]
+            return view
+        return array
+
+
+class Link(NamedTuple):
+    """An input of a step's model, or an output of the ensemble.
+
+    Attributes:
+        name: Its name.
+        tensor: The ensemble tensor.
+        fit: None where the tensor is passed on as it is.
+    """
+
+    name: str
+    tensor: str
+    fit: Fit | None
+
+
+class StepRoute(NamedTuple):
+    """A step as it runs for certain requests.
+
+    Attributes:
+        model_name: Key of its model.
+        model_version: Version as text, "" for the highest that is ready.
+        inputs: What the model is given.
+        outputs: What it is asked for; empty for all it has.
+        gives: Ensemble tensor by output of the model, for those that are needed.
+        is_decoupled: Whether it has any number of responses.
+    """
+
+    model_name: str
+    model_version: str
+    inputs: tuple[Link, ...]
+    outputs: tuple[RequestedOutput, ...]
+    gives: Mapping[str, str]
+    is_decoupled: bool
+
+
+class Route(NamedTuple):
+    """What requests that give the same inputs and want the same outputs go through.
+
+    Attributes:
+        plan: Which steps run, and when.
+        steps: The steps by number.
+        outputs: The outputs of a response, in order.
+    """
+
+    plan: Plan
+    steps: Mapping[int, StepRoute]
+    outputs: tuple[Link, ...]
+
+
+class Wiring:
+    """An ensemble and the models of its steps, as they are loaded now.
+
+    Args:
+        config: The ensemble's configuration.
+        models: The complete configuration of each step's model.
+        labels: Class labels of the ensemble's outputs.
+
+    Attributes:
+        config: The configuration, with what follows from the steps.
+        labels: Class labels of its outputs.
+        batches: Whether it has a batch dimension.
+        graph: The steps and the tensors between them.
+        branches_max: Most responses of a decoupled step that are worked on at once in a request, 0 for no limit.
+    """
+
+    def __init__(self, config: ModelConfig, models: Sequence[ModelConfig], labels: Labels) -> None:
+        self.config = composed(config, models)
+        self.labels = labels
+        self.batches = config.max_batch_size > 0
+        scheduling = scheduling_of(config)
+        self.branches_max = scheduling.max_inflight_requests
+        self._steps = scheduling.step
+        self._models = models
+        self._batches = dict.fromkeys([tensor.name for tensor in config.input], self.batches)
+        for step, model in zip(self._steps, models, strict=True):
+            self._batches |= dict.fromkeys(step.output_map.values(), model.max_batch_size > 0)
+        flow = [_flow_step(step, model) for step, model in zip(self._steps, models, strict=True)]
+        self.graph = Graph([tensor.name for tensor in config.input], flow)
+        self._routes: dict[tuple[frozenset[str], tuple[str, ...]], Route] = {}
+        self._input_count = len(config.input)
+        self._usual: Route | None = None
+
+    def route(self, request: InferRequest) -> Route:
+        """Return what a request goes through.
+
+        Raises:
+            ServingError: INVALID_ARG when an output cannot be made from the inputs, or not together with the others.
+        """
+        is_usual = not request.outputs and len(request.inputs) == self._input_count
+        if is_usual and self._usual is not None:
+            return self._usual
+        wanted = tuple(o.name for o in request.outputs) or tuple(o.name for o in self.config.output)
+        key = (frozenset(request.inputs), wanted)
+        route = self._routes.get(key)
+        if route is None:
+            route = self._make(*key)
+            if len(self._routes) >= ROUTES_MAX:
+                self._routes.clear()
+            self._routes[key] = route
+        if is_usual:
+            self._usual = route
+        return route
+
+    def _make(self, given: frozenset[str], wanted: tuple[str, ...]) -> Route:
+        plan = self.graph.plan(given, wanted)
+        steps = {index: self._step(index, plan) for index in plan.steps}
+        dims = {output.name: output.dims for output in self.config.output}
+        return Route(plan, steps, tuple(self._link(name, name, self.batches, dims[name]) for name in wanted))
+
+    def _step(self, index: int, plan: Plan) -> StepRoute:
+        step, model = self._steps[index], self._models[index]
+        dims = {tensor.name: tensor.dims for tensor in model.input}
+        batches = model.max_batch_size > 0
+        reads, needed = plan.reads[index], plan.gives[index]
+        gives = {key: tensor for key, tensor in step.output_map.items() if tensor in needed}
+        is_all = len(gives) == len(model.output)
+        return StepRoute(
+            key_of(step),
+            str(step.model_version) if step.model_version > 0 else "",
+            tuple(self._link(k, t, batches, dims[k]) for k, t in step.input_map.items() if t in reads),
+            () if is_all else tuple(RequestedOutput(name) for name in gives),
+            gives,
+            model.is_decoupled,
+        )
+
+    def _link(self, name: str, tensor: str, batches: bool, dims: tuple[int, ...]) -> Link:
+        return Link(name, tensor, None if self._batches[tensor] == batches else Fit(batches, dims))
+
+
+def key_of(step: EnsembleStep) -> str:
+    """Return the key of a step's model."""
+    return model_key(step.model_namespace, step.model_name)
+
+
+def _flow_step(step: EnsembleStep, model: ModelConfig) -> FlowStep:
+    optional = {given.name for given in model.input if given.optional}
+    needs = {tensor for key, tensor in step.input_map.items() if key not in optional}
+    takes = {tensor for key, tensor in step.input_map.items() if key in optional} - needs
+    return FlowStep(
+        tuple(sorted(needs)), tuple(step.output_map.values()), tuple(sorted(takes)), is_decoupled=model.is_decoupled
+    )

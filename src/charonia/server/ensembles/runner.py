@@ -1,0 +1,420 @@
+"""Runs one loaded version of an ensemble: requests in, a request to the engine for each step, outcomes out.
+
+Invariants:
+
+1. Every request gets exactly one final reply, from `EnsembleCall._end`.
+2. A step is a request like any other: it has its model's scheduler, batches, limits and statistics. Its tensors are
+   passed on by reference; a batch dimension that one model has and the next has not is a view.
+3. The first step that fails ends the request; steps that still run are cancelled. So does a caller who leaves.
+4. A request goes on with the wiring it started with; a new one takes effect for new requests.
+"""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import assert_never
+
+from charonia.config.model import ModelConfig
+from charonia.core.caller import CallFrame
+from charonia.core.calls import Outcome, Reply, Ticket
+from charonia.core.classification import classify
+from charonia.core.dtypes import DataType
+from charonia.core.errors import Code, ServingError, internal, unavailable
+from charonia.core.names import name_of
+from charonia.core.request import SEQUENCE_END, SEQUENCE_START, InferRequest, ParameterValue
+from charonia.core.response import ExecutionRecord, InferResponse
+from charonia.core.statistics import ResponseKind
+from charonia.core.tensor import Array, DeviceTensor, Tensor
+from charonia.server.ensembles.flow import (
+    HELD_RESPONSES_MAX,
+    Branch,
+    Command,
+    Finish,
+    Flow,
+    Overflow,
+    Respond,
+    Run,
+    Stuck,
+)
+from charonia.server.ensembles.plan import Route, StepRoute, Wiring
+from charonia.server.execution.admission import Admission, with_request_id
+from charonia.server.execution.clock import now_ns
+from charonia.server.execution.meters import make_meter
+from charonia.server.execution.tracing import begin
+from charonia.server.metrics.model_metrics import FailureReason
+
+_log = logging.getLogger(__name__)
+
+Infer = Callable[[InferRequest, Reply], Ticket]
+"""Runs a request of any model: `Engine.infer`."""
+
+Sequence = tuple[int | str, int]
+"""Correlation id and flags."""
+
+
+class _SequenceTensor(Tensor):
+    """A tensor of a step whose response set the sequence of the steps that follow."""
+
+    __slots__ = ("sequence",)
+
+    def __init__(self, name: str, datatype: DataType, array: Array, sequence: Sequence) -> None:
+        super().__init__(name, datatype, array)
+        self.sequence = sequence
+
+
+class StepCall:
+    """A step's request in flight."""
+
+    __slots__ = ("branch", "call", "number", "record", "route", "sequence", "ticket")
+
+    def __init__(self, call: "EnsembleCall", number: int, branch: Branch[Tensor], route: StepRoute) -> None:
+        self.call = call
+        self.number = number
+        self.branch = branch
+        self.route = route
+        self.sequence: Sequence | None = None
+        self.ticket: Ticket | None = None
+        self.record: ExecutionRecord | None = None
+
+    def reply(self, outcome: Outcome, final: bool) -> None:
+        """The engine reports an outcome of the step."""
+        self.call.arrived(self, outcome, final)
+
+
+class EnsembleCall:
+    """A request in flight; also the ticket that the front end holds."""
+
+    __slots__ = (
+        *("_compute_ns", "_flow", "_frame", "_inbox", "_is_busy", "_is_done", "_queue_ns", "_reply", "_route"),
+        *("_running", "_runner", "_sent", "_since_ns", "_unsent", "_wiring", "arrival_ns", "batch_size", "request"),
+    )
+
+    def __init__(
+        self, runner: "EnsembleRunner", wiring: Wiring, request: InferRequest, reply: Reply, arrival_ns: int
+    ) -> None:
+        self.request = request
+        self.arrival_ns = arrival_ns
+        self.batch_size = 1
+        self._runner = runner
+        self._wiring = wiring
+        self._reply = reply
+        self._queue_ns = 0
+        self._compute_ns = 0
+        self._is_done = False
+        self._is_busy = False
+        self._inbox: deque[tuple[StepCall, Outcome, bool]] = deque()
+        self._running: set[StepCall] = set()
+        self._unsent: InferResponse | None = None
+        self._sent = 0
+        self._since_ns = arrival_ns
+
+    def start(self, route: Route) -> None:
+        """Begin with the steps."""
+        request = self.request
+        self._route = route
+        self._frame = CallFrame(self._wiring.config.name, self._runner.version, "", request.caller)
+        self._flow: Flow[Tensor] = Flow(route.plan, self._wiring.branches_max)
+        self._work(self._flow.start(request.inputs))
+
+    def cancel(self) -> None:
+        """The caller has gone."""
+        self.fail(ServingError(Code.CANCELLED, "the request was cancelled"), FailureReason.CANCELED)
+
+    def fail(self, error: ServingError, reason: FailureReason) -> None:
+        """Answer with an error, unless the request is over, and stop what runs."""
+        if not self._is_done:
+            self._runner.meter.failed(reason, now_ns() - self.arrival_ns)
+            self._end(error)
+
+    def arrived(self, step: StepCall, outcome: Outcome, final: bool) -> None:
+        """A step reports an outcome."""
+        if self._is_done:
+            return
+        # A step that runs in place answers while it is being started. One after the other, not inside each other.
+        self._inbox.append((step, outcome, final))
+        if not self._is_busy:
+            self._work([])
+
+    def _work(self, commands: list[Command]) -> None:
+        """Carry out commands, and what follows from steps that answer meanwhile."""
+        self._is_busy = True
+        try:
+            while True:
+                for command in commands:
+                    if self._is_done:
+                        return
+                    self._carry_out(command)
+                if self._is_done or not self._inbox:
+                    return
+                commands = self._take(*self._inbox.popleft())
+        except ServingError as error:  # a response that cannot be made as it is wanted
+            self.fail(with_request_id(error, self.request), FailureReason.OTHER)
+        except Exception:
+            _log.exception("a request of ensemble '%s' failed", self.request.model_name)
+            self.fail(internal(f"in ensemble '{self.request.model_name}', an internal error"), FailureReason.OTHER)
+        finally:
+            self._is_busy = False
+            if self._unsent is not None and not self._is_done:
+                response, self._unsent = self._unsent, None
+                self._deliver(response, False)
+
+    def _carry_out(self, command: Command) -> None:
+        if isinstance(command, Run):
+            self._run(command.step, command.branch)
+        elif isinstance(command, Respond):
+            response = self._response(command.branch)
+            if self._unsent is not None:
+                self._deliver(self._unsent, False)
+            self._unsent = response
+        elif isinstance(command, Finish):
+            self._runner.succeeded(self, self._queue_ns, self._compute_ns)
+            last, self._unsent = self._unsent, None
+            self._end(last)
+        elif isinstance(command, Stuck):
+            error = internal(
+                "unexpected deadlock, at least one output is not set while no more ensemble steps can be made: "
+                f"the response lacks the output for ensemble tensor '{command.tensor}'"
+            )
+            self._fail_step(self._route.steps[command.step], error)
+        elif isinstance(command, Overflow):
+            error = unavailable(
+                f"{HELD_RESPONSES_MAX} responses wait for the steps that follow",
+                hint="raise max_inflight_requests of the ensemble, or let the model wait between responses",
+            )
+            self._fail_step(self._route.steps[command.step], error)
+        else:
+            assert_never(command)
+
+    def _run(self, number: int, branch: Branch[Tensor]) -> None:
+        request, flow = self.request, self._flow
+        route = self._route.steps[number]
+        step = StepCall(self, number, branch, route)
+        inputs: dict[str, Tensor] = {}
+        for name, tensor, fit in route.inputs:
+            value = flow.read(branch, tensor)
+            if value is None:
+                continue
+            if type(value) is DeviceTensor and fit is None:
+                inputs[name] = value.renamed(name)
+            else:
+                array = value.array if fit is None else fit.apply(value.array)
+                inputs[name] = Tensor(name, value.datatype, array)
+            if isinstance(value, _SequenceTensor):
+                step.sequence = value.sequence
+        correlation_id, flags = step.sequence or (request.correlation_id, request.flags)
+        self._running.add(step)
+        ticket = self._runner.infer(
+            InferRequest(
+                route.model_name,
+                inputs,
+                model_version=route.model_version,
+                id=request.id,
+                outputs=route.outputs,
+                parameters=request.parameters,
+                correlation_id=correlation_id,
+                flags=flags,
+                priority=request.priority,
+                timeout_us=request.timeout_us,
+                deadline_ns=request.deadline_ns,
+                caller=self._frame,
+                trace=request.trace.child() if request.trace is not None else None,
+            ),
+            step.reply,
+        )
+        if self._is_done:  # the caller left while the step was being started
+            ticket.cancel()
+        else:
+            step.ticket = ticket
+
+    def _take(self, step: StepCall, outcome: Outcome, final: bool) -> list[Command]:
+        """Take in an outcome of a step and return what follows."""
+        if isinstance(outcome, ServingError):
+            self._fail_step(step.route, outcome)
+            return []
+        if not final and not step.route.is_decoupled:
+            self._fail_step(step.route, internal("the model sent a partial response, and was not decoupled before"))
+            return []
+        values: dict[str, Tensor] | None = None
+        if outcome is not None:
+            gives = step.route.gives
+            values = {gives[tensor.name]: tensor for tensor in outcome.outputs if tensor.name in gives}
+            step.record = outcome.execution
+            if outcome.parameters or step.sequence is not None:
+                values = self._with_sequence(values, outcome.parameters, step)
+        if final:
+            self._running.discard(step)
+            step.ticket = None  # it refers to this step's reply: what is over is freed without the collector
+            if step.record is not None:
+                self._queue_ns += step.record.queue_ns
+                self._compute_ns += step.record.compute_ns
+        return self._flow.respond(step.branch, step.number, values, final)
+
+    def _with_sequence(
+        self, values: dict[str, Tensor], parameters: dict[str, ParameterValue], step: StepCall
+    ) -> dict[str, Tensor]:
+        """Let the sequence that a response sets go with its tensors."""
+        correlation_id, flags = step.sequence or (self.request.correlation_id, self.request.flags)
+        sequence_id = parameters.get("sequence_id", correlation_id)
+        if isinstance(sequence_id, int | str):
+            correlation_id = sequence_id
+        for name, flag in (("sequence_start", SEQUENCE_START), ("sequence_end", SEQUENCE_END)):
+            if name in parameters:
+                flags = flags | flag if parameters[name] else flags & ~flag
+        if step.sequence is None and (correlation_id, flags) == (self.request.correlation_id, self.request.flags):
+            return values
+        sequence = (correlation_id, flags)
+        return {key: _SequenceTensor(t.name, t.datatype, t.array, sequence) for key, t in values.items()}
+
+    def _response(self, branch: Branch[Tensor]) -> InferResponse:
+        request, route = self.request, self._route
+        outputs: list[Tensor] = []
+        for name, tensor, fit in route.outputs:
+            value = self._flow.read(branch, tensor)
+            if value is None:
+                raise internal(f"output '{name}' is not there")
+            if type(value) is DeviceTensor and fit is None:
+                outputs.append(value.renamed(name))
+            else:
+                outputs.append(Tensor(name, value.datatype, value.array if fit is None else fit.apply(value.array)))
+        for index, wanted in enumerate(request.outputs):
+            if wanted.classification:
+                labels = self._wiring.labels.get(wanted.name, ())
+                outputs[index] = classify(outputs[index], wanted.classification, labels, batched=self._wiring.batches)
+        record = ExecutionRecord("", self.batch_size, self._queue_ns, self._compute_ns)
+        return InferResponse(self._wiring.config.name, self._runner.version, request.id, outputs, None, record)
+
+    def _fail_step(self, route: StepRoute, error: ServingError) -> None:
+        request = self.request
+        message = error.message.removeprefix(f"[request id: {request.id or '<id_unknown>'}] ")
+        text = f"in ensemble '{self._wiring.config.name}', step '{name_of(route.model_name)}': {message}"
+        self.fail(ServingError(error.code, text, hint=error.hint), FailureReason.OTHER)
+
+    def _end(self, outcome: Outcome) -> None:
+        self._is_done = True
+        self._inbox.clear()
+        running, self._running = self._running, set()
+        for step in running:
+            ticket, step.ticket = step.ticket, None
+            if ticket is not None:
+                ticket.cancel()
+        self._runner.ended(self)
+        if self._unsent is not None:
+            self._deliver(self._unsent, False)
+        self._deliver(outcome, True)
+
+    def _deliver(self, outcome: Outcome, final: bool) -> None:
+        if self._wiring.config.is_decoupled:
+            self._count(outcome)
+        try:
+            self._reply(outcome, final)
+        except Exception:  # a front end's own fault must not reach the step that has just answered
+            _log.exception("the reply to request %r of ensemble %s failed", self.request.id, self.request.model_name)
+
+    def _count(self, outcome: Outcome) -> None:
+        """Count a response of a decoupled ensemble."""
+        now, meter = now_ns(), self._runner.meter
+        kind = ResponseKind.SUCCESS
+        if outcome is None:
+            kind = ResponseKind.EMPTY_RESPONSE
+        elif isinstance(outcome, ServingError):
+            kind = ResponseKind.CANCEL if outcome.code is Code.CANCELLED else ResponseKind.FAIL
+        if not self._sent:
+            meter.first_response(now - self.arrival_ns)
+        meter.response(self._sent, kind, now - self._since_ns)
+        self._sent += 1
+        self._since_ns = now
+
+
+class EnsembleRunner:
+    """One loaded version of an ensemble.
+
+    Args:
+        version: The version, as text.
+        wiring: Its steps.
+        infer: What runs a step.
+
+    Attributes:
+        config: The complete configuration.
+        version: The version, as text.
+        meter: Its statistics.
+        infer: What runs a step.
+    """
+
+    def __init__(self, version: str, wiring: Wiring, infer: Infer) -> None:
+        self.version = version
+        self.infer = infer
+        self.meter = make_meter(wiring.config, version)
+        self._calls: set[EnsembleCall] = set()
+        self._is_stopping = False
+        self._idle: asyncio.Event | None = None
+        self.rewire(wiring)
+
+    def rewire(self, wiring: Wiring) -> None:
+        """Use another wiring for requests from now on: the models of the steps have changed."""
+        self.config: ModelConfig = wiring.config
+        self._wiring = wiring
+        self._admission = Admission(wiring.config)
+
+    @property
+    def pending(self) -> None:
+        """None: what waits, waits for the models of the steps, and is counted there."""
+
+    @property
+    def in_flight(self) -> int:
+        """Number of requests under way."""
+        return len(self._calls)
+
+    def submit(self, request: InferRequest, reply: Reply) -> EnsembleCall:
+        """Take in a request; every outcome goes to `reply`."""
+        if request.trace is not None:
+            reply = begin(request.trace, request, reply, (self.config.name, self.version))
+        call = EnsembleCall(self, self._wiring, request, reply, now_ns())
+        try:
+            if self._is_stopping:
+                raise unavailable(f"ensemble '{self.config.name}' has stopped accepting new requests: it is unloaded")
+            call.batch_size, _ = self._admission.check(request)
+            try:
+                route = self._wiring.route(request)
+            except ServingError as error:
+                raise with_request_id(error, request) from error
+        except ServingError as error:
+            call.fail(error, FailureReason.OTHER)
+            return call
+        self._calls.add(call)
+        call.start(route)
+        return call
+
+    def succeeded(self, call: EnsembleCall, queue_ns: int, compute_ns: int) -> None:
+        """Count a request whose last response is about to leave."""
+        now = now_ns()
+        self.meter.composed(
+            duration_ns=now - call.arrival_ns,
+            inferences=call.batch_size,
+            queue_ns=queue_ns,
+            compute_ns=compute_ns,
+            end_ns=now,
+            wall_ms=int(time.time() * 1000),
+        )
+
+    def ended(self, call: EnsembleCall) -> None:
+        """A request is over."""
+        self._calls.discard(call)
+        if self._idle is not None and not self._calls:
+            self._idle.set()
+
+    async def drain(self) -> None:
+        """Stop taking requests; return when every request in flight has been answered."""
+        self._is_stopping = True
+        while self._calls:
+            self._idle = asyncio.Event()
+            await self._idle.wait()
+
+    async def aclose(self) -> None:
+        """Give back nothing: the steps are other models."""
+
+    def abandon(self, error: ServingError) -> None:
+        """Answer everything in flight with `error`: the shutdown's time is up."""
+        for call in list(self._calls):
+            call.fail(error, FailureReason.OTHER)

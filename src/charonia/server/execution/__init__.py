@@ -1,0 +1,1 @@
+"""The life of one request: admission, runner, batch, executor."""

@@ -1,0 +1,176 @@
+"""Checks a request against a model's configuration before it is queued."""
+
+from collections.abc import Hashable
+from typing import NoReturn, Protocol
+
+from charonia.config.model import ModelConfig, ModelInput
+from charonia.core.dtypes import DataType
+from charonia.core.errors import ServingError, invalid
+from charonia.core.request import InferRequest
+from charonia.server.ragged.configuration import padding_plan
+
+
+class _InputSpec:
+    """An input's configuration in the form in which requests are compared with it."""
+
+    __slots__ = ("datatype", "dims", "is_fixed", "is_free", "name", "optional")
+
+    def __init__(self, config: ModelInput, is_free: bool) -> None:
+        if config.data_type is None:
+            raise ValueError(f"input {config.name!r} has no data type: the configuration was not validated")
+        self.name = config.name
+        self.datatype: DataType = config.data_type
+        self.dims = config.dims
+        self.is_fixed = -1 not in config.dims
+        self.is_free = is_free  # whether requests of different shapes may share a batch
+        self.optional = config.optional
+
+
+class RequestCheck(Protocol):
+    """What a request has to pass."""
+
+    def check(self, request: InferRequest) -> tuple[int, Hashable]:
+        """Return the request's batch size, and what the scheduler has to know of it.
+
+        Raises:
+            ServingError: The request is refused; the message starts with its id.
+        """
+        ...
+
+
+class Admission:
+    """The checks of one model version, prepared once."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self._model = config.name
+        self._batch_size_max = config.max_batch_size
+        padding = padding_plan(config)
+        free = padding.free if padding is not None else frozenset()
+        self._computed = padding.companions if padding is not None else frozenset()
+        self._inputs = [_InputSpec(i, i.allow_ragged_batch or i.name in free) for i in config.input]
+        self._by_name = {spec.name: spec for spec in self._inputs}
+        self._has_optional = any(spec.optional for spec in self._inputs)
+        self._outputs = frozenset(o.name for o in config.output)
+
+    def check(self, request: InferRequest) -> tuple[int, Hashable]:
+        """Return the request's batch size (1 for a model without batching) and the key of its variable shapes.
+
+        Requests with equal keys may share a batch.
+
+        Raises:
+            ServingError: INVALID_ARG; the message starts with the request's id.
+        """
+        inputs = request.inputs
+        if len(inputs) != len(self._inputs) and not self._has_optional:
+            self._refuse_names(request)
+        batches = self._batch_size_max > 0
+        batch_size = 0
+        key: list[Hashable] | None = None
+        for spec in self._inputs:
+            tensor = inputs.get(spec.name)
+            if tensor is None:
+                if not spec.optional:
+                    self._refuse_names(request)
+                continue
+            if tensor.datatype is not spec.datatype:
+                _refuse(
+                    request,
+                    f"inference input '{spec.name}' data-type is '{tensor.datatype.wire}', but model '{self._model}' "
+                    f"expects '{spec.datatype.wire}'",
+                )
+            shape = tensor.shape
+            if batches:
+                if not shape:
+                    _refuse(
+                        request,
+                        f"input '{spec.name}' has no shape but model requires batch dimension for '{self._model}'",
+                    )
+                if batch_size == 0:
+                    batch_size = shape[0]
+                elif shape[0] != batch_size:
+                    _refuse(request, f"input '{spec.name}' batch size does not match other inputs for '{self._model}'")
+                shape = shape[1:]
+            if spec.is_fixed:
+                if shape != spec.dims:
+                    self._refuse_shape(request, spec, tensor.array.shape)
+            else:
+                if len(shape) != len(spec.dims) or any(d not in (-1, s) for d, s in zip(spec.dims, shape, strict=True)):
+                    self._refuse_shape(request, spec, tensor.array.shape)
+                if not spec.is_free:
+                    if key is None:
+                        key = []
+                    key.append(shape)
+        if self._has_optional:
+            self._check_optional(request)
+            key = [*(key or ()), frozenset(inputs) - self._computed]
+        if batches and not 1 <= batch_size <= self._batch_size_max:
+            self._check_batch_size(request, batch_size)
+        for output in request.outputs:
+            if output.name not in self._outputs:
+                _refuse(
+                    request,
+                    f"unexpected inference output '{output.name}' for model '{self._model}'",
+                    hint=f"its outputs are {sorted(self._outputs)}",
+                )
+        return batch_size or 1, (tuple(key) if key is not None else None)
+
+    def _check_batch_size(self, request: InferRequest, batch_size: int) -> None:
+        if batch_size > self._batch_size_max:
+            _refuse(
+                request,
+                f"inference request batch-size must be <= {self._batch_size_max} for '{self._model}', got {batch_size}",
+            )
+        if batch_size < 1 and request.inputs:
+            _refuse(request, f"inference request batch-size must be >= 1 for '{self._model}', got {batch_size}")
+
+    def _check_optional(self, request: InferRequest) -> None:
+        if any(name not in self._by_name for name in request.inputs):
+            self._refuse_names(request)
+
+    def _refuse_names(self, request: InferRequest) -> NoReturn:
+        given = list(request.inputs)
+        for name in given:
+            if name not in self._by_name:
+                _refuse(
+                    request,
+                    f"unexpected inference input '{name}' for model '{self._model}'",
+                    hint=f"its inputs are {[s.name for s in self._inputs]}",
+                )
+        missing = [s.name for s in self._inputs if not s.optional and s.name not in request.inputs]
+        required = sum(not s.optional for s in self._inputs)
+        expected = (
+            f"number of inputs between {required} and {len(self._inputs)}"
+            if self._has_optional
+            else f"{len(self._inputs)} inputs"
+        )
+        _refuse(
+            request,
+            f"expected {expected} but got {len(given)} inputs for model '{self._model}'. Got input(s) {given}, but "
+            f"missing required input(s) {missing}. Please provide all required input(s).",
+        )
+
+    def _refuse_shape(self, request: InferRequest, spec: _InputSpec, shape: tuple[int, ...]) -> NoReturn:
+        dims = [-1, *spec.dims] if self._batch_size_max > 0 else list(spec.dims)
+        note = (
+            ". NOTE: the model has a non-zero max_batch_size, so its inputs need a leading batch dimension"
+            if self._batch_size_max > 0
+            else ""
+        )
+        _refuse(
+            request,
+            f"unexpected shape for input '{spec.name}' for model '{self._model}'. "
+            f"Expected {_dims(dims)}, got {_dims(shape)}{note}",
+        )
+
+
+def _dims(dims: tuple[int, ...] | list[int]) -> str:
+    return f"[{','.join(map(str, dims))}]"
+
+
+def _refuse(request: InferRequest, message: str, *, hint: str = "") -> NoReturn:
+    raise with_request_id(invalid(message, hint=hint), request)
+
+
+def with_request_id(error: ServingError, request: InferRequest) -> ServingError:
+    """Return the error with the request's id in front of its message, as clients look for it."""
+    return ServingError(error.code, f"[request id: {request.id or '<id_unknown>'}] {error.message}", hint=error.hint)

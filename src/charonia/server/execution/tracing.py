@@ -1,0 +1,109 @@
+"""Traces of requests in the engine: what a runner does for the few requests that have one.
+
+A runner that has such a request in flight makes traced batches; at all other times nothing here is called.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from charonia.core.calls import Outcome, Reply
+from charonia.core.errors import ServingError
+from charonia.core.request import InferRequest
+from charonia.core.response import InferResponse
+from charonia.core.trace import (
+    COMPUTE_END,
+    COMPUTE_INPUT_END,
+    COMPUTE_OUTPUT_START,
+    COMPUTE_START,
+    INFER_RESPONSE_COMPLETE,
+    QUEUE_START,
+    REQUEST_END,
+    REQUEST_START,
+    TENSOR_BACKEND_OUTPUT,
+    TENSOR_QUEUE_INPUT,
+    Trace,
+)
+from charonia.server.execution.batches import Entry, RunningBatch
+from charonia.server.execution.clock import now_ns
+from charonia.server.scheduling.api import CloseReason
+
+if TYPE_CHECKING:
+    from charonia.server.execution.runner import ModelRunner
+
+
+def begin(
+    trace: Trace, request: InferRequest, reply: Reply, model: tuple[str, str], ended: Callable[[], None] | None = None
+) -> Reply:
+    """Note that a model takes in a request, and return the reply that notes the rest.
+
+    Args:
+        trace: The request's trace.
+        request: The request.
+        reply: Where its outcomes go.
+        model: Name and version of the model.
+        ended: Called when the request is over.
+    """
+    trace.model_name, trace.model_version = model
+    trace.request_id = request.id
+    now = now_ns()
+    trace.mark(REQUEST_START, now)
+    trace.mark(QUEUE_START, now)
+    trace.show(TENSOR_QUEUE_INPUT, request.inputs.values())
+    trace.tree.hold()
+
+    def traced(outcome: Outcome, final: bool) -> None:
+        now = now_ns()
+        if outcome is not None:
+            trace.mark(INFER_RESPONSE_COMPLETE, now)
+        if isinstance(outcome, InferResponse):
+            trace.show(TENSOR_BACKEND_OUTPUT, outcome.outputs)
+        if final:
+            trace.answered_ns = now
+            trace.mark(REQUEST_END, now)
+        try:
+            reply(outcome, final)
+        finally:
+            if final:
+                if ended is not None:
+                    ended()
+                trace.tree.release()
+
+    return traced
+
+
+class _TracedBatch(RunningBatch):
+    """A batch in which there may be requests with traces."""
+
+    __slots__ = ()
+
+    def __init__(self, runner: "ModelRunner", entries: list[Entry], slot: int, reason: CloseReason) -> None:
+        super().__init__(runner, entries, slot, reason)
+        for trace in self._traces():
+            trace.tree.hold()
+
+    def _traces(self) -> list[Trace]:
+        return [entry.request.trace for entry in self.entries if entry.request.trace is not None]
+
+    def _end(
+        self, input_end_ns: int, output_start_ns: int, end_ns: int, error: ServingError | None, leaves_open: bool
+    ) -> None:
+        traces = self._traces()
+        marks = (
+            (COMPUTE_START, self._start_ns),
+            (COMPUTE_INPUT_END, input_end_ns),
+            (COMPUTE_OUTPUT_START, output_start_ns),
+            (COMPUTE_END, end_ns),
+        )
+        for trace in traces:
+            # An answer may leave before the instance says that it is idle.
+            last = trace.answered_ns or end_ns
+            for name, at_ns in marks:
+                trace.mark(name, min(at_ns, last))
+        super()._end(input_end_ns, output_start_ns, end_ns, error, leaves_open)
+        for trace in traces:
+            trace.tree.release()
+
+
+def traced_kind(kind: type[RunningBatch]) -> type[RunningBatch]:
+    """Return the kind of batch that does what this one does, and notes when."""
+    return type(f"Traced{kind.__name__}", (_TracedBatch, kind), {"__slots__": ()})

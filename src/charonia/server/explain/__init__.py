@@ -1,0 +1,1 @@
+"""Explains what limits a model and what to change."""

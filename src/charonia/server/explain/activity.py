@@ -1,0 +1,265 @@
+"""What happened to a model version of late: marks of its counters, one a second, and the difference of two. Pure.
+
+Nothing is counted for this: the counters are there for statistics and metrics, and a second without a request costs a
+comparison of three numbers.
+"""
+
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from charonia.server.metrics.model_metrics import FailureReason, Meter
+from charonia.server.scheduling.api import CloseReason
+
+MARKS_MAX = 61
+"""Marks that are kept: a minute, both of its ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Counters of a model version since it was loaded; times in nanoseconds.
+
+    Attributes:
+        success: Requests that were answered.
+        hits: Those of them that were answered by the response cache.
+        failed: Requests that failed, by reason.
+        inferences: Batch elements that were computed.
+        batches: Batches that ran, by their elements.
+        closes: Batches by the reason they were sent.
+        request_ns: Time of all answered requests from arrival to answer.
+        queue_ns: Time that they waited for an instance.
+        infer_ns: Time that batches computed.
+        moving_ns: Time that their inputs and outputs were on their way to and from the model, its line included.
+        waits: Answered requests by the time they waited: a count for each of the queue histogram's buckets.
+    """
+
+    success: int = 0
+    hits: int = 0
+    failed: dict[FailureReason, int] = field(default_factory=dict)
+    inferences: int = 0
+    batches: dict[int, int] = field(default_factory=dict)
+    closes: dict[CloseReason, int] = field(default_factory=dict)
+    request_ns: int = 0
+    queue_ns: int = 0
+    infer_ns: int = 0
+    moving_ns: int = 0
+    waits: tuple[int, ...] = ()
+
+    @property
+    def ended(self) -> int:
+        """Requests that ended, well or not."""
+        return self.success + sum(self.failed.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """What instances of a model version lack in the rate limiter.
+
+    Attributes:
+        short_ns: Time since the version was loaded in which one of them waited.
+        needs: All resources that they need.
+        resources: Those for which some wait now.
+        holders: Models whose instances hold these.
+    """
+
+    short_ns: int = 0
+    needs: tuple[str, ...] = ()
+    resources: tuple[str, ...] = ()
+    holders: tuple[str, ...] = ()
+
+
+NO_SHORTAGE = Shortage()
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What is known at one moment.
+
+    Attributes:
+        at_ns: Monotonic time.
+        counts: The counters.
+        queued: Requests that wait.
+        idle_cores: Cores of the server that had nothing to do since the mark before.
+        shortage: What instances lack.
+    """
+
+    at_ns: int
+    counts: Counts
+    queued: int
+    idle_cores: float
+    shortage: Shortage = NO_SHORTAGE
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """What happened between two marks.
+
+    Attributes:
+        seconds: Time between them.
+        active_seconds: Time of it in which there was work. Of a second in which that began or ended, a part counts:
+            as many requests as ended in it, of those of the second beside it.
+        counts: What came on top of the counters.
+        wait_bounds_ns: Upper bounds of the buckets of `counts.waits`.
+        queued: Requests that waited at each mark, the latest one last.
+        idle_cores: Cores that had nothing to do in the active seconds, on average.
+        short: Share of the active seconds in which an instance waited for resources of the rate limiter.
+        resources: Those resources, the one that was missing most often first; all that instances need where none was
+            seen to be missing.
+        holders: The models that were seen to hold them, in the same order.
+    """
+
+    seconds: float = 0.0
+    active_seconds: float = 0.0
+    counts: Counts = field(default_factory=Counts)
+    wait_bounds_ns: tuple[int, ...] = ()
+    queued: tuple[int, ...] = ()
+    idle_cores: float = 0.0
+    short: float = 0.0
+    resources: tuple[str, ...] = ()
+    holders: tuple[str, ...] = ()
+
+    @property
+    def batch_count(self) -> int:
+        """Batches that ran."""
+        return sum(self.counts.batches.values())
+
+    @property
+    def mean_batch(self) -> float:
+        """Mean elements of a batch, 0 where none ran."""
+        elements = sum(size * count for size, count in self.counts.batches.items())
+        return elements / self.batch_count if self.batch_count else 0.0
+
+    def occupancy(self, instances: int) -> float:
+        """Return how many batches were at each of so many instances on average in the active seconds.
+
+        Above 1, some waited in the instance's own line.
+        """
+        spent_ns = self.counts.infer_ns + self.counts.moving_ns
+        available_ns = self.active_seconds * 1e9 * instances
+        return spent_ns / available_ns if available_ns else 0.0
+
+    def closed(self, reason: CloseReason) -> float:
+        """Return the share of batches that were sent for a reason."""
+        total = sum(self.counts.closes.values())
+        return self.counts.closes.get(reason, 0) / total if total else 0.0
+
+    def wait_ns(self, share: float) -> float:
+        """Return about how long this share of the answered requests waited at most.
+
+        Within a bucket, times are taken to be spread evenly; those in the last one, which has no bound, to be at its
+        beginning.
+        """
+        wanted, low = share * sum(self.counts.waits), 0
+        for bound, count in zip(self.wait_bounds_ns, self.counts.waits, strict=False):
+            if count and wanted <= count:
+                return low + (bound - low) * wanted / count
+            wanted, low = wanted - count, bound
+        return float(low)
+
+
+class History:
+    """The marks of a model version, the oldest of which are forgotten."""
+
+    def __init__(self) -> None:
+        self._marks: deque[Mark] = deque(maxlen=MARKS_MAX)
+        self._seen: tuple[int, int, int] | None = None
+        self._wait_bounds_ns: tuple[int, ...] = ()
+
+    def mark(self, meter: Meter, at_ns: int, queued: int, idle_cores: float, shortage: Shortage = NO_SHORTAGE) -> None:
+        """Remember how things are now.
+
+        Args:
+            meter: The version's counters.
+            at_ns: Monotonic time.
+            queued: Requests that wait.
+            idle_cores: Cores that had nothing to do since the mark before.
+            shortage: What instances lack.
+        """
+        statistics = meter.statistics
+        seen = statistics.success.count, statistics.fail.count, statistics.execution_count
+        counts = self._marks[-1].counts if seen == self._seen else counts_of(meter)
+        self._seen = seen
+        self._wait_bounds_ns = meter.queue_ns.bounds
+        self._marks.append(Mark(at_ns, counts, queued, idle_cores, shortage))
+
+    def activity(self) -> Activity:
+        """Return what happened since the oldest mark."""
+        if len(self._marks) < 2:
+            return Activity(queued=tuple(mark.queued for mark in self._marks))
+        marks = list(self._marks)
+        pairs = list(pairwise(marks))
+        is_active = [b.counts is not a.counts or bool(a.queued or b.queued) for a, b in pairs]
+        active = [pair for pair, had_work in zip(pairs, is_active, strict=True) if had_work] or pairs
+        active_ns = _active_ns(pairs, is_active)
+        shortages = [mark.shortage for _, mark in active]
+        short_ns = marks[-1].shortage.short_ns - marks[0].shortage.short_ns
+        return Activity(
+            (marks[-1].at_ns - marks[0].at_ns) / 1e9,
+            active_ns / 1e9,
+            _difference(marks[0].counts, marks[-1].counts),
+            self._wait_bounds_ns,
+            tuple(mark.queued for mark in marks[1:]),
+            sum(mark.idle_cores for _, mark in active) / len(active),
+            min(1.0, short_ns / active_ns) if active_ns else 0.0,
+            _by_frequency(name for shortage in shortages for name in shortage.resources) or shortages[-1].needs,
+            _by_frequency(name for shortage in shortages for name in shortage.holders),
+        )
+
+
+def _active_ns(pairs: Sequence[tuple[Mark, Mark]], is_active: Sequence[bool]) -> float:
+    """Return how long there was work, given neighbouring marks and whether there was some between them."""
+    ended = [after.counts.ended - before.counts.ended for before, after in pairs]
+    padded = [False, *is_active, False]
+    total = 0.0
+    for place, (before, after) in enumerate(pairs):
+        if not is_active[place]:
+            continue
+        earlier, later = padded[place], padded[place + 2]
+        part = 1.0
+        if earlier != later and not (before.queued and after.queued):
+            beside = ended[place - 1] if earlier else ended[place + 1]
+            part = min(1.0, ended[place] / beside) if beside else 1.0
+        total += part * (after.at_ns - before.at_ns)
+    return total
+
+
+def _by_frequency(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(name for name, _ in Counter(names).most_common())
+
+
+def counts_of(meter: Meter) -> Counts:
+    """Return the counters of a meter as they are now."""
+    statistics = meter.statistics
+    of_batches = list(statistics.batches.items())
+    moved = [batch.compute_input.ns + batch.compute_output.ns for _, batch in of_batches]
+    return Counts(
+        success=statistics.success.count,
+        hits=statistics.cache_hit.count,
+        failed=dict(meter.failures),
+        inferences=statistics.inference_count,
+        batches={size: batch.compute_infer.count for size, batch in of_batches},
+        closes=dict(meter.closes),
+        request_ns=statistics.success.ns,
+        queue_ns=statistics.queue.ns,
+        infer_ns=sum(batch.compute_infer.ns for _, batch in of_batches),
+        moving_ns=sum(moved),
+        waits=tuple(meter.queue_ns.counts),
+    )
+
+
+def _difference(before: Counts, after: Counts) -> Counts:
+    waits = before.waits or (0,) * len(after.waits)
+    return Counts(
+        success=after.success - before.success,
+        hits=after.hits - before.hits,
+        failed={reason: n for reason, count in after.failed.items() if (n := count - before.failed.get(reason, 0))},
+        inferences=after.inferences - before.inferences,
+        batches={size: n for size, count in after.batches.items() if (n := count - before.batches.get(size, 0))},
+        closes={reason: n for reason, count in after.closes.items() if (n := count - before.closes.get(reason, 0))},
+        request_ns=after.request_ns - before.request_ns,
+        queue_ns=after.queue_ns - before.queue_ns,
+        infer_ns=after.infer_ns - before.infer_ns,
+        moving_ns=after.moving_ns - before.moving_ns,
+        waits=tuple(later - earlier for earlier, later in zip(waits, after.waits, strict=True)),
+    )

@@ -1,0 +1,128 @@
+"""Marks the counters of every loaded version once a second, and explains them."""
+
+import asyncio
+from collections.abc import Callable
+from weakref import WeakKeyDictionary
+
+import psutil
+
+from charonia.config.kinds import InstanceKind
+from charonia.config.model import ModelConfig
+from charonia.core.errors import ServingError
+from charonia.server.ensembles.configuration import scheduling_of
+from charonia.server.ensembles.plan import key_of
+from charonia.server.execution.clock import now_ns
+from charonia.server.explain.activity import NO_SHORTAGE, Activity, History
+from charonia.server.explain.explanation import Explanation
+from charonia.server.explain.rules import Facts, Setup
+from charonia.server.lifecycle.loader import LoadedVersion, Runner, placements
+from charonia.server.metrics.model_metrics import Meter
+
+INTERVAL_S = 1.0
+"""Time between two marks."""
+
+THREADS_PARAMETER = "intra_op_thread_count"
+"""Parameter of a model that says how many threads an instance has."""
+
+
+class Explainer:
+    """Knows what every loaded version did in the last minute.
+
+    Args:
+        loaded: Returns every version that answers.
+        find: Returns a version by name and version ("" for any); raises where there is none.
+        cores: Cores that the server may use.
+    """
+
+    def __init__(
+        self, loaded: Callable[[], list[LoadedVersion]], find: Callable[[str, str], Runner], cores: int
+    ) -> None:
+        self._loaded = loaded
+        self._find = find
+        self._cores = cores
+        self._histories: WeakKeyDictionary[Meter, History] = WeakKeyDictionary()
+        self._idle_s = _idle_seconds()
+        self._at_ns = now_ns()
+
+    async def run(self) -> None:
+        """Mark counters again and again, until it is cancelled."""
+        while True:
+            self.mark()
+            await asyncio.sleep(INTERVAL_S)
+
+    def mark(self) -> None:
+        """Mark the counters of all versions."""
+        now, idle_s = now_ns(), _idle_seconds()
+        passed_s = (now - self._at_ns) / 1e9
+        idle = min(float(self._cores), max(0.0, idle_s - self._idle_s) / passed_s) if passed_s > 0 else 0.0
+        self._at_ns, self._idle_s = now, idle_s
+        for version in self._loaded():
+            runner = version.runner
+            history = self._histories.get(runner.meter)
+            if history is None:
+                history = self._histories[runner.meter] = History()
+            shortage = version.claim.shortage(now) if version.claim is not None else NO_SHORTAGE
+            history.mark(runner.meter, now, runner.pending or 0, idle, shortage)
+
+    def explain(self, name: str, version: str = "") -> Explanation:
+        """Explain a model version, an ensemble with the models of its steps.
+
+        Raises:
+            ServingError: There is no such version.
+        """
+        return self._explain(self._find(name, version))
+
+    def _explain(self, runner: Runner) -> Explanation:
+        history = self._histories.get(runner.meter)
+        activity = history.activity() if history is not None else Activity()
+        steps = tuple(self._explain(found) for step in _steps(runner.config) if (found := self._step(step)) is not None)
+        facts = Facts(
+            setup_of(runner.config, runner.version, self._cores),
+            activity,
+            max(((step.facts.setup.model, step.facts.busy) for step in steps), key=_share, default=None),
+            max(((step.facts.setup.model, step.facts.activity.short) for step in steps), key=_share, default=None),
+        )
+        return Explanation.of(facts, steps)
+
+    def _step(self, name: str) -> Runner | None:
+        try:
+            return self._find(name, "")
+        except ServingError:
+            return None
+
+
+def setup_of(config: ModelConfig, version: str, cores: int) -> Setup:
+    """Return what rules need to know of a complete configuration."""
+    steps = _steps(config)
+    placed = [] if steps else placements(config, cores)
+    parameter = config.parameters.get(THREADS_PARAMETER, "")
+    batching = config.dynamic_batching
+    return Setup(
+        model=config.name,
+        version=version,
+        instances=len(placed),
+        on_gpu=any(placement.kind is InstanceKind.KIND_GPU for placement in placed),
+        threads=int(parameter) if parameter.isdecimal() else 0,
+        cores=cores,
+        batch_max=config.max_batch_size,
+        batches=batching is not None,
+        delay_us=batching.max_queue_delay_microseconds if batching is not None else 0,
+        preferred=batching.preferred_batch_size if batching is not None else (),
+        steps=steps,
+    )
+
+
+def _share(step: tuple[str, float]) -> float:
+    return step[1]
+
+
+def _steps(config: ModelConfig) -> tuple[str, ...]:
+    if config.ensemble_scheduling is None:
+        return ()
+    return tuple(dict.fromkeys(key_of(step) for step in scheduling_of(config).step))
+
+
+def _idle_seconds() -> float:
+    """Return the time that all cores of the machine had nothing to do, added up."""
+    times = psutil.cpu_times()
+    return float(times.idle + getattr(times, "iowait", 0.0))

@@ -1,0 +1,85 @@
+"""What the scheduler did for a model version and what that means, as a record and as JSON. Pure."""
+
+from dataclasses import dataclass
+
+from charonia.server.explain.rules import Facts, Finding, explain
+
+_QUANTILES = ((0.5, "p50"), (0.99, "p99"))
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """An explained model version.
+
+    Attributes:
+        facts: What is known.
+        findings: What there is to know about it, what limits most first.
+        steps: The same of the models of an ensemble.
+    """
+
+    facts: Facts
+    findings: tuple[Finding, ...]
+    steps: tuple["Explanation", ...] = ()
+
+    @classmethod
+    def of(cls, facts: Facts, steps: tuple["Explanation", ...] = ()) -> "Explanation":
+        """Explain facts."""
+        return cls(facts, explain(facts), steps)
+
+
+def explanation_json(explanation: Explanation) -> dict[str, object]:
+    """Return an explanation as a JSON document; times are microseconds, shares lie between 0 and 1."""
+    facts = explanation.facts
+    setup, activity, counts = facts.setup, facts.activity, facts.activity.counts
+    return {
+        "model_name": setup.model,
+        "model_version": setup.version,
+        "seconds": round(activity.seconds, 1),
+        "active_seconds": round(activity.active_seconds, 1),
+        "findings": [{"kind": each.kind, "says": each.says, "change": each.change} for each in explanation.findings],
+        "requests": {
+            "success": counts.success,
+            "per_second": round(counts.success / activity.active_seconds, 1) if activity.active_seconds else 0.0,
+            "failed": {reason.value.lower(): count for reason, count in counts.failed.items()},
+            "from_cache": counts.hits,
+            "waiting": activity.queued[-1] if activity.queued else 0,
+            "waiting_max": max(activity.queued, default=0),
+        },
+        "batches": {
+            "count": activity.batch_count,
+            "mean_size": round(activity.mean_batch, 2),
+            "sizes": {str(size): counts.batches[size] for size in sorted(counts.batches)},
+            "closed": {reason.value: count for reason, count in counts.closes.items()},
+        },
+        "time_us": {
+            "request": _us(counts.request_ns, counts.success),
+            "queue": _us(counts.queue_ns, counts.success),
+            **{f"queue_{name}": round(activity.wait_ns(share) / 1e3) for share, name in _QUANTILES},
+            "batch_infer": _us(counts.infer_ns, activity.batch_count),
+            "batch_moving": _us(counts.moving_ns, activity.batch_count),
+        },
+        "instances": {
+            "count": setup.instances,
+            "kind": "KIND_GPU" if setup.on_gpu else "KIND_CPU",
+            "busy": round(facts.busy, 3),
+            "batches_at_once": round(activity.occupancy(setup.instances), 2),
+            "threads": setup.threads,
+        },
+        "rate_limiter": {
+            "waiting": round(activity.short, 3),
+            "resources": list(activity.resources),
+            "holders": list(activity.holders),
+        },
+        "cores": {"count": setup.cores, "idle": round(activity.idle_cores, 1)},
+        "configuration": {
+            "max_batch_size": setup.batch_max,
+            "dynamic_batching": setup.batches,
+            "max_queue_delay_microseconds": setup.delay_us,
+            "preferred_batch_size": list(setup.preferred),
+        },
+        "steps": [explanation_json(step) for step in explanation.steps],
+    }
+
+
+def _us(ns: int, count: int) -> float:
+    return round(ns / count / 1e3, 1) if count else 0.0

@@ -1,0 +1,401 @@
+"""What limits a model, and what to change: rules from facts to findings. Pure.
+
+A rule is a function that looks at the facts and returns a finding, or None where it has nothing to say. The first
+finding is what limits most: rules are in that order. They say what the counters show, and name the field to change.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from charonia.server.explain.activity import Activity
+from charonia.server.metrics.model_metrics import FailureReason
+from charonia.server.scheduling.api import CloseReason
+
+BUSY = 0.85
+"""Share of time from which instances are taken to be the limit."""
+
+AT_EASE = 0.5
+"""Share of time up to which they are not: making them more effective gains nobody anything."""
+
+MANY = 0.3
+"""Share of batches or time that is worth a sentence."""
+
+DELAY_US_MAX = 10_000
+DELAY_US_MIN = 50
+_ALONE = 1.5
+_NEARLY_BUSY = 0.7
+_OFTEN = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """How a model version is configured and where it runs.
+
+    Attributes:
+        model: Its name.
+        version: The version, as text.
+        instances: How many it has, 0 for an ensemble.
+        on_gpu: Whether they are on a GPU.
+        threads: Threads that each instance is configured to have, 0 for its share of the cores.
+        cores: Cores of the server.
+        batch_max: `max_batch_size`.
+        batches: Whether there is dynamic batching.
+        delay_us: `max_queue_delay_microseconds`.
+        preferred: `preferred_batch_size`.
+        steps: Models of an ensemble.
+    """
+
+    model: str
+    version: str
+    instances: int = 1
+    on_gpu: bool = False
+    threads: int = 0
+    cores: int = 1
+    batch_max: int = 0
+    batches: bool = False
+    delay_us: int = 0
+    preferred: tuple[int, ...] = ()
+    steps: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something to know.
+
+    Attributes:
+        kind: Its name, for programs.
+        says: What was seen, a sentence or two.
+        change: What to change, "" for nothing.
+    """
+
+    kind: str
+    says: str
+    change: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What rules look at.
+
+    Attributes:
+        setup: How the model is configured.
+        activity: What happened.
+        busiest: The busiest step of an ensemble and the share of time that it was, None for any other model.
+        shortest: The step that waited most for resources of the rate limiter, and the share of time that it did.
+    """
+
+    setup: Setup
+    activity: Activity
+    busiest: tuple[str, float] | None = None
+    shortest: tuple[str, float] | None = None
+
+    @property
+    def busy(self) -> float:
+        """Share of time that instances had work."""
+        return min(1.0, self.activity.occupancy(self.setup.instances))
+
+    @property
+    def is_short(self) -> bool:
+        """Whether the rate limiter holds requests back."""
+        return self.activity.short >= MANY
+
+    @property
+    def is_at_limit(self) -> bool:
+        """Whether requests wait because no more batches can run."""
+        return self.busy >= BUSY or self.is_short
+
+    @property
+    def queue_ns(self) -> float:
+        """Mean time that a request waited for an instance."""
+        return self._mean(self.activity.counts.queue_ns)
+
+    @property
+    def batch_ns(self) -> float:
+        """Mean time that a batch took at an instance, waiting in its line not included."""
+        count = self.activity.batch_count
+        spent = self.activity.counts.infer_ns + self.activity.counts.moving_ns
+        line = max(1.0, self.activity.occupancy(self.setup.instances))
+        return spent / count / line if count else 0.0
+
+    def _mean(self, ns: int) -> float:
+        return ns / self.activity.counts.success if self.activity.counts.success else 0.0
+
+
+Rule = Callable[[Facts], Finding | None]
+
+
+def explain(facts: Facts) -> tuple[Finding, ...]:
+    """Return what there is to know, what limits most first; at least one finding."""
+    if facts.activity.seconds <= 0:
+        return (Finding("starting", "Nothing is known yet: the model has been loaded for less than a second."),)
+    if not facts.activity.counts.ended:
+        return (_idle(facts),)
+    found = tuple(finding for rule in RULES if (finding := rule(facts)) is not None)
+    return found if any(finding.kind not in _REMARKS for finding in found) else (_at_ease(facts), *found)
+
+
+def _idle(facts: Facts) -> Finding:
+    waiting = facts.activity.queued[-1] if facts.activity.queued else 0
+    if waiting:
+        return _short(facts) or Finding(
+            "stuck", f"No request ended, and {waiting:,} wait: what runs takes longer than this."
+        )
+    return Finding("idle", "No request ended in this time: there is nothing to explain.", "send some load")
+
+
+def _at_ease(facts: Facts) -> Finding:
+    if facts.setup.steps:
+        return Finding("at_ease", "Nothing limits this ensemble: none of its steps is busy all the time.")
+    text = f"Nothing limits this model: its instances were busy {_percent(facts.busy)} of the time"
+    return Finding("at_ease", f"{text}, and a request waited {_time(facts.queue_ns)}. It does what clients ask for.")
+
+
+def _failed(facts: Facts) -> Finding | None:
+    count = facts.activity.counts.failed.get(FailureReason.BACKEND, 0)
+    if not count:
+        return None
+    share = count / facts.activity.counts.ended
+    return Finding(
+        "failing", f"{_requests(count)} ({_percent(share)}) failed in the model.", "the answers, and the log, say why"
+    )
+
+
+def _rejected(facts: Facts) -> Finding | None:
+    count = facts.activity.counts.failed.get(FailureReason.REJECTED, 0)
+    if not count:
+        return None
+    return Finding(
+        "refused",
+        f"{_requests(count)} ({_percent(count / facts.activity.counts.ended)}) refused: the queue was full, or the "
+        "time that one may wait in it was over.",
+        "more capacity (below), or longer queues: max_queue_size and default_timeout_microseconds of the queue policy",
+    )
+
+
+def _short_step(facts: Facts) -> Finding | None:
+    if facts.shortest is None or facts.shortest[1] < MANY:
+        return None
+    name, share = facts.shortest
+    return Finding(
+        "step",
+        f"Step '{name}' limits this ensemble: the rate limiter held its requests back {_percent(share)} of the time.",
+        f"charonia explain {name} says for want of what, and who has it",
+    )
+
+
+def _short(facts: Facts) -> Finding | None:
+    if not facts.is_short:
+        return None
+    activity = facts.activity
+    names = _listed(activity.resources)
+    own = facts.setup.model
+    had = _listed([f"model '{each}'" if each != own else "its other instances" for each in activity.holders])
+    return Finding(
+        "resources",
+        f"The rate limiter held requests back {_percent(activity.short)} of the time: instances waited for {names}"
+        + (f", which {had} had." if had else "."),
+        f"more of {names} with --rate-limit-resource, a smaller count of it in rate_limiter, or another priority there",
+    )
+
+
+def _steps(facts: Facts) -> Finding | None:
+    short = _short_step(facts)
+    if short is not None:
+        return short
+    if facts.busiest is None or facts.busiest[1] < BUSY:
+        return None
+    name, busy = facts.busiest
+    return Finding(
+        "step",
+        f"Step '{name}' limits this ensemble: its instances were busy {_percent(busy)} of the time.",
+        f"charonia explain {name} says what to change there",
+    )
+
+
+def _saturated(facts: Facts) -> Finding | None:
+    setup, activity = facts.setup, facts.activity
+    if facts.busy < BUSY or facts.is_short:
+        return None
+    which = "The instance was" if setup.instances == 1 else f"All {setup.instances} instances were"
+    line = activity.occupancy(setup.instances)
+    waits = f"requests waited {_time(facts.queue_ns)} for one"
+    if line >= _ALONE:
+        waits = f"{line:.1f} batches were at each at a time, of which all but one waited"
+    says = f"{which} busy {_percent(facts.busy)} of the time, and {waits}."
+    spare = math.floor(activity.idle_cores / max(1, setup.threads))
+    if setup.on_gpu:
+        return Finding("busy", says, "fill the batches first (below); another instance shares the same GPU")
+    if spare < 1:
+        says += f" The {setup.cores} cores had {activity.idle_cores:.1f} to spare."
+        return Finding("cores", says, "larger batches (below), a cheaper model, or more cores")
+    count = setup.instances + min(spare, setup.instances)
+    says += f" {activity.idle_cores:.1f} of {setup.cores} cores were idle."
+    return Finding("busy", says, f"try instance_group [ {{ count: {count} }} ] in place of {setup.instances}")
+
+
+def _unbatched(facts: Facts) -> Finding | None:
+    setup = facts.setup
+    if setup.batches or setup.batch_max < 2 or not facts.is_at_limit or setup.steps:
+        return None
+    return Finding(
+        "unbatched",
+        f"Requests ran one by one, although the model takes {setup.batch_max} at once.",
+        "add dynamic_batching { }: what waits meanwhile then runs together",
+    )
+
+
+def _full(facts: Facts) -> Finding | None:
+    share = facts.activity.closed(CloseReason.FULL)
+    if not facts.setup.batches or share < AT_EASE or not facts.is_at_limit:
+        return None
+    return Finding(
+        "full",
+        f"{_percent(share)} of the batches were full with {facts.setup.batch_max} elements, and more requests waited.",
+        f"max_batch_size: {2 * facts.setup.batch_max}, where the model and the latency allow it",
+    )
+
+
+def _preferred(facts: Facts) -> Finding | None:
+    share = facts.activity.closed(CloseReason.PREFERRED)
+    largest = max(facts.setup.preferred, default=0)
+    if share < MANY or not facts.is_at_limit or largest >= facts.setup.batch_max:
+        return None
+    return Finding(
+        "preferred",
+        f"{_percent(share)} of the batches were sent at a preferred size, although the model takes "
+        f"{facts.setup.batch_max} elements and more requests waited.",
+        f"add {facts.setup.batch_max} to preferred_batch_size, or take the field out",
+    )
+
+
+def _queue_empty(facts: Facts) -> Finding | None:
+    setup, activity = facts.setup, facts.activity
+    share = activity.closed(CloseReason.QUEUE_EMPTY)
+    if not setup.batches or share < AT_EASE or activity.mean_batch > AT_EASE * setup.batch_max:
+        return None
+    if facts.busy <= AT_EASE:
+        return None
+    says = (
+        f"{_percent(share)} of the batches were sent because nobody else waited, with {activity.mean_batch:.1f} of "
+        f"{setup.batch_max} elements on average."
+    )
+    delay_us = useful_delay_us(facts)
+    if delay_us <= setup.delay_us:
+        return Finding("queue_empty", says, "nothing here: larger batches need more requests at the same time")
+    return Finding("queue_empty", says, f"max_queue_delay_microseconds: {delay_us} in place of {setup.delay_us}")
+
+
+def _waited_in_vain(facts: Facts) -> Finding | None:
+    setup, activity = facts.setup, facts.activity
+    share = activity.closed(CloseReason.DELAY)
+    if share < MANY or facts.busy > AT_EASE or facts.is_short:
+        return None
+    alone = activity.mean_batch < _ALONE
+    says = (
+        f"{_percent(share)} of the batches waited the whole delay of {_time(setup.delay_us * 1e3)} and went with "
+        f"{activity.mean_batch:.1f} of {setup.batch_max} elements, while instances were busy only "
+        f"{_percent(facts.busy)} of the time."
+    )
+    return Finding("delay", says, f"max_queue_delay_microseconds: {0 if alone else setup.delay_us // 2}")
+
+
+def _shapes(facts: Facts) -> Finding | None:
+    share = facts.activity.closed(CloseReason.SHAPE)
+    if share < MANY:
+        return None
+    return Finding(
+        "shapes",
+        f"{_percent(share)} of the batches ended because the next request had another shape.",
+        "let the model take ragged input (allow_ragged_batch), or pad to a few shapes, in clients or in the server",
+    )
+
+
+def _moving(facts: Facts) -> Finding | None:
+    counts, line = facts.activity.counts, max(1.0, facts.activity.occupancy(facts.setup.instances))
+    spent = (counts.infer_ns + counts.moving_ns) / line
+    moving = max(0.0, spent - counts.infer_ns) / spent if spent else 0.0
+    if moving < AT_EASE or facts.busy < AT_EASE:
+        return None
+    batches = "" if facts.setup.batches else " Dynamic batching would do so once for many requests."
+    return Finding(
+        "moving",
+        f"{_percent(moving)} of an instance's time went into moving tensors to the model and back, not into computing."
+        + batches,
+        "several inferences in a request, larger batches, or fewer bytes",
+    )
+
+
+def _overcommitted(facts: Facts) -> Finding | None:
+    setup = facts.setup
+    threads = setup.instances * setup.threads
+    if setup.on_gpu or threads <= setup.cores or facts.activity.idle_cores > AT_EASE or facts.busy < AT_EASE:
+        return None
+    return Finding(
+        "threads",
+        f"{setup.instances} instances with {setup.threads} threads each want {threads} cores; there are {setup.cores}.",
+        f"instances x threads up to {setup.cores}",
+    )
+
+
+def _bursts(facts: Facts) -> Finding | None:
+    p99_ns = facts.activity.wait_ns(0.99)
+    if facts.busy > _NEARLY_BUSY or facts.is_short or p99_ns < max(2 * facts.batch_ns, facts.setup.delay_us * 2e3, 1e6):
+        return None
+    return Finding(
+        "bursts",
+        f"Requests come in bursts: instances were busy {_percent(facts.busy)} of the time, and yet one request in a "
+        f"hundred waited {_time(p99_ns)} or longer.",
+        "more instances shorten such waits, a larger max_batch_size does so, too; or let clients spread their requests",
+    )
+
+
+def _cached(facts: Facts) -> Finding | None:
+    hits = facts.activity.counts.hits
+    share = hits / facts.activity.counts.ended
+    if share < _OFTEN:
+        return None
+    return Finding("cache", f"{_percent(share)} of the requests were answered by the response cache.")
+
+
+RULES: tuple[Rule, ...] = (
+    *(_failed, _rejected, _steps, _short, _saturated, _unbatched, _full, _preferred, _queue_empty),
+    *(_shapes, _moving, _overcommitted, _waited_in_vain, _bursts, _cached),
+)
+_REMARKS = frozenset({"cache", "failing"})
+
+
+def useful_delay_us(facts: Facts) -> int:
+    """Return the queue delay that fills batches at the rate of the requests, at most half as long as a batch takes."""
+    setup, activity = facts.setup, facts.activity
+    rate_us = activity.counts.inferences / (activity.active_seconds * 1e6)
+    wanted = (setup.batch_max - activity.mean_batch) * setup.instances / rate_us if rate_us else math.inf
+    most = min(facts.batch_ns / 2e3, DELAY_US_MAX)
+    if most < DELAY_US_MIN:
+        return 0
+    return _rounded(max(DELAY_US_MIN, min(wanted, most)))
+
+
+def _rounded(number: float) -> int:
+    """Return a number with one digit that counts, rounded down."""
+    unit = 10 ** math.floor(math.log10(number))
+    return int(number // unit * unit)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join((", ".join(names[:-1]), names[-1]) if len(names) > 1 else names)
+
+
+def _requests(count: int) -> str:
+    return f"{count:,} request{'s' if count > 1 else ''}"
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}" if share >= _OFTEN or not share else "less than 1%"
+
+
+def _time(ns: float) -> str:
+    for unit, name in ((1e9, "s"), (1e6, "ms")):
+        if ns >= unit:
+            return f"{ns / unit:.3g} {name}"
+    return f"{ns / 1e3:.0f} us"

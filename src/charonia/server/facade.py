@@ -1,0 +1,179 @@
+"""The facade that front ends call. Plain records in, plain records out.
+
+Everything here runs on the event loop's thread. `Engine` is a Protocol so that a front end can be tested with a fake,
+and so that one in another process can stand behind a proxy with the same methods.
+
+What front ends offer beside the engine.
+
+The settings of the server's log, as front ends offer them.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from charonia.config.model import ModelConfig
+from charonia.core.calls import Reply, Ticket
+from charonia.core.errors import ServingError, invalid
+from charonia.core.metadata import ModelIndexEntry, ModelMetadata, ServerMetadata
+from charonia.core.request import InferRequest
+from charonia.core.statistics import ModelStatistics
+from charonia.server.access.header_forward import HeaderForward
+from charonia.server.access.rules import Gate
+from charonia.server.explain.explanation import Explanation
+from charonia.server.rate_limiter.overview import RateLimitView
+from charonia.server.sequences.overview import ModelSequences
+from charonia.server.shared_memory.registry import RegionRegistry
+from charonia.server.tracing.requests import Tracing
+from charonia.wire.log_settings import LogOptions
+
+NO_LOG_CONTROL = "changing log settings is not offered by this server: its log is that of the program it runs in"
+"""What is said where the log is not the server's."""
+
+
+class LogControl(Protocol):
+    """The server's log.
+
+    Attributes:
+        options: How it is written now.
+    """
+
+    options: LogOptions
+
+    def change(self, options: LogOptions) -> None:
+        """Write it like this from now on."""
+        ...
+
+
+Demand = Callable[[str, str], Awaitable[None] | None]
+"""Returns what to await until a model, given by name and version, is loaded; None where it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """The server's collaborators of its front ends; one that is None is not offered.
+
+    Attributes:
+        regions: Shared memory of clients.
+        tracing: Traces of requests.
+        log: The server's log.
+        http_gate: Decides who may make which call over HTTP; None where everybody may make all.
+        grpc_gate: The same for gRPC.
+        http_headers: Headers of HTTP requests that become request parameters.
+        grpc_headers: The same for gRPC.
+        rate_limits: Returns who holds which resource of the rate limiter.
+        demand: Loads models that somebody asks about; None where they are not loaded on demand.
+        explain: Says what limits a model, given by name and version, and what to change.
+        sequences: Returns the slots and the backlog of a model, given by name and version, that works on sequences.
+    """
+
+    regions: RegionRegistry | None = None
+    tracing: Tracing | None = None
+    log: LogControl | None = None
+    http_gate: Gate | None = None
+    grpc_gate: Gate | None = None
+    http_headers: HeaderForward | None = None
+    grpc_headers: HeaderForward | None = None
+    rate_limits: Callable[[], RateLimitView] | None = None
+    demand: Demand | None = None
+    sequences: Callable[[str, str], ModelSequences] | None = None
+    explain: Callable[[str, str], Explanation] | None = None
+
+    @property
+    def tracer(self) -> Tracing | None:
+        """What traces requests, None where none can ever be traced."""
+        return self.tracing if self.tracing is not None and self.tracing.can_trace else None
+
+
+NO_SERVICES = Services()
+"""Nothing but the engine."""
+
+
+class Engine(Protocol):
+    """A server's models."""
+
+    def infer(self, request: InferRequest, reply: Reply) -> Ticket:
+        """Run a request. Never raises for a request's fault: every outcome goes to `reply`."""
+        ...
+
+    def is_live(self) -> bool:
+        """Whether the server can answer at all."""
+        ...
+
+    def is_ready(self) -> bool:
+        """Whether the server is ready for inference (false while it starts and from the moment it shuts down)."""
+        ...
+
+    def is_exiting(self) -> bool:
+        """Whether the server is shutting down."""
+        ...
+
+    async def model_ready(self, name: str, version: str = "") -> bool:
+        """Whether a version of the model is ready, and says so where it has something to say.
+
+        Raises:
+            ServingError: NOT_FOUND for an unknown model, INVALID_ARG for a version that is no number.
+        """
+        ...
+
+    def server_metadata(self) -> ServerMetadata:
+        """Return name, version and extensions of the server."""
+        ...
+
+    def model_metadata(self, name: str, version: str = "") -> ModelMetadata:
+        """Return a model's tensors and ready versions.
+
+        Raises:
+            ServingError: NOT_FOUND, INVALID_ARG, or UNAVAILABLE when it is not ready.
+        """
+        ...
+
+    def model_config(self, name: str, version: str = "") -> ModelConfig:
+        """Return the complete configuration in use. Raises as `model_metadata`."""
+        ...
+
+    def model_statistics(self, name: str = "", version: str = "") -> list[ModelStatistics]:
+        """Return statistics of all loaded models, of one, or of one version.
+
+        Raises:
+            ServingError: INVALID_ARG when the model or version asked for is not loaded.
+        """
+        ...
+
+    def repository_index(self, ready_only: bool = False) -> list[ModelIndexEntry]:
+        """Return every model in the repositories with the state of its versions."""
+        ...
+
+    async def load_model(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
+        """Load or reload a model; returns when it is ready, or failed.
+
+        Args:
+            name: Model name.
+            config: Configuration as JSON text to use instead of the model's own.
+            files: Content by path relative to the model's folder; the folder on disk is then ignored. Needs `config`.
+
+        Raises:
+            ServingError: UNAVAILABLE unless in explicit mode; INVALID_ARG with the reason when the model fails to load.
+        """
+        ...
+
+    async def unload_model(self, name: str, unload_dependents: bool = False) -> None:
+        """Begin to unload a model: requests in flight finish. Unknown names are accepted.
+
+        Raises:
+            ServingError: UNAVAILABLE unless in explicit mode.
+        """
+        ...
+
+
+def known_model(engine: Engine, model: str) -> None:
+    """Check that there is a model of this name that is ready, or that no model is named.
+
+    Raises:
+        ServingError: INVALID_ARG.
+    """
+    if model:
+        try:
+            engine.model_config(model)
+        except ServingError as error:
+            raise invalid(f"Request for unknown model : {model}", hint=error.message) from error

@@ -1,0 +1,319 @@
+"""Calls: what a connection hands the data of a stream to.
+
+A call ends exactly once: answered (`finish`), failed (`fail`) or given up because nobody waits any more (`give_up`).
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from charonia.core.calls import Outcome, Reply, Ticket
+from charonia.core.errors import ServingError, unavailable, unsupported
+from charonia.core.request import InferRequest
+from charonia.core.response import InferResponse
+from charonia.server.access_log import AccessEntry, AccessLog
+from charonia.server.facade import Engine, Services
+from charonia.server.grpc.forwarding import forward_headers
+from charonia.server.grpc.limits import GrpcLimits
+from charonia.server.grpc.traced import begin
+from charonia.server.single_response import SoleResponse
+from charonia.server.tracing.requests import Tracing
+from charonia.wire.grpc_framing import Buffer, MessageReader, framed, sole_message
+from charonia.wire.grpc_headers import CallHead
+from charonia.wire.grpc_infer import decode_infer, encode_response
+from charonia.wire.grpc_status import RpcError, Status, rpc_error
+from charonia.wire.shared_memory import NO_PLACES
+
+_log = logging.getLogger(__name__)
+
+_NOT_ONE = unsupported(
+    "ModelInfer RPC doesn't support models with decoupled transaction policy that send no response, or several",
+    hint="use ModelStreamInfer",
+)
+
+
+class Service(Protocol):
+    """What all calls of a front end share."""
+
+    engine: Engine
+    limits: GrpcLimits
+    access_log: AccessLog | None
+    services: Services
+    tracer: Tracing | None
+    loop: asyncio.AbstractEventLoop
+
+
+class Wire(Protocol):
+    """A connection, as its calls see it."""
+
+    service: Service
+
+    def respond(self, call: "Call", body: list[Buffer]) -> None:
+        """Send a whole response and forget the call."""
+        ...
+
+    def reject(self, call: "Call", error: RpcError) -> None:
+        """End the response with an error and forget the call."""
+        ...
+
+    def send(self, call: "Call", body: list[Buffer]) -> None:
+        """Send a part of the response."""
+        ...
+
+    def complete(self, call: "Call") -> None:
+        """End the response and forget the call."""
+        ...
+
+    def consume(self, call: "Call", amount: int) -> None:
+        """Let the caller send `amount` bytes more."""
+        ...
+
+    def unsent_bytes(self, call: "Call") -> int:
+        """Return how much of the response waits for the caller's window."""
+        ...
+
+    def wait_until_sent(self, call: "Call") -> None:
+        """Call the call's `resume` once some of the response has been sent."""
+        ...
+
+
+class Call:
+    """One call from its headers to its status.
+
+    Attributes:
+        stream_id: The HTTP/2 stream.
+        name: Name of the method.
+        head: What the headers said.
+        is_over: Whether it has ended.
+        is_begun: Whether the response has begun.
+        is_received: Whether the caller has sent all it wants to.
+        encoding: Encoding of response messages.
+    """
+
+    __slots__ = (
+        "_timer",
+        "deadline_ns",
+        "encoding",
+        "head",
+        "is_begun",
+        "is_over",
+        "is_received",
+        "name",
+        "stream_id",
+        "wire",
+    )
+
+    def __init__(self, wire: Wire, stream_id: int, name: str, head: CallHead) -> None:
+        self.wire = wire
+        self.stream_id = stream_id
+        self.name = name
+        self.head = head
+        self.is_over = False
+        self.is_begun = False
+        self.is_received = False
+        self.encoding = b"identity"
+        self.deadline_ns = 0
+        self._timer: asyncio.TimerHandle | None = None
+        service = wire.service
+        if service.limits.compression_level and head.accepts:
+            self.encoding = next((name for name in (b"gzip", b"deflate") if name in head.accepts), b"identity")
+        if head.timeout_ns:
+            self.deadline_ns = time.monotonic_ns() + head.timeout_ns
+            self._timer = service.loop.call_later(head.timeout_ns / 1e9, self._expire)
+
+    def receive(self, data: bytes, end: bool) -> None:
+        """Take bytes of the request; `end` says that they are the last."""
+        raise NotImplementedError
+
+    def resume(self) -> None:
+        """Go on after some of the response has been sent."""
+
+    def wind_down(self) -> None:
+        """The server stops: end when nothing is in flight."""
+
+    def drop(self) -> None:
+        """Cancel what is in flight. Called once, when the call ends otherwise than well."""
+
+    def fail(self, error: RpcError) -> None:
+        """End the call with an error."""
+        if not self.is_over:
+            self._close()
+            self.drop()
+            self.wire.reject(self, error)
+
+    def give_up(self) -> None:
+        """End the call without an answer: the caller has gone."""
+        if not self.is_over:
+            self._close()
+            self.drop()
+
+    def framed(self, parts: list[Buffer]) -> list[Buffer]:
+        """Return the bytes of a response message."""
+        return framed(parts, self.encoding, self.wire.service.limits.compression_level)
+
+    def _close(self) -> None:
+        self.is_over = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _expire(self) -> None:
+        self.fail(
+            RpcError(Status.DEADLINE_EXCEEDED, f"Deadline Exceeded: {self.name} took longer than the caller waits")
+        )
+
+
+class UnaryCall(Call):
+    """A call with one request and one response.
+
+    Attributes:
+        request: The inference request, where it is one.
+    """
+
+    __slots__ = ("_message_bytes", "_places", "_reader", "_run", "_sole", "_started_ns", "_ticket", "request")
+
+    def __init__(self, wire: Wire, stream_id: int, name: str, head: CallHead, run: "Run") -> None:
+        super().__init__(wire, stream_id, name, head)
+        self._run = run
+        self._reader: MessageReader | None = None
+        self._ticket: Ticket | None = None
+        self._places = NO_PLACES
+        self._sole: SoleResponse | None = None  # once something came that is not the one and last response
+        self._message_bytes = 0
+        self._started_ns = 0
+        self.request: InferRequest | None = None
+
+    def receive(self, data: bytes, end: bool) -> None:
+        """Take bytes of the request; the call runs when it is complete."""
+        self.wire.consume(self, len(data))
+        limit = self.wire.service.limits.message_bytes_max
+        try:
+            if end and self._reader is None and (message := sole_message(data, limit)) is not None:
+                self._begin(message)
+                return
+            if self._reader is None:
+                self._reader = MessageReader(self.head.encoding, limit)
+            self._reader.feed(data)
+            if end:
+                self._begin(self._only_message(self._reader))
+        except RpcError as error:
+            self.fail(error)
+
+    def infer(self, message: Buffer) -> None:
+        """Run an inference.
+
+        Raises:
+            RpcError: The request cannot be understood.
+            ServingError: It cannot be served.
+        """
+        engine = self.wire.service.engine
+        tracer = self.wire.service.tracer
+        received_ns = 0 if tracer is None else time.monotonic_ns()
+        if engine.is_exiting():
+            raise unavailable("GRPC server is shutting down and has stopped accepting new requests.")
+        services = self.wire.service.services
+        request, _, self._places = decode_infer(message, services.regions)
+        if services.grpc_headers is not None:
+            forward_headers(services.grpc_headers, request, self.head)
+        request.deadline_ns = self.deadline_ns
+        self.request = request
+        reply: Reply = self._reply
+        if tracer is not None:
+            reply = begin(tracer, request, reply, head=self.head, received_ns=received_ns)
+        ticket = engine.infer(request, reply)
+        if self.is_over:
+            ticket.cancel()
+        else:
+            self._ticket = ticket
+
+    def answer(self, message: bytes) -> None:
+        """Answer with a message."""
+        self._finish([message], None)
+
+    def refuse(self, error: ServingError) -> None:
+        """Answer with an error of a lower layer."""
+        self.fail(rpc_error(error))
+
+    def drop(self) -> None:
+        """Cancel the inference."""
+        if self._ticket is not None:
+            self._ticket.cancel()
+
+    def fail(self, error: RpcError) -> None:
+        """End the call with an error."""
+        if not self.is_over and self.wire.service.access_log is not None:
+            self._log_access(error.status.name, 0, None)
+        super().fail(error)
+
+    def give_up(self) -> None:
+        """End the call without an answer: the caller has gone."""
+        if not self.is_over:
+            self._log_access(Status.CANCELLED.name, 0, None)
+        super().give_up()
+
+    def _begin(self, message: Buffer) -> None:
+        if self.wire.service.access_log is not None:
+            self._started_ns = time.monotonic_ns()
+            self._message_bytes = len(message)
+        try:
+            self._run(self, message)
+        except ServingError as error:
+            self.refuse(error)
+
+    def _only_message(self, reader: MessageReader) -> Buffer:
+        message = reader.next_message()
+        if message is None or reader.pending_bytes:
+            raise RpcError(Status.UNIMPLEMENTED, f"{self.name}: expected exactly one request message")
+        return message
+
+    def _reply(self, outcome: Outcome, final: bool) -> None:
+        if self.is_over:
+            return
+        if final:
+            self._ticket = None  # it may hold this method, and a cycle would have to wait for the collector
+        if not final or outcome is None or self._sole is not None:
+            if self._sole is None:
+                self._sole = SoleResponse(_NOT_ONE)
+            outcome = self._sole.take(outcome, final)
+        if outcome is None:
+            return
+        if isinstance(outcome, ServingError):
+            self.refuse(outcome)
+        else:
+            try:
+                parts = encode_response(outcome, places=self._places)
+            except ServingError as error:
+                self.refuse(error)
+            except Exception:  # the caller has other requests of the batch to answer
+                self.fail(internal_error(self.name))
+            else:
+                self._finish(parts, outcome)
+
+    def _finish(self, parts: list[Buffer], response: InferResponse | None) -> None:
+        if not self.is_over:
+            self._close()
+            self.wire.respond(self, self.framed(parts))
+            if self.wire.service.access_log is not None:
+                self._log_access("OK", sum(map(len, parts)), response)
+
+    def _log_access(self, status: str, bytes_out: int, response: InferResponse | None) -> None:
+        log = self.wire.service.access_log
+        if log is not None:
+            request = self.request
+            entry = AccessEntry("grpc", self.name, status, bytes_in=self._message_bytes, bytes_out=bytes_out)
+            entry.duration_ns = time.monotonic_ns() - self._started_ns if self._started_ns else 0
+            if request is not None:
+                entry.model, entry.version, entry.request_id = request.model_name, request.model_version, request.id
+            if response is not None:
+                entry.version, entry.execution = response.model_version, response.execution
+            log.write(entry)
+
+
+Run = Callable[[UnaryCall, Buffer], None]
+
+
+def internal_error(name: str) -> RpcError:
+    """Return the end of a call that met a fault of ours, and log the fault. To be called in an except block."""
+    _log.exception("%s: the call failed for a fault of the server", name)
+    return RpcError(Status.INTERNAL, f"{name}: the server met a fault of its own; its log says more")

@@ -1,0 +1,102 @@
+"""The limits of the gRPC front end."""
+
+from dataclasses import dataclass
+
+from charonia.server.grpc.http2 import Http2Settings
+from charonia.server.options import CompressionLevel, GrpcOptions
+
+MIB = 1024 * 1024
+
+_ZLIB_LEVEL = {
+    CompressionLevel.NONE: 0,
+    CompressionLevel.LOW: 1,
+    CompressionLevel.MEDIUM: 6,
+    CompressionLevel.HIGH: 9,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcLimits:
+    """Every limit of a gRPC front end. Times are in seconds; 0 turns off what an attribute says so of.
+
+    Attributes:
+        message_bytes_max: Largest request message, as received and decompressed.
+        compression_level: zlib level of responses to callers that accept gzip or deflate; 0 for none.
+        streams_max: Calls that may be open at once on a connection.
+        header_list_bytes_max: Largest list of request headers.
+        stream_window_bytes: Data that one call may send ahead; the larger, the faster large inputs come in.
+        connection_window_bytes: The same for all calls of a connection.
+        frame_bytes_max: Largest HTTP/2 frame received; a tensor in one frame is not copied together.
+        stream_inflight_max: Requests of one inference stream in flight; no more are read until some are answered.
+        stream_unsent_bytes_max: Responses of one stream that wait for the caller's window before its requests wait.
+        stream_response_bytes_max: The same above which a request that sends a further response fails.
+        unary_unsent_bytes_max: Responses of calls with one request that wait for the windows of a connection's client
+            before further such calls wait.
+        write_buffer_bytes: Bytes that wait in the transport before a connection is read no further.
+        resets_burst: Calls that a client may cancel at once on one connection.
+        resets_per_s: Rate at which that allowance is refilled.
+        handshake_timeout_s: Time from the connection to its first bytes.
+        keepalive_time_s: Silence after which the server sends a ping.
+        keepalive_timeout_s: Time to wait for its answer before the connection is closed.
+        keepalive_without_calls: Whether pings are sent and accepted while no call is open.
+        pings_without_data_max: Pings sent while nothing else is; 0 for no limit.
+        ping_interval_min_s: Pings of a client that come faster than this while nothing is sent to it are strikes.
+        ping_strikes_max: Strikes after which the connection is closed; 0 for no limit.
+        connection_age_max_s: Age at which a connection is asked to close; 0 for none.
+        connection_age_grace_s: Time that its calls then have; 0 for no limit.
+        connection_idle_max_s: Time without a call after which a connection is asked to close; 0 for none.
+    """
+
+    message_bytes_max: int = 2**31 - 1
+    compression_level: int = 0
+    streams_max: int = 1024
+    header_list_bytes_max: int = 16 * 1024
+    stream_window_bytes: int = 8 * MIB
+    connection_window_bytes: int = 64 * MIB
+    frame_bytes_max: int = MIB
+    stream_inflight_max: int = 256
+    stream_unsent_bytes_max: int = 16 * MIB
+    stream_response_bytes_max: int = 256 * MIB
+    unary_unsent_bytes_max: int = 64 * MIB
+    write_buffer_bytes: int = 4 * MIB
+    resets_burst: int = 4096
+    resets_per_s: int = 512
+    handshake_timeout_s: float = 20.0
+    keepalive_time_s: float = 7200.0
+    keepalive_timeout_s: float = 20.0
+    keepalive_without_calls: bool = False
+    pings_without_data_max: int = 2
+    ping_interval_min_s: float = 300.0
+    ping_strikes_max: int = 2
+    connection_age_max_s: float = 0.0
+    connection_age_grace_s: float = 0.0
+    connection_idle_max_s: float = 0.0
+
+    @classmethod
+    def of(cls, options: GrpcOptions) -> "GrpcLimits":
+        """Return the limits that the server's options ask for."""
+        return cls(
+            message_bytes_max=options.input_bytes_max,
+            compression_level=_ZLIB_LEVEL[options.response_compression],
+            keepalive_time_s=options.keepalive_time_ms / 1e3,
+            keepalive_timeout_s=options.keepalive_timeout_ms / 1e3,
+            keepalive_without_calls=options.keepalive_permit_without_calls,
+            pings_without_data_max=options.http2_max_pings_without_data,
+            ping_interval_min_s=options.http2_min_recv_ping_interval_without_data_ms / 1e3,
+            ping_strikes_max=options.http2_max_ping_strikes,
+            connection_age_max_s=options.max_connection_age_ms / 1e3,
+            connection_age_grace_s=options.max_connection_age_grace_ms / 1e3,
+        )
+
+    @property
+    def http2(self) -> Http2Settings:
+        """What a connection announces."""
+        return Http2Settings(
+            concurrent_streams_max=self.streams_max,
+            stream_window_bytes=self.stream_window_bytes,
+            connection_window_bytes=self.connection_window_bytes,
+            frame_bytes_max=self.frame_bytes_max,
+            header_list_bytes_max=self.header_list_bytes_max,
+            resets_burst=self.resets_burst,
+            resets_per_s=self.resets_per_s,
+        )

@@ -1,0 +1,215 @@
+"""One request and the place where its response goes."""
+
+from typing import Protocol
+
+from charonia.core.calls import Outcome, Ticket
+from charonia.core.errors import ServingError
+from charonia.server.single_response import SoleResponse
+from charonia.wire.compression import ACCEPTED
+from charonia.wire.http_status import REASONS, STATUS
+from charonia.wire.json_text import encode_error
+
+JSON_TYPE = b"application/json"
+
+JOIN_BELOW_BYTES = 16 * 1024
+"""Responses with a body smaller than this are written in one piece."""
+
+CLIENT_GONE = 499
+"""Status in the access log of a request whose client did not wait for the response. Never sent."""
+
+_STATUS_LINES = {status: b"HTTP/1.1 %d %b\r\n" % (status, reason.encode()) for status, reason in REASONS.items()}
+_ERROR_HEADERS = {
+    401: b"WWW-Authenticate: Bearer\r\n",
+    501: b"Accept-Encoding: %b\r\n" % ACCEPTED.encode(),
+}
+
+
+class Outlet(Protocol):
+    """Where a finished exchange is written: its connection."""
+
+    def answered(self, exchange: "Exchange") -> None:
+        """The exchange has its response."""
+        ...
+
+    def progressed(self, exchange: "Exchange") -> None:
+        """The exchange has a further part of its response."""
+        ...
+
+    def unsent_bytes(self) -> int:
+        """Return how much of what was written the client has not taken."""
+        ...
+
+
+class Exchange:
+    """A request as received, and its response once it is there.
+
+    Attributes:
+        method: Request method.
+        url: Request target as sent.
+        headers: Header fields by lower-case name; the last one of a name counts.
+        header_names: Their names as they were sent, by lower-case name; None where nobody asks.
+        body: Request body.
+        connection: The response's header line on what becomes of the connection, b"" where it lives on as usual.
+        keep_alive: Whether the connection lives on afterwards.
+        takes_chunks: Whether the client knows chunked bodies: not with HTTP/1.0.
+        response: Parts of the complete response, None until it is there; the rest of one that is sent piece by piece.
+        has_begun: Whether the response is sent piece by piece, and its header has been.
+        status: Status of the response, 0 until it is there.
+        bytes_out: Size of the response's body.
+        ticket: The inference in flight, where there is one.
+        sole: What waits for the only response of a model that may send any number.
+        model: Model name, for the access log.
+        version: Model version, for the access log.
+        request_id: The caller's id, for the access log.
+        outcome: What the engine answered, for the access log.
+        begun_ns: When its first byte was there; 0 where nobody asks.
+        received_ns: When the request was complete; 0 where nobody asks.
+    """
+
+    __slots__ = (
+        "_outlet",
+        "_unwritten",
+        "_unwritten_bytes",
+        "begun_ns",
+        "body",
+        "bytes_out",
+        "connection",
+        "has_begun",
+        "header_names",
+        "headers",
+        "keep_alive",
+        "method",
+        "model",
+        "outcome",
+        "received_ns",
+        "request_id",
+        "response",
+        "sole",
+        "status",
+        "takes_chunks",
+        "ticket",
+        "url",
+        "version",
+    )
+
+    def __init__(self, outlet: Outlet, method: bytes, url: bytes, headers: dict[bytes, bytes]) -> None:
+        self._outlet = outlet
+        self.method = method
+        self.url = url
+        self.headers = headers
+        self.header_names: dict[bytes, bytes] | None = None
+        self.body: bytes | memoryview = b""
+        self.connection = b""
+        self.keep_alive = True
+        self.takes_chunks = True
+        self.has_begun = False
+        self.response: list[bytes | memoryview] | None = None
+        self.status = 0
+        self.bytes_out = 0
+        self.ticket: Ticket | None = None
+        self.sole: SoleResponse | None = None
+        self.model = ""
+        self.version = ""
+        self.request_id = ""
+        self.outcome: Outcome = None
+        self.begun_ns = 0
+        self.received_ns = 0
+
+    def end_connection(self) -> None:
+        """Let the connection end with this exchange, and say so in its response where that is still possible."""
+        self.keep_alive = False
+        self.connection = b"Connection: close\r\n"
+
+    def respond(
+        self,
+        status: int,
+        body: list[bytes | memoryview],
+        content_type: bytes = JSON_TYPE,
+        extra: bytes = b"",
+    ) -> None:
+        """Answer. Only the first answer counts.
+
+        Args:
+            status: HTTP status.
+            body: Parts of the body.
+            content_type: Its content type; left out for an empty body.
+            extra: Further header lines, each with its line end.
+        """
+        if self.response is not None or self.has_begun:
+            return
+        if self.method == b"HEAD":
+            body = []  # the client would take it for the next response
+        length = 0
+        for part in body:
+            length += len(part)
+        if length:
+            extra += b"Content-Type: %b\r\n" % content_type
+        head = b"%b%b%bContent-Length: %d\r\n\r\n" % (_STATUS_LINES[status], extra, self.connection, length)
+        self.status = status
+        self.bytes_out = length
+        if length < JOIN_BELOW_BYTES:
+            self.response = [b"".join((head, *body))]
+        else:
+            self.response = [head, *body]
+        self.ticket = None
+        self._outlet.answered(self)
+
+    def begin(self, status: int, content_type: bytes, extra: bytes = b"") -> None:
+        """Begin an answer that is sent piece by piece: `send`, and `end` after the last. Arguments as in `respond`."""
+        framing = b"Transfer-Encoding: chunked\r\n"
+        if not self.takes_chunks:
+            framing = b""
+            self.end_connection()  # the only way to say where the body ends
+        head = b"%b%bContent-Type: %b\r\n%b%b\r\n"
+        self.status = status
+        self.has_begun = True
+        self._unwritten = [head % (_STATUS_LINES[status], extra, content_type, self.connection, framing)]
+        self._unwritten_bytes = len(self._unwritten[0])
+        self._outlet.progressed(self)
+
+    def send(self, data: bytes) -> None:
+        """Send a piece, which is not empty."""
+        if self.has_begun and self.response is None:
+            piece = b"%x\r\n%b\r\n" % (len(data), data) if self.takes_chunks else data
+            self.bytes_out += len(data)
+            self._unwritten.append(piece)
+            self._unwritten_bytes += len(piece)
+            self._outlet.progressed(self)
+
+    def end(self) -> None:
+        """End an answer that was begun."""
+        if self.has_begun and self.response is None:
+            self.response = [*self._unwritten, b"0\r\n\r\n" if self.takes_chunks else b""]
+            self.ticket = None
+            self._outlet.answered(self)
+
+    def take_unwritten(self) -> list[bytes]:
+        """Return what is to be written of an answer in progress, and count it as written."""
+        parts, self._unwritten = self._unwritten, []
+        self._unwritten_bytes = 0
+        return parts
+
+    @property
+    def unsent_bytes(self) -> int:
+        """How much of an answer that was begun waits for the client, or for those that are ahead of it."""
+        return self._unwritten_bytes + self._outlet.unsent_bytes()
+
+    def fail(self, error: ServingError, status: int = 0) -> None:
+        """Answer with an error; without a `status` with that of its code."""
+        self.outcome = error
+        status = status or STATUS[error.code]
+        self.respond(status, [encode_error(error)], extra=_ERROR_HEADERS.get(status, b""))
+
+    def abandon(self) -> None:
+        """The client has gone: cancel what is in flight and drop what comes of it."""
+        if self.response is None:
+            self.response = []
+            self.status = CLIENT_GONE
+            if self.ticket is not None:
+                self.ticket.cancel()
+                self.ticket = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether somebody still waits for a response."""
+        return self.response is None

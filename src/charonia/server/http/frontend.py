@@ -1,0 +1,223 @@
+"""The HTTP endpoints: the protocol's, and the metrics page."""
+
+import asyncio
+import logging
+import ssl
+import time
+from collections.abc import Callable, Sequence
+
+from charonia.core.errors import ServingError, internal, unavailable
+from charonia.core.response import InferResponse
+from charonia.server.access_log import AccessEntry, AccessLog
+from charonia.server.facade import NO_SERVICES, Engine, Services
+from charonia.server.http.connection import READ_BYTES, HttpConnection
+from charonia.server.http.exchange import Exchange
+from charonia.server.http.forwarding import NamedConnection, NamedTimedConnection
+from charonia.server.http.guard import guarded
+from charonia.server.http.handlers import Handlers
+from charonia.server.http.limits import HttpLimits
+from charonia.server.http.routes import MethodNotAllowedError, Route, Router, Target
+from charonia.server.http.traced import TimedConnection
+from charonia.server.listening import cannot_listen, drain
+from charonia.wire.json_text import encode_error
+
+__all__ = ["HttpFrontend", "HttpLimits", "MetricsFrontend"]
+
+_log = logging.getLogger(__name__)
+
+SWEEP_S = 1.0
+"""How often slow and idle connections are looked for; time limits are as exact as this."""
+
+BACKLOG = 1024
+"""Connections that the system holds while the server is busy."""
+
+METRICS_TYPE = b"text/plain; charset=utf-8"
+
+
+class Endpoint:
+    """A listening socket, its connections and a route table.
+
+    Attributes:
+        limits: Limits of requests and connections.
+        read_buffer: Buffer that all connections read into.
+        now_s: Monotonic time of the last sweep, in seconds.
+        is_closing: Whether connections close after their next response.
+        port: Port that is listened on, once started.
+    """
+
+    def __init__(
+        self,
+        routes: Sequence[Route],
+        limits: HttpLimits,
+        *,
+        hint: str,
+        access_log: AccessLog | None = None,
+        is_exiting: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Make an endpoint.
+
+        Args:
+            routes: What it answers.
+            limits: What clients may ask of it.
+            hint: What to try in place of a path that is not there.
+            access_log: Where requests are noted.
+            is_exiting: Whether requests are refused because the server is shutting down.
+        """
+        self.limits = limits
+        self.read_buffer = memoryview(bytearray(READ_BYTES))
+        self.now_s = time.monotonic()
+        self.is_closing = False
+        self.port = 0
+        self._router = Router(routes, hint)
+        self._access_log = access_log
+        self._is_exiting = is_exiting
+        self._connections: set[HttpConnection] = set()
+        self._server: asyncio.Server | None = None
+        self._sweeper: asyncio.TimerHandle | None = None
+
+    async def start(self, host: str, port: int, ssl: ssl.SSLContext | None = None, reuse_port: bool = False) -> None:
+        """Listen; `port` 0 takes a free one.
+
+        Raises:
+            ServingError: UNAVAILABLE when the address cannot be listened on.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            self._server = await loop.create_server(
+                self.connect, host, port, ssl=ssl, reuse_port=reuse_port or None, backlog=BACKLOG
+            )
+        except OSError as error:
+            raise cannot_listen(host, port, error) from error
+        self.port = self._server.sockets[0].getsockname()[1]
+        self._sweep()
+
+    def connect(self) -> HttpConnection:
+        """Return the server's side of a new connection."""
+        return HttpConnection(self)
+
+    def stop_accepting(self) -> None:
+        """Take no more connections, and no more than the current requests from those there are."""
+        self.is_closing = True
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self._connections):
+            connection.wind_down()
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Wait until clients have their answers, at most so long; whether none was cut off while it took one."""
+        self.stop_accepting()
+        return await drain(self._connections, timeout_s)
+
+    async def close(self) -> None:
+        """Close everything at once."""
+        self.stop_accepting()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            self._sweeper = None
+        for connection in list(self._connections):
+            connection.abort()
+        await asyncio.sleep(0)
+
+    # The connections' calls.
+
+    def opened(self, connection: HttpConnection) -> bool:
+        """Take note of a connection; false when there are too many."""
+        self._connections.add(connection)
+        return len(self._connections) <= self.limits.connections_max
+
+    def closed(self, connection: HttpConnection) -> None:
+        """Forget a connection."""
+        self._connections.discard(connection)
+
+    def handle(self, exchange: Exchange) -> None:
+        """Answer a request, now or later."""
+        if self._access_log is not None:
+            exchange.received_ns = time.monotonic_ns()
+        try:
+            if self._is_exiting():
+                raise unavailable("the server is shutting down")
+            handler, target = self._router.find(exchange.method, exchange.url)
+            handler(exchange, target)
+        except ServingError as error:
+            exchange.fail(error)
+        except MethodNotAllowedError as refusal:
+            exchange.respond(405, [encode_error(refusal.error)], extra=b"Allow: %b\r\n" % refusal.allowed)
+        except Exception as error:  # our own fault: this request fails, the server lives on
+            _log.exception("%s failed", exchange.url.decode("latin-1"))
+            exchange.fail(internal(f"the request failed: {type(error).__name__}"))
+
+    def finished(self, exchange: Exchange) -> None:
+        """Write the access log's line."""
+        if self._access_log is None:
+            return
+        outcome = exchange.outcome
+        response = outcome if isinstance(outcome, InferResponse) else None
+        self._access_log.write(
+            AccessEntry(
+                "http",
+                f"{exchange.method.decode('latin-1')} {exchange.url.decode('latin-1')}",
+                exchange.status,
+                model=exchange.model,
+                version=response.model_version if response is not None else exchange.version,
+                request_id=exchange.request_id,
+                bytes_in=len(exchange.body),
+                bytes_out=exchange.bytes_out,
+                duration_ns=time.monotonic_ns() - exchange.received_ns if exchange.received_ns else 0,
+                execution=response.execution if response is not None else None,
+            )
+        )
+
+    def _sweep(self) -> None:
+        self.now_s = time.monotonic()
+        for connection in list(self._connections):
+            connection.check_time(self.now_s)
+        self._sweeper = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
+
+
+class HttpFrontend(Endpoint):
+    """The KServe v2 protocol over HTTP/1.1."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        limits: HttpLimits,
+        *,
+        access_log: AccessLog | None = None,
+        services: Services = NO_SERVICES,
+    ) -> None:
+        """Make a front end.
+
+        Args:
+            engine: What answers requests.
+            limits: What clients may ask.
+            access_log: Where requests are noted.
+            services: What is offered beside the engine.
+        """
+        routes = Handlers(engine, limits, services).routes()
+        if services.http_gate is not None:
+            routes = guarded(routes, services.http_gate)
+        hint = "GET /v2 describes the server; metrics have a port of their own"
+        super().__init__(routes, limits, hint=hint, access_log=access_log, is_exiting=engine.is_exiting)
+        self._connection_type = HttpConnection if services.tracer is None else TimedConnection
+        if services.http_headers is not None:
+            self._connection_type = NamedConnection if services.tracer is None else NamedTimedConnection
+
+    def connect(self) -> HttpConnection:
+        """Return the server's side of a new connection."""
+        return self._connection_type(self)
+
+
+class MetricsFrontend(Endpoint):
+    """The metrics page."""
+
+    def __init__(self, render: Callable[[], bytes]) -> None:
+        """Make a front end.
+
+        Args:
+            render: Returns the page.
+        """
+
+        def page(exchange: Exchange, target: Target) -> None:
+            exchange.respond(200, [render()], METRICS_TYPE)
+
+        super().__init__([Route("/metrics", {b"GET": page})], HttpLimits(), hint="GET /metrics has the metrics")

@@ -1,0 +1,1 @@
+"""Loading, reloading, unloading and eviction of models."""

@@ -1,0 +1,106 @@
+"""The backends of one server: made when the first model needs them, closed together."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from charonia.config.platforms import FOREIGN_BACKENDS
+from charonia.core.errors import invalid
+from charonia.server.backends.api import Backend, BackendSettings, Models
+from charonia.server.execution.busy_poll import BusyPoll
+from charonia.server.execution.calls import CallGraph
+from charonia.server.metrics.custom import CustomMetrics
+from charonia.server.metrics.devices import PinnedMemory, device_metric_names
+from charonia.server.metrics.prometheus import metric_names
+from charonia.server.rate_limiter.limiter import RateLimits
+from charonia.server.response_cache.api import ResponseCache
+
+
+class Backends:
+    """Backends by name.
+
+    Args:
+        factories: What makes a backend, by name.
+        settings: Settings of `--backend-config` by backend name; "" holds the global ones.
+        verbose: Whether verbose logging is on.
+
+    Attributes:
+        models: What models call other models through; set once, before the first model is loaded.
+        calls: Which instances wait for which.
+        host_cores: Numbers of cores by host policy; set before the first model is loaded.
+        metrics: The metrics that models make themselves.
+        busy_poll: Who stays awake between requests, None where nobody does.
+        limits: The resources that instances share, None without a rate limiter.
+        cache: Where responses are kept, None without a response cache.
+        pinned: Pinned memory of all models.
+    """
+
+    def __init__(
+        self,
+        factories: Mapping[str, Callable[[], Backend]],
+        settings: Mapping[str, Mapping[str, str]] | None = None,
+        *,
+        verbose: bool = False,
+        busy_poll: BusyPoll | None = None,
+        limits: RateLimits | None = None,
+        cache: ResponseCache | None = None,
+        pinned: PinnedMemory | None = None,
+    ) -> None:
+        self._factories = factories
+        self._settings = settings or {}
+        self._verbose = verbose
+        self.models: Models | None = None
+        self.host_cores: Mapping[str, tuple[int, ...]] = {}
+        self.calls = CallGraph()
+        self.busy_poll = busy_poll
+        self.limits = limits
+        self.cache = cache
+        self.pinned = pinned or PinnedMemory()
+        self.metrics = CustomMetrics(reserved=(*metric_names(), *device_metric_names()))
+        self._made: dict[str, Backend] = {}
+        self._making = asyncio.Lock()
+
+    async def get(self, name: str, model: str) -> Backend:
+        """Return the backend called `name`.
+
+        Raises:
+            ServingError: INVALID_ARG when there is none; `model` is the model that asked.
+        """
+        backend = self._made.get(name)
+        if backend is None:
+            factory = self._factories.get(name)
+            if factory is None:
+                way_out = "; models of other frameworks can be exported to ONNX" if name in FOREIGN_BACKENDS else ""
+                raise invalid(
+                    f"unable to find backend '{name}' for model '{model}'",
+                    hint=f"installed backends: {', '.join(sorted(self._factories))}{way_out}",
+                )
+            async with self._making:
+                backend = self._made.get(name)
+                if backend is None:
+                    # In a thread: importing a framework takes long enough to be felt by those whose models answer.
+                    backend = self._made[name] = await asyncio.to_thread(factory)
+        return backend
+
+    def settings(self, name: str) -> BackendSettings:
+        """Return the settings that apply to a backend: its own over the global ones.
+
+        Raises:
+            ServingError: INVALID_ARG for a `default-max-batch-size` that is no number.
+        """
+        values = {**self._settings.get("", {}), **self._settings.get(name, {})}
+        text = values.get("default-max-batch-size", "4")
+        try:
+            default_max_batch_size = int(text)
+        except ValueError:
+            raise invalid(f"--backend-config default-max-batch-size: expected an integer, got {text!r}") from None
+        return BackendSettings(
+            values, default_max_batch_size, self._verbose, self.models, self.metrics, self.busy_poll, self.pinned
+        )
+
+    async def aclose(self) -> None:
+        """Close every backend that was made, and the cache."""
+        if self.cache is not None:
+            await self.cache.aclose()
+        for backend in self._made.values():
+            await backend.aclose()
+        self._made.clear()

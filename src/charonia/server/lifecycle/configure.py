@@ -1,0 +1,143 @@
+"""From a model's folder to its complete, validated configuration."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from charonia.config.complete import derive_backend, normalise
+from charonia.config.model import Latest, ModelConfig, VersionPolicy
+from charonia.config.platforms import ENSEMBLE
+from charonia.config.problems import Problem, raise_problems
+from charonia.server.backends.api import Completion, ModelFiles
+from charonia.server.lifecycle.backends import Backends
+from charonia.server.lifecycle.repository.model_folder import (
+    check_name,
+    mistaken_config,
+    none_selected,
+    read_config,
+    select,
+    version_files,
+    version_hint,
+    versions,
+)
+from charonia.server.lifecycle.repository.scan import CONFIG_FILE, ModelFolder
+from charonia.server.lifecycle.validation import unsupported, validate
+
+_log = logging.getLogger(__name__)
+
+DEFAULT_INSTANCES = 1
+"""Instances of a group that gives no count. One CPU instance with all of the thread budget beats two that share it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigureOptions:
+    """How configurations are completed.
+
+    Attributes:
+        auto_complete: Whether backends fill in what is missing.
+        config_name: Name of the configuration variant (`--model-config-name`), "" for config.pbtxt.
+        gpu_count: GPUs of this machine.
+    """
+
+    auto_complete: bool = True
+    config_name: str = ""
+    gpu_count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Configured:
+    """A configuration ready to load, what was inferred, and the versions that its policy selects."""
+
+    completion: Completion
+    versions: tuple[int, ...]
+
+    @property
+    def config(self) -> ModelConfig:
+        """The complete configuration."""
+        return self.completion.config
+
+
+async def configure(
+    folder: ModelFolder, backends: Backends, options: ConfigureOptions, override: ModelConfig | None = None
+) -> Configured:
+    """Read, complete and validate the configuration of a model.
+
+    Args:
+        folder: The model's folder.
+        backends: Asked to complete it.
+        options: How.
+        override: Configuration to use instead of the folder's own.
+
+    Raises:
+        ServingError: With all problems of the configuration, or why it cannot be read or completed.
+    """
+    config = override
+    if config is None:
+        config, _ = await asyncio.to_thread(read_config, folder, config_name=options.config_name)
+    is_silent = config is None
+    config = config or ModelConfig()
+    check_name(folder, config)
+    notes: list[str] = []
+    if not config.name:
+        config = replace(config, name=folder.name)
+    selected = await _versions(folder, config)
+    mistaken = await asyncio.to_thread(mistaken_config, folder, selected[-1]) if is_silent else ""
+    if mistaken:
+        _log.warning("model '%s': %s is not its configuration, %s would be", folder.name, mistaken, CONFIG_FILE)
+    files = await asyncio.to_thread(version_files, folder, selected[-1])
+    config, derived = derive_backend(config, folder.name, files)
+    notes += derived
+    # What is wrong in the file itself is reported before a backend tries to make sense of it.
+    early = unsupported(config)
+    if early:
+        raise_problems(folder.name, early)
+    if config.platform == ENSEMBLE:
+        return Configured(Completion(_complete(config, folder, options), tuple(notes)), selected)
+    backend = await backends.get(config.backend, folder.name)
+    if options.auto_complete:
+        completion = await backend.complete(
+            model_files(folder, selected[-1]), config, backends.settings(config.backend)
+        )
+        config = completion.config
+        notes += completion.notes
+    config = _complete(config, folder, options, uses_gpus=backend.uses_gpus())
+    return Configured(Completion(config, tuple(notes)), selected)
+
+
+async def _versions(folder: ModelFolder, config: ModelConfig) -> tuple[int, ...]:
+    """Return the versions that the policy selects."""
+    policy = config.version_policy or VersionPolicy(latest=Latest(1))
+    available = await asyncio.to_thread(versions, folder)
+    if not available:
+        if config.platform == ENSEMBLE or config.ensemble_scheduling is not None:
+            hint = f"an ensemble needs a folder with a number for a name, too: make an empty one, {folder.name}/1"
+        else:
+            hint = await asyncio.to_thread(version_hint, folder)
+        raise none_selected(folder.name, available, hint=hint)
+    return select(policy, available, model_name=folder.name)
+
+
+def _complete(
+    config: ModelConfig, folder: ModelFolder, options: ConfigureOptions, *, uses_gpus: bool = False
+) -> ModelConfig:
+    """Return the configuration with its defaults.
+
+    Raises:
+        ServingError: With everything that is wrong with it.
+    """
+    config = normalise(
+        config,
+        name=folder.name,
+        gpu_count=options.gpu_count if uses_gpus else 0,
+        default_instance_count=DEFAULT_INSTANCES,
+    )
+    problems: Sequence[Problem] = [*validate(config, gpu_count=options.gpu_count), *unsupported(config)]
+    if problems:
+        raise_problems(folder.name, problems)
+    return config
+
+
+def model_files(folder: ModelFolder, version: int) -> ModelFiles:
+    """Return where a version of the model lies."""
+    return ModelFiles(folder.path, version, folder.path / str(version))

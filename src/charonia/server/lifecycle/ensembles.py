@@ -1,0 +1,146 @@
+"""The ensembles of a server, and how they follow the models of their steps."""
+
+import logging
+from collections.abc import Callable
+
+from charonia.core.calls import Reply, Ticket
+from charonia.core.errors import ServingError, invalid
+from charonia.core.metadata import ModelState
+from charonia.core.request import InferRequest
+from charonia.server.ensembles.dependencies import Composition, Members, cycle, dependents, wire
+from charonia.server.ensembles.plan import Wiring
+from charonia.server.ensembles.runner import EnsembleRunner, Infer
+from charonia.server.lifecycle.entries import AMBIGUOUS, ModelEntry, VersionEntry
+from charonia.server.lifecycle.loader import LoadedVersion, behind_cache, ensemble_space
+from charonia.server.response_cache.api import ResponseCache
+from charonia.server.response_cache.runner import CachedRunner
+
+_log = logging.getLogger(__name__)
+
+
+def _no_engine(request: InferRequest, reply: Reply) -> Ticket:
+    raise RuntimeError(f"there is no engine to run {request}")
+
+
+class Ensembles:
+    """Puts ensembles together, and again whenever a model of theirs changes.
+
+    Args:
+        models: Every model, by name.
+        changed: Called when versions of an ensemble have come or gone.
+        retire: Called with a version that is to answer what it has in flight and nothing more.
+        cache: Where responses are kept, None without a response cache.
+
+    Attributes:
+        infer: What runs the steps: the engine sets it.
+    """
+
+    def __init__(
+        self,
+        models: dict[str, ModelEntry],
+        changed: Callable[[ModelEntry], None],
+        retire: Callable[[LoadedVersion], object],
+        cache: ResponseCache | None = None,
+    ) -> None:
+        self.infer: Infer = _no_engine
+        self._models = models
+        self._changed = changed
+        self._retire = retire
+        self._cache = cache
+        self._members = Members(self._answering, self._failure)
+
+    def note(self, model: ModelEntry, composition: Composition) -> None:
+        """Note what an ensemble is made of.
+
+        Raises:
+            ServingError: INVALID_ARG: it contains itself.
+        """
+        model.composition = composition
+        circle = cycle(model.name, self._compositions())
+        if circle:
+            raise invalid(f"circular dependency between ensembles: {' -> '.join(circle)}")
+
+    def missing(self, composition: Composition) -> list[str]:
+        """Return the models of an ensemble of which no version answers."""
+        return [name for name in composition.models if name not in self._models or not self._models[name].is_loaded]
+
+    def needs(self, name: str) -> bool:
+        """Whether an ensemble contains a model."""
+        return any(name in composition.models for composition in self._compositions().values())
+
+    def load(self, composition: Composition, version: int) -> LoadedVersion:
+        """Put a version of an ensemble together.
+
+        Raises:
+            ServingError: INVALID_ARG with everything that does not fit.
+        """
+        return self._load(version, wire(composition, self._members), self._space(composition))
+
+    def follow(self, name: str) -> None:
+        """Bring up to date the ensembles that contain a model, and the model itself where it is one."""
+        for ensemble in (name, *dependents(name, self._compositions())):
+            model = self._models.get(ensemble)
+            # One that is being loaded looks for itself when it is.
+            if model is None or model.composition is None or model.lock.locked():
+                continue
+            try:
+                wiring = wire(model.composition, self._members)
+            except ServingError as error:
+                self._take_down(model, model.composition, str(error))
+            else:
+                self._rewire(model, model.composition, wiring)
+
+    def _rewire(self, model: ModelEntry, composition: Composition, wiring: Wiring) -> None:
+        model.failure = ""
+        space = self._space(composition)
+        for version in composition.versions:
+            entry = model.versions.setdefault(version, VersionEntry())
+            runner = entry.loaded.runner if entry.loaded is not None else None
+            inner = runner.inner if isinstance(runner, CachedRunner) else runner
+            if runner is not None and isinstance(inner, EnsembleRunner):
+                inner.rewire(wiring)
+                if isinstance(runner, CachedRunner):
+                    runner.renew(space)
+                entry.loaded = LoadedVersion(runner, None, wiring.labels, space=space)
+            else:
+                entry.loaded, entry.state, entry.reason = self._load(version, wiring, space), ModelState.READY, ""
+                _log.info("ensemble '%s' version %d is ready: its models are there", model.name, version)
+        self._changed(model)
+
+    def _take_down(self, model: ModelEntry, composition: Composition, reason: str) -> None:
+        """An ensemble cannot answer any more, or still not."""
+        if model.failure:
+            return
+        for version in composition.versions:
+            entry = model.versions.setdefault(version, VersionEntry())
+            if entry.loaded is not None:
+                _log.warning("ensemble '%s' version %d is unavailable: %s", model.name, version, reason)
+                self._retire(entry.loaded)
+            entry.loaded, entry.state, entry.reason = None, ModelState.UNAVAILABLE, reason
+        self._changed(model)
+
+    def _load(self, version: int, wiring: Wiring, space: bytes) -> LoadedVersion:
+        runner = behind_cache(EnsembleRunner(str(version), wiring, self.infer), self._cache, space)
+        return LoadedVersion(runner, None, wiring.labels, space=space)
+
+    def _space(self, composition: Composition) -> bytes:
+        """Return the key space of an ensemble with its models as they are loaded now."""
+        if self._cache is None:
+            return b""
+        models = [self._models[name] for name in composition.models if name in self._models]
+        members = [(m.name, v, e.loaded.space) for m in models for v, e in m.versions.items() if e.loaded is not None]
+        return ensemble_space(composition.config, members)
+
+    def _compositions(self) -> dict[str, Composition]:
+        return {name: model.composition for name, model in self._models.items() if model.composition is not None}
+
+    def _answering(self, name: str, version: int) -> LoadedVersion | None:
+        """Return a version that answers; 0 for the highest."""
+        model = self._models.get(name)
+        loaded = {v: entry.loaded for v, entry in model.versions.items()} if model is not None else {}
+        return loaded.get(version or max((v for v, there in loaded.items() if there is not None), default=0))
+
+    def _failure(self, name: str) -> str | None:
+        """Return why a model could not be loaded, "" where nothing is known, None where there is no such model."""
+        model = self._models.get(name)
+        return None if model is None or model.failure.startswith(AMBIGUOUS) else model.problem

@@ -1,0 +1,499 @@
+"""Which models are loaded: loading, reloading, unloading, polling.
+
+1. A version that answers goes on answering until its successor is ready; if that fails, nothing changes for callers.
+2. Routes change in one step, on the event loop: a request sees the old version or the new one, never neither.
+3. A retired version finishes what it has in flight; only then are its instances closed.
+4. What happens to one model never touches another, but the ensembles that contain it: they follow, in the same step of
+   the event loop. One that does not fit its models any more is taken down, with the reason, and comes back by itself.
+5. A load waits for the loads of the models that it is made of, never for an ensemble that contains it.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from charonia.config.json_form import from_json
+from charonia.config.model import ModelConfig
+from charonia.config.platforms import ENSEMBLE
+from charonia.core.errors import Code, ServingError, internal, invalid, unavailable
+from charonia.core.metadata import ModelIndexEntry, ModelState
+from charonia.core.names import name_of, namespace_of
+from charonia.server.ensembles.dependencies import Composition
+from charonia.server.lifecycle.backends import Backends
+from charonia.server.lifecycle.configure import Configured, ConfigureOptions, configure
+from charonia.server.lifecycle.ensembles import Ensembles
+from charonia.server.lifecycle.entries import (
+    AMBIGUOUS,
+    UNLOADED,
+    ModelEntry,
+    VersionEntry,
+    index_of,
+    keys_of,
+    routes_of,
+    with_namespaces,
+)
+from charonia.server.lifecycle.loader import LoadedVersion, Runner, load_version
+from charonia.server.lifecycle.provision import Provided, Provisioner
+from charonia.server.lifecycle.repository.data_files import read_labels
+from charonia.server.lifecycle.repository.scan import ModelFolder, Scan
+from charonia.server.lifecycle.repository.sources import Sources, StoreOptions
+from charonia.server.lifecycle.repository.watch import Watch
+from charonia.server.options import ALL_MODELS, ControlMode
+from charonia.server.sequences.models import hand_over
+
+_log = logging.getLogger(__name__)
+
+DRAIN_LOOK_S = 0.005  # pause between two looks at whether requests are in flight, at shutdown
+
+
+@dataclass(frozen=True, slots=True)
+class LifecycleOptions:
+    """How models are found and loaded.
+
+    Attributes:
+        repositories: Folders that hold model folders, and URIs of stores.
+        control_mode: Who decides what is loaded.
+        configure: How configurations are completed.
+        cores: Cores that this process may use.
+        load_threads: Models that load at the same time.
+        load_retries: Further tries after a load that failed.
+        stores: How stores are read.
+        has_namespaces: Whether a model is told apart by its repository, too.
+        agents: Folder of repository agents, None for the built-in ones only.
+        summarizes: Whether summaries of latencies are kept.
+    """
+
+    repositories: tuple[str | Path, ...]
+    control_mode: ControlMode = ControlMode.NONE
+    configure: ConfigureOptions = field(default_factory=ConfigureOptions)
+    cores: int = 1
+    load_threads: int = 4
+    load_retries: int = 0
+    stores: StoreOptions = field(default_factory=StoreOptions)
+    has_namespaces: bool = False
+    agents: Path | None = None
+    summarizes: bool = False
+
+
+class Lifecycle:
+    """The models of a server.
+
+    Attributes:
+        models: Every model that was ever asked for, by key.
+        routes: Runner by model and version as text, "" for the highest that is ready. Read by the request path.
+        ensembles: Those among them that are made of others.
+        sources: The repositories.
+        found: What the last look at them saw.
+        bring_steps: Loads the models of an ensemble that are not there, None for `Lifecycle` itself.
+    """
+
+    def __init__(self, options: LifecycleOptions, backends: Backends) -> None:
+        self.models: dict[str, ModelEntry] = {}
+        self.routes: dict[tuple[str, str], Runner] = {}
+        self.ensembles = Ensembles(self.models, self._route, lambda loaded: self._retire(loaded, None), backends.cache)
+        self.sources = Sources(options.repositories, options.stores, has_namespaces=options.has_namespaces)
+        self.found = Scan()
+        self.bring_steps: Callable[[Sequence[str]], Awaitable[None]] | None = None
+        self._provisioner = Provisioner(self.sources, config_name=options.configure.config_name, agents=options.agents)
+        self._options = options
+        self._backends = backends
+        self._loaders = asyncio.Semaphore(options.load_threads)
+        self._retiring: set[asyncio.Task[None]] = set()
+        self._retiring_runners: set[Runner] = set()
+        self._loads: dict[str, asyncio.Task[None]] = {}  # those under way, by model
+        self._asked: set[str] = set()  # models that were asked for; others were loaded for an ensemble
+        self._watch = Watch()
+
+    async def load_at_start(self, names: Sequence[str]) -> list[str]:
+        """Load what the control mode asks for at start: everything, or in explicit mode just `names` ("*" for all).
+
+        Returns:
+            The reasons of the models that failed.
+        """
+        found = await self._look()
+        self._watch.reset(found)
+        if self._options.control_mode in (ControlMode.NONE, ControlMode.POLL) or ALL_MODELS in names:
+            wanted = sorted(found.models) + sorted(found.ambiguous)
+        else:
+            wanted = [key for name in names for key in keys_of(name, found) or [name]]
+        results = await self._load_all(wanted, found)
+        return [*found.unread, *(_reason(r) for r in results if r is not None)]
+
+    async def load(self, name: str, config: str | None, files: Mapping[str, bytes] | None) -> None:
+        """Load or reload a model on request. Raises as `Engine.load_model`."""
+        self._require_explicit()
+        if not name:
+            raise invalid("Model name cannot be empty. Please enter a valid name to deploy.")
+        if "/" in name or "\\" in name or name in (".", ".."):
+            raise invalid(f"model name {name!r} must be the name of a folder, without a path")
+        if files and config is None:
+            raise invalid("Load parameter 'config' must be specified for model file override")
+        # In a thread: a client may send a configuration that takes long to read.
+        override = await asyncio.to_thread(from_json, config) if config is not None else None
+        if files:
+            self._asked.add(name)
+            folder = ModelFolder(name, Path(), Path())
+            await self._begin(name, self._load(name, folder, override, files))
+            return
+        found = await self._look(fingerprints=False)
+        keys = keys_of(name, found)
+        if not keys:
+            unread = "".join(f"; {reason}" for reason in found.unread)
+            raise internal(
+                f"failed to load '{name}', failed to poll from model repository: there is no such model folder{unread}",
+                hint=f"models there: {', '.join(map(name_of, sorted(found.models))) or 'none'}",
+            )
+        for error in await self._load_all(keys, found, override):
+            if error is not None:
+                raise error
+
+    async def bring(self, key: str) -> None:
+        """Load a model that somebody needs.
+
+        Raises:
+            ServingError: With the reason, when it cannot be loaded.
+        """
+        folder = await asyncio.to_thread(self.sources.refreshed, self.found.models[key])
+        self.found = replace(self.found, models={**self.found.models, key: folder})
+        for error in await self._load_all([key], self.found):
+            if error is not None:
+                raise error
+
+    async def let_go(self, key: str) -> None:
+        """Unload a model that may be brought again; returns when it is gone, after what it has in flight."""
+        model = self.models.get(key)
+        retirements = await self._forget(model) if model is not None else []
+        if retirements:
+            await asyncio.wait(retirements)
+
+    async def unload(self, name: str, unload_dependents: bool = False) -> None:
+        """Begin to unload a model on request. Raises as `Engine.unload_model`."""
+        self._require_explicit()
+        for key in keys_of(name, Scan(models=dict.fromkeys(self.models, ModelFolder(name, Path(), Path())))):
+            await self._unload_asked(self.models[key], unload_dependents)
+
+    async def _unload_asked(self, model: ModelEntry, unload_dependents: bool) -> None:
+        self._asked.discard(model.name)
+        composition = model.composition
+        retirements = await self._forget(model)
+        if unload_dependents and composition is not None:
+            if self.in_flight():
+                # The ensemble's last requests still need its models.
+                self._keep(asyncio.get_running_loop().create_task(self._unload_steps(composition, retirements)))
+            else:
+                await self._unload_steps(composition, [])
+
+    async def poll(self) -> bool:
+        """Look for models that were added, changed or removed since the last look, and follow.
+
+        Returns:
+            Whether a change was seen that has to be there at the next look too: look again soon.
+        """
+        found = await self._look()
+        for reason in found.unread:
+            _log.error("%s; what it had at the last look counts", reason)
+        changes = self._watch.look(found)
+        for name in changes.removed:
+            model = self.models.get(name)
+            if model is not None:
+                await self._forget(model)
+        wanted = [*changes.added, *changes.modified]
+        if self._options.control_mode is ControlMode.AUTO:  # the rest is loaded when it is needed
+            wanted = [name for name in wanted if name in self.models and self.models[name].is_loaded]
+        for name, error in zip(wanted, await self._load_all(wanted, found), strict=True):
+            if error is not None:
+                _log.error("%s", _reason(error))
+                if isinstance(error, ServingError) and error.code is Code.UNAVAILABLE:
+                    self._watch.forget(name)  # its files could not be fetched: they may be at the next look
+        return self._watch.is_pending
+
+    def index(self) -> list[ModelIndexEntry]:
+        """Return every model of the repositories and of the past, with the state of its versions."""
+        return index_of(self.models, self.sources.known())
+
+    def loaded(self) -> list[LoadedVersion]:
+        """Return every version that answers."""
+        return [v.loaded for m in self.models.values() for v in m.versions.values() if v.loaded is not None]
+
+    async def drain(self) -> None:
+        """Unload everything; return when the last request in flight has been answered."""
+        # Until then every model stays: one that calls others needs them to finish.
+        while self.in_flight():
+            await asyncio.sleep(DRAIN_LOOK_S)
+        for model in self.models.values():
+            if model.provided is not None:
+                await model.provided.ending()
+            self._unload(model, set(model.versions))
+        while self._retiring:
+            await asyncio.wait(set(self._retiring))
+        self.sources.close()
+
+    def in_flight(self) -> int:
+        """Return the number of model versions that have requests in flight."""
+        runners = [v.runner for v in self.loaded()] + list(self._retiring_runners)
+        return sum(1 for runner in runners if runner.in_flight)
+
+    def abandon(self, error: ServingError) -> None:
+        """Answer everything in flight with `error`."""
+        for runner in [v.runner for v in self.loaded()] + list(self._retiring_runners):
+            runner.abandon(error)
+
+    def _require_explicit(self) -> None:
+        if self._options.control_mode not in (ControlMode.EXPLICIT, ControlMode.AUTO):
+            raise unavailable(
+                "explicit model load / unload is not allowed if polling is enabled or the control mode is 'none'",
+                hint="start the server with --model-control-mode=explicit",
+            )
+
+    async def _look(self, *, fingerprints: bool = True) -> Scan:
+        self.found = await asyncio.to_thread(self.sources.look, fingerprints=fingerprints)
+        return self.found
+
+    async def _load_all(
+        self, names: Sequence[str], found: Scan, override: ModelConfig | None = None
+    ) -> list[BaseException | None]:
+        """Load models beside each other and return why each one failed, None for those that did not."""
+        self._asked.update(names)
+        tasks = [self._begin(name, self._load_found(name, found, override)) for name in names]
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _load_found(self, name: str, found: Scan, override: ModelConfig | None = None) -> None:
+        if name in found.ambiguous:
+            places = ", ".join(found.ambiguous[name])
+            reason = f"{AMBIGUOUS}: {places}"
+            model = self.models.setdefault(name, ModelEntry(name))
+            # Nobody can say which of the two is meant, so neither answers.
+            await self._forget(model, reason)
+            raise invalid(f"load failed for model '{name}': {reason}")
+        folder = found.models.get(name)
+        if folder is None:
+            model = self.models.setdefault(name, ModelEntry(name))
+            model.failure = "failed to poll from model repository: there is no such model folder"
+            raise invalid(f"failed to load '{name}', {model.failure}")
+        await self._load(name, folder, override)
+
+    async def _load(
+        self,
+        name: str,
+        folder: ModelFolder,
+        override: ModelConfig | None,
+        files: Mapping[str, bytes] | None = None,
+    ) -> None:
+        model = self.models.setdefault(name, ModelEntry(name))
+        try:
+            async with model.lock:
+                for attempt in range(self._options.load_retries + 1):
+                    try:
+                        await self._load_locked(model, folder, override, files)
+                        break
+                    except ServingError as error:
+                        if attempt == self._options.load_retries:
+                            raise
+                        _log.warning("loading '%s' failed, trying again: %s", model.name, error)
+        finally:
+            if model.provided is not None and not model.is_loaded:
+                provided, model.provided = model.provided, None  # of a state before, which has gone meanwhile
+                await provided.ended()
+            self.ensembles.follow(name)
+
+    async def _load_locked(
+        self,
+        model: ModelEntry,
+        folder: ModelFolder,
+        override: ModelConfig | None,
+        files: Mapping[str, bytes] | None,
+    ) -> None:
+        name, previous = model.name, model.composition
+        provided: Provided | None = None
+        try:
+            async with self._loaders:
+                provided = await self._provisioner.provide(folder, override, files)
+                folder = provided.folder
+                configured = await configure(folder, self._backends, self._options.configure, override)
+            await self._prepare(model, folder, configured)
+        except Exception as error:
+            if provided is not None:
+                await provided.failed()
+            reason = _reason(error)
+            if model.is_loaded:
+                model.composition = previous
+            else:
+                model.failure = reason
+            raise _load_error(name, reason, error) from error
+        model.failure = ""
+        results = await asyncio.gather(
+            *(self._load_version(model, provided, version, configured) for version in configured.versions)
+        )
+        failed = [
+            f"version {version} is at UNAVAILABLE state: {reason};"
+            for version, reason in zip(configured.versions, results, strict=True)
+            if reason
+        ]
+        unselected = set(model.versions) - set(configured.versions)
+        # What answers goes on until all that is to take its place does.
+        self._unload(model, {v for v in unselected if not failed or model.versions[v].loaded is None})
+        if all(results):
+            await provided.failed()
+        else:
+            await model.take_files(provided)
+        if failed:
+            if model.is_loaded:
+                model.composition = previous
+            raise invalid(f"load failed for model '{name}': {' '.join(failed)}")
+        await provided.loaded()
+        _log.info("successfully loaded '%s'", name)
+
+    async def _load_version(self, model: ModelEntry, provided: Provided, version: int, configured: Configured) -> str:
+        entry = model.versions.setdefault(version, VersionEntry())
+        before = entry.loaded
+        if before is None:
+            entry.state, entry.reason = ModelState.LOADING, ""
+        _log.info("loading: %s:%d", model.name, version)
+        try:
+            if model.composition is not None:
+                loaded = self.ensembles.load(model.composition, version)
+            else:
+                async with self._loaders:
+                    loaded = await load_version(
+                        provided.folder, version, configured.config, backends=self._backends, cores=self._options.cores
+                    )
+        except Exception as error:
+            reason = _reason(error)
+            if not isinstance(error, ServingError):
+                _log.exception("loading '%s' version %d", model.name, version)
+            if before is None:
+                entry.state, entry.reason = ModelState.UNAVAILABLE, reason
+            return reason
+        loaded.runner.meter.namespace = namespace_of(model.name)
+        entry.loaded, entry.state, entry.reason = loaded, ModelState.READY, ""
+        entry.provided = provided
+        self._route(model)
+        if before is not None:
+            self._retire(before, None)
+        return ""
+
+    def _begin(self, name: str, load: Coroutine[None, None, None]) -> "asyncio.Task[None]":
+        """Begin a load that the ensembles which need the model wait for."""
+        task = self._loads[name] = asyncio.get_running_loop().create_task(load)
+
+        def done(task: "asyncio.Task[None]") -> None:
+            if self._loads.get(name) is task:
+                del self._loads[name]
+            if not task.cancelled():
+                task.exception()  # known to whoever asked, and to the ensembles by the model's entry
+
+        task.add_done_callback(done)
+        return task
+
+    async def _prepare(self, model: ModelEntry, folder: ModelFolder, configured: Configured) -> None:
+        """Note what an ensemble is made of, and load what is not there.
+
+        Raises:
+            ServingError: It contains itself.
+        """
+        config = configured.config
+        if config.platform != ENSEMBLE:
+            model.composition = None
+            return
+        labels = await asyncio.to_thread(read_labels, folder, config)
+        config = with_namespaces(config, folder.namespace, self.found)
+        composition = Composition(config, configured.versions, labels)
+        self.ensembles.note(model, composition)
+        missing = [name for name in self.ensembles.missing(composition) if name not in self._loads]
+        if missing and self.bring_steps is not None:
+            await self.bring_steps(composition.models)
+        elif missing and self._options.control_mode is ControlMode.EXPLICIT:
+            found = await self._look(fingerprints=False)
+            for name in missing:
+                if name in found.models and name not in self._loads:
+                    self._begin(name, self._load_found(name, found))
+        waited = [self._loads[name] for name in composition.models if name in self._loads]
+        if waited:
+            await asyncio.wait(waited)
+
+    async def _forget(self, model: ModelEntry, failure: str = "") -> "list[asyncio.Task[None]]":
+        """Unload a model that nobody asks for any more, and return what is under way for that."""
+        async with model.lock:
+            if model.provided is not None:
+                await model.provided.ending()
+            model.composition = None
+            retirements = self._unload(model, set(model.versions))
+            model.failure = failure
+        self.ensembles.follow(model.name)
+        return retirements
+
+    async def _unload_steps(self, composition: Composition, retirements: "list[asyncio.Task[None]]") -> None:
+        """Unload what was loaded only for an ensemble that has gone, once its last requests are answered."""
+        if retirements:
+            await asyncio.wait(retirements)
+        for name in composition.models:
+            model = self.models.get(name)
+            if model is not None and name not in self._asked and not self.ensembles.needs(name):
+                nested = model.composition
+                retired = await self._forget(model)
+                if nested is not None:
+                    await self._unload_steps(nested, retired if retirements else [])
+
+    def _unload(self, model: ModelEntry, versions: set[int]) -> "list[asyncio.Task[None]]":
+        retired = []
+        for version in versions:
+            entry = model.versions[version]
+            if entry.loaded is not None:
+                entry.state, entry.reason = ModelState.UNLOADING, ""
+                retired.append((entry.loaded, version))
+                entry.loaded = None
+            elif entry.state is not ModelState.UNLOADING:
+                entry.state, entry.reason = ModelState.UNAVAILABLE, UNLOADED
+        self._route(model)
+        return [self._retire(loaded, (model, version)) for loaded, version in retired]
+
+    def _route(self, model: ModelEntry) -> None:
+        routes = routes_of(self.models, model.name, self.routes)
+        for runner in routes.values() if self._options.summarizes else ():
+            runner.meter.summarize()
+        hand_over(self.routes, routes)
+        self.routes.clear()
+        self.routes.update(routes)
+
+    def _retire(self, loaded: LoadedVersion, of: tuple[ModelEntry, int] | None) -> "asyncio.Task[None]":
+        self._retiring_runners.add(loaded.runner)
+        return self._keep(asyncio.get_running_loop().create_task(self._retired(loaded, of)))
+
+    def _keep(self, task: "asyncio.Task[None]") -> "asyncio.Task[None]":
+        self._retiring.add(task)
+        task.add_done_callback(self._retiring.discard)
+        return task
+
+    async def _retired(self, loaded: LoadedVersion, of: tuple[ModelEntry, int] | None) -> None:
+        try:
+            await loaded.retire()
+        except Exception:  # a backend that cannot clean up must not keep the server from going on
+            _log.exception("closing '%s' version %s", loaded.runner.config.name, loaded.runner.version)
+        finally:
+            self._retiring_runners.discard(loaded.runner)
+        if of is None:
+            return
+        model, version = of
+        entry = model.versions[version]
+        if entry.state is ModelState.UNLOADING:
+            entry.state, entry.reason = ModelState.UNAVAILABLE, UNLOADED
+        _log.info("successfully unloaded '%s' version %d", model.name, version)
+        if model.provided is not None and not model.is_loaded and not model.lock.locked():
+            provided, model.provided = model.provided, None
+            await provided.ended()
+
+
+def _reason(error: BaseException) -> str:
+    return str(error) if isinstance(error, ServingError) else f"{type(error).__name__}: {error}"
+
+
+def _load_error(name: str, reason: str, error: Exception) -> ServingError:
+    if isinstance(error, ServingError):
+        return ServingError(
+            Code.INVALID_ARG if error.code is Code.NOT_FOUND else error.code,
+            f"load failed for model '{name}': {reason}",
+        )
+    _log.error("loading '%s'", name, exc_info=error)
+    return internal(f"load failed for model '{name}': {reason}")

@@ -1,0 +1,315 @@
+"""Loads one model version: backend, instances, scheduler, runner; and takes it down again.
+
+Puts a loaded version behind the response cache, where its configuration and the server's options ask for that.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from typing import Protocol
+
+from charonia.config.json_form import to_json
+from charonia.config.kinds import InstanceKind
+from charonia.config.model import ModelConfig
+from charonia.core.calls import Reply, Ticket
+from charonia.core.errors import ServingError, invalid
+from charonia.core.request import InferRequest
+from charonia.core.statistics import WorkerState
+from charonia.core.tensor import Array
+from charonia.server.backends.api import LoadedModel, Placement, SelfChecking, SupervisedModel
+from charonia.server.execution.clock import now_ns
+from charonia.server.execution.lanes import AsyncLane, BlockingLane, make_lane
+from charonia.server.execution.runner import ModelRunner
+from charonia.server.lifecycle.backends import Backends
+from charonia.server.lifecycle.configure import model_files
+from charonia.server.lifecycle.python_strategy import PythonStrategy, load_strategy
+from charonia.server.lifecycle.repository.content import content_digest
+from charonia.server.lifecycle.repository.data_files import read_labels, read_state_files, read_warmup_files
+from charonia.server.lifecycle.repository.scan import ModelFolder
+from charonia.server.lifecycle.warmup import samples, warm
+from charonia.server.machine.cores import policy_name, share
+from charonia.server.metrics.model_metrics import Meter
+from charonia.server.ragged.configuration import as_padded, padding_plan
+from charonia.server.ragged.padded import PaddingStrategy, pad_instance
+from charonia.server.ragged.padding import PaddingPlan
+from charonia.server.rate_limiter.limiter import Claim
+from charonia.server.response_cache.api import ResponseCache
+from charonia.server.response_cache.runner import CachedRunner
+from charonia.server.scheduling.schedulers import make_scheduler
+from charonia.server.scheduling.strategy import all_of
+from charonia.server.sequences.models import make_sequence_runner
+from charonia.server.sequences.runner import SequenceRunner
+from charonia.server.sequences.tensors import initial_states
+
+_log = logging.getLogger(__name__)
+
+
+_ANYWHERE: Mapping[str, tuple[int, ...]] = {}
+
+
+class Runner(Protocol):
+    """What runs the requests of one loaded version: a `ModelRunner` or an `EnsembleRunner`."""
+
+    config: ModelConfig
+    version: str
+    meter: Meter
+
+    @property
+    def pending(self) -> int | None:
+        """Number of requests that wait for an instance, None where there are none to wait for."""
+        ...
+
+    @property
+    def in_flight(self) -> int:
+        """Number of requests that are not answered."""
+        ...
+
+    def submit(self, request: InferRequest, reply: Reply) -> Ticket:
+        """Take in a request; every outcome goes to `reply`."""
+        ...
+
+    async def drain(self) -> None:
+        """Stop taking requests; return when every request in flight has been answered."""
+        ...
+
+    async def aclose(self) -> None:
+        """Give back everything; to be called when drained."""
+        ...
+
+    def abandon(self, error: ServingError) -> None:
+        """Answer everything in flight with `error`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedVersion:
+    """A model version that answers.
+
+    Attributes:
+        runner: What runs its requests.
+        model: The model in memory, None for an ensemble.
+        labels: Class labels by output.
+        claim: The part that its instances take in the rate limiter, None where they take none.
+        strategy: Its own batching strategy, None where it has none.
+        space: Its key space in the response cache, empty without one.
+    """
+
+    runner: Runner
+    model: LoadedModel | None
+    labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    claim: Claim | None = None
+    strategy: PythonStrategy | None = None
+    space: bytes = b""
+
+    def workers(self) -> list[WorkerState]:
+        """Return how its worker processes do; nothing for a model that computes in the server."""
+        return self.model.workers() if isinstance(self.model, SupervisedModel) else []
+
+    @property
+    def problem(self) -> str:
+        """What is wrong with its workers, "" while all are ready."""
+        return "; ".join(f"instance '{w.instance}': {w.problem}" for w in self.workers() if w.problem)
+
+    @property
+    def is_down(self) -> bool:
+        """Whether none of its workers is ready."""
+        workers = self.workers()
+        return bool(workers) and all(worker.problem for worker in workers)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether requests are in flight, or sequences have begun here and may go on."""
+        return bool(self.runner.in_flight) or (isinstance(self.runner, SequenceRunner) and self.runner.live > 0)
+
+    async def is_ready(self) -> bool:
+        """Return whether the model says that it is ready; True for one that says nothing."""
+        return not isinstance(self.model, SelfChecking) or await self.model.is_ready()
+
+    async def retire(self) -> None:
+        """Answer what is in flight, then give back everything."""
+        try:
+            await self.runner.drain()
+            await self.runner.aclose()
+            if self.model is not None:
+                await self.model.aclose()
+        finally:
+            if self.claim is not None:
+                self.claim.release()
+            if self.strategy is not None:
+                self.strategy.close()
+
+
+def placements(config: ModelConfig, cores: int, host: Mapping[str, tuple[int, ...]] = _ANYWHERE) -> list[Placement]:
+    """Return every instance of a complete configuration, with its share of the cores.
+
+    Args:
+        config: A normalised configuration: kinds are decided, groups named.
+        cores: Cores that this process may use.
+        host: Numbers of cores by host policy.
+    """
+    on_cpu = sum(g.count for g in config.instance_group if g.kind is not InstanceKind.KIND_GPU)
+    threads = share(cores, max(1, on_cpu))
+    placed = []
+    for group in config.instance_group:
+        devices = group.gpus if group.kind is InstanceKind.KIND_GPU else (0,)
+        index = 0
+        for device in devices:
+            bound = host.get(policy_name(group.host_policy, group.kind, device), ())
+            for _ in range(group.count):
+                placed.append(Placement(f"{group.name}_{index}", group.kind, device, threads, bound))
+                index += 1
+    sharing = Counter(placement.cores for placement in placed)
+    return [replace(p, threads=min(p.threads, share(len(p.cores), sharing[p.cores]))) if p.cores else p for p in placed]
+
+
+async def load_version(
+    folder: ModelFolder, version: int, config: ModelConfig, *, backends: Backends, cores: int
+) -> LoadedVersion:
+    """Load a version of a model and warm its instances; nothing is left behind when that fails.
+
+    Raises:
+        ServingError: With the reason.
+    """
+    started = now_ns()
+    labels = await asyncio.to_thread(read_labels, folder, config)
+    warmup_files = await asyncio.to_thread(read_warmup_files, folder, config)
+    warmup = samples(config, str(version), warmup_files)
+    states = initial_states(config, await asyncio.to_thread(read_state_files, folder, config))
+    space = await key_space(backends.cache, folder, version, config)
+    placed = placements(config, cores, backends.host_cores)
+    for group in config.instance_group:
+        if group.host_policy and group.host_policy not in backends.host_cores:
+            sentence = "instance group '%s' of model '%s' runs on any core: there is no --host-policy=%s,..."
+            _log.warning(sentence, group.name, config.name, group.host_policy)
+    strategy = await asyncio.to_thread(load_strategy, folder, version, config)
+    backend = await backends.get(config.backend, config.name)
+    claim = backends.limits.claim(config, str(version), placed) if backends.limits is not None else None
+    model: LoadedModel | None = None
+    lanes: list[BlockingLane | AsyncLane] = []
+    try:
+        model = await backend.load(model_files(folder, version), as_padded(config), backends.settings(config.backend))
+        await _make_lanes(model, placed, lanes, backends, padding_plan(config))
+        await warm(config, str(version), lanes, warmup)
+    except BaseException:
+        for lane in lanes:
+            await lane.aclose()
+        if model is not None:
+            await model.aclose()
+        if claim is not None:
+            claim.release()
+        if strategy is not None:
+            strategy.close()
+        raise
+    runner = _make_runner(config, str(version), states, strategy, lanes, labels, backends, claim)
+    runner.meter.load_seconds = (now_ns() - started) / 1e9
+    runner.meter.statistics.memory = model.memory()
+    return LoadedVersion(behind_cache(runner, backends.cache, space), model, labels, claim, strategy, space)
+
+
+def _make_runner(
+    config: ModelConfig,
+    version: str,
+    states: Mapping[str, Array],
+    strategy: PythonStrategy | None,
+    lanes: Sequence[BlockingLane | AsyncLane],
+    labels: dict[str, tuple[str, ...]],
+    backends: Backends,
+    claim: Claim | None,
+) -> ModelRunner:
+    """Return the runner that a configuration asks for, with its scheduler."""
+    calls, busy_poll = backends.calls, backends.busy_poll
+    if config.sequence_batching is not None:
+        return make_sequence_runner(
+            config, version, states, lanes=lanes, labels=labels, calls=calls, busy_poll=busy_poll, claim=claim
+        )
+    padding = padding_plan(config)
+    strategies: list[PythonStrategy | PaddingStrategy] = [strategy] if strategy is not None else []
+    if padding is not None:
+        strategies.append(PaddingStrategy(padding))
+    scheduler = make_scheduler(config, all_of(strategies))
+    runner = ModelRunner(
+        config,
+        version,
+        scheduler=scheduler if claim is None else claim.scheduler(scheduler),
+        lanes=lanes,
+        labels=labels,
+        loop=asyncio.get_running_loop(),
+        calls=calls,
+        busy_poll=busy_poll,
+        claim=claim,
+    )
+    for each in strategies:
+        each.entry_of = runner.entry
+    return runner
+
+
+async def _make_lanes(
+    model: LoadedModel,
+    placed: Sequence[Placement],
+    lanes: list[BlockingLane | AsyncLane],
+    backends: Backends,
+    padding: PaddingPlan | None,
+) -> None:
+    """Make every instance and add its lane to `lanes`; those that could be made are there when one fails."""
+    loop = asyncio.get_running_loop()
+    made = await asyncio.gather(*(model.create_instance(p) for p in placed), return_exceptions=True)
+    for instance, placement in zip(made, placed, strict=True):
+        if not isinstance(instance, BaseException):
+            padded = instance if padding is None else pad_instance(instance, padding)
+            lanes.append(make_lane(padded, placement, loop, backends.busy_poll))
+    for instance in made:
+        if isinstance(instance, BaseException):
+            raise instance
+
+
+def wants_cache(config: ModelConfig) -> bool:
+    """Whether a configuration asks for a response cache."""
+    return config.response_cache is not None and config.response_cache.enable
+
+
+async def key_space(cache: ResponseCache | None, folder: ModelFolder, version: int, config: ModelConfig) -> bytes:
+    """Return the key space of a version that is being loaded; nothing where there is no cache.
+
+    Every model has one, as an ensemble whose responses are kept may contain it.
+    """
+    if cache is None:
+        if wants_cache(config):
+            _log.warning("'%s' asks for a response cache, and the server has none (--cache-config)", config.name)
+        return b""
+    content = b""
+    if cache.is_shared:
+        text = repr(to_json(config)).encode()
+        files = await asyncio.to_thread(content_digest, folder, version)
+        content = sha256(sha256(text).digest() + files).digest()
+    return await cache.space(config.name, str(version), content)
+
+
+def ensemble_space(config: ModelConfig, members: Iterable[tuple[str, int, bytes]]) -> bytes:
+    """Return the key space of an ensemble: another one whenever one of its models is loaded again.
+
+    Args:
+        config: Its configuration.
+        members: Name, version and key space of each version of its models.
+    """
+    parts = "\n".join(f"{name} {version} {space.hex()}" for name, version, space in sorted(members))
+    return sha256(f"{to_json(config)!r}\n{parts}".encode()).digest()
+
+
+def behind_cache(runner: Runner, cache: ResponseCache | None, space: bytes) -> Runner:
+    """Return the runner, behind the cache where it asks for one and there is one.
+
+    Raises:
+        ServingError: INVALID_ARG for an ensemble that gives any number of responses.
+    """
+    config = runner.config
+    if not wants_cache(config):
+        return runner
+    if config.is_decoupled:  # of an ensemble only its models tell
+        raise invalid(
+            f"response_cache.enable: Response Cache does not currently support model {config.name} with 'decoupled' "
+            "transaction policy. Please disable the response cache."
+        )
+    return CachedRunner(runner, cache, space) if cache is not None else runner

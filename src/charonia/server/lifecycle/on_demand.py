@@ -1,0 +1,433 @@
+"""Loads models when they are needed and unloads those least recently used, within a budget (`auto` control mode).
+
+A request for a model that is not loaded waits here, in a queue with a limit and no longer than its deadline, until the
+model answers or cannot be loaded. What goes to make room is decided by `server.lifecycle.eviction`.
+
+Counts of models that are loaded when they are needed, and their metrics.
+"""
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from charonia.config.parameters import PINNED
+from charonia.core.calls import Reply, Ticket
+from charonia.core.errors import Code, ServingError, internal, unavailable
+from charonia.core.names import name_of
+from charonia.core.request import InferRequest
+from charonia.server.execution.admission import with_request_id
+from charonia.server.execution.clock import now_ns
+from charonia.server.lifecycle.entries import ModelEntry, keys_of
+from charonia.server.lifecycle.eviction import BackOff, Resident, Verdict, make_room
+from charonia.server.lifecycle.lifecycle import Lifecycle
+from charonia.server.lifecycle.loader import LoadedVersion
+from charonia.server.machine.memory import tree_bytes
+from charonia.server.metrics.metric_families import Family, family
+
+
+@dataclass(slots=True)
+class ResidencyCounts:
+    """What has become of models in `auto` control mode.
+
+    Attributes:
+        loads: Loads by model.
+        failures: Loads that failed, by model.
+        evictions: Unloads to make room, by model.
+    """
+
+    loads: Counter[str] = field(default_factory=Counter)
+    failures: Counter[str] = field(default_factory=Counter)
+    evictions: Counter[str] = field(default_factory=Counter)
+
+
+def residency_families(
+    counts: ResidencyCounts, *, budget: int, sizes: Mapping[str, int], waiting: Mapping[str, int]
+) -> list[Family]:
+    """Return the metrics of `auto` control mode.
+
+    Args:
+        counts: What happened so far.
+        budget: Bytes that the loaded models may take together.
+        sizes: Bytes that each loaded model takes.
+        waiting: Requests that wait for each model to be loaded.
+    """
+    by_model = (
+        ("charonia_model_loads_total", "counter", "Loads on demand", counts.loads),
+        ("charonia_model_load_failures_total", "counter", "Loads on demand that failed", counts.failures),
+        ("charonia_model_evictions_total", "counter", "Unloads to make room for other models", counts.evictions),
+        ("charonia_model_resident_bytes", "gauge", "Memory that a loaded model takes", sizes),
+        ("charonia_model_load_waiting", "gauge", "Requests that wait for a model to be loaded", waiting),
+    )
+    return [
+        family("charonia_model_memory_budget_bytes", "gauge", "Memory that loaded models may take", (budget, {})),
+        *(
+            family(name, kind, text, *((value, {"model": model}) for model, value in sorted(values.items())))
+            for name, kind, text, values in by_model
+        ),
+    ]
+
+
+_log = logging.getLogger(__name__)
+
+ROOM_LOOK_S = 0.05
+"""Pause between two looks at whether models that are in the way have become idle."""
+
+_MIB = 2**20
+_NS_PER_S = 1_000_000_000
+_NS_PER_MS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class DemandOptions:
+    """How models are loaded when they are needed.
+
+    Attributes:
+        budget: Bytes that loaded models may take together.
+        pinned: Names of models that stay.
+        waiting_max: Requests that wait for one model.
+        wait_s: Longest time that a request waits for its model.
+    """
+
+    budget: int
+    pinned: frozenset[str] = frozenset()
+    waiting_max: int = 1000
+    wait_s: float = 300.0
+
+
+class Waiting:
+    """A request that waits for its model; also the ticket that the front end holds."""
+
+    __slots__ = ("_demand", "_key", "is_over", "reply", "request", "ticket", "timer")
+
+    def __init__(self, demand: "Demand", key: str, request: InferRequest, reply: Reply) -> None:
+        self.request = request
+        self.reply = reply
+        self.ticket: Ticket | None = None
+        self.timer: asyncio.TimerHandle | None = None
+        self.is_over = False
+        self._demand = demand
+        self._key = key
+
+    def cancel(self) -> None:
+        """The caller has gone."""
+        if self.ticket is not None:
+            self.ticket.cancel()
+        else:
+            self._demand.end(self._key, self, ServingError(Code.CANCELLED, "the request was cancelled"))
+
+
+class Demand:
+    """The models that are loaded because somebody needs them.
+
+    Args:
+        lifecycle: Loads and unloads them.
+        options: How.
+        infer: Runs a request of a model that is loaded.
+
+    Attributes:
+        counts: Loads, failures and evictions.
+    """
+
+    def __init__(
+        self, lifecycle: Lifecycle, options: DemandOptions, infer: Callable[[InferRequest, Reply], Ticket]
+    ) -> None:
+        self.counts = ResidencyCounts()
+        self._lifecycle = lifecycle
+        self._options = options
+        self._infer = infer
+        self._waiting: dict[str, list[Waiting]] = {}
+        self._loads: dict[str, asyncio.Task[None]] = {}
+        self._sizes: dict[str, int] = {}  # as measured at the last load
+        self._reserved: dict[str, int] = {}  # of those that are being loaded
+        self._loaded_ms: dict[str, int] = {}  # wall-clock time, as that of the last inference
+        self._held: Counter[str] = Counter()
+        self._deciding = asyncio.Lock()
+        self._back_off = BackOff()
+        lifecycle.bring_steps = self._bring_all
+
+    def is_loadable(self, name: str) -> bool:
+        """Whether a request for a model would wait for it to be loaded now."""
+        key = self._key(name)
+        return key is not None and self._refusal(key) is None
+
+    def is_pinned(self, key: str) -> bool:
+        """Whether a model stays."""
+        return name_of(key) in self._options.pinned or key in self._options.pinned
+
+    def submit(self, request: InferRequest, reply: Reply) -> Ticket | None:
+        """Let a request wait for its model; None for a model that is not known, or is loaded without that version."""
+        key = self._key(request.model_name)
+        if key is None or (request.model_name, "") in self._lifecycle.routes:
+            return None
+        waiting = Waiting(self, key, request, reply)
+        refusal = self._refusal(key)
+        line = self._waiting.get(key, [])
+        if refusal is None and len(line) >= self._options.waiting_max:
+            refusal = unavailable(
+                f"{len(line)} requests wait already for model '{name_of(key)}' to be loaded",
+                hint="retry later, or raise --auto-queue-size",
+            )
+        if refusal is not None:
+            self.end(key, waiting, refusal)
+            return waiting
+        self._waiting.setdefault(key, []).append(waiting)
+        loop = asyncio.get_running_loop()
+        waiting.timer = loop.call_later(self._patience_s(request), self._expired, key, waiting)
+        self._begin(key, {frame.model for frame in request.caller.chain()} if request.caller is not None else set())
+        return waiting
+
+    def demand(self, name: str, version: str = "") -> Awaitable[None] | None:
+        """Return what to await until a model answers, None where there is nothing to wait for."""
+        key = self._key(name)
+        if key is None or (name, "") in self._lifecycle.routes or (name, version) in self._lifecycle.routes:
+            return None
+        return self._demanded(key)
+
+    def end(self, key: str, waiting: Waiting, error: ServingError) -> None:
+        """Answer a request that waits, unless it has its answer."""
+        if waiting.is_over:
+            return
+        self._over(waiting)
+        line = self._waiting.get(key, [])
+        if waiting in line:
+            line.remove(waiting)
+        request = waiting.request
+        waiting.reply(with_request_id(error, request) if request.id else error, True)
+
+    def families(self) -> list[Family]:
+        """Return the metrics."""
+        return residency_families(
+            self.counts,
+            budget=self._options.budget,
+            sizes={key: resident.size for key, resident in self.residents().items()},
+            waiting={key: len(line) for key, line in self._waiting.items()},
+        )
+
+    def residents(self) -> dict[str, Resident]:
+        """Return the loaded models."""
+        found: dict[str, Resident] = {}
+        for key, model in self._lifecycle.models.items():
+            loaded = [v.loaded for v in model.versions.values() if v.loaded is not None]
+            if not loaded:
+                continue
+            used_ms = max(each.runner.meter.statistics.last_inference_ms for each in loaded)
+            composition = model.composition
+            found[key] = Resident(
+                size=0 if composition is not None else max(self._sizes.get(key, 0), _known_bytes(loaded)),
+                used_ns=max(used_ms, self._loaded_ms.get(key, 0)) * _NS_PER_MS,
+                is_busy=any(each.is_busy for each in loaded),
+                is_pinned=self.is_pinned(key)
+                or any(_is_true(each.runner.config.parameters.get(PINNED, "")) for each in loaded),
+                made_of=composition.models if composition is not None else (),
+            )
+        return found
+
+    def close(self) -> None:
+        """Answer everything that waits: the server stops."""
+        for key, line in self._waiting.items():
+            for waiting in list(line):
+                self.end(key, waiting, unavailable("the server stops: the model is not loaded any more"))
+        for task in self._loads.values():
+            task.cancel()
+
+    def _key(self, name: str) -> str | None:
+        keys = keys_of(name, self._lifecycle.found)
+        return keys[0] if len(keys) == 1 else None
+
+    def _state(self, key: str) -> object:
+        """Return what a model's files were at the last look: a failure counts as long as they are the same."""
+        folder = self._lifecycle.found.models.get(key)
+        return folder.fingerprint if folder is not None else None
+
+    def _refusal(self, key: str) -> ServingError | None:
+        """Return the error for a model that has just failed to load."""
+        found = self._back_off.reason(key, self._state(key), now_ns())
+        if found is None:
+            return None
+        reason, left_ns = found
+        again = f"it is tried again in {max(1, round(left_ns / _NS_PER_S))} s, or as soon as its files change"
+        return ServingError(Code.UNAVAILABLE, f"model '{name_of(key)}' is not loaded: {reason}", hint=again)
+
+    def _patience_s(self, request: InferRequest) -> float:
+        limits = [self._options.wait_s]
+        if request.timeout_us:
+            limits.append(request.timeout_us / 1e6)
+        if request.deadline_ns:
+            limits.append((request.deadline_ns - now_ns()) / _NS_PER_S)
+        return max(0.0, min(limits))
+
+    def _expired(self, key: str, waiting: Waiting) -> None:
+        self.end(key, waiting, _too_late(key))
+
+    def _over(self, waiting: Waiting) -> None:
+        waiting.is_over = True
+        if waiting.timer is not None:
+            waiting.timer.cancel()
+
+    async def _demanded(self, key: str) -> None:
+        refusal = self._refusal(key)
+        if refusal is not None:
+            raise refusal
+        task = self._begin(key, set())
+        await asyncio.wait([task], timeout=self._options.wait_s)
+        if not task.done():
+            raise _too_late(key)
+        await task
+
+    async def _bring_all(self, keys: Sequence[str]) -> None:
+        """Load what an ensemble is made of. Those that fail, it says itself."""
+        held = set(keys)
+        missing = [key for key in keys if (key, "") not in self._lifecycle.routes and self._key(key) is not None]
+        tasks = [self._begin(key, held) for key in missing if self._refusal(key) is None]
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def _begin(self, key: str, held: set[str]) -> "asyncio.Task[None]":
+        """Begin to load a model, unless that is under way."""
+        task = self._loads.get(key)
+        if task is None:
+            task = self._loads[key] = asyncio.get_running_loop().create_task(self._load(key, held))
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return task
+
+    async def _load(self, key: str, held: set[str]) -> None:
+        """Load a model and let those who wait go on.
+
+        Raises:
+            ServingError: Why it cannot be loaded.
+        """
+        model = self._lifecycle.models.get(key)
+        holds = {key, *held, *(model.composition.models if model is not None and model.composition is not None else ())}
+        self._held.update(holds)
+        try:
+            await self._make_room(key, held)
+            await self._bring(key)
+            self._answer(key, None)
+        except ServingError as error:
+            entry = self._lifecycle.models.setdefault(key, ModelEntry(key))
+            entry.failure = entry.failure or error.message
+            self._answer(key, error)
+            raise
+        except Exception as error:
+            _log.exception("loading '%s' on demand", key)
+            self._answer(key, internal(f"loading model '{name_of(key)}' failed: {type(error).__name__}"))
+            raise
+        finally:
+            self._reserved.pop(key, None)
+            self._held.subtract(holds)
+            self._held += Counter()
+            self._loads.pop(key, None)
+            if not self._waiting.get(key):
+                self._waiting.pop(key, None)
+
+    def _answer(self, key: str, error: ServingError | None) -> None:
+        """Let the requests that wait for a model run, or tell them why not."""
+        for waiting in self._waiting.pop(key, []):
+            if error is not None:
+                self.end(key, waiting, error)
+            elif not waiting.is_over:
+                self._over(waiting)
+                waiting.ticket = self._infer(waiting.request, waiting.reply)
+
+    async def _bring(self, key: str) -> None:
+        """Load a model, and note that it fails where it does.
+
+        Raises:
+            ServingError: UNAVAILABLE: it fails.
+        """
+        try:
+            await self._measured(key)
+        except ServingError as error:
+            self.counts.failures[key] += 1
+            failure = ServingError(Code.UNAVAILABLE, error.message, hint=error.hint)
+            self._back_off.keep(self._lifecycle.found.models.keys())
+            self._back_off.failed(key, failure, self._state(key), now_ns())
+            raise failure from error
+        self.counts.loads[key] += 1
+        self._back_off.loaded(key)
+
+    async def _measured(self, key: str) -> None:
+        """Load a model and note how much memory it takes."""
+        is_alone = len(self._loads) == 1
+        before = await asyncio.to_thread(tree_bytes)
+        await self._lifecycle.bring(key)
+        is_alone = is_alone and len(self._loads) == 1
+        grown = max(0, await asyncio.to_thread(tree_bytes) - before) if is_alone else 0
+        versions = self._lifecycle.models[key].versions.values()
+        self._sizes[key] = max(grown, _known_bytes([v.loaded for v in versions if v.loaded is not None]))
+        self._reserved.pop(key, None)
+        self._loaded_ms[key] = int(time.time() * 1000)
+        # It may be larger than its files: what is idle makes up for that.
+        room = make_room(self.residents(), self._options.budget, sum(self._reserved.values()), held=self._kept())
+        await self._evict(room.evict)
+
+    async def _make_room(self, key: str, held: set[str]) -> None:
+        """Unload idle models until one fits, and reserve its memory.
+
+        Raises:
+            ServingError: It does not fit beside what stays, or nothing has become idle in time.
+        """
+        needed = self._sizes.get(key)
+        if needed is None:
+            needed = await asyncio.to_thread(self._lifecycle.sources.size, self._lifecycle.found.models[key])
+        budget = self._options.budget
+        deadline = now_ns() + int(self._options.wait_s * _NS_PER_S)
+        while True:
+            async with self._deciding:
+                residents = self.residents()
+                waits = {k for k in residents if k in held or name_of(k) in held}
+                least = make_room(residents, budget, needed, held=waits)
+                if least.verdict is Verdict.NEVER:
+                    raise _no_room(key, needed, budget, least.stays)
+                reserved = sum(size for other, size in self._reserved.items() if other != key)
+                room = make_room(residents, budget, needed + reserved, held=waits | self._kept())
+                if room.verdict is Verdict.FITS:
+                    self._reserved[key] = needed
+                    await self._evict(room.evict)
+                    return
+            if now_ns() > deadline:
+                raise unavailable(
+                    f"there was no room for model '{name_of(key)}': the models that are loaded have requests in flight",
+                    hint="raise --model-memory-budget",
+                )
+            await asyncio.sleep(ROOM_LOOK_S)
+
+    def _kept(self) -> set[str]:
+        """Return the models that those need whose load is under way."""
+        return {key for key, count in self._held.items() if count > 0}
+
+    async def _evict(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            _log.info("unloading '%s', the least recently used, to make room", key)
+            self.counts.evictions[key] += 1
+            await self._lifecycle.let_go(key)
+
+
+def _too_late(key: str) -> ServingError:
+    message = f"Request timeout expired: model '{name_of(key)}' was not loaded in time"
+    return unavailable(message, hint="it goes on loading: a later request may find it")
+
+
+def _known_bytes(versions: Sequence[LoadedVersion]) -> int:
+    """Return the memory of which it is known whose it is: what was said at the load, and of workers what it is now."""
+    total = 0
+    for version in versions:
+        said = sum(usage.byte_size for usage in version.runner.meter.statistics.memory if usage.type == "CPU")
+        total += max(said, sum(worker.memory_bytes for worker in version.workers()))
+    return total
+
+
+def _no_room(key: str, needed: int, budget: int, stays: int) -> ServingError:
+    size, limit, taken = (-(-each // _MIB) for each in (needed, budget, stays))
+    return unavailable(
+        f"there is no room for model '{name_of(key)}', which takes about {size} MiB: models may take {limit} MiB, of "
+        f"which {taken} are taken by models that stay",
+        hint="raise --model-memory-budget",
+    )
+
+
+def _is_true(text: str) -> bool:
+    return text.strip().lower() in ("true", "1", "yes", "on")

@@ -1,0 +1,123 @@
+"""Makes a model's files ready to be loaded: fetched from its store, or written from a request; shown to its agents."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from charonia.config.model import ModelConfig
+from charonia.server.lifecycle.repository.agents import AgentRun, prepare_agents
+from charonia.server.lifecycle.repository.model_folder import read_config
+from charonia.server.lifecycle.repository.overrides import remove_override, write_override
+from charonia.server.lifecycle.repository.scan import ModelFolder
+from charonia.server.lifecycle.repository.sources import Sources
+from charonia.server.lifecycle.repository.stores.cache import Lease
+
+
+@dataclass(slots=True, eq=False)
+class Provided:
+    """A model's files while they are loaded.
+
+    Attributes:
+        folder: Where they are.
+        lease: What keeps them there, None for the repository's own folder.
+        override: Private folder that they were written to, None where they come from a repository.
+        agents: The model's agents, None where it has none.
+        earlier: Files of versions that go on answering beside these; they end with them.
+    """
+
+    folder: ModelFolder
+    lease: Lease | None = None
+    override: Path | None = None
+    agents: AgentRun | None = None
+    earlier: list["Provided"] = field(default_factory=list)
+    _is_ending: bool = False
+
+    def split(self, used: Callable[["Provided"], bool]) -> tuple[list["Provided"], list["Provided"]]:
+        """Return these and the earlier ones, which are on their own then: those that are used, and the others."""
+        every = [self, *self.earlier]
+        self.earlier = []
+        return [each for each in every if used(each)], [each for each in every if not used(each)]
+
+    async def loaded(self) -> None:
+        """The model is loaded."""
+        if self.agents is not None:
+            await asyncio.to_thread(self.agents.complete)
+
+    async def failed(self) -> None:
+        """It could not be loaded; gives back everything."""
+        if self.agents is not None:
+            await asyncio.to_thread(self.agents.fail)
+        await self._give_back()
+
+    async def ending(self) -> None:
+        """It is about to be unloaded."""
+        for each in self.earlier:
+            await each.ending()
+        if self.agents is not None and not self._is_ending:
+            self._is_ending = True
+            await asyncio.to_thread(self.agents.unload)
+
+    async def ended(self) -> None:
+        """It is unloaded, or was replaced; gives back everything."""
+        await self.ending()
+        for each in self.earlier:
+            await each.ended()
+        if self.agents is not None:
+            await asyncio.to_thread(self.agents.unloaded)
+        await self._give_back()
+
+    async def _give_back(self) -> None:
+        if self.lease is not None:
+            self.lease.release()
+        if self.override is not None:
+            await asyncio.to_thread(remove_override, self.override)
+
+
+class Provisioner:
+    """Provides models.
+
+    Args:
+        sources: The repositories.
+        config_name: Name of the configuration variant, "" for config.pbtxt.
+        agents: Folder of repository agents, None for the built-in ones only.
+    """
+
+    def __init__(self, sources: Sources, *, config_name: str = "", agents: Path | None = None) -> None:
+        self._sources = sources
+        self._config_name = config_name
+        self._agents = agents
+
+    async def provide(
+        self, folder: ModelFolder, config: ModelConfig | None, files: Mapping[str, bytes] | None
+    ) -> Provided:
+        """Make a model's files ready.
+
+        Args:
+            folder: Where it was seen.
+            config: Configuration to use instead of its own.
+            files: Content by path to use instead of its folder.
+
+        Raises:
+            ServingError: They cannot be fetched or written, or an agent refuses. Nothing is left behind.
+        """
+        if files:
+            path = await asyncio.to_thread(write_override, files)
+            provided = Provided(replace(folder, path=path, repository=path), override=path)
+        else:
+            provided = Provided(*await asyncio.to_thread(self._sources.fetch, folder))
+        try:
+            await asyncio.to_thread(self._show, provided, config)
+        except BaseException:
+            await provided.failed()
+            raise
+        return provided
+
+    def _show(self, provided: Provided, config: ModelConfig | None) -> None:
+        """Let the agents that the model's configuration names see it."""
+        if config is None:
+            config, _ = read_config(provided.folder, config_name=self._config_name)
+        run = prepare_agents(provided.folder, config, self._agents) if config is not None else None
+        if run is not None:
+            provided.folder = replace(provided.folder, path=run.load())
+            provided.agents = run

@@ -1,0 +1,244 @@
+"""Repository agents: Python hooks that see a model before it is loaded and after it was unloaded.
+
+An agent is a file `<name>/agent.py` in `--repoagent-directory` with a class `RepositoryAgent`, or one of `BUILT_IN`.
+A model's configuration names its agents, in order. Hooks run in threads and may block.
+
+The built-in repository agent `checksum`: refuses a model whose files are not those that its configuration names.
+"""
+
+import hashlib
+import importlib.util
+import logging
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, Protocol
+
+from charonia.config.json_form import to_json
+from charonia.config.model import ModelConfig
+from charonia.core.errors import ServingError, invalid, unsupported
+from charonia.server.lifecycle.repository.scan import ModelFolder
+
+ALGORITHMS = ("md5", "sha1", "sha256", "sha384", "sha512")
+
+
+class Checked(Protocol):
+    """What is looked at of a model."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        ...
+
+    @property
+    def folder(self) -> object:
+        """Where its files are."""
+        ...
+
+
+class ChecksumAgent:
+    """Compares files with their digests before the model is loaded.
+
+    Args:
+        parameters: Hexadecimal digest by `<algorithm>:<path of a file in the model's folder>`.
+    """
+
+    def __init__(self, parameters: dict[str, str]) -> None:
+        self._expected = [(*_parsed(key), digest) for key, digest in parameters.items()]
+
+    def on_load(self, model: Checked) -> None:
+        """Compare.
+
+        Raises:
+            ServingError: INVALID_ARG for a file that is not there or has another digest.
+        """
+        for algorithm, path, expected in self._expected:
+            subject = f"checksum of '{path}' in model '{model.name}'"
+            try:
+                with open(f"{model.folder}/{path}", "rb") as file:
+                    got = hashlib.file_digest(file, algorithm).hexdigest()
+            except OSError as error:
+                raise invalid(f"{subject}: {(error.strerror or str(error)).lower()}") from error
+            if got != expected.strip().lower():
+                raise invalid(f"{subject}: mismatched {algorithm.upper()}, expected {expected}, got {got}")
+
+
+def _parsed(key: str) -> tuple[str, str]:
+    algorithm, colon, path = key.partition(":")
+    if not colon:
+        raise invalid(f"repository agent 'checksum': expected <algorithm>:<file>, got '{key}'")
+    if algorithm.lower() not in ALGORITHMS:
+        raise unsupported(
+            f"repository agent 'checksum': unsupported algorithm '{algorithm}'",
+            hint=f"there are {', '.join(ALGORITHMS)}",
+        )
+    relative = PurePosixPath(path)
+    if relative.is_absolute() or ".." in relative.parts or not relative.parts or "\0" in path:
+        raise invalid(f"repository agent 'checksum': '{path}' must stay within the model's folder")
+    return algorithm.lower(), path
+
+
+_log = logging.getLogger(__name__)
+
+AGENT_FILE = "agent.py"
+AGENT_CLASS = "RepositoryAgent"
+
+HOOKS = ("on_load", "on_load_complete", "on_load_fail", "on_unload", "on_unload_complete")
+"""Methods of an agent, each with an `AgentModel`. One that is missing does nothing."""
+
+BUILT_IN: Mapping[str, Callable[[dict[str, str]], object]] = {"checksum": ChecksumAgent}
+"""What makes an agent from its parameters, by name."""
+
+FOLDER_PREFIX = "charonia-agent-"
+
+
+class AgentModel:
+    """What an agent is told of a model.
+
+    Attributes:
+        name: Name of the model.
+        folder: Where its files are; what an agent before this one has put in its place.
+        config: Its configuration as it is written, in the form of the protocol's JSON.
+    """
+
+    def __init__(self, name: str, folder: Path, config: dict[str, Any]) -> None:
+        self.name = name
+        self.folder = folder
+        self.config = config
+        self._made: list[Path] = []
+
+    def make_folder(self) -> Path:
+        """Return a new private folder, for an agent that puts other files in the model's place.
+
+        It is removed when the model is unloaded, or is not loaded after all.
+        """
+        top = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
+        self._made.append(top)
+        folder = top / self.name
+        folder.mkdir()
+        return folder
+
+    def remove_folders(self) -> None:
+        """Remove what `make_folder` has made."""
+        while self._made:
+            shutil.rmtree(self._made.pop(), ignore_errors=True)
+
+
+class AgentRun:
+    """The agents of one load of a model. Everything blocks.
+
+    Args:
+        agents: Name and agent, in the order of the configuration.
+        model: What they are told.
+    """
+
+    def __init__(self, agents: Sequence[tuple[str, object]], model: AgentModel) -> None:
+        self._agents = list(agents)
+        self._model = model
+        self._told: list[tuple[str, object]] = []
+
+    def load(self) -> Path:
+        """Tell the agents that the model is to be loaded and return where its files are.
+
+        Raises:
+            ServingError: INVALID_ARG: an agent refused. Those before it were told that the load has failed.
+        """
+        for name, agent in self._agents:
+            try:
+                replaced = _call(agent, "on_load", self._model)
+                if replaced is not None:
+                    self._model.folder = _folder(name, replaced)
+            except Exception as error:  # whatever an agent raises is the reason why the model is not loaded
+                self.fail()
+                if isinstance(error, ServingError):
+                    raise
+                raise invalid(
+                    f"repository agent '{name}' of model '{self._model.name}' refused: {type(error).__name__}: {error}"
+                ) from error
+            self._told.append((name, agent))
+        return self._model.folder
+
+    def complete(self) -> None:
+        """Tell that the model is loaded, in reverse order."""
+        self._tell("on_load_complete", reversed(self._told))
+
+    def fail(self) -> None:
+        """Tell that it could not be loaded, in reverse order, and remove what was made for it."""
+        self._tell("on_load_fail", reversed(self._told))
+        self._model.remove_folders()
+
+    def unload(self) -> None:
+        """Tell that it is about to be unloaded."""
+        self._tell("on_unload", self._told)
+
+    def unloaded(self) -> None:
+        """Tell that it is unloaded, in reverse order, and remove what was made for it."""
+        self._tell("on_unload_complete", reversed(self._told))
+        self._model.remove_folders()
+
+    def _tell(self, hook: str, agents: Any) -> None:
+        for name, agent in agents:
+            try:
+                _call(agent, hook, self._model)
+            except Exception:  # what has happened has happened: an agent cannot stop it any more
+                _log.exception("repository agent '%s' of model '%s': %s failed", name, self._model.name, hook)
+
+
+def prepare_agents(folder: ModelFolder, config: ModelConfig, directory: Path | None) -> AgentRun | None:
+    """Return the agents that a model's configuration names, None where it names none.
+
+    Args:
+        folder: The model's folder.
+        config: Its configuration.
+        directory: Folder of agents, None for the built-in ones only.
+
+    Raises:
+        ServingError: INVALID_ARG for an agent that is not there or cannot be made.
+    """
+    section = config.model_repository_agents
+    if section is None or not section.agents:
+        return None
+    agents = [(a.name, _make(a.name, dict(a.parameters), folder.name, directory)) for a in section.agents]
+    return AgentRun(agents, AgentModel(folder.name, folder.path, to_json(config)))
+
+
+def _make(name: str, parameters: dict[str, str], model: str, directory: Path | None) -> object:
+    subject = f"repository agent '{name}' of model '{model}'"
+    if not name or "/" in name or name in (".", "..") or "\0" in name:
+        raise invalid(f"model '{model}': model_repository_agents: {name!r} is not the name of a repository agent")
+    path = directory / name / AGENT_FILE if directory is not None else None
+    if path is None or not path.is_file():
+        if name in BUILT_IN:
+            return BUILT_IN[name](parameters)
+        where = f"there is no '{path}'" if path is not None else f"built in: {', '.join(BUILT_IN)}"
+        raise invalid(
+            f"unable to find {subject}: {where}",
+            hint=f"--repoagent-directory names a folder with {name}/{AGENT_FILE}",
+        )
+    try:
+        specification = importlib.util.spec_from_file_location(f"charonia_repository_agent_{name}", path)
+        if specification is None or specification.loader is None:
+            raise ImportError(f"'{path}' is not Python")
+        module = importlib.util.module_from_spec(specification)
+        specification.loader.exec_module(module)
+        agent: object = getattr(module, AGENT_CLASS)(parameters)
+    except ServingError:
+        raise
+    except Exception as error:  # somebody else's code
+        raise invalid(f"{subject} cannot be made from '{path}': {type(error).__name__}: {error}") from error
+    if not any(hasattr(agent, hook) for hook in HOOKS):
+        raise invalid(f"{subject}: {AGENT_CLASS} in '{path}' has none of the methods {', '.join(HOOKS)}")
+    return agent
+
+
+def _call(agent: object, hook: str, model: AgentModel) -> object:
+    method = getattr(agent, hook, None)
+    return method(model) if method is not None else None
+
+
+def _folder(name: str, replaced: object) -> Path:
+    path = Path(str(replaced)).absolute()
+    if not path.is_dir():
+        raise invalid(f"repository agent '{name}' put '{path}' in the place of the model's folder, which is no folder")
+    return path

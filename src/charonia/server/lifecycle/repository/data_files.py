@@ -1,0 +1,127 @@
+"""Data files in a model's folder that its configuration names.
+
+The files that states of sequences start from.
+
+The data files of warm-up samples.
+
+Class labels of outputs, from the files that a configuration names.
+"""
+
+from pathlib import PurePosixPath
+
+from charonia.config.model import ModelConfig
+from charonia.core.errors import invalid
+from charonia.server.lifecycle.repository.scan import ModelFolder
+
+LABEL_BYTES_MAX = 64 * 1024 * 1024
+"""Largest label file."""
+
+ESCAPES = "must stay within model directory"
+
+
+def read_labels(folder: ModelFolder, config: ModelConfig) -> dict[str, tuple[str, ...]]:
+    """Return the labels of each output that has a label file: line i names class i. Blocks on the disk.
+
+    Raises:
+        ServingError: INVALID_ARG for a path that leaves the model's folder, or a file that cannot be read.
+    """
+    return {
+        output.name: _read(folder, output.name, output.label_filename)
+        for output in config.output
+        if output.label_filename
+    }
+
+
+def _read(folder: ModelFolder, output: str, filename: str) -> tuple[str, ...]:
+    subject = f"model '{folder.name}': label_filename '{filename}' of output '{output}'"
+    relative = PurePosixPath(filename)
+    if relative.is_absolute() or ".." in relative.parts or "\0" in filename:
+        raise invalid(f"{subject} {ESCAPES}")
+    # A symbolic link is followed: whoever made it in the folder may point it anywhere. Model stores are full of them.
+    try:
+        with (folder.path / relative).open("rb") as file:
+            content = file.read(LABEL_BYTES_MAX + 1)
+    except OSError as error:
+        raise invalid(f"{subject}: {(error.strerror or str(error)).lower()}") from error
+    if len(content) > LABEL_BYTES_MAX:
+        raise invalid(f"{subject}: expected at most {LABEL_BYTES_MAX} bytes, got more")
+    try:
+        # Only line feeds end a line: `splitlines` would also cut a label at a form feed or a line separator.
+        lines = content.decode("utf-8-sig").split("\n")
+    except UnicodeDecodeError as error:
+        raise invalid(f"{subject}: expected UTF-8 text, byte {error.start} is not") from error
+    if lines[-1] == "":
+        lines.pop()
+    return tuple(line.removesuffix("\r") for line in lines)
+
+
+FILE_BYTES_MAX = 2**30
+"""Largest file of one tensor."""
+
+
+def read_data_file(folder: ModelFolder, place: str, filename: str, path: str) -> bytes:
+    """Return the content of a file. Blocks on the disk.
+
+    Args:
+        folder: The model's folder.
+        place: Folder in it that holds the file.
+        filename: Name of the file, relative to that.
+        path: Where the configuration names it.
+
+    Raises:
+        ServingError: INVALID_ARG, beginning with the path: the name leaves the folder, or the file cannot be read.
+    """
+    relative = PurePosixPath(filename)
+    if not filename or relative.is_absolute() or ".." in relative.parts or "\0" in filename:
+        raise invalid(f"{path}: must stay within the model's folder '{place}', got '{filename}'")
+    # A symbolic link is followed, as for label files.
+    file = folder.path / place / relative
+    try:
+        with file.open("rb") as opened:
+            content = opened.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise invalid(f"{path}: {file}: {(error.strerror or str(error)).lower()}") from error
+    if len(content) > FILE_BYTES_MAX:
+        raise invalid(f"{path}: {file}: expected at most {FILE_BYTES_MAX} bytes, got more")
+    return content
+
+
+WARMUP_FOLDER = "warmup"
+"""Folder of a model that holds them."""
+
+
+def read_warmup_files(folder: ModelFolder, config: ModelConfig) -> dict[str, bytes]:
+    """Return the content of each file that a warm-up sample names, by its name. Blocks on the disk.
+
+    Raises:
+        ServingError: INVALID_ARG, beginning with the path in the configuration: the name leaves the folder, or the file
+            cannot be read.
+    """
+    contents: dict[str, bytes] = {}
+    for index, sample in enumerate(config.model_warmup):
+        for name, given in sample.inputs.items():
+            if sample.batch_size and given.input_data_file is not None:
+                path = f"model_warmup[{index}].inputs[{name}].input_data_file"
+                contents[given.input_data_file] = read_data_file(folder, WARMUP_FOLDER, given.input_data_file, path)
+    return contents
+
+
+STATE_FOLDER = "initial_state"
+"""Folder of a model that holds them."""
+
+
+def read_state_files(folder: ModelFolder, config: ModelConfig) -> dict[str, bytes]:
+    """Return the content of each file that an initial state names, by its name. Blocks on the disk.
+
+    Raises:
+        ServingError: INVALID_ARG, beginning with the path in the configuration: the name leaves the folder, or the file
+            cannot be read.
+    """
+    sequence = config.sequence_batching
+    contents: dict[str, bytes] = {}
+    for index, state in enumerate(sequence.state if sequence is not None else ()):
+        for initial in state.initial_state:
+            if initial.data_file is not None:
+                path = f"sequence_batching.state[{index}].initial_state[0].data_file"
+                contents[initial.data_file] = read_data_file(folder, STATE_FOLDER, initial.data_file, path)
+    return contents

@@ -1,0 +1,235 @@
+"""What a model's folder says: its configuration file and the files of a version.
+
+What may be wrong with a model's folder that lacks a version or a configuration: looks at the disk, for hints.
+
+Versions of a model: the folders with a number for a name, and the choice that the version policy makes.
+"""
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+
+from charonia.config.model import Latest, ModelConfig, VersionPolicy
+from charonia.config.pbtxt import parse
+from charonia.config.platforms import FORMATS
+from charonia.core.errors import ServingError, invalid
+from charonia.server.lifecycle.repository.scan import CONFIG_FILE, ModelFolder
+
+VERSION_MAX = 2**63 - 1
+"""Versions are signed 64-bit integers in the configuration."""
+
+DEFAULT_POLICY = VersionPolicy(latest=Latest(1))
+
+VERSION_NAME = re.compile(r"[1-9][0-9]{0,18}", re.ASCII)
+"""Names of folders that are versions."""
+
+
+def versions(folder: ModelFolder) -> tuple[int, ...]:
+    """Return the version numbers in the model's folder, ascending. Blocks on the disk.
+
+    Folders with another name, with a leading zero, and version 0 are none.
+
+    Raises:
+        ServingError: INVALID_ARG when the folder cannot be read.
+    """
+    try:
+        with os.scandir(folder.path) as entries:
+            numbers = [int(entry.name) for entry in entries if VERSION_NAME.fullmatch(entry.name) and entry.is_dir()]
+    except OSError as error:
+        raise unreadable(folder, error) from error
+    return tuple(sorted(number for number in numbers if number <= VERSION_MAX))
+
+
+def unreadable(folder: ModelFolder, error: OSError) -> ServingError:
+    """Return the error for a model folder that is gone or cannot be read."""
+    reason = (error.strerror or str(error)).lower()
+    return invalid(f"failed to load '{folder.name}', failed to poll from model repository: {folder.path}: {reason}")
+
+
+def select(policy: VersionPolicy | None, available: Sequence[int], *, model_name: str) -> tuple[int, ...]:
+    """Return the versions that the policy serves, ascending.
+
+    Args:
+        policy: None for the default, the highest version.
+        available: Versions that there are.
+        model_name: For the error.
+
+    Raises:
+        ServingError: INVALID_ARG when it serves none of them.
+    """
+    policy = policy or DEFAULT_POLICY
+    ascending = tuple(sorted(set(available)))
+    if policy.specific is not None:
+        wanted = set(policy.specific.versions)
+        selected = tuple(version for version in ascending if version in wanted)
+    elif policy.all is not None:
+        selected = ascending
+    else:
+        count = (policy.latest or Latest(1)).num_versions
+        selected = ascending[max(0, len(ascending) - count) :] if count > 0 else ()
+    if not selected:
+        raise none_selected(model_name, ascending, hint="`version_policy` of the configuration selects others")
+    return selected
+
+
+def none_selected(model_name: str, available: Sequence[int], *, hint: str) -> ServingError:
+    """Return the error for a model without a version to serve."""
+    found = f"version {', '.join(map(str, available))}" if available else "none"
+    return invalid(
+        f"at least one version must be available under the version policy of model '{model_name}', found {found}",
+        hint=hint,
+    )
+
+
+MODELS_LISTED_MAX = 10
+"""Models of a repository that is taken for a model, in a hint."""
+
+_LIKE_A_VERSION = re.compile(r"(?:v|version)?[-_. ]?0*([1-9][0-9]{0,18})(?:\.0+)*", re.ASCII | re.IGNORECASE)
+_LIKE_CONFIG = frozenset(
+    {
+        "config.json",
+        "config.pb",
+        "config.pb.txt",
+        "config.pbtext",
+        "config.pbtx",
+        "config.pbtxt.txt",
+        "config.prototxt",
+        "config.txt",
+        "model.pbtxt",
+    }
+)
+_SUFFIXES = frozenset(entry.suffix for entry in FORMATS)
+
+
+def version_hint(folder: ModelFolder) -> str:
+    """Return what to do about a model without a version. Blocks on the disk."""
+    name = folder.name
+    if name.isdecimal():
+        return f"if '{name}' is a version itself, the repository is one folder further up; else it needs one, {name}/1"
+    usual = f"versions are folders with a number for a name, such as {name}/1"
+    try:
+        entries = sorted(folder.path.iterdir())
+    except OSError:
+        return usual
+    for entry in entries:
+        if sentence := _instead_of_version(name, entry):
+            return sentence
+    models = [entry.name for entry in entries if not entry.name.startswith(".") and _has_version(entry)]
+    if models:
+        listed = ", ".join(f"{name}/{model}" for model in models[:MODELS_LISTED_MAX])
+        return f"'{name}' is no model but a repository; its models are {listed}"
+    return usual
+
+
+def mistaken_config(folder: ModelFolder, version: int) -> str:
+    """Return the file of a model without config.pbtxt that may be meant to be it, "" for none. Blocks on the disk."""
+    if (folder.path / str(version) / CONFIG_FILE).is_file():
+        return f"{version}/{CONFIG_FILE}"
+    try:
+        names = sorted(os.listdir(folder.path))
+    except OSError:
+        return ""
+    return next((name for name in names if name.lower() in _LIKE_CONFIG), "")
+
+
+def _instead_of_version(name: str, entry: Path) -> str:
+    """Return what to do about an entry of a model's folder that may be meant as a version, or lies beside it."""
+    if VERSION_NAME.fullmatch(entry.name):
+        if entry.is_symlink() and not entry.exists():
+            return f"{name}/{entry.name} is a link to '{os.readlink(entry)}', which is not there"
+        return f"{name}/{entry.name} is a file; a version is a folder that holds the model"
+    if entry.is_dir():
+        if entry.name == "0":
+            return f"versions begin with 1: rename {name}/0 to {name}/1"
+        like = _LIKE_A_VERSION.fullmatch(entry.name)
+        return f"a version's name is its number alone: rename {name}/{entry.name} to {name}/{like[1]}" if like else ""
+    if PurePosixPath(entry.name).suffix.lower() in _SUFFIXES:
+        return f"a model lies in the folder of its version: move {name}/{entry.name} to {name}/1/{entry.name}"
+    return ""
+
+
+def _has_version(folder: Path) -> bool:
+    try:
+        return any(VERSION_NAME.fullmatch(entry.name) and entry.is_dir() for entry in folder.iterdir())
+    except OSError:
+        return False
+
+
+CONFIG_BYTES_MAX = 16 * 1024 * 1024
+"""A configuration is text that somebody wrote; anything larger is another file."""
+
+VARIANTS_FOLDER = "configs"
+"""Folder of a model with configuration variants (`--model-config-name`)."""
+
+
+def read_config(folder: ModelFolder, *, config_name: str = "") -> tuple[ModelConfig | None, Path | None]:
+    """Return the model's configuration as it is written and the file it is from. Blocks on the disk.
+
+    Args:
+        folder: The model's folder.
+        config_name: `configs/<config_name>.pbtxt` is used where it exists, else `config.pbtxt`.
+
+    Returns:
+        Configuration and file, or None and None where the model has no file.
+
+    Raises:
+        ServingError: INVALID_ARG, beginning with the path of the file, when it cannot be read or parsed.
+    """
+    for path in _candidates(folder, config_name):
+        content = _read(path)
+        if content is None:
+            continue
+        try:
+            return parse(content.decode(errors="surrogateescape")), path
+        except ServingError as error:
+            # The parser, which does not know the path, begins with the usual name.
+            message = error.message.removeprefix(CONFIG_FILE)
+            where = str(path) if message != error.message else f"{path}: "
+            raise ServingError(error.code, where + message, hint=error.hint) from error
+    return None, None
+
+
+def check_name(folder: ModelFolder, config: ModelConfig) -> None:
+    """Check that a configuration's name, where it has one, is its folder's.
+
+    Raises:
+        ServingError: INVALID_ARG when it is not.
+    """
+    if config.name and config.name != folder.name:
+        raise invalid(
+            f"unexpected directory name '{folder.name}' for model '{config.name}', "
+            "directory name must equal model name",
+            hint="leave `name` out of the configuration and the folder's is used",
+        )
+
+
+def version_files(folder: ModelFolder, version: int) -> tuple[str, ...]:
+    """Return the names of files and folders in a version's folder, sorted, without hidden ones. Blocks on the disk.
+
+    Raises:
+        ServingError: INVALID_ARG when the folder cannot be read.
+    """
+    try:
+        return tuple(sorted(name for name in os.listdir(folder.path / str(version)) if not name.startswith(".")))
+    except OSError as error:
+        raise unreadable(folder, error) from error
+
+
+def _candidates(folder: ModelFolder, config_name: str) -> list[Path]:
+    default = folder.path / CONFIG_FILE
+    return [folder.path / VARIANTS_FOLDER / f"{config_name}.pbtxt", default] if config_name else [default]
+
+
+def _read(path: Path) -> bytes | None:
+    """Return the file's content, or None where there is no such file."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(CONFIG_BYTES_MAX + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise invalid(f"{path}: {(error.strerror or str(error)).lower()}") from error
+    if len(content) > CONFIG_BYTES_MAX:
+        raise invalid(f"{path}: expected at most {CONFIG_BYTES_MAX} bytes of configuration, got more")
+    return content

@@ -1,0 +1,173 @@
+"""What lies in the model repositories: one look at the disk.
+
+A repository is a folder of model folders. Hidden entries (`.git`, `..data` of a mounted Kubernetes volume) and plain
+files beside the models are not models. A name that two repositories offer is ambiguous, and then belongs to neither;
+with namespaces a model is told apart by repository and name, and nothing is ambiguous here.
+"""
+
+import errno
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
+
+from charonia.config.platforms import FORMATS
+from charonia.core.errors import ServingError, not_found, unavailable
+from charonia.core.names import model_key
+from charonia.server.lifecycle.repository.fingerprint import Fingerprint, fingerprint
+
+CONFIG_FILE = "config.pbtxt"
+
+_MODEL_SUFFIXES = frozenset(entry.suffix for entry in FORMATS) - {".py"}  # scripts may lie beside the models
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFolder:
+    """A model's folder as it was when it was looked at.
+
+    Attributes:
+        name: Name of the model: the folder's.
+        repository: The repository that it lies in.
+        path: The folder.
+        fingerprint: Compares equal as long as nothing in the folder changes; "" where it was not taken.
+        origin: URI of the store that the model lies in, "" for a folder of this machine. Its files are at `path` only
+            once they were fetched.
+        namespace: What tells it apart from others of its name, "" without namespaces.
+    """
+
+    name: str
+    repository: Path
+    path: Path
+    fingerprint: Fingerprint = ""
+    origin: str = ""
+    namespace: str = ""
+
+    @property
+    def key(self) -> str:
+        """What tells the model apart in the whole server."""
+        return model_key(self.namespace, self.name)
+
+    @property
+    def place(self) -> str:
+        """Where it lies, for people."""
+        return f"{self.origin}/{self.name}" if self.origin else str(self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """One look at all repositories.
+
+    Attributes:
+        models: Folder by key of the model, in the order of keys.
+        ambiguous: Places by model name, for names that more than one repository has.
+        notes: Sentences about what was passed over and looks like a mistake.
+        folders: Every folder that was seen.
+        unread: Why stores could not be read; what they had when they last could is in the look.
+    """
+
+    models: Mapping[str, ModelFolder] = field(default_factory=dict)
+    ambiguous: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    folders: tuple[ModelFolder, ...] = ()
+    unread: tuple[str, ...] = ()
+
+
+def scan(repositories: Sequence[str | Path], *, fingerprints: bool = True, has_namespaces: bool = False) -> Scan:
+    """Look at the model folders of all repositories. Blocks on the disk.
+
+    Args:
+        repositories: Their paths; one given twice counts once.
+        fingerprints: Whether to look at every file of every model; without, only at the names of models.
+        has_namespaces: Whether a model is told apart by its repository, too.
+
+    Raises:
+        ServingError: NOT_FOUND for a repository that is not there, UNAVAILABLE for one that cannot be read.
+    """
+    folders: list[ModelFolder] = []
+    notes: list[str] = []
+    for repository in dict.fromkeys(Path(os.path.abspath(path)) for path in repositories):
+        for name in _model_names(repository, notes):
+            path = repository / name
+            content = fingerprint(path) if fingerprints else ""
+            namespace = str(repository) if has_namespaces else ""
+            folders.append(ModelFolder(name, repository, path, content, namespace=namespace))
+    return gather(folders, notes)
+
+
+def gather(folders: Iterable[ModelFolder], notes: Sequence[str] = (), unread: Sequence[str] = ()) -> Scan:
+    """Return a look that saw these folders."""
+    found: dict[str, list[ModelFolder]] = {}
+    every = tuple(folders)
+    for folder in every:
+        found.setdefault(folder.key, []).append(folder)
+    return Scan(
+        models={key: same[0] for key, same in sorted(found.items()) if len(same) == 1},
+        ambiguous={key: tuple(folder.place for folder in same) for key, same in sorted(found.items()) if len(same) > 1},
+        notes=tuple(notes),
+        folders=every,
+        unread=tuple(unread),
+    )
+
+
+def folder_at(path: str | Path) -> ModelFolder:
+    """Return the model folder at `path`, for a command that is about one model.
+
+    Raises:
+        ServingError: NOT_FOUND when there is no folder.
+    """
+    absolute = Path(os.path.abspath(path))
+    if not absolute.is_dir():
+        raise not_found(f"model folder '{path}': {'not a folder' if absolute.exists() else 'no such folder'}")
+    return ModelFolder(absolute.name, absolute.parent, absolute, fingerprint(absolute))
+
+
+def _model_names(repository: Path, notes: list[str]) -> list[str]:
+    names: list[str] = []
+    try:
+        with os.scandir(repository) as entries:
+            for entry in entries:
+                if entry.name == CONFIG_FILE:
+                    notes.append(
+                        f"repository '{repository}' holds a {CONFIG_FILE}, which is not read there: "
+                        "a repository is the folder around the model folders"
+                    )
+                elif PurePath(entry.name).suffix in _MODEL_SUFFIXES and os.path.isfile(entry):
+                    notes.append(
+                        f"repository '{repository}' holds the file {entry.name!a}, which is not read there: "
+                        "a model lies in a folder of its own and of its version, such as mymodel/1/model.onnx"
+                    )
+                if entry.name.startswith(".") or not _is_folder(entry, repository, notes):
+                    continue
+                if _is_text(entry.name):
+                    names.append(entry.name)
+                else:
+                    notes.append(f"repository '{repository}': folder {entry.name!a} is ignored, its name is not UTF-8")
+    except OSError as error:
+        raise _unreadable(repository, error) from error
+    return names
+
+
+def _is_folder(entry: os.DirEntry[str], repository: Path, notes: list[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError as error:
+        if error.errno != errno.ELOOP:  # a disk that fails now and then takes no model away
+            raise
+        notes.append(f"repository '{repository}': {entry.name!a} is ignored, it is a link that leads in a circle")
+        return False
+
+
+def _unreadable(repository: Path, error: OSError) -> ServingError:
+    reason = (error.strerror or str(error)).lower()
+    message = f"failed to poll from model repository '{repository}': {reason}"
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return not_found(message, hint="--model-repository takes a folder that holds one folder for each model")
+    return unavailable(message)
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

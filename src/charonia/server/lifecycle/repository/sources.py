@@ -1,0 +1,168 @@
+"""All repositories of a server, folders and stores, looked at together. Everything blocks; any thread may call."""
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from charonia.core.errors import ServingError
+from charonia.server.lifecycle.repository.fingerprint import fingerprint
+from charonia.server.lifecycle.repository.scan import ModelFolder, Scan, gather, scan
+from charonia.server.lifecycle.repository.stores.cache import BYTES_MAX, Lease, StoreCache
+from charonia.server.lifecycle.repository.stores.location import is_store, parse_address
+from charonia.server.lifecycle.repository.stores.mirror import DOWNLOADS, StoreMirror
+from charonia.server.lifecycle.repository.stores.remote import RemoteStore, open_store
+
+_log = logging.getLogger(__name__)
+
+STALE_S = 5.0
+"""Age from which what is known of a store is looked up again, in the background, when somebody asks what there is."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreOptions:
+    """How model stores are read.
+
+    Attributes:
+        cache: Folder of what was fetched.
+        cache_bytes_max: Bytes that it keeps.
+        downloads: Parts of files that are fetched at a time.
+    """
+
+    cache: Path = Path("~/.cache/charonia/stores")
+    cache_bytes_max: int = BYTES_MAX
+    downloads: int = DOWNLOADS
+
+
+class Sources:
+    """The repositories of a server.
+
+    Args:
+        repositories: Paths of folders, and URIs of stores; one given twice counts once.
+        options: How stores are read.
+        has_namespaces: Whether a model is told apart by its repository, too.
+        stores: Stores to use in place of those that the URIs name, by URI; for tests.
+
+    Raises:
+        ServingError: INVALID_ARG for a URI or settings of a store that cannot be used.
+    """
+
+    def __init__(
+        self,
+        repositories: Sequence[str | Path],
+        options: StoreOptions | None = None,
+        *,
+        has_namespaces: bool = False,
+        stores: dict[str, RemoteStore] | None = None,
+    ) -> None:
+        options = options or StoreOptions()
+        given = [str(path) for path in dict.fromkeys(repositories)]
+        self._local = [path for path in given if not is_store(path)]
+        self._has_namespaces = has_namespaces
+        self._mirrors: dict[str, StoreMirror] = {}
+        self._looked_s = 0.0
+        self._refreshing = threading.Lock()
+        addresses = [parse_address(path) for path in given if is_store(path)]
+        self._pool = ThreadPoolExecutor(options.downloads, "fetch") if addresses else None
+        cache = StoreCache(options.cache, options.cache_bytes_max)
+        for address in addresses:
+            store = (stores or {}).get(address.uri) or open_store(address)
+            if self._pool is not None:
+                self._mirrors[address.uri] = StoreMirror(store, cache, self._pool)
+
+    def look(self, *, fingerprints: bool = True) -> Scan:
+        """Look at every repository.
+
+        A store that cannot be read is taken as it was last seen, and `Scan.unread` says why.
+
+        Raises:
+            ServingError: NOT_FOUND for a folder that is not there, UNAVAILABLE for one that cannot be read.
+        """
+        folders: list[ModelFolder] = []
+        notes: list[str] = []
+        unread: list[str] = []
+        for mirror in self._mirrors.values():
+            try:
+                folders += mirror.look()
+            except ServingError as error:
+                unread.append(str(error))
+                folders += mirror.known
+            notes += mirror.notes
+        self._looked_s = time.monotonic()
+        return self._gathered(folders, notes, unread, fingerprints=fingerprints)
+
+    def known(self) -> Scan:
+        """Look at the folders, and at what is known of stores, which are asked in the background if that is long ago.
+
+        Raises:
+            ServingError: As `look`, for folders.
+        """
+        folders = [folder for mirror in self._mirrors.values() for folder in mirror.known]
+        if self._mirrors and time.monotonic() - self._looked_s > STALE_S and self._refreshing.acquire(blocking=False):
+            threading.Thread(target=self._refresh, name="look", daemon=True).start()
+        return self._gathered(folders, (), (), fingerprints=False)
+
+    def fetch(self, folder: ModelFolder) -> tuple[ModelFolder, Lease | None]:
+        """Bring a model's files to this machine, where they are not.
+
+        Returns:
+            The folder with the path of its files, and what keeps them there; None for a folder of this machine.
+
+        Raises:
+            ServingError: UNAVAILABLE when that cannot be done.
+        """
+        if not folder.origin:
+            return folder, None
+        return self._mirrors[folder.origin].fetch(folder)
+
+    def refreshed(self, folder: ModelFolder) -> ModelFolder:
+        """Look at one model's folder again; where that cannot be done it is returned as it was seen."""
+        if not folder.origin:
+            return replace(folder, fingerprint=fingerprint(folder.path))
+        mirror = self._mirrors[folder.origin]
+        try:
+            mirror.look()
+        except ServingError as error:
+            _log.warning("%s; what it had at the last look counts", error)
+        same = [replace(each, namespace=folder.namespace) for each in mirror.known if each.name == folder.name]
+        return same[0] if same else folder
+
+    def size(self, folder: ModelFolder) -> int:
+        """Return the bytes of a model's files: a first guess at the memory that it takes."""
+        if folder.origin:
+            return self._mirrors[folder.origin].size(folder.name)
+        total = 0
+        for top, _, files in os.walk(folder.path):
+            for name in files:
+                with contextlib.suppress(OSError):  # it has just gone
+                    total += os.stat(os.path.join(top, name)).st_size
+        return total
+
+    def close(self) -> None:
+        """End the threads that fetch."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _gathered(
+        self, folders: Sequence[ModelFolder], notes: Sequence[str], unread: Sequence[str], *, fingerprints: bool
+    ) -> Scan:
+        found = scan(self._local, fingerprints=fingerprints, has_namespaces=self._has_namespaces)
+        if not self._mirrors:
+            return found
+        named = [replace(f, namespace=f.origin) if self._has_namespaces else f for f in folders]
+        return gather([*found.folders, *named], [*found.notes, *notes], unread)
+
+    def _refresh(self) -> None:
+        try:
+            for mirror in self._mirrors.values():
+                mirror.look()
+        except ServingError as error:
+            _log.warning("%s", error)
+        finally:
+            self._looked_s = time.monotonic()
+            self._refreshing.release()

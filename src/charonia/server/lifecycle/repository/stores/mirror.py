@@ -1,0 +1,234 @@
+"""A repository in a store, seen as model folders: listed at every look, fetched when a model is loaded.
+
+A look asks for names, sizes and entity tags only. What they say is a model's fingerprint, as the names, sizes and times
+of files are on a disk, so that all that follows changes works alike. A fetch brings the files whose content is not in
+the cache, many parts at a time, and makes a folder of them that never changes: a newer state of the model is another
+folder, made of the same content where that has not changed.
+"""
+
+import concurrent.futures
+import logging
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from pathlib import Path
+
+from charonia.core.errors import unavailable
+from charonia.server.lifecycle.repository.fingerprint import NOT_CONTENT
+from charonia.server.lifecycle.repository.scan import CONFIG_FILE, ModelFolder
+from charonia.server.lifecycle.repository.stores.cache import Lease, StoreCache
+from charonia.server.lifecycle.repository.stores.remote import RemoteFile, RemoteStore
+
+_log = logging.getLogger(__name__)
+
+FILES_MAX = 1_000_000
+"""Files of a repository in a store."""
+
+PART_BYTES = 32 * 1024 * 1024
+"""A longer file is fetched in parts of so many bytes, several at a time."""
+
+DOWNLOADS = 8
+"""Default of the parts that are fetched at a time."""
+
+
+@dataclass(slots=True)
+class _Listed:
+    """A model in the store as it was listed: its files, and folders that may hold none."""
+
+    files: list[RemoteFile] = field(default_factory=list)
+    folders: set[str] = field(default_factory=set)
+
+    def fingerprint(self) -> str:
+        digest = blake2b(digest_size=16)
+        for file in sorted(self.files, key=lambda file: file.path):
+            digest.update(f"{file.path}\0{file.size}\0{file.tag}\0".encode())
+        for folder in sorted(self.folders):
+            digest.update(f"{folder}/\0".encode())
+        return digest.hexdigest()
+
+
+class StoreMirror:
+    """A repository in a store. Everything blocks; any thread may call.
+
+    Args:
+        store: The repository.
+        cache: Where what is fetched is kept.
+        pool: Threads that fetch.
+
+    Attributes:
+        notes: Sentences about what was passed over at the last look.
+    """
+
+    def __init__(self, store: RemoteStore, cache: StoreCache, pool: ThreadPoolExecutor) -> None:
+        self.notes: tuple[str, ...] = ()
+        self._store = store
+        self._cache = cache
+        self._pool = pool
+        self._listed: dict[str, _Listed] = {}
+        self._known: tuple[ModelFolder, ...] = ()
+
+    @property
+    def uri(self) -> str:
+        """The repository's URI."""
+        return self._store.uri
+
+    @property
+    def known(self) -> tuple[ModelFolder, ...]:
+        """The models of the last look that succeeded."""
+        return self._known
+
+    def look(self) -> tuple[ModelFolder, ...]:
+        """Return the models that are there. Their files are not on this machine yet: see `fetch`.
+
+        Raises:
+            ServingError: UNAVAILABLE when the store cannot be read; `known` stays as it is.
+        """
+        listed, notes = _models(self._store.uri, self._store.files())
+        uri = self._store.uri
+        folders = tuple(
+            ModelFolder(name, Path(uri), Path(uri, name), model.fingerprint(), origin=uri)
+            for name, model in sorted(listed.items())
+        )
+        self._listed, self._known, self.notes = listed, folders, tuple(notes)
+        return folders
+
+    def size(self, name: str) -> int:
+        """Return the bytes of a model's files as they were listed."""
+        model = self._listed.get(name)
+        return sum(file.size for file in model.files) if model is not None else 0
+
+    def fetch(self, folder: ModelFolder) -> tuple[ModelFolder, Lease]:
+        """Bring a model's files to this machine, as they were when `folder` was looked at or are since.
+
+        Returns:
+            The folder with the path of its files, and what keeps them there.
+
+        Raises:
+            ServingError: UNAVAILABLE when that cannot be done. Nothing is left in part.
+        """
+        model = self._listed.get(folder.name)
+        if model is None:
+            raise unavailable(f"model repository '{self.uri}' has no model '{folder.name}' any more")
+        fingerprint = model.fingerprint()
+        key = _digest(self.uri, folder.name, fingerprint)
+        try:
+            lease = self._cache.lease(key, folder.name) or self._make(key, folder.name, model)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise unavailable(
+                f"what is fetched from '{self.uri}' cannot be kept in '{self._cache.folder}': {reason}",
+                hint="--model-store-cache names another folder",
+            ) from error
+        return replace(folder, path=lease.path, fingerprint=fingerprint), lease
+
+    def _make(self, key: str, name: str, model: _Listed) -> Lease:
+        wanted = {_digest(self.uri, name, f.path, str(f.size), f.tag): f for f in model.files}
+        missing = sum(f.size for blob, f in wanted.items() if self._cache.blob(blob) is None)
+        self._cache.trim(missing)
+        with self._cache.filling():
+            lacking = {blob: f for blob, f in wanted.items() if self._cache.blob(blob) is None}
+            if lacking:
+                _log.info("fetching %d of %d files of '%s' from %s", len(lacking), len(wanted), name, self.uri)
+            self._fetch_all(name, lacking)
+            files = {file.path: self._cache.folder / "blobs" / blob for blob, file in wanted.items()}
+            self._cache.plant(key, name, sorted(model.folders), files)
+            lease = self._cache.lease(key, name)
+        if lease is None:
+            raise unavailable(f"the files of '{name}' from '{self.uri}' were removed while they were being fetched")
+        return lease
+
+    def _fetch_all(self, name: str, files: Mapping[str, RemoteFile]) -> None:
+        """Fetch files of a model into blobs. Short ones come beside each other, long ones in parts."""
+        remote = {blob: replace(file, path=f"{name}/{file.path}") for blob, file in files.items()}
+        short = [(blob, file) for blob, file in remote.items() if file.size <= PART_BYTES]
+        futures = [self._pool.submit(self._fetch_short, blob, file) for blob, file in short]
+        try:
+            for blob, file in remote.items():
+                if file.size > PART_BYTES:
+                    self._fetch_long(blob, file)
+        finally:
+            _finish(futures)
+
+    def _fetch_short(self, blob: str, file: RemoteFile) -> None:
+        with self._cache.new_blob(blob, file.size) as fd:
+            if file.size:
+                self._fetch_part(fd, file, 0, file.size)
+
+    def _fetch_long(self, blob: str, file: RemoteFile) -> None:
+        with self._cache.new_blob(blob, file.size) as fd:
+            parts = [(start, min(start + PART_BYTES, file.size)) for start in range(0, file.size, PART_BYTES)]
+            _finish([self._pool.submit(self._fetch_part, fd, file, start, end) for start, end in parts])
+
+    def _fetch_part(self, fd: int, file: RemoteFile, start: int, end: int) -> None:
+        position = start
+        for piece in self._store.read(file, start, end):
+            data = memoryview(piece)
+            if position + len(data) > end:
+                break
+            while data:
+                written = os.pwrite(fd, data, position)
+                position += written
+                data = data[written:]
+        if position != end:
+            counts = f"{position - start} of {end - start} bytes"
+            raise unavailable(f"model repository '{self.uri}': '{file.path}' came incomplete: {counts}")
+
+
+def _finish(futures: Sequence["Future[None]"]) -> None:
+    """Wait for all of them; what the first one that failed raises is raised when none runs any more."""
+    try:
+        for future in concurrent.futures.as_completed(futures):
+            future.result()
+    finally:
+        for future in futures:
+            future.cancel()
+        concurrent.futures.wait(futures)
+
+
+def _models(uri: str, files: Iterable[RemoteFile]) -> tuple[dict[str, _Listed], list[str]]:
+    """Return the models by name, and what was passed over.
+
+    A store has no folders. An empty object that is named as a version stands for an empty one.
+
+    Raises:
+        ServingError: UNAVAILABLE for more than `FILES_MAX` files.
+    """
+    models: defaultdict[str, _Listed] = defaultdict(_Listed)
+    notes: list[str] = []
+    for count, file in enumerate(files):
+        if count >= FILES_MAX:
+            raise unavailable(f"model repository '{uri}': expected at most {FILES_MAX} files, found more")
+        name, _, path = file.path.rstrip("/").partition("/")
+        parts = path.split("/")
+        if file.path == CONFIG_FILE:
+            notes.append(
+                f"repository '{uri}' holds a {CONFIG_FILE}, which is not read there: "
+                "a repository is the folder around the model folders"
+            )
+        if not path or name.startswith("."):
+            continue
+        if any(part in ("", ".", "..") or "\0" in part for part in (name, *parts)):
+            notes.append(f"repository '{uri}': '{file.path}' is ignored, it cannot be a file's path")
+            continue
+        model = models[name]
+        if len(parts) > 1:
+            model.folders.add("/".join(parts[:-1]))
+        if any(part.startswith(".") or part in NOT_CONTENT for part in parts):
+            continue
+        if file.path.endswith("/") or (file.size == 0 and len(parts) == 1 and path.isdecimal()):
+            model.folders.add(path)
+        else:
+            model.files.append(replace(file, path=path))
+    for model in models.values():
+        model.files = [file for file in model.files if file.path not in model.folders]
+    return dict(models), notes
+
+
+def _digest(*texts: str) -> str:
+    digest = blake2b(digest_size=20)
+    for text in texts:
+        digest.update(text.encode() + b"\0")
+    return digest.hexdigest()

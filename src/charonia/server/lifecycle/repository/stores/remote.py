@@ -1,0 +1,222 @@
+"""Reads an object store through `obstore`. Blocking; for threads. The only module that knows the library."""
+
+import os
+import re
+import urllib.parse
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NoReturn, Protocol, cast
+
+from charonia.core.errors import invalid, unavailable
+from charonia.server.lifecycle.repository.stores.location import (
+    FILE_VARIABLE,
+    StoreAddress,
+    StoreKind,
+    credentials,
+    missing_credentials,
+    profile_settings,
+    read_credential_file,
+)
+
+RETRIES_MAX = 4
+"""Further tries of a request to a store that fails."""
+
+RETRY_S_MAX = 30.0
+"""Time from a request's first try after which it is not tried again."""
+
+CONNECT_S_MAX = 5.0
+"""Time to connect to a store."""
+
+SILENCE_S_MAX = 30.0
+"""Time that a store may send nothing while it answers."""
+
+CHUNK_BYTES = 4 * 1024 * 1024
+"""Of a file that is read, so much is in memory at a time."""
+
+REASON_CHARS_MAX = 400
+
+_SIGNATURES = re.compile(r"((?:sig|signature|x-amz-[a-z-]+|token)=)[^&\s\"')]+", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """A file of a store.
+
+    Attributes:
+        path: Path from the repository, with "/" between names.
+        size: Bytes.
+        tag: Entity tag, or where there is none the time of its last change: equal as long as the content is.
+    """
+
+    path: str
+    size: int
+    tag: str
+
+
+class RemoteStore(Protocol):
+    """A repository in a store."""
+
+    uri: str
+
+    def files(self) -> Iterator[RemoteFile]:
+        """Yield every file.
+
+        Raises:
+            ServingError: UNAVAILABLE when the store cannot be read.
+        """
+        ...
+
+    def read(self, file: RemoteFile, start: int, end: int) -> Iterator[Any]:
+        """Yield the bytes from `start` up to `end` of a file, in pieces.
+
+        Raises:
+            ServingError: UNAVAILABLE when that cannot be read, or is not what was listed any more.
+        """
+        ...
+
+
+class ObjectStore:
+    """A repository in S3, Google Cloud Storage or Azure.
+
+    Args:
+        address: Where it is.
+        environment: Environment variables.
+
+    Raises:
+        ServingError: INVALID_ARG for settings that cannot be used, or where the library is not installed.
+    """
+
+    def __init__(self, address: StoreAddress, environment: Mapping[str, str] = os.environ) -> None:
+        try:
+            import obstore  # not in every installation
+            import obstore.exceptions
+            import obstore.store
+        except ImportError:
+            raise invalid(
+                f"model repository '{address.uri}': object stores need the package obstore",
+                hint="pip install charonia[stores]",
+            ) from None
+        self.uri = address.uri
+        self._prefix = address.prefix + "/" if address.prefix else ""
+        self._kind = address.kind
+        self._obstore = obstore
+        self._errors = obstore.exceptions
+        settings: dict[str, Any] = _settings(address, environment)
+        kinds = {
+            StoreKind.S3: obstore.store.S3Store,
+            StoreKind.GCS: obstore.store.GCSStore,
+            StoreKind.AZURE: obstore.store.AzureStore,
+        }
+        endpoint = settings.get("endpoint", environment.get("AWS_ENDPOINT_URL", ""))
+        try:
+            self._store: Any = kinds[address.kind](
+                address.bucket,
+                config=settings,
+                client_options={
+                    "connect_timeout": timedelta(seconds=CONNECT_S_MAX),
+                    "read_timeout": timedelta(seconds=SILENCE_S_MAX),
+                    "timeout": timedelta(days=1),
+                    "allow_http": endpoint.startswith("http://") or _is_emulated(address.kind, environment),
+                },
+                retry_config={"max_retries": RETRIES_MAX, "retry_timeout": timedelta(seconds=RETRY_S_MAX)},
+            )
+        except (obstore.exceptions.BaseError, ValueError, TypeError) as error:
+            raise invalid(f"model repository '{address.uri}' cannot be used: {_reason(error)}") from None
+
+    def files(self) -> Iterator[RemoteFile]:
+        """Yield every file below the repository's path. See `RemoteStore.files`."""
+        try:
+            for page in self._obstore.list(self._store, prefix=self._prefix or None):
+                for meta in page:
+                    path = str(meta["path"])
+                    if not path.startswith(self._prefix):
+                        continue
+                    tag = meta.get("e_tag") or f"{meta['last_modified'].timestamp():.6f}"
+                    yield RemoteFile(path[len(self._prefix) :], int(meta["size"]), tag)
+        except (self._errors.BaseError, OSError) as error:
+            self._fail("cannot be read", error)
+
+    def read(self, file: RemoteFile, start: int, end: int) -> Iterator[Any]:
+        """Yield a part of a file. See `RemoteStore.read`."""
+        options: dict[str, Any] = {"range": (start, end)}
+        if '"' in file.tag:
+            options["if_match"] = file.tag
+        try:
+            result = self._obstore.get(self._store, self._prefix + file.path, options=cast(Any, options))
+            yield from result.stream(min_chunk_size=CHUNK_BYTES)
+        except (self._errors.PreconditionError, self._errors.NotFoundError, FileNotFoundError):
+            raise unavailable(
+                f"model repository '{self.uri}': '{file.path}' has changed or gone while it was fetched",
+                hint="the next look at the repository sees what is there now",
+            ) from None
+        except (self._errors.BaseError, OSError) as error:
+            self._fail(f"'{file.path}' cannot be fetched", error)
+
+    def _fail(self, what: str, error: Exception) -> NoReturn:
+        reason = _reason(error)
+        raise unavailable(
+            f"model repository '{self.uri}' {what}: {reason}", hint=missing_credentials(self._kind, reason)
+        ) from None
+
+
+def open_store(address: StoreAddress) -> ObjectStore:
+    """Return a repository in a store, opened with the environment's credentials; nothing is asked of it yet.
+
+    Raises:
+        ServingError: INVALID_ARG for settings that cannot be used.
+    """
+    return ObjectStore(address)
+
+
+def _settings(address: StoreAddress, environment: Mapping[str, str]) -> dict[str, Any]:
+    sections = None
+    path = environment.get(FILE_VARIABLE, "")
+    if path:
+        try:
+            sections = read_credential_file(Path(path).read_text(encoding="utf-8"), path)
+        except OSError as error:
+            raise invalid(f"{FILE_VARIABLE}: cannot read '{path}': {(error.strerror or str(error)).lower()}") from None
+        except UnicodeDecodeError:
+            raise invalid(f"{FILE_VARIABLE}: '{path}' is not UTF-8") from None
+    found = credentials(address, environment, sections)
+    settings: dict[str, Any] = dict(found.settings)
+    if found.profile:
+        home = Path(environment.get("HOME", "/"), ".aws")
+        files = (
+            Path(environment.get("AWS_SHARED_CREDENTIALS_FILE") or home / "credentials"),
+            Path(environment.get("AWS_CONFIG_FILE") or home / "config"),
+        )
+        of_profile = profile_settings(found.profile, *(_text(file) for file in files))
+        settings = {**settings, **of_profile}
+    return {key: value == "true" if value in ("true", "false") else value for key, value in settings.items()}
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (
+        OSError,
+        UnicodeDecodeError,
+    ):  # no such file: what else there is will do, or the store says that it does not
+        return ""
+
+
+def _is_emulated(kind: StoreKind, environment: Mapping[str, str]) -> bool:
+    """Whether the environment names a server without TLS in the cloud's place."""
+    variables = {
+        StoreKind.S3: ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT"),
+        StoreKind.GCS: ("GOOGLE_BASE_URL",),
+        StoreKind.AZURE: ("AZURE_STORAGE_ENDPOINT",),
+    }
+    if kind is StoreKind.AZURE and environment.get("AZURE_STORAGE_USE_EMULATOR", "").lower() in ("true", "1"):
+        return True
+    return any(environment.get(name, "").startswith("http://") for name in variables[kind])
+
+
+def _reason(error: Exception) -> str:
+    """Return an error of the library on one line, without signatures, and not longer than a person reads."""
+    text = str(error).split("\n\nDebug source:")[0]
+    text = urllib.parse.unquote(" ".join(text.split()))
+    return _SIGNATURES.sub(r"\1***", text)[:REASON_CHARS_MAX]

@@ -1,0 +1,206 @@
+"""Warms instances: each runs the model's samples on its own lane before it gets a request.
+
+The runs go past the scheduler and its statistics. Instances of an `AsyncInstance` kind whose worker may come back get
+the samples to keep, and run them again before the new worker gets requests.
+
+From the warm-up samples of a configuration to requests.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from charonia.config.model import ModelConfig, ModelWarmup, WarmupInput
+from charonia.core.caller import CallFrame
+from charonia.core.dtypes import DataType
+from charonia.core.errors import ServingError, internal
+from charonia.core.raw_data import from_file, zeros
+from charonia.core.request import InferRequest
+from charonia.core.tensor import Array, Tensor
+from charonia.server.backends.api import Execution, Result
+from charonia.server.execution.lanes import AsyncLane, BlockingLane
+
+RANDOM_SEED = 20_260
+"""Random data is the same at every load, so that a load that works once works again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A batch that every instance runs before it gets requests.
+
+    Attributes:
+        name: Its name.
+        path: Where the configuration has it.
+        requests: The batch: as many equal requests as its batch size, of one batch element each.
+        count: How often it is run.
+    """
+
+    name: str
+    path: str
+    requests: tuple[InferRequest, ...]
+    count: int
+
+
+def samples(config: ModelConfig, version: str, files: Mapping[str, bytes]) -> list[Sample]:
+    """Return the samples of a complete, validated configuration, without those of batch size 0.
+
+    Args:
+        config: The configuration.
+        version: Version that the requests are for.
+        files: Content of the data files, by name.
+
+    Raises:
+        ServingError: INVALID_ARG, beginning with the path: a file holds something else than the input needs.
+    """
+    random = np.random.default_rng(RANDOM_SEED)
+    found = []
+    for index, sample in enumerate(config.model_warmup):
+        if sample.batch_size:
+            path = f"model_warmup[{index}]"
+            inputs = _inputs(config, sample, path, files, random)
+            requests = tuple(
+                InferRequest(config.name, dict(inputs), model_version=version) for _ in range(sample.batch_size)
+            )
+            found.append(Sample(sample.name, path, requests, max(1, sample.count)))
+    return found
+
+
+def _inputs(
+    config: ModelConfig, sample: ModelWarmup, path: str, files: Mapping[str, bytes], random: np.random.Generator
+) -> dict[str, Tensor]:
+    lead = (1,) if config.max_batch_size > 0 else ()
+    inputs = {}
+    for name, given in sample.inputs.items():
+        datatype = given.data_type
+        if datatype is None:
+            raise ValueError(f"warm-up input {name!r} has no data type: the configuration was not validated")
+        array = _array(given, datatype, f"{path}.inputs[{name}]", files, random)
+        inputs[name] = Tensor(name, datatype, array.reshape(lead + given.dims))
+    return inputs
+
+
+def _array(
+    given: WarmupInput, datatype: DataType, path: str, files: Mapping[str, bytes], random: np.random.Generator
+) -> Array:
+    if given.input_data_file is not None:
+        subject = f"{path}.input_data_file: '{given.input_data_file}'"
+        return from_file(files[given.input_data_file], datatype, given.dims, subject)
+    # Strings are empty: nobody could say what random ones should look like.
+    if given.random_data and datatype is not DataType.BYTES:
+        return _random(datatype, prod(given.dims), random)
+    return zeros(datatype, (prod(given.dims),))
+
+
+def _random(datatype: DataType, count: int, random: np.random.Generator) -> Array:
+    """Return numbers from 0 to 1, or any integers."""
+    if datatype is DataType.BF16:
+        bits: Array = (random.random(count, np.float32).view("<u4") >> 16).astype(datatype.numpy)
+        return bits
+    if datatype.numpy.kind == "f":
+        fractions: Array = random.random(count).astype(datatype.numpy)
+        return fractions
+    if datatype is DataType.BOOL:
+        return random.integers(0, 2, count).astype(datatype.numpy)
+    integers: Array = np.frombuffer(random.bytes(count * datatype.byte_size), datatype.numpy)
+    return integers
+
+
+_log = logging.getLogger(__name__)
+
+
+class WarmupBatch:
+    """A run of a sample on a lane.
+
+    Attributes:
+        requests: What is run.
+        done: Set when every request has its last response and the lane is idle: None, or the first error.
+    """
+
+    def __init__(self, requests: Sequence[InferRequest], model: str, version: str) -> None:
+        self.requests = requests
+        self.done: asyncio.Future[ServingError | None] = asyncio.get_running_loop().create_future()
+        self._frame = CallFrame(model, version)
+        self._open = set(range(len(requests)))
+        self._is_idle = False
+        self._error: ServingError | None = None
+
+    def executed(self, execution: Execution | ServingError, start_ns: int, end_ns: int) -> None:
+        """A blocking instance ran the batch."""
+        if isinstance(execution, ServingError):
+            self.finish(start_ns, end_ns, execution)
+            return
+        for index, result in enumerate(execution.results):
+            self.respond(index, result, True)
+        self.finish(execution.input_end_ns, execution.output_start_ns)
+
+    def respond(self, index: int, result: Result | None, final: bool) -> None:
+        """Take a response: what a model answers is not looked at, unless it is an error."""
+        if isinstance(result, ServingError):
+            self._error = self._error or result
+        if final:
+            self._open.discard(index)
+            self._look()
+
+    def finish(
+        self, input_end_ns: int, output_start_ns: int, error: ServingError | None = None, *, leaves_open: bool = False
+    ) -> None:
+        """The lane is idle again."""
+        if not leaves_open:
+            if self._open:
+                self._error = self._error or error or internal("the model sent no response")
+            self._open.clear()
+        self._is_idle = True
+        self._look()
+
+    def is_cancelled(self, index: int) -> bool:
+        """Nobody leaves."""
+        return False
+
+    def frame(self) -> CallFrame:
+        """Return who makes requests while the sample runs."""
+        return self._frame
+
+    def _look(self) -> None:
+        if self._is_idle and not self._open and not self.done.done():
+            self.done.set_result(self._error)
+
+
+async def warm(
+    config: ModelConfig, version: str, lanes: Sequence[BlockingLane | AsyncLane], samples: Sequence[Sample]
+) -> None:
+    """Run every sample on every lane: lanes at the same time, the samples of one in order.
+
+    Raises:
+        ServingError: INVALID_ARG, beginning with the sample's path, when one fails.
+    """
+    if not samples:
+        return
+    outcomes = await asyncio.gather(
+        *(_warm_lane(config, version, lane, samples) for lane in lanes), return_exceptions=True
+    )
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+    _log.info("warmed '%s' version %s: %d samples on %d instances", config.name, version, len(samples), len(lanes))
+
+
+async def _warm_lane(
+    config: ModelConfig, version: str, lane: BlockingLane | AsyncLane, samples: Sequence[Sample]
+) -> None:
+    for sample in samples:
+        for _ in range(sample.count):
+            batch = WarmupBatch(sample.requests, config.name, version)
+            lane.run(batch)
+            error = await batch.done
+            if error is not None:
+                raise ServingError(
+                    error.code,
+                    f"{sample.path}: failed to run warmup sample '{sample.name}' on instance '{lane.placement.name}': "
+                    f"{error.message}",
+                    hint=error.hint,
+                )
+    lane.keep_warm([sample.requests for sample in samples for _ in range(sample.count)])

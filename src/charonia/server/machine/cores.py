@@ -1,0 +1,228 @@
+"""How many cores this process may use, and what share of them an instance gets.
+
+A process may use fewer cores than the machine has: its affinity mask names some of them, and a control group (what a
+container or a Kubernetes CPU limit is made of) may allow only so much CPU time per period. Libraries that ask the
+machine start too many threads then, and the threads of one model starve the others and the server.
+
+Keeps what an instance starts on the cores that its host policy names.
+
+Host policies: which cores the instances of a model run on (`--host-policy`).
+"""
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from charonia.config.kinds import InstanceKind
+from charonia.core.errors import invalid, unsupported
+
+CORE_MAX = 4095
+NODE_MAX = 1023
+
+_RANGE = re.compile(r"([0-9]{1,4})(?:-([0-9]{1,4}))?", re.ASCII)
+_NODE = re.compile(r"[0-9]{1,4}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class HostPolicy:
+    """Where instances run.
+
+    Attributes:
+        cores: Numbers of the cores, ascending; empty for those of the memory node, or all.
+        node: Number of the memory node (NUMA), None for any.
+    """
+
+    cores: tuple[int, ...] = ()
+    node: int | None = None
+
+
+def parse_cores(text: str) -> tuple[int, ...]:
+    """Return the cores of a list such as `0-3,8-11`, ascending.
+
+    Raises:
+        ValueError: It is no such list.
+    """
+    cores: set[int] = set()
+    for part in text.split(","):
+        match = _RANGE.fullmatch(part.strip())
+        low, high = (int(match[1]), int(match[2] or match[1])) if match is not None else (1, 0)
+        if low > high or high > CORE_MAX:
+            raise ValueError(f"expected cores such as 0-3 or 0-3,8-11 up to {CORE_MAX}, got '{text}'")
+        cores.update(range(low, high + 1))
+    return tuple(sorted(cores))
+
+
+def read_policies(settings: Sequence[tuple[str, str, str]]) -> dict[str, HostPolicy]:
+    """Return the policies by name; of a setting given more than once, the last counts.
+
+    Args:
+        settings: Name of the policy, name of the setting (`cpu-cores` or `numa-node`), value.
+
+    Raises:
+        ValueError: A setting is not known, or its value is none.
+    """
+    policies: dict[str, HostPolicy] = {}
+    for name, setting, value in settings:
+        policy = policies.get(name, HostPolicy())
+        if not name:
+            raise ValueError(f"expected <policy>,<setting>=<value>, got '{setting}={value}'")
+        if setting == "cpu-cores":
+            policies[name] = replace(policy, cores=parse_cores(value))
+        elif setting == "numa-node":
+            if not _NODE.fullmatch(value.strip()) or int(value) > NODE_MAX:
+                raise ValueError(f"expected the number of a memory node up to {NODE_MAX}, got '{value}'")
+            policies[name] = replace(policy, node=int(value))
+        else:
+            raise ValueError(f"expected the setting cpu-cores or numa-node, got '{setting}'")
+    return policies
+
+
+def policy_name(group_policy: str, kind: InstanceKind, device: int) -> str:
+    """Return the name of the policy of an instance: that of its group, or the default of its kind."""
+    if group_policy:
+        return group_policy
+    if kind is InstanceKind.KIND_GPU:
+        return f"gpu_{device}"
+    return "model" if kind is InstanceKind.KIND_MODEL else "cpu"
+
+
+def check_cores(name: str, policy: HostPolicy, usable: frozenset[int], nodes: Mapping[int, tuple[int, ...]]) -> None:
+    """Check that a policy names cores that there are.
+
+    Args:
+        name: Its name.
+        policy: The policy.
+        usable: Cores that this process may use.
+        nodes: Cores by memory node.
+
+    Raises:
+        ServingError: INVALID_ARG when it does not.
+    """
+    missing = [core for core in policy.cores if core not in usable]
+    if missing:
+        raise invalid(
+            f"--host-policy={name},cpu-cores: this process may not use core {', '.join(map(str, missing))}",
+            hint=f"it may use {', '.join(map(str, sorted(usable)))}",
+        )
+    if policy.node is not None and policy.node not in nodes:
+        raise invalid(
+            f"--host-policy={name},numa-node={policy.node}: there is no such memory node",
+            hint=f"there are {', '.join(map(str, sorted(nodes))) or 'none that can be seen'}",
+        )
+
+
+@contextlib.contextmanager
+def bound_to(cores: Sequence[int]) -> Iterator[None]:
+    """Run the calling thread on these cores for a while; threads and processes that it starts meanwhile stay there.
+
+    Args:
+        cores: Numbers of the cores; empty for any, which changes nothing.
+    """
+    if not cores or not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def usable_cores(process: Path = Path("/proc/self"), groups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return the number of cores that this process can keep busy, at least 1.
+
+    The smaller of the affinity mask and the CPU quota of the control group, rounded down: a thread more than the quota
+    has room for means that all of them are stopped for part of each period.
+
+    Args:
+        process: This process's folder of the proc file system.
+        groups: Where control groups are mounted.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quotas = [quota for folder in _group_folders(process, groups) if (quota := _quota(folder)) is not None]
+    return max(1, int(min([float(cores), *quotas])))
+
+
+def share(cores: int, instances: int) -> int:
+    """Return the threads that each of `instances` may use so that together they stay within `cores`; at least 1."""
+    return max(1, cores // max(1, instances))
+
+
+def _group_folders(process: Path, groups: Path) -> Iterator[Path]:
+    """Yield the folders of this process's CPU control group and of the groups around it, versions 1 and 2."""
+    try:
+        lines = (process / "cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if number == "0":
+            mounts = [groups, groups / "unified"]
+        elif "cpu" in controllers.split(","):
+            mounts = [groups / "cpu", groups / controllers]
+        else:
+            continue
+        # Inside a container the path may be the host's, of which only the mount's own folder exists here.
+        parts = [part for part in path.split("/") if part not in ("", "..")]
+        for mount in mounts:
+            for depth in range(len(parts), -1, -1):
+                yield mount.joinpath(*parts[:depth])
+
+
+def _quota(folder: Path) -> float | None:
+    """Return the cores that a control group may use, or None where it has no limit."""
+    try:
+        if (folder / "cpu.max").exists():
+            quota, period = (folder / "cpu.max").read_text(encoding="ascii").split()
+        else:
+            quota = (folder / "cpu.cfs_quota_us").read_text(encoding="ascii").strip()
+            period = (folder / "cpu.cfs_period_us").read_text(encoding="ascii").strip()
+        cores = int(quota) / int(period)
+    except (OSError, ValueError, ZeroDivisionError):  # no such group here, or "max"
+        return None
+    return cores if cores > 0 else None
+
+
+def bind_thread(cores: Sequence[int]) -> None:
+    """Let the calling thread, and those that it starts from now on, run on these cores only."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cores)
+
+
+def memory_nodes(folder: Path = Path("/sys/devices/system/node")) -> dict[int, tuple[int, ...]]:
+    """Return the cores of each memory node (NUMA) of the machine; empty where that cannot be seen.
+
+    Args:
+        folder: Where the kernel describes them.
+    """
+    nodes: dict[int, tuple[int, ...]] = {}
+    for path in folder.glob("node[0-9]*"):
+        try:
+            nodes[int(path.name.removeprefix("node"))] = parse_cores((path / "cpulist").read_text("ascii").strip())
+        except (OSError, ValueError):  # a node without cores, or none at all
+            continue
+    return nodes
+
+
+def policy_cores(policies: Mapping[str, HostPolicy]) -> dict[str, tuple[int, ...]]:
+    """Return the cores of each host policy.
+
+    Raises:
+        ServingError: INVALID_ARG for cores that are not there, UNSUPPORTED where processes cannot be bound to cores.
+    """
+    if not policies:
+        return {}
+    if not hasattr(os, "sched_setaffinity"):
+        raise unsupported("--host-policy: this system cannot bind threads to cores")
+    usable, nodes = frozenset(os.sched_getaffinity(0)), memory_nodes()
+    found = {}
+    for name, policy in policies.items():
+        check_cores(name, policy, usable, nodes)
+        of_node = usable.intersection(nodes[policy.node]) if policy.node is not None else usable
+        found[name] = policy.cores or tuple(sorted(of_node))
+    return found

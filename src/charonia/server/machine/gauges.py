@@ -1,0 +1,36 @@
+"""Gauges of the machine and of this process, read for the metrics page."""
+
+from time import monotonic_ns
+
+import psutil
+
+from charonia.server.metrics.prometheus import Machine
+
+
+class MachineSampler:
+    """Reads the machine at most once an interval; between, the last reading is given again.
+
+    Args:
+        interval_ms: Shortest time between two readings, in ms.
+    """
+
+    def __init__(self, interval_ms: int) -> None:
+        self._interval_ns = interval_ms * 1_000_000
+        self._process = psutil.Process()
+        self._last: Machine | None = None
+        self._last_ns = 0
+        psutil.cpu_percent(None)  # the first look only starts the measurement
+
+    def sample(self) -> Machine:
+        """Return the machine's gauges."""
+        now = monotonic_ns()
+        if self._last is None or now - self._last_ns >= self._interval_ns:
+            memory = psutil.virtual_memory()
+            self._last = Machine(
+                cpu_utilization=psutil.cpu_percent(None) / 100,
+                memory_total_bytes=memory.total,
+                memory_used_bytes=memory.total - memory.available,
+                process_memory_bytes=self._process.memory_info().rss,
+            )
+            self._last_ns = now
+        return self._last

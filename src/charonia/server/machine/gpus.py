@@ -1,0 +1,191 @@
+"""GPUs as NVIDIA's management library sees them. Needs the package nvidia-ml-py (extra `gpu`) and a driver.
+
+How many NVIDIA GPUs this process can see.
+"""
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from time import monotonic_ns
+from typing import Any
+
+from charonia.server.metrics.devices import Gpu
+
+_DEVICE = re.compile(r"nvidia[0-9]+")
+
+
+def visible_gpus(environment: Mapping[str, str] = os.environ, devices: Path = Path("/dev")) -> int:
+    """Return the number of GPUs, within what CUDA_VISIBLE_DEVICES allows.
+
+    The driver makes one device file a GPU, so no library has to be loaded for the answer.
+
+    Args:
+        environment: Environment variables.
+        devices: Folder of the device files.
+    """
+    present = sum(1 for entry in devices.glob("nvidia*") if _DEVICE.fullmatch(entry.name))
+    allowed = environment.get("CUDA_VISIBLE_DEVICES")
+    if allowed is None:
+        return present
+    count = 0
+    for device in allowed.split(","):
+        # As CUDA reads it: the first entry that names no device ends the list.
+        name = device.strip()
+        if not name or name == "-1" or (name.isdecimal() and int(name) >= present):
+            break
+        count += 1
+    return min(count, present)
+
+
+_MILLI = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A GPU that this process may use.
+
+    Attributes:
+        index: Number that the driver gives it.
+        uuid: Its identity.
+        name: Its model.
+        memory_bytes: Its memory.
+        capability: CUDA compute capability, such as "9.0"; "" where the driver does not say.
+    """
+
+    index: int
+    uuid: str
+    name: str
+    memory_bytes: int
+    capability: str
+
+
+class Nvml:
+    """The library, started.
+
+    Args:
+        api: The module `pynvml`.
+        environment: Environment variables.
+
+    Raises:
+        OSError: There is no driver, or it does not answer.
+    """
+
+    def __init__(self, api: Any, environment: Mapping[str, str] = os.environ) -> None:
+        self._api = api
+        try:
+            api.nvmlInit()
+            handles = [api.nvmlDeviceGetHandleByIndex(index) for index in range(api.nvmlDeviceGetCount())]
+            self._handles = [
+                (index, handle)
+                for index, handle in enumerate(handles)
+                if _is_visible(index, _text(api.nvmlDeviceGetUUID(handle)), environment.get("CUDA_VISIBLE_DEVICES"))
+            ]
+        except api.NVMLError as error:
+            raise OSError(f"NVML does not answer: {error}") from error
+        self._begin = {index: self._energy(handle) for index, handle in self._handles}
+
+    @classmethod
+    def find(cls) -> "Nvml | None":
+        """Return the library where it is installed and has a driver, else None."""
+        try:
+            return cls(import_module("pynvml"))
+        except (ImportError, OSError):
+            return None
+
+    def driver(self) -> tuple[str, str]:
+        """Return the driver's version and the newest version of CUDA that it runs; "" for what it does not say."""
+        cuda = self._ask(self._api.nvmlSystemGetCudaDriverVersion_v2)
+        version = f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda is not None else ""
+        return _text(self._ask(self._api.nvmlSystemGetDriverVersion) or ""), version
+
+    def devices(self) -> list[Device]:
+        """Return the GPUs."""
+        api = self._api
+        found = []
+        for index, handle in self._handles:
+            memory = self._ask(api.nvmlDeviceGetMemoryInfo, handle)
+            capability = self._ask(api.nvmlDeviceGetCudaComputeCapability, handle)
+            found.append(
+                Device(
+                    index,
+                    _text(api.nvmlDeviceGetUUID(handle)),
+                    _text(self._ask(api.nvmlDeviceGetName, handle) or ""),
+                    memory.total if memory is not None else 0,
+                    ".".join(map(str, capability)) if capability else "",
+                )
+            )
+        return found
+
+    def read(self) -> list[Gpu]:
+        """Return what each GPU says now; what cannot be read is left out."""
+        api = self._api
+        gpus = []
+        for index, handle in self._handles:
+            rates = self._ask(api.nvmlDeviceGetUtilizationRates, handle)
+            memory = self._ask(api.nvmlDeviceGetMemoryInfo, handle)
+            power = self._ask(api.nvmlDeviceGetPowerUsage, handle)
+            limit = self._ask(api.nvmlDeviceGetEnforcedPowerLimit, handle)
+            energy, begin = self._energy(handle), self._begin[index]
+            gpus.append(
+                Gpu(
+                    _text(api.nvmlDeviceGetUUID(handle)),
+                    rates.gpu / 100 if rates is not None else None,
+                    memory.total if memory is not None else None,
+                    memory.used if memory is not None else None,
+                    power / _MILLI if power is not None else None,
+                    limit / _MILLI if limit is not None else None,
+                    (energy - begin) / _MILLI if energy is not None and begin is not None else None,
+                )
+            )
+        return gpus
+
+    def _energy(self, handle: object) -> int | None:
+        """Return the energy since the driver was loaded, in millijoules."""
+        energy: int | None = self._ask(self._api.nvmlDeviceGetTotalEnergyConsumption, handle)
+        return energy
+
+    def _ask(self, question: Callable[..., Any], *arguments: object) -> Any:
+        try:
+            return question(*arguments)
+        except self._api.NVMLError:  # not every GPU and driver answers everything
+            return None
+
+
+class GpuSampler:
+    """Reads the GPUs at most once an interval; between, the last reading is given again.
+
+    Args:
+        nvml: The library.
+        interval_ms: Shortest time between two readings, in ms.
+        clock: Monotonic time in ns.
+    """
+
+    def __init__(self, nvml: Nvml, interval_ms: int, clock: Callable[[], int] = monotonic_ns) -> None:
+        self._nvml = nvml
+        self._interval_ns = interval_ms * 1_000_000
+        self._clock = clock
+        self._last: list[Gpu] | None = None
+        self._last_ns = 0
+
+    def sample(self) -> list[Gpu]:
+        """Return what the GPUs say."""
+        now = self._clock()
+        if self._last is None or now - self._last_ns >= self._interval_ns:
+            self._last = self._nvml.read()
+            self._last_ns = now
+        return self._last
+
+
+def _is_visible(index: int, uuid: str, allowed: str | None) -> bool:
+    """Whether CUDA_VISIBLE_DEVICES, a list of numbers and beginnings of uuids, lets this process use a GPU."""
+    if allowed is None:
+        return True
+    names = [name.strip() for name in allowed.split(",")]
+    return any(name == str(index) or (bool(name) and not name.isdecimal() and uuid.startswith(name)) for name in names)
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)

@@ -1,0 +1,205 @@
+"""Metrics that models make themselves, as the metrics page shows them. Pure.
+
+Models declare families (name, description, kind) and metrics in them, each with its own labels. Families and metrics
+of the same name and labels are one, whoever declared them: instances of a model count together. A metric is there as
+long as somebody who declared it holds it, and so is a family.
+"""
+
+import math
+import re
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+from charonia.core.errors import invalid, unavailable
+
+SERIES_MAX = 10_000
+"""Most metrics, and most families, of all models together."""
+
+Kind = Literal["counter", "gauge", "histogram"]
+KINDS: tuple[Kind, ...] = ("counter", "gauge", "histogram")
+
+_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+_LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
+
+
+class CustomMetric:
+    """One metric: its labels and its value.
+
+    Attributes:
+        labels: Label and value, sorted by label.
+        value: Value of a counter or a gauge; the sum of what a histogram was given.
+        bounds: Upper bounds of a histogram's buckets, ascending.
+        counts: What fell into each bucket alone, one more than `bounds`; empty unless a histogram.
+    """
+
+    __slots__ = ("bounds", "counts", "holders", "labels", "value")
+
+    def __init__(self, labels: tuple[tuple[str, str], ...], bounds: tuple[float, ...] | None) -> None:
+        self.labels = labels
+        self.value = 0.0
+        self.bounds = bounds or ()
+        self.counts = [0] * (len(bounds) + 1) if bounds is not None else []
+        self.holders = 0
+
+
+class CustomFamily:
+    """Metrics of one name.
+
+    Attributes:
+        name: Name, as the model gave it.
+        description: What it says.
+        kind: "counter", "gauge" or "histogram".
+        metrics: Its metrics by labels.
+    """
+
+    __slots__ = ("description", "holders", "kind", "metrics", "name")
+
+    def __init__(self, name: str, description: str, kind: Kind) -> None:
+        self.name = name
+        self.description = description
+        self.kind = kind
+        self.metrics: dict[tuple[tuple[str, str], ...], CustomMetric] = {}
+        self.holders = 0
+
+
+class CustomMetrics:
+    """The families of all models.
+
+    Args:
+        reserved: Names of metrics that models may not use: the server's own.
+    """
+
+    def __init__(self, reserved: Sequence[str] = ()) -> None:
+        self._reserved = frozenset(reserved)
+        self._families: dict[str, CustomFamily] = {}
+
+    def families(self) -> Iterator[CustomFamily]:
+        """Yield every family that has metrics, sorted by name."""
+        for name in sorted(self._families):
+            if self._families[name].metrics:
+                yield self._families[name]
+
+    def declare(self, name: str, description: str, kind: str) -> CustomFamily:
+        """Return the family of this name, held once more.
+
+        Raises:
+            ServingError: INVALID_ARG for a name that is taken by a metric of the server, by a family of another kind
+                or description, or that no metric can have; UNAVAILABLE when there are too many.
+        """
+        if not _NAME.fullmatch(name):
+            raise invalid(f"metric family '{name}': a name has letters, digits, '_' and ':' and begins with no digit")
+        known = next((k for k in KINDS if k == kind), None)
+        if known is None:
+            raise invalid(f"metric family '{name}': expected one of the kinds {', '.join(KINDS)}, got '{kind}'")
+        if name in self._reserved:
+            raise invalid(f"metric family '{name}': the server has a metric of this name")
+        family = self._families.get(name)
+        if family is None:
+            if len(self._families) >= SERIES_MAX:
+                raise unavailable(f"metric family '{name}': there are {SERIES_MAX} families already")
+            family = self._families[name] = CustomFamily(name, description, known)
+        elif (family.kind, family.description) != (kind, description):
+            raise invalid(
+                f"metric family '{name}' exists with kind {family.kind} and description '{family.description}', "
+                f"got kind {kind} and description '{description}'"
+            )
+        family.holders += 1
+        return family
+
+    def add(self, family: CustomFamily, labels: dict[str, str], buckets: Sequence[float] | None) -> CustomMetric:
+        """Return the metric of a family with these labels, held once more.
+
+        Raises:
+            ServingError: INVALID_ARG for labels or buckets that no metric can have; UNAVAILABLE when there are too
+                many.
+        """
+        for label in labels:
+            if not _LABEL.fullmatch(label) or label == "le":
+                raise invalid(f"a metric of family '{family.name}': '{label}' cannot be a label")
+        key = tuple(sorted((label, str(value)) for label, value in labels.items()))
+        metric = family.metrics.get(key)
+        if metric is None:
+            if len(family.metrics) >= SERIES_MAX:
+                raise unavailable(f"metric family '{family.name}' has {SERIES_MAX} metrics already")
+            metric = family.metrics[key] = CustomMetric(key, _bounds(family, buckets))
+        metric.holders += 1
+        return metric
+
+    def drop_metric(self, family: CustomFamily, metric: CustomMetric) -> None:
+        """Somebody lets go of a metric."""
+        metric.holders -= 1
+        if not metric.holders:
+            del family.metrics[metric.labels]
+
+    def drop_family(self, family: CustomFamily) -> None:
+        """Somebody lets go of a family."""
+        family.holders -= 1
+        if not family.holders:
+            del self._families[family.name]
+
+
+class MetricHolder:
+    """The metrics of one worker: what it calls by number, and lets go of when it ends."""
+
+    def __init__(self, metrics: CustomMetrics) -> None:
+        self._all = metrics
+        self._families: dict[int, CustomFamily] = {}
+        self._metrics: dict[int, tuple[CustomFamily, CustomMetric]] = {}
+
+    def declare(self, number: int, name: str, description: str, kind: str) -> None:
+        """Declare a family under a number. Raises as `CustomMetrics.declare`."""
+        self._families[number] = self._all.declare(name, description, kind)
+
+    def add(self, number: int, family: int, labels: dict[str, str], buckets: Sequence[float] | None) -> None:
+        """Declare a metric under a number. Raises as `CustomMetrics.add`."""
+        if family in self._families:
+            found = self._families[family]
+            self._metrics[number] = (found, self._all.add(found, labels, buckets))
+
+    def increase(self, number: int, value: float) -> None:
+        """Add to a counter or a gauge."""
+        if number in self._metrics:
+            self._metrics[number][1].value += value
+
+    def set(self, number: int, value: float) -> None:
+        """Set a gauge."""
+        if number in self._metrics:
+            self._metrics[number][1].value = value
+
+    def observe(self, number: int, value: float) -> None:
+        """Count a value in a histogram."""
+        if number in self._metrics:
+            metric = self._metrics[number][1]
+            metric.value += value
+            metric.counts[bisect_left(metric.bounds, value)] += 1
+
+    def drop_metric(self, number: int) -> None:
+        """Let go of a metric."""
+        found = self._metrics.pop(number, None)
+        if found is not None:
+            self._all.drop_metric(*found)
+
+    def drop_family(self, number: int) -> None:
+        """Let go of a family."""
+        family = self._families.pop(number, None)
+        if family is not None:
+            self._all.drop_family(family)
+
+    def drop_all(self) -> None:
+        """The worker has ended."""
+        for number in list(self._metrics):
+            self.drop_metric(number)
+        for number in list(self._families):
+            self.drop_family(number)
+
+
+def _bounds(family: CustomFamily, buckets: Sequence[float] | None) -> tuple[float, ...] | None:
+    if family.kind != "histogram":
+        return None
+    bounds = tuple(float(bound) for bound in buckets or ())
+    if not bounds or any(math.isnan(bound) for bound in bounds) or list(bounds) != sorted(set(bounds)):
+        raise invalid(
+            f"a metric of family '{family.name}': expected at least one bucket, in ascending order, got {list(bounds)}"
+        )
+    return bounds[:-1] if math.isinf(bounds[-1]) else bounds

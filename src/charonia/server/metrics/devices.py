@@ -1,0 +1,102 @@
+"""Metrics of GPUs and of the memory that models take. Names and units of `nv_gpu_*` are Triton's. Pure."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from charonia.server.metrics.metric_families import Family, family
+from charonia.server.metrics.prometheus import ModelSample
+
+PINNED_BYTES = 256 * 1024 * 1024
+"""Default limit of pinned memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """What a GPU says of itself. None where it does not say.
+
+    Attributes:
+        uuid: Its identity.
+        utilization: Share of the last interval in which it computed, 0 to 1.
+        memory_total_bytes: Its memory.
+        memory_used_bytes: Memory in use, by all processes.
+        power_watts: Power that it takes.
+        power_limit_watts: Most that it may take.
+        energy_joules: Energy that it took since the server started.
+    """
+
+    uuid: str
+    utilization: float | None = None
+    memory_total_bytes: int | None = None
+    memory_used_bytes: int | None = None
+    power_watts: float | None = None
+    power_limit_watts: float | None = None
+    energy_joules: float | None = None
+
+
+@dataclass(slots=True)
+class PinnedMemory:
+    """Account of the memory of the CPU that GPUs copy from and to.
+
+    Attributes:
+        limit_bytes: Most of it.
+        used_bytes: What is in use.
+    """
+
+    limit_bytes: int = PINNED_BYTES
+    used_bytes: int = 0
+
+
+_GPU: tuple[tuple[str, str, str, Callable[[Gpu], float | None]], ...] = (
+    ("nv_gpu_utilization", "gauge", "Share of time in which the GPU computed, 0 to 1", lambda g: g.utilization),
+    ("nv_gpu_memory_total_bytes", "gauge", "Memory of the GPU", lambda g: g.memory_total_bytes),
+    ("nv_gpu_memory_used_bytes", "gauge", "Memory of the GPU in use", lambda g: g.memory_used_bytes),
+    ("nv_gpu_power_usage", "gauge", "Power that the GPU takes, in watts", lambda g: g.power_watts),
+    ("nv_gpu_power_limit", "gauge", "Most power that the GPU may take, in watts", lambda g: g.power_limit_watts),
+    ("nv_energy_consumption", "counter", "Energy since the server started, in joules", lambda g: g.energy_joules),
+)
+
+
+_PINNED = (
+    ("nv_pinned_memory_pool_total_bytes", "Most pinned memory"),
+    ("nv_pinned_memory_pool_used_bytes", "Pinned memory in use"),
+)
+_MODEL = "charonia_model_memory_bytes"
+
+
+def device_metric_names() -> tuple[str, ...]:
+    """Return the names of every metric here."""
+    return (*(name for name, _, _, _ in _GPU), *(name for name, _ in _PINNED), _MODEL)
+
+
+def gpu_families(gpus: Sequence[Gpu]) -> list[Family]:
+    """Return the metrics of GPUs; one that cannot be read has no value."""
+    return [
+        family(name, kind, text, *((value, {"gpu_uuid": g.uuid}) for g in gpus if (value := read(g)) is not None))
+        for name, kind, text, read in _GPU
+        if gpus
+    ]
+
+
+def pinned_families(memory: PinnedMemory) -> list[Family]:
+    """Return the metrics of pinned memory."""
+    values = (memory.limit_bytes, memory.used_bytes)
+    return [family(name, "gauge", text, (value, {})) for (name, text), value in zip(_PINNED, values, strict=True)]
+
+
+def memory_families(models: Iterable[ModelSample]) -> list[Family]:
+    """Return the memory that model versions take on each device, by instance where each has its own."""
+    values = [
+        (
+            float(usage.byte_size),
+            {
+                **sample.meter.labels(sample.tags),
+                "type": usage.type,
+                "device": str(usage.id),
+                "instance": usage.instance,
+            },
+        )
+        for sample in models
+        for usage in sample.meter.statistics.memory
+    ]
+    text = "Memory that the weights of a model version take on a device"
+    return [family(_MODEL, "gauge", text, *values)] if values else []

@@ -1,0 +1,319 @@
+"""Counts what happens to the requests of one model version: the statistics and the metrics, in one place. Pure."""
+
+from collections.abc import Mapping, Sequence
+from enum import Enum
+
+import numpy as np
+
+from charonia.core.statistics import BatchStatistics, Duration, ModelStatistics, ResponseKind, ResponseStatistics
+from charonia.server.metrics.metric_families import Histogram
+from charonia.server.metrics.summaries import CACHE_HIT, CACHE_MISS, Summaries
+from charonia.server.scheduling.api import CloseReason
+
+_US = 1_000
+_MS = 1_000_000
+_S = 1_000_000_000
+
+DURATION_BOUNDS_NS = (
+    *(50 * _US, 100 * _US, 250 * _US, 500 * _US),
+    *(1 * _MS, 5 * _MS // 2, 5 * _MS, 10 * _MS, 25 * _MS, 50 * _MS, 100 * _MS, 250 * _MS, 500 * _MS),
+    *(1 * _S, 5 * _S // 2, 5 * _S, 10 * _S, 30 * _S),
+)
+"""Upper bounds of the latency histograms: 50 us to 30 s."""
+
+BATCH_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+"""Upper bounds of the histogram of executed batch sizes."""
+
+FIRST_RESPONSE_BOUNDS_NS = (100 * _MS, 500 * _MS, 2 * _S, 5 * _S)
+"""Upper bounds of the histogram of the time to the first response of decoupled models. Source: Triton's metrics."""
+
+RESPONSES_COUNTED_MAX = 1024
+"""Responses of a request that are counted by their index; later ones are counted together with the last of these."""
+
+NOTES_MAX = 1024
+"""Batches that are noted before they are added up: enough to make it cheap, few enough not to be felt."""
+
+
+REQUEST_DURATION = "charonia_request_duration_seconds"
+QUEUE_DURATION = "charonia_queue_duration_seconds"
+COMPUTE_DURATION = "charonia_compute_duration_seconds"
+BATCH_SIZE = "charonia_batch_size"
+FIRST_RESPONSE = "nv_inference_first_response_histogram_ms"
+
+
+class FailureReason(Enum):
+    """Why a request failed, as label values of the failure counter."""
+
+    REJECTED = "REJECTED"
+    CANCELED = "CANCELED"
+    BACKEND = "BACKEND"
+    OTHER = "OTHER"
+
+
+class Meter:
+    """All counters of one model version. Only the event loop's thread calls it.
+
+    This is on the path of every request, so `batch_done` only notes what happened; the notes are added up together when
+    there are `NOTES_MAX` of them or somebody looks.
+
+    Attributes:
+        is_cached: Whether responses are kept and given again.
+        collapsed: Requests that were answered with the response to an equal one in flight.
+        first_response_ns: Histogram of the time from arrival to the first response, of decoupled models.
+        failures: Failed requests by reason.
+        load_seconds: Time it took to load the version.
+        namespace: The model's namespace, "" without namespaces.
+    """
+
+    def __init__(self, name: str, version: str, buckets: Mapping[str, Sequence[int]] | None = None) -> None:
+        """Make counters that are all 0.
+
+        Args:
+            name: The model.
+            version: The version, as text.
+            buckets: Upper bounds by histogram, where they are not the usual ones.
+        """
+        chosen = buckets or {}
+        self.failures = dict.fromkeys(FailureReason, 0)
+        self.is_cached = False
+        self.collapsed = 0
+        self.load_seconds = 0.0
+        self.namespace = ""
+        self.first_response_ns = Histogram(chosen.get(FIRST_RESPONSE, FIRST_RESPONSE_BOUNDS_NS))
+        self._summaries: Summaries | None = None
+        self._statistics = ModelStatistics(name, version)
+        self._closes = dict.fromkeys(CloseReason, 0)
+        self._request_ns = Histogram(chosen.get(REQUEST_DURATION, DURATION_BOUNDS_NS))
+        self._queue_ns = Histogram(chosen.get(QUEUE_DURATION, DURATION_BOUNDS_NS))
+        self._compute_ns = Histogram(chosen.get(COMPUTE_DURATION, DURATION_BOUNDS_NS))
+        self._batch_size = Histogram(chosen.get(BATCH_SIZE, BATCH_BOUNDS))
+        self._notes: list[tuple[Sequence[int], int, int, CloseReason, tuple[int, int, int, int]]] = []
+        self._composed: list[tuple[int, int, int, int, int]] = []
+
+    @property
+    def statistics(self) -> ModelStatistics:
+        """What the statistics extension reports."""
+        self._add_up()
+        return self._statistics
+
+    @property
+    def closes(self) -> Mapping[CloseReason, int]:
+        """Batches by the reason they were sent."""
+        self._add_up()
+        return self._closes
+
+    @property
+    def summaries(self) -> Summaries | None:
+        """Summaries of latencies, None where nobody wants them."""
+        self._add_up()
+        return self._summaries
+
+    @property
+    def request_ns(self) -> Histogram:
+        """Histogram of the time from arrival to answer of successful requests."""
+        self._add_up()
+        return self._request_ns
+
+    @property
+    def queue_ns(self) -> Histogram:
+        """Histogram of the time from arrival to execution of successful requests."""
+        self._add_up()
+        return self._queue_ns
+
+    @property
+    def compute_ns(self) -> Histogram:
+        """Histogram of the time of an execution, counted for each request in it."""
+        self._add_up()
+        return self._compute_ns
+
+    @property
+    def batch_size(self) -> Histogram:
+        """Histogram of the batch elements of an execution."""
+        self._add_up()
+        return self._batch_size
+
+    def summarize(self) -> None:
+        """Keep summaries of latencies from now on."""
+        if self._summaries is None:
+            self._summaries = Summaries()
+
+    def failed(self, reason: FailureReason, duration_ns: int) -> None:
+        """Count a request that failed `duration_ns` after it arrived."""
+        self.failures[reason] += 1
+        self._statistics.fail.add(duration_ns)
+
+    def request_done(
+        self, arrival_ns: int, inferences: int, start_ns: int, marks_ns: tuple[int, int], end_ns: int
+    ) -> None:
+        """Count a successful request that was answered after its batch was done. Until then it is said to compute.
+
+        Args:
+            arrival_ns: Its arrival.
+            inferences: Its batch elements.
+            start_ns: Start of its batch.
+            marks_ns: The batch's inputs in place, and computed.
+            end_ns: Last answer.
+        """
+        statistics = self.statistics
+        statistics.inference_count += inferences
+        statistics.success.add(self._request_ns.add(end_ns - arrival_ns))
+        statistics.queue.add(self._queue_ns.add(start_ns - arrival_ns))
+        self._compute_ns.add(end_ns - start_ns)
+        statistics.compute_input.add(marks_ns[0] - start_ns)
+        statistics.compute_infer.add(end_ns - marks_ns[0])
+        statistics.compute_output.add(0)
+        if self._summaries is not None:
+            parts = (end_ns - arrival_ns, start_ns - arrival_ns, marks_ns[0] - start_ns, end_ns - marks_ns[0], 0)
+            self._summaries.observe(np.array([end_ns]), *(np.array([part]) for part in parts))
+
+    def cache_hit(self, *, end_ns: int, duration_ns: int, queue_ns: int, lookup_ns: int) -> None:
+        """Count a request that was answered with a kept response.
+
+        Args:
+            end_ns: When it was answered.
+            duration_ns: Time from arrival to answer.
+            queue_ns: Time that it waited for an equal request in flight.
+            lookup_ns: Time to look it up and to copy it.
+        """
+        self._statistics.success.add(self._request_ns.add(duration_ns))
+        self._statistics.queue.add(self._queue_ns.add(queue_ns))
+        self._statistics.cache_hit.add(lookup_ns)
+        if self._summaries is not None:
+            self._summaries.cached(CACHE_HIT, end_ns, lookup_ns)
+
+    def cache_miss(self, end_ns: int, duration_ns: int) -> None:
+        """Count looking up and keeping, until `end_ns`, which come on top of a request that was executed."""
+        self._statistics.success.ns += duration_ns
+        self._statistics.cache_miss.add(duration_ns)
+        if self._summaries is not None:
+            self._summaries.cached(CACHE_MISS, end_ns, duration_ns)
+
+    def first_response(self, duration_ns: int) -> None:
+        """Count the first response of a request of a decoupled model, `duration_ns` after it arrived."""
+        self.first_response_ns.add(duration_ns)
+
+    def response(self, index: int, kind: ResponseKind, duration_ns: int) -> None:
+        """Count response `index` of a request of a decoupled model.
+
+        Args:
+            index: How many responses of the request came before it.
+            kind: What became of it.
+            duration_ns: Time since the one before it, or since the batch started.
+        """
+        key = str(min(index, RESPONSES_COUNTED_MAX - 1))
+        counted = self._statistics.responses.setdefault(key, ResponseStatistics())
+        duration: Duration = getattr(counted, kind.value)
+        duration.add(duration_ns)
+        if kind in (ResponseKind.SUCCESS, ResponseKind.FAIL):
+            counted.compute_infer.add(duration_ns)
+            counted.compute_output.add(0)
+
+    def batch_done(
+        self,
+        *,
+        arrivals_ns: Sequence[int],
+        inferences: int,
+        batch_size: int,
+        reason: CloseReason,
+        marks_ns: tuple[int, int, int, int],
+        wall_ms: int,
+    ) -> None:
+        """Count an executed batch and its successful requests.
+
+        Args:
+            arrivals_ns: Arrival of each request that succeeded.
+            inferences: Batch elements of those requests.
+            batch_size: Batch elements of all requests in the batch.
+            reason: Why the batch was sent.
+            marks_ns: Start, inputs in place, computed, end.
+            wall_ms: Wall-clock time in ms since the epoch.
+        """
+        self._statistics.last_inference_ms = wall_ms
+        self._notes.append((arrivals_ns, inferences, batch_size, reason, marks_ns))
+        if len(self._notes) >= NOTES_MAX:
+            self._add_up()
+
+    def composed(
+        self, *, duration_ns: int, inferences: int, queue_ns: int, compute_ns: int, end_ns: int, wall_ms: int
+    ) -> None:
+        """Count a successful request of an ensemble, whose batches were executed, and counted, by other models.
+
+        Args:
+            duration_ns: Time from arrival to answer.
+            inferences: Batch elements of the request.
+            queue_ns: Time that its steps waited, added up.
+            compute_ns: Time that the batches of its steps took, added up.
+            end_ns: When it was answered, monotonic time.
+            wall_ms: Wall-clock time in ms since the epoch.
+        """
+        self._statistics.last_inference_ms = wall_ms
+        self._composed.append((duration_ns, inferences, queue_ns, compute_ns, end_ns))
+        if len(self._composed) >= NOTES_MAX:
+            self._add_up_composed()
+
+    def _add_up_composed(self) -> None:
+        notes = self._composed
+        if not notes:
+            return
+        statistics = self._statistics
+        durations, inferences, queues, computes, ends = np.array(notes, np.int64).T
+        statistics.execution_count += len(notes)
+        statistics.inference_count += int(inferences.sum())
+        statistics.success.add(self._request_ns.observe(durations), len(notes))
+        statistics.queue.add(self._queue_ns.observe(queues), len(notes))
+        statistics.compute_infer.add(self._compute_ns.observe(computes), len(notes))
+        statistics.compute_input.add(0, len(notes))
+        statistics.compute_output.add(0, len(notes))
+        if self._summaries is not None:
+            nothing = np.zeros_like(durations)
+            self._summaries.observe(ends, durations, queues, nothing, computes, nothing)
+        notes.clear()
+
+    def _add_up(self) -> None:
+        """Add what was noted to the counters."""
+        self._add_up_composed()
+        notes = self._notes
+        if not notes:
+            return
+        statistics = self._statistics
+        requests = np.array([len(note[0]) for note in notes], np.int64)
+        arrivals = np.array([arrival for note in notes for arrival in note[0]], np.int64)
+        sizes = np.array([note[2] for note in notes], np.int64)
+        marks = np.array([note[4] for note in notes], np.int64)
+        phases = np.diff(marks)  # a row a batch: input, infer, output
+        count = len(arrivals)
+        statistics.execution_count += len(notes)
+        statistics.inference_count += sum([note[1] for note in notes])
+        ends = np.repeat(marks[:, 3], requests)
+        durations, waits = ends - arrivals, np.repeat(marks[:, 0], requests) - arrivals
+        statistics.success.add(self._request_ns.observe(durations), count)
+        statistics.queue.add(self._queue_ns.observe(waits), count)
+        if self._summaries is not None:
+            self._summaries.observe(ends, durations, waits, *np.repeat(phases, requests, axis=0).T)
+        self._compute_ns.observe(np.repeat(marks[:, 3] - marks[:, 0], requests))
+        self._batch_size.observe(sizes)
+        shares = (phases * requests[:, None]).sum(axis=0).tolist()
+        for duration, ns in zip(_phases(statistics), shares, strict=True):
+            duration.add(ns, count)
+        for size in set(sizes.tolist()):
+            batch = statistics.batches.setdefault(size, BatchStatistics())
+            rows = phases[sizes == size]
+            for duration, ns in zip(_phases(batch), rows.sum(axis=0).tolist(), strict=True):
+                duration.add(ns, len(rows))
+        for note in notes:
+            self._closes[note[3]] += 1
+        notes.clear()
+
+    def labels(self, tags: Mapping[str, str]) -> dict[str, str]:
+        """Return the labels of this version's metrics: model, version, namespace, and the tags of the configuration.
+
+        Names of tags are prefixed "_". There is a namespace only where models have some.
+        """
+        statistics = self._statistics
+        namespace = {"namespace": self.namespace} if self.namespace else {}
+        own = {"model": statistics.name, "version": statistics.version, **namespace}
+        return own | {f"_{k}": v for k, v in tags.items()}
+
+
+def _phases(counted: ModelStatistics | BatchStatistics) -> tuple[Duration, Duration, Duration]:
+    return counted.compute_input, counted.compute_infer, counted.compute_output

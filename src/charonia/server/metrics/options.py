@@ -1,0 +1,58 @@
+"""What a model's configuration says of its metrics: tags, and buckets of histograms. Pure."""
+
+import math
+import re
+from collections.abc import Iterator
+
+from charonia.config.model import ModelConfig
+from charonia.config.problems import Problem
+
+HISTOGRAM_UNITS = {
+    "nv_inference_first_response_histogram_ms": 1_000_000,
+    "charonia_request_duration_seconds": 1_000_000_000,
+    "charonia_queue_duration_seconds": 1_000_000_000,
+    "charonia_compute_duration_seconds": 1_000_000_000,
+    "charonia_batch_size": 1,
+}
+"""Histograms whose buckets a model may choose, and what 1 is in the unit that is counted in: ns, or batch elements."""
+
+BUCKETS_MAX = 256
+"""Most buckets of a histogram."""
+
+_TAG = re.compile(r"[a-zA-Z0-9_]+")
+
+
+def tag_problems(config: ModelConfig) -> Iterator[Problem]:
+    """Yield tags that cannot be the names of labels."""
+    for tag in config.metric_tags:
+        if not _TAG.fullmatch(tag):
+            message = f"the key of a metric tag takes letters, digits and '_', got '{tag}'"
+            yield Problem(f"metric_tags[{tag}]", message)
+
+
+def bucket_problems(config: ModelConfig) -> Iterator[Problem]:
+    """Yield buckets that no histogram can have."""
+    for index, control in enumerate(config.model_metrics.metric_control if config.model_metrics else ()):
+        path = f"model_metrics.metric_control[{index}]"
+        family = control.metric_identifier.family if control.metric_identifier is not None else ""
+        buckets = control.histogram_options.buckets if control.histogram_options is not None else ()
+        if family and family not in HISTOGRAM_UNITS:
+            known = ", ".join(HISTOGRAM_UNITS)
+            message = f"there is no histogram '{family}' whose buckets can be chosen: expected one of {known}"
+            yield Problem(f"{path}.metric_identifier.family", message)
+        if len(buckets) > BUCKETS_MAX:
+            message = f"at most {BUCKETS_MAX} buckets are counted, got {len(buckets)}"
+            yield Problem(f"{path}.histogram_options.buckets", message)
+        elif buckets and math.isinf(buckets[0]):
+            yield Problem(f"{path}.histogram_options.buckets", "at least one bucket must have a finite bound")
+
+
+def chosen_buckets(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Return the upper bounds that a valid configuration chooses, by histogram, in the unit that is counted in."""
+    chosen = {}
+    for control in config.model_metrics.metric_control if config.model_metrics else ():
+        if control.metric_identifier is not None and control.histogram_options is not None:
+            unit = HISTOGRAM_UNITS[control.metric_identifier.family]
+            finite = [bound for bound in control.histogram_options.buckets if math.isfinite(bound)]
+            chosen[control.metric_identifier.family] = tuple(sorted({round(bound * unit) for bound in finite}))
+    return chosen

@@ -1,0 +1,345 @@
+"""The Prometheus text format, and the metrics of a server in it. Pure.
+
+Names and labels that start with `nv_` are Triton's; those that start with `charonia_` are ours and follow Prometheus'
+own conventions (seconds, `_total`). Format source: Prometheus exposition formats, text version 0.0.4.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from charonia.core.statistics import Duration, ModelStatistics, WorkerState
+from charonia.server.metrics.custom import CustomFamily, CustomMetrics
+from charonia.server.metrics.metric_families import Family, Histogram
+from charonia.server.metrics.model_metrics import (
+    BATCH_SIZE,
+    COMPUTE_DURATION,
+    FIRST_RESPONSE,
+    QUEUE_DURATION,
+    REQUEST_DURATION,
+    Meter,
+)
+from charonia.server.metrics.summaries import CACHE_SUMMARIES, REQUEST_SUMMARY, SUMMARIES
+
+_NS_PER_US = 1000
+_NS_PER_MS = 1e6
+_NS_PER_S = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Gauges of the machine. Utilisations are in 0..1.
+
+    Attributes:
+        cpu_utilization: Share of all cores in use since the last look, None before the second look.
+        memory_total_bytes: Memory of the machine.
+        memory_used_bytes: Memory in use.
+        process_memory_bytes: Resident memory of the server process.
+    """
+
+    cpu_utilization: float | None
+    memory_total_bytes: int
+    memory_used_bytes: int
+    process_memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSample:
+    """What a scrape sees of one model version: its meter, its tags, how many requests wait, and its workers.
+
+    Of an ensemble nothing waits but for the models of its steps: `pending` is None.
+    """
+
+    meter: Meter
+    tags: Mapping[str, str]
+    pending: int | None
+    workers: Sequence[WorkerState] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Counter:
+    name: str
+    help: str
+    read: Callable[[ModelStatistics], int]
+
+
+def _us(read: Callable[[ModelStatistics], Duration]) -> Callable[[ModelStatistics], int]:
+    return lambda statistics: read(statistics).ns // _NS_PER_US
+
+
+_COUNTERS = (
+    _Counter("nv_inference_request_success", "Requests answered", lambda s: s.success.count),
+    _Counter("nv_inference_count", "Inferences computed (batch elements)", lambda s: s.inference_count),
+    _Counter("nv_inference_exec_count", "Batches executed", lambda s: s.execution_count),
+    _Counter(
+        "nv_inference_request_duration_us", "Time of answered requests, arrival to answer", _us(lambda s: s.success)
+    ),
+    _Counter("nv_inference_queue_duration_us", "Time that requests waited", _us(lambda s: s.queue)),
+    _Counter("nv_inference_compute_input_duration_us", "Time to put inputs in place", _us(lambda s: s.compute_input)),
+    _Counter("nv_inference_compute_infer_duration_us", "Time that models computed", _us(lambda s: s.compute_infer)),
+    _Counter("nv_inference_compute_output_duration_us", "Time to take outputs", _us(lambda s: s.compute_output)),
+)
+
+_CACHE_COUNTERS = (
+    _Counter("nv_cache_num_hits_per_model", "Requests answered from the response cache", lambda s: s.cache_hit.count),
+    _Counter("nv_cache_num_misses_per_model", "Requests not in the response cache", lambda s: s.cache_miss.count),
+    _Counter("nv_cache_hit_duration_per_model", "Time of hits in microseconds", _us(lambda s: s.cache_hit)),
+    _Counter("nv_cache_miss_duration_per_model", "Time of misses in microseconds", _us(lambda s: s.cache_miss)),
+)
+
+COLLAPSED = "charonia_cache_collapsed_total"
+
+_DURATIONS: tuple[tuple[str, str, Callable[[Meter], Histogram]], ...] = (
+    (REQUEST_DURATION, "Arrival to answer", lambda m: m.request_ns),
+    (QUEUE_DURATION, "Arrival to execution", lambda m: m.queue_ns),
+    (COMPUTE_DURATION, "Execution of the batch a request was in", lambda m: m.compute_ns),
+)
+
+
+_WORKERS: tuple[tuple[str, str, str, Callable[[WorkerState], int]], ...] = (
+    ("charonia_worker_up", "gauge", "Whether the worker process of an instance is ready", lambda w: not w.problem),
+    ("charonia_worker_restarts_total", "counter", "Worker processes that took over from one", lambda w: w.restarts),
+    ("charonia_worker_memory_bytes", "gauge", "Resident memory of a worker process", lambda w: w.memory_bytes),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PageView:
+    """Which latencies the page shows, and how.
+
+    Attributes:
+        counters: Whether as sums.
+        histograms: Whether as histograms.
+        quantiles: The quantiles of summaries, from 0 to 1; none for no summaries.
+        now_ns: Monotonic time, for summaries.
+    """
+
+    counters: bool = True
+    histograms: bool = True
+    quantiles: tuple[float, ...] = ()
+    now_ns: int = 0
+
+
+def metric_names() -> tuple[str, ...]:
+    """Return the names of every metric family of the server's own that `render` can write."""
+    return (
+        *(c.name for c in (*_COUNTERS, *_CACHE_COUNTERS)),
+        COLLAPSED,
+        "nv_inference_request_failure",
+        "nv_inference_pending_request_count",
+        "nv_model_load_duration_secs",
+        *SUMMARIES,
+        *CACHE_SUMMARIES,
+        *(name for name, _, _ in _DURATIONS),
+        FIRST_RESPONSE,
+        BATCH_SIZE,
+        "charonia_batches_closed_total",
+        *(name for name, _, _, _ in _WORKERS),
+        "nv_cpu_utilization",
+        "nv_cpu_memory_total_bytes",
+        "nv_cpu_memory_used_bytes",
+        "charonia_process_memory_bytes",
+    )
+
+
+def render(
+    models: Sequence[ModelSample],
+    machine: Machine | None = None,
+    custom: CustomMetrics | None = None,
+    families: Iterable[Family] = (),
+    view: PageView | None = None,
+) -> bytes:
+    """Return the metrics page of a server with these model versions.
+
+    Args:
+        models: The model versions.
+        machine: The machine, where asked for.
+        custom: The metrics that models make themselves.
+        families: The metrics of other parts of the server.
+        view: Which latencies are shown, and how; None for all but summaries.
+    """
+    view = view if view is not None else PageView()
+    lines: list[str] = []
+    labelled = [(_labels(sample.meter.labels(sample.tags)), sample) for sample in models]
+    for counter in _COUNTERS:
+        if counter.name.endswith("_duration_us") and not view.counters:
+            continue
+        _family(
+            lines,
+            counter.name,
+            "counter",
+            counter.help,
+            ((labels, counter.read(sample.meter.statistics)) for labels, sample in labelled),
+        )
+    _caching(lines, [(labels, sample.meter) for labels, sample in labelled if sample.meter.is_cached])
+    _family(
+        lines,
+        "nv_inference_request_failure",
+        "counter",
+        "Requests that failed, by reason",
+        (
+            (f'{labels},reason="{reason.value}"', count)
+            for labels, sample in labelled
+            for reason, count in sample.meter.failures.items()
+        ),
+    )
+    _family(
+        lines,
+        "nv_inference_pending_request_count",
+        "gauge",
+        "Requests that wait for an instance",
+        ((labels, sample.pending) for labels, sample in labelled if sample.pending is not None),
+    )
+    _family(
+        lines,
+        "nv_model_load_duration_secs",
+        "gauge",
+        "Time that loading the model version took",
+        ((labels, round(sample.meter.load_seconds, 6)) for labels, sample in labelled),
+    )
+    if view.quantiles:
+        _summaries(lines, labelled, view)
+    _distributions(lines, labelled, view)
+    _workers(lines, labelled)
+    if machine is not None:
+        _machine(lines, machine)
+    for shared in families:
+        samples = ((_labels(sample.labels), sample.value) for sample in shared.samples)
+        _family(lines, shared.name, shared.kind, shared.help, samples)
+    for family in custom.families() if custom is not None else ():
+        _custom(lines, family)
+    return ("\n".join(lines) + "\n").encode()
+
+
+def _workers(lines: list[str], labelled: Sequence[tuple[str, ModelSample]]) -> None:
+    for name, kind, help_text, value in _WORKERS:
+        _family(
+            lines,
+            name,
+            kind,
+            help_text,
+            (
+                (f'{labels},instance="{_escape(worker.instance)}"', int(value(worker)))
+                for labels, sample in labelled
+                for worker in sample.workers
+            ),
+        )
+
+
+def _caching(lines: list[str], cached: Sequence[tuple[str, Meter]]) -> None:
+    for counter in _CACHE_COUNTERS if cached else ():
+        samples = ((labels, counter.read(meter.statistics)) for labels, meter in cached)
+        _family(lines, counter.name, "counter", counter.help, samples)
+    if cached:
+        samples = ((labels, meter.collapsed) for labels, meter in cached)
+        _family(lines, COLLAPSED, "counter", "Requests answered with the response to an equal one in flight", samples)
+
+
+def _summaries(lines: list[str], labelled: Sequence[tuple[str, ModelSample]], view: PageView) -> None:
+    cached = [each for each in labelled if each[1].meter.is_cached]
+    families = [(name, text, labelled) for name, text in SUMMARIES.items()]
+    families += [(name, text, cached) for name, text in CACHE_SUMMARIES.items() if cached]
+    for name, help_text, shown in families:
+        _head(lines, name, "summary", help_text)
+        for labels, sample in shown:
+            summaries = sample.meter.summaries
+            # Hits are not in that of requests: it would not be what its name says.
+            if summaries is not None and not (name == REQUEST_SUMMARY and sample.meter.is_cached):
+                lines.extend(summaries.lines(name, labels, view.quantiles, view.now_ns))
+
+
+def _distributions(lines: list[str], labelled: Sequence[tuple[str, ModelSample]], view: PageView) -> None:
+    if view.histograms:
+        for name, help_text, read in _DURATIONS:
+            _head(lines, name, "histogram", help_text)
+            for labels, sample in labelled:
+                _histogram(lines, name, labels, read(sample.meter), _NS_PER_S)
+        _head(lines, FIRST_RESPONSE, "histogram", "Arrival to the first response of decoupled models")
+        for labels, sample in labelled:
+            if sample.meter.first_response_ns.count:
+                _histogram(lines, FIRST_RESPONSE, labels, sample.meter.first_response_ns, _NS_PER_MS)
+    _head(lines, BATCH_SIZE, "histogram", "Batch elements of an execution")
+    for labels, sample in labelled:
+        _histogram(lines, BATCH_SIZE, labels, sample.meter.batch_size, 1)
+    _family(
+        lines,
+        "charonia_batches_closed_total",
+        "counter",
+        "Batches by the reason they were sent",
+        (
+            (f'{labels},reason="{reason.value}"', count)
+            for labels, sample in labelled
+            for reason, count in sample.meter.closes.items()
+        ),
+    )
+
+
+def _machine(lines: list[str], machine: Machine) -> None:
+    gauges: list[tuple[str, str, float]] = [
+        ("nv_cpu_memory_total_bytes", "Memory of the machine", machine.memory_total_bytes),
+        ("nv_cpu_memory_used_bytes", "Memory of the machine in use", machine.memory_used_bytes),
+        ("charonia_process_memory_bytes", "Resident memory of the server process", machine.process_memory_bytes),
+    ]
+    if machine.cpu_utilization is not None:
+        gauges.insert(0, ("nv_cpu_utilization", "Share of all cores in use, 0 to 1", machine.cpu_utilization))
+    for name, help_text, value in gauges:
+        _family(lines, name, "gauge", help_text, [("", value)])
+
+
+def _custom(lines: list[str], family: CustomFamily) -> None:
+    _head(lines, family.name, family.kind, _escape_help(family.description))
+    for metric in family.metrics.values():
+        labels = _labels(dict(metric.labels))
+        if family.kind != "histogram":
+            lines.append(
+                f"{family.name}{{{labels}}} {_number(metric.value)}"
+                if labels
+                else f"{family.name} {_number(metric.value)}"
+            )
+            continue
+        before = f"{labels}," if labels else ""
+        below = 0
+        for bound, count in zip((*metric.bounds, math.inf), metric.counts, strict=True):
+            below += count
+            lines.append(f'{family.name}_bucket{{{before}le="{_number(bound)}"}} {below}')
+        suffix = f"{{{labels}}}" if labels else ""
+        lines.append(f"{family.name}_sum{suffix} {_number(metric.value)}")
+        lines.append(f"{family.name}_count{suffix} {below}")
+
+
+def _number(value: float) -> str:
+    if math.isfinite(value):
+        return f"{value:.15g}"
+    return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
+
+
+def _escape_help(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("\n", "\\n")
+
+
+def _head(lines: list[str], name: str, kind: str, help_text: str) -> None:
+    lines.append(f"# HELP {name} {help_text}")
+    lines.append(f"# TYPE {name} {kind}")
+
+
+def _family(lines: list[str], name: str, kind: str, help_text: str, samples: Iterable[tuple[str, float]]) -> None:
+    _head(lines, name, kind, help_text)
+    lines.extend(f"{name}{{{labels}}} {value}" if labels else f"{name} {value}" for labels, value in samples)
+
+
+def _histogram(lines: list[str], name: str, labels: str, histogram: Histogram, divisor: float) -> None:
+    below = 0
+    for bound, count in zip(histogram.bounds, histogram.counts, strict=False):
+        below += count
+        lines.append(f'{name}_bucket{{{labels},le="{bound / divisor:g}"}} {below}')
+    lines.append(f'{name}_bucket{{{labels},le="+Inf"}} {histogram.count}')
+    lines.append(f"{name}_sum{{{labels}}} {histogram.total / divisor:.9g}")
+    lines.append(f"{name}_count{{{labels}}} {histogram.count}")
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    return ",".join(f'{name}="{_escape(value)}"' for name, value in labels.items())
+
+
+def _escape(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,0 +1,120 @@
+"""Summaries of latencies: quantiles of the last minute, as Prometheus shows them. Pure.
+
+Source: Prometheus' client libraries, which forget a value after a minute, a fifth of it at a time.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from charonia.core.latency import LatencyHistogram, merged
+
+SLOT_NS = 12_000_000_000
+"""Values are forgotten together with all of the same so many nanoseconds."""
+
+SLOTS = 5
+"""Slots that quantiles are made of, the one in progress included."""
+
+_NS_PER_US = 1000
+
+
+class Summary:
+    """Values of the last minute, and count and sum of all.
+
+    Attributes:
+        count: Number of values since the model was loaded.
+        total: Their sum.
+    """
+
+    __slots__ = ("_slots", "count", "total")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.total = 0
+        self._slots: dict[int, LatencyHistogram] = {}
+
+    def observe(self, values: NDArray[np.int64], ends_ns: NDArray[np.int64]) -> None:
+        """Count every value.
+
+        Args:
+            values: Durations in ns.
+            ends_ns: When each of them was over, monotonic time.
+        """
+        if not values.size:
+            return
+        self.count += values.size
+        self.total += int(values.sum())
+        slots = ends_ns // SLOT_NS
+        for slot in np.unique(slots).tolist():
+            self._slots.setdefault(slot, LatencyHistogram()).record(values[slots == slot])
+        for slot in [slot for slot in self._slots if slot <= max(self._slots) - SLOTS]:
+            del self._slots[slot]
+
+    def quantiles(self, quantiles: Iterable[float], now_ns: int) -> list[float]:
+        """Return the quantiles of the last minute in ns, NaN where there was nothing.
+
+        Args:
+            quantiles: From 0 to 1.
+            now_ns: Monotonic time.
+        """
+        oldest = now_ns // SLOT_NS - SLOTS + 1
+        recent = merged(histogram for slot, histogram in self._slots.items() if slot >= oldest)
+        return [recent.percentile(100 * q) if recent.count else math.nan for q in quantiles]
+
+
+REQUEST_SUMMARY = "nv_inference_request_summary_us"
+
+SUMMARIES = {
+    REQUEST_SUMMARY: "Time of answered requests, arrival to answer, of the last minute",
+    "nv_inference_queue_summary_us": "Time that requests waited, of the last minute",
+    "nv_inference_compute_input_summary_us": "Time to put inputs in place, of the last minute",
+    "nv_inference_compute_infer_summary_us": "Time that models computed, of the last minute",
+    "nv_inference_compute_output_summary_us": "Time to take outputs, of the last minute",
+}
+"""What each summary is of, by the name of its family, in the order of the arguments of `Summaries.observe`."""
+
+CACHE_HIT = "nv_cache_hit_summary_per_model"
+CACHE_MISS = "nv_cache_miss_summary_per_model"
+
+CACHE_SUMMARIES = {
+    CACHE_HIT: "Time of hits of the response cache in microseconds, of the last minute",
+    CACHE_MISS: "Time of misses of the response cache in microseconds, of the last minute",
+}
+"""The same for model versions behind a response cache."""
+
+
+class Summaries:
+    """The summaries of one model version."""
+
+    __slots__ = ("_cached", "_summaries")
+
+    def __init__(self) -> None:
+        self._summaries = {name: Summary() for name in SUMMARIES}
+        self._cached = {name: Summary() for name in CACHE_SUMMARIES}
+
+    def observe(self, ends_ns: NDArray[np.int64], *durations: NDArray[np.int64]) -> None:
+        """Count requests: when each was over, and its durations in the order of `SUMMARIES`."""
+        for summary, values in zip(self._summaries.values(), durations, strict=True):
+            summary.observe(values, ends_ns)
+
+    def cached(self, name: str, end_ns: int, duration_ns: int) -> None:
+        """Count a hit or a miss, by the name of its summary."""
+        self._cached[name].observe(np.array([duration_ns]), np.array([end_ns]))
+
+    def lines(self, name: str, labels: str, quantiles: Sequence[float], now_ns: int) -> Iterator[str]:
+        """Yield the lines of a summary on the metrics page.
+
+        Args:
+            name: Its family.
+            labels: The labels of the model version, as text.
+            quantiles: The quantiles to show.
+            now_ns: Monotonic time.
+        """
+        summary = self._summaries.get(name) or self._cached[name]
+        for quantile, ns in zip(quantiles, summary.quantiles(quantiles, now_ns), strict=True):
+            value = "NaN" if math.isnan(ns) else f"{ns / _NS_PER_US:.9g}"
+            yield f'{name}{{{labels},quantile="{quantile:g}"}} {value}'
+        yield f"{name}_sum{{{labels}}} {summary.total / _NS_PER_US:.9g}"
+        yield f"{name}_count{{{labels}}} {summary.count}"

@@ -1,0 +1,326 @@
+"""How a server runs, as frozen records with the defaults of `charonia serve`.
+
+The command line makes a `ServerOptions` and so may an embedding program. Rules between fields are checked here, all
+of them at once; the text forms of values (`<backend>,<key>=<value>`, boolean words) belong to the command line.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from charonia.core.errors import invalid
+from charonia.server.access.options import AccessOptions
+from charonia.server.lifecycle.repository.options import AutoOptions, StoreSettings
+from charonia.server.machine.cores import HostPolicy
+from charonia.server.rate_limiter.options import RateLimitOptions
+from charonia.server.response_cache.options import CacheOptions
+from charonia.server.tracing.options import TraceOptions
+from charonia.wire.log_settings import LogOptions
+
+PORT_MAX = 65535
+CPU_CORES_MAX = 4096
+GRPC_INPUT_BYTES_MAX = 2**31 - 1
+"""Protobuf's own limit of one message."""
+
+ALL_MODELS = "*"
+"""In `load_models`: everything in the repositories."""
+
+WILDCARD_ADDRESSES = frozenset({"", "0.0.0.0", "::"})
+"""Addresses that listen on every interface."""
+
+
+class ControlMode(Enum):
+    """Who decides which models are loaded."""
+
+    NONE = "none"
+    """All models at start, and no change after that."""
+
+    POLL = "poll"
+    """As NONE, then whatever changes in the repositories."""
+
+    EXPLICIT = "explicit"
+    """`load_models` at start, then the repository API."""
+
+    AUTO = "auto"
+    """Each model when the first request needs it, as long as there is memory; then in place of those least in use."""
+
+
+class CompressionLevel(Enum):
+    """How hard gRPC responses are compressed."""
+
+    NONE = "none"
+    LOW = "low"
+    MEDIUM = "medium"
+    HIGH = "high"
+
+
+@dataclass(frozen=True, slots=True)
+class TlsOptions:
+    """TLS of one endpoint.
+
+    Attributes:
+        enabled: Whether clients must use TLS.
+        mutual: Whether clients must show a certificate; implies `enabled`.
+        certificate: Path of the server's certificate chain, PEM.
+        key: Path of its private key, PEM.
+        root: Path of the certificates that client certificates are checked against, PEM.
+    """
+
+    enabled: bool = False
+    mutual: bool = False
+    certificate: str = ""
+    key: str = ""
+    root: str = ""
+
+    @property
+    def active(self) -> bool:
+        """Whether the endpoint speaks TLS."""
+        return self.enabled or self.mutual
+
+    def problems(self, prefix: str) -> Iterator[str]:
+        """Yield what is wrong; `prefix` is the endpoint's, "http" or "grpc"."""
+        if self.active:
+            for name, path in (("cert", self.certificate), ("key", self.key)):
+                if not path:
+                    yield f"--{prefix}-use-ssl needs --{prefix}-server-{name}"
+        if self.mutual and not self.root:
+            yield f"--{prefix}-use-ssl-mutual needs --{prefix}-root-cert, to check the certificates of clients"
+
+
+@dataclass(frozen=True, slots=True)
+class HttpOptions:
+    """The HTTP endpoint.
+
+    Attributes:
+        enabled: Whether it is there.
+        address: Address to listen on.
+        port: Port to listen on, 0 for any free one.
+        reuse_port: Whether several processes may listen on the port.
+        input_bytes_max: Largest request body, as received and after decompression, in bytes.
+        tls: TLS.
+        access: What is asked of callers.
+    """
+
+    enabled: bool = True
+    address: str = "0.0.0.0"
+    port: int = 8000
+    reuse_port: bool = False
+    input_bytes_max: int = 64 * 1024 * 1024
+    tls: TlsOptions = TlsOptions()
+    access: AccessOptions = field(default_factory=AccessOptions)
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcOptions:
+    """The gRPC endpoint. Times are in ms, as on the command line.
+
+    Attributes:
+        enabled: Whether it is there.
+        address: Address to listen on.
+        port: Port to listen on, 0 for any free one.
+        reuse_port: Whether several processes may listen on the port.
+        input_bytes_max: Largest request message, as received and after decompression, in bytes.
+        response_compression: Compression of inference responses for clients that accept one.
+        keepalive_time_ms: Silence on a connection after which the server sends a ping.
+        keepalive_timeout_ms: Time to wait for the answer to that ping before the connection is closed.
+        keepalive_permit_without_calls: Whether pings are sent and accepted while no call is open.
+        http2_max_pings_without_data: Pings sent while no data is sent; 0 for no limit.
+        http2_min_recv_ping_interval_without_data_ms: Pings of a client that come faster, without data, are strikes.
+        http2_max_ping_strikes: Strikes after which the connection is closed; 0 for no limit.
+        max_connection_age_ms: Age at which a connection is asked to close; 0 for none.
+        max_connection_age_grace_ms: Time that its calls then have; 0 for no limit.
+        tls: TLS.
+        access: What is asked of callers.
+    """
+
+    enabled: bool = True
+    address: str = "0.0.0.0"
+    port: int = 8001
+    reuse_port: bool = False
+    input_bytes_max: int = GRPC_INPUT_BYTES_MAX
+    response_compression: CompressionLevel = CompressionLevel.NONE
+    keepalive_time_ms: int = 7_200_000
+    keepalive_timeout_ms: int = 20_000
+    keepalive_permit_without_calls: bool = False
+    http2_max_pings_without_data: int = 2
+    http2_min_recv_ping_interval_without_data_ms: int = 300_000
+    http2_max_ping_strikes: int = 2
+    max_connection_age_ms: int = 0
+    max_connection_age_grace_ms: int = 0
+    tls: TlsOptions = TlsOptions()
+    access: AccessOptions = field(default_factory=AccessOptions)
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsOptions:
+    """The metrics endpoint.
+
+    Attributes:
+        enabled: Whether it is there.
+        address: Address to listen on, "" for the HTTP endpoint's.
+        port: Port to listen on, 0 for any free one.
+        interval_ms: Shortest time between two samples of CPU figures.
+        cpu: Whether CPU figures are among the metrics.
+        counter_latencies: Whether latencies are summed up in counters.
+        histogram_latencies: Whether there are histograms of latencies.
+        summary_latencies: Whether there are summaries of latencies.
+        summary_quantiles: What summaries show, from 0 to 1.
+        gpu: Whether figures of GPUs are, where there are GPUs.
+    """
+
+    enabled: bool = True
+    address: str = ""
+    port: int = 8002
+    interval_ms: int = 2000
+    cpu: bool = True
+    counter_latencies: bool = True
+    histogram_latencies: bool = True
+    summary_latencies: bool = False
+    summary_quantiles: tuple[float, ...] = (0.5, 0.9, 0.95, 0.99, 0.999)
+    gpu: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """Where models come from and when they are loaded.
+
+    Attributes:
+        repositories: Paths of model repositories, and URIs of those in object stores.
+        control_mode: Who decides what is loaded.
+        poll_secs: Seconds between two looks at the repositories in modes POLL and AUTO; read `poll_interval_secs`.
+        load: Models to load at start in modes EXPLICIT and AUTO; `ALL_MODELS` alone for every one.
+        config_name: `<model>/configs/<name>.pbtxt` is used where it exists; "" for config.pbtxt.
+        auto_complete: Whether missing configuration is filled in from the models themselves.
+        load_thread_count: Models that are loaded at the same time.
+        load_retry_count: Further attempts after a load has failed.
+        namespacing: Whether a model is told apart by its repository, too.
+        agents: Folder of repository agents, "" for the built-in ones only.
+        stores: How repositories in object stores are read.
+        auto: How models are loaded in mode AUTO.
+    """
+
+    repositories: tuple[str, ...] = ()
+    control_mode: ControlMode = ControlMode.NONE
+    poll_secs: int = 15
+    load: tuple[str, ...] = ()
+    config_name: str = ""
+    auto_complete: bool = True
+    load_thread_count: int = 4
+    load_retry_count: int = 0
+    namespacing: bool = False
+    agents: str = ""
+    stores: StoreSettings = field(default_factory=StoreSettings)
+    auto: AutoOptions = field(default_factory=AutoOptions)
+
+    @property
+    def poll_interval_secs(self) -> int:
+        """Seconds between two looks at the repositories, 0 unless the mode is POLL or AUTO."""
+        return self.poll_secs if self.control_mode in (ControlMode.POLL, ControlMode.AUTO) else 0
+
+    def problems(self) -> Iterator[str]:
+        """Yield what is wrong."""
+        if self.load and self.control_mode not in (ControlMode.EXPLICIT, ControlMode.AUTO):
+            yield "Use of '--load-model' requires setting '--model-control-mode=explicit' as well."
+        if ALL_MODELS in self.load and len(set(self.load)) > 1:
+            yield f"Wildcard model name '{ALL_MODELS}' must be the ONLY startup model if specified at all."
+        if "/" in self.config_name or self.config_name in (".", ".."):
+            yield f"--model-config-name: expected a name without '/', got '{self.config_name}'"
+        if self.control_mode is ControlMode.POLL and self.poll_secs < 1:
+            yield f"--repository-poll-secs: expected at least 1 with --model-control-mode=poll, got {self.poll_secs}"
+        yield from self.auto.problems(is_auto=self.control_mode is ControlMode.AUTO)
+
+
+BUSY_POLL_US = 1000
+"""Default of `ServerOptions.busy_poll_us`: well above a slow small request, so that slowness cannot keep itself up."""
+
+BUSY_POLL_US_MAX = 10_000
+
+CLIENT_SHM_BYTES = 16 * 2**30
+"""Default of `ServerOptions.client_shm_bytes_max`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """Everything that `charonia serve` can be told.
+
+    Attributes:
+        id: Server name in the server metadata.
+        exit_timeout_secs: Seconds that requests in flight have at shutdown.
+        exit_on_error: Whether a model that fails to load at start ends the server.
+        strict_readiness: Whether the server is ready only when all its models are.
+        models: Repositories and loading.
+        http: HTTP endpoint.
+        grpc: gRPC endpoint.
+        metrics: Metrics endpoint.
+        log: Logs.
+        trace: Tracing of requests.
+        cache: Response cache.
+        rate_limit: Rate limiter.
+        backends: Settings by backend name and key; the backend name "" holds those of every backend.
+        backend_directory: Folder of backends that are written in Python, "" for none.
+        cpu_cores: Cores that models may use, 0 for those that this process may use.
+        pinned_memory_bytes: Most memory that is pinned for copies to and from GPUs, in bytes.
+        host_policies: Cores that instances run on, by policy.
+        busy_poll_us: Longest time in us between two requests of a lone caller for which the server stays awake, 0 for
+            never.
+        api_keys: Path of the file of API keys, "" where none is needed.
+        client_shm: Whether clients may register shared memory.
+        client_shm_bytes_max: Most bytes that all their regions have together.
+
+    Raises:
+        ServingError: INVALID_ARG with every rule that the values break.
+    """
+
+    id: str = "triton"
+    exit_timeout_secs: int = 30
+    exit_on_error: bool = True
+    strict_readiness: bool = True
+    models: ModelOptions = ModelOptions()
+    http: HttpOptions = HttpOptions()
+    grpc: GrpcOptions = GrpcOptions()
+    metrics: MetricsOptions = MetricsOptions()
+    log: LogOptions = field(default_factory=LogOptions)
+    trace: TraceOptions = field(default_factory=TraceOptions)
+    cache: CacheOptions = field(default_factory=CacheOptions)
+    rate_limit: RateLimitOptions = field(default_factory=RateLimitOptions)
+    backends: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    backend_directory: str = ""
+    cpu_cores: int = 0
+    pinned_memory_bytes: int = 256 * 1024 * 1024
+    host_policies: Mapping[str, HostPolicy] = field(default_factory=dict)
+    busy_poll_us: int = BUSY_POLL_US
+    api_keys: str = ""
+    client_shm: bool = False
+    client_shm_bytes_max: int = CLIENT_SHM_BYTES
+
+    def __post_init__(self) -> None:
+        found = [*self.models.problems(), *self.http.tls.problems("http"), *self.grpc.tls.problems("grpc")]
+        found += [*self.trace.problems(), *self.cache.problems(), *self.rate_limit.problems(), *self._port_collisions()]
+        found += self.http.access.problems("--http-restricted-api", "--http-header-forward-pattern")
+        found += self.grpc.access.problems("--grpc-restricted-protocol", "--grpc-header-forward-pattern")
+        if found:
+            raise invalid("\n".join(found))
+
+    @property
+    def metrics_address(self) -> str:
+        """Address that the metrics endpoint listens on."""
+        return self.metrics.address or self.http.address
+
+    def _port_collisions(self) -> Iterator[str]:
+        endpoints = [
+            (name, address, port)
+            for name, enabled, address, port in (
+                ("http", self.http.enabled, self.http.address, self.http.port),
+                ("grpc", self.grpc.enabled, self.grpc.address, self.grpc.port),
+                ("metrics", self.metrics.enabled, self.metrics_address, self.metrics.port),
+            )
+            if enabled and port
+        ]
+        for index, (name, address, port) in enumerate(endpoints):
+            for other, other_address, other_port in endpoints[:index]:
+                if port == other_port and _overlap(address, other_address):
+                    yield f"--{name}-port: port {port} is already that of --{other}-port"
+
+
+def _overlap(one: str, other: str) -> bool:
+    return one == other or one in WILDCARD_ADDRESSES or other in WILDCARD_ADDRESSES

@@ -1,0 +1,1 @@
+"""Requests of different shapes in one batch: ragged batches and padding."""

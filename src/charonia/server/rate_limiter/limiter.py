@@ -1,0 +1,135 @@
+"""The rate limiter's shell: which instances take part, and how they learn that they may run."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+
+from charonia.config.model import InstanceGroup, ModelConfig
+from charonia.server.backends.api import Placement
+from charonia.server.explain.activity import Shortage
+from charonia.server.rate_limiter.options import ResourceLimit
+from charonia.server.rate_limiter.overview import InstanceState, PoolState, RateLimitView
+from charonia.server.rate_limiter.resources import SERVER_WIDE, Arbiter, Limit, Member, Need, Pool
+from charonia.server.rate_limiter.scheduler import LimitedScheduler
+from charonia.server.scheduling.api import Scheduler
+
+
+class Claim:
+    """The part that the instances of one model version take.
+
+    Args:
+        arbiter: What distributes.
+        members: The instances, in the order of their lanes.
+    """
+
+    def __init__(self, arbiter: Arbiter, members: Sequence[Member]) -> None:
+        self._arbiter = arbiter
+        self._members = members
+        self._scheduler: LimitedScheduler | None = None
+
+    def scheduler(self, inner: Scheduler, *, wants: Callable[[int], bool] | None = None) -> Scheduler:
+        """Return a scheduler that uses an instance only when it has its resources.
+
+        Args:
+            inner: What decides about requests.
+            wants: Whether it has something to run on an instance, where requests are bound to instances.
+        """
+        self._scheduler = LimitedScheduler(inner, dict(enumerate(self._members)), self._arbiter, wants=wants)
+        return self._scheduler
+
+    def is_out_of_reach(self, lane: int, holders: "Iterable[tuple[Claim, int]]") -> bool:
+        """Whether an instance could never run while these instances, of any model, keep what they hold."""
+        return self._arbiter.is_out_of_reach(
+            self._members[lane], [holder._members[number] for holder, number in holders]
+        )
+
+    def shortage(self, now_ns: int) -> Shortage:
+        """Return how long instances have waited so far, and what for now."""
+        found = self._arbiter.waited_for(self._members)
+        pools = {pool for member in self._members for pool in member.pools}
+        holders = {member.model for members in found.values() for member in members}
+        return Shortage(
+            self._scheduler.short_ns(now_ns) if self._scheduler is not None else 0,
+            tuple(sorted(map(_title, pools))),
+            tuple(sorted(map(_title, found))),
+            tuple(sorted(holders)),
+        )
+
+    def wake(self, loop: asyncio.AbstractEventLoop, nudge: Callable[[], None]) -> None:
+        """From now on call when an instance may run."""
+
+        def granted() -> None:
+            loop.call_soon(nudge)
+
+        for member in self._members:
+            member.granted = granted
+
+    def release(self) -> None:
+        """Give up everything: the version is gone."""
+        self._arbiter.leave(self._members)
+
+
+class RateLimits:
+    """The resources of one server.
+
+    Args:
+        limits: Capacities given; others are the most that one instance needs.
+    """
+
+    def __init__(self, limits: Iterable[ResourceLimit] = ()) -> None:
+        self._arbiter = Arbiter(Limit(limit.name, limit.count, limit.device) for limit in limits)
+
+    def claim(self, config: ModelConfig, version: str, placed: Sequence[Placement]) -> Claim | None:
+        """Let the instances of a version take part, where its configuration has anything to say about that.
+
+        Raises:
+            ServingError: INVALID_ARG, beginning with the path, when one of them could never run.
+        """
+        if not any(group.rate_limiter is not None for group in config.instance_group):
+            return None
+        groups = {group.name: (index, group) for index, group in enumerate(config.instance_group)}
+        members = []
+        for placement in placed:
+            index, group = groups[placement.name.rpartition("_")[0]]
+            priority = group.rate_limiter.priority if group.rate_limiter is not None else 0
+            needs = _needs(group, f"instance_group[{index}]", placement.device_id)
+            members.append(Member(config.name, version, placement.name, needs, max(1, priority)))
+        self._arbiter.join(members)
+        return Claim(self._arbiter, members)
+
+    def view(self) -> RateLimitView:
+        """Return who holds what and who waits."""
+        arbiter = self._arbiter
+        held = arbiter.held
+        return RateLimitView(
+            [
+                PoolState(pool.name, _device(pool), capacity, held[pool], arbiter.is_explicit(pool))
+                for pool, capacity in sorted(arbiter.capacity.items())
+            ],
+            [
+                InstanceState(
+                    *(member.model, member.version, member.instance, member.standing.value),
+                    *(member.priority, member.executions),
+                    tuple((need.pool.name, _device(need.pool), need.units) for need in member.needs),
+                )
+                for member in arbiter.members
+            ],
+        )
+
+
+def _needs(group: InstanceGroup, path: str, device: int) -> tuple[Need, ...]:
+    needs: dict[Pool, Need] = {}
+    for index, resource in enumerate(group.rate_limiter.resources if group.rate_limiter is not None else ()):
+        pool = Pool(resource.name, SERVER_WIDE if resource.global_ else device)
+        before = needs[pool].units if pool in needs else 0
+        if resource.count:
+            where = f"{path}.rate_limiter.resources[{index}].count"
+            needs[pool] = Need(pool, before + resource.count, where)
+    return tuple(needs.values())
+
+
+def _title(pool: Pool) -> str:
+    return f"{pool.name} of device {pool.device}" if pool.device > 0 else pool.name
+
+
+def _device(pool: Pool) -> int | None:
+    return None if pool.device == SERVER_WIDE else pool.device

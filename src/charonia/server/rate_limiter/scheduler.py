@@ -1,0 +1,147 @@
+"""A scheduler whose slots need resources: another scheduler decides, and gets only slots that may run. Pure.
+
+A slot asks for its resources when requests wait, and is offered once it has them; so everything that waits does so in
+the inner scheduler, with its batches, priorities, timeouts and limits. A slot that was let run and finds nothing to run
+gives everything back. One slot that is offered and not taken is enough: the inner scheduler is waiting for more
+requests, not for slots; unless requests are bound to slots, as those of sequences are.
+"""
+
+from collections.abc import Callable, Mapping
+
+from charonia.server.rate_limiter.resources import Arbiter, Member, Standing
+from charonia.server.scheduling.api import Command, Event, Run, Scheduler, SlotGone, SlotIdle
+
+
+class LimitedScheduler:
+    """Any scheduler, with slots that hold resources while they run.
+
+    Args:
+        inner: What decides about requests.
+        members: What takes part in the distribution, by slot.
+        arbiter: What distributes. When it lets a member run later, send a `Tick`.
+        wants: Whether the inner scheduler has something to run on a slot, where requests are bound to slots; None where
+            any slot is as good.
+    """
+
+    __slots__ = ("_arbiter", "_idle", "_inner", "_members", "_offered", "_short_ns", "_short_since_ns", "_wants")
+
+    def __init__(
+        self,
+        inner: Scheduler,
+        members: Mapping[int, Member],
+        arbiter: Arbiter,
+        *,
+        wants: Callable[[int], bool] | None = None,
+    ) -> None:
+        self._inner = inner
+        self._members = members
+        self._arbiter = arbiter
+        self._wants = wants
+        self._idle: dict[int, None] = {}  # slots that the inner scheduler does not know to be idle
+        self._offered: dict[int, None] = {}
+        self._short_ns = 0
+        self._short_since_ns: int | None = None
+
+    @property
+    def queued(self) -> int:
+        """Number of requests that wait."""
+        return self._inner.queued
+
+    def wake_at(self) -> int | None:
+        """Return when the inner scheduler wants to be woken."""
+        return self._inner.wake_at()
+
+    def short_ns(self, now_ns: int) -> int:
+        """Return how long requests waited so far while a slot for them waited for its resources."""
+        return self._short_ns + (now_ns - self._short_since_ns if self._short_since_ns is not None else 0)
+
+    def handle(self, event: Event, now_ns: int) -> list[Command]:
+        """Take in one event at this monotonic time and return what follows from it, in order."""
+        commands: list[Command] = []
+        if isinstance(event, SlotIdle):
+            self._note(self._inner.handle(SlotGone(event.slot), now_ns), commands)  # what it ran is over
+            self._idle[event.slot] = None
+            self._finish(event.slot)
+        elif isinstance(event, SlotGone):
+            self._take_back(event.slot, now_ns, commands)
+            self._arbiter.stop(self._members[event.slot])
+            self._idle.pop(event.slot, None)
+        else:
+            self._note(self._inner.handle(event, now_ns), commands)
+        self._settle(now_ns, commands)
+        self._short_ns = self.short_ns(now_ns)
+        is_short = any(self._members[slot].standing is Standing.WAITING for slot in self._idle)
+        self._short_since_ns = now_ns if is_short else None
+        return commands
+
+    def _settle(self, now_ns: int, commands: list[Command]) -> None:
+        """Offer what has its resources, ask for as many slots as requests wait, and give back what nobody needs."""
+        if self._wants is not None:
+            self._settle_each(self._wants, now_ns, commands)
+            return
+        for slot in [slot for slot in self._idle if self._members[slot].standing is Standing.RUNNING]:
+            self._offer(slot, now_ns, commands)
+        waiting = [slot for slot in self._idle if self._members[slot].standing is Standing.WAITING]
+        while len(waiting) > self._wanted():
+            self._arbiter.stop(self._members[waiting.pop()])
+        if not self._inner.queued:
+            for slot in tuple(self._offered):
+                self._take_back(slot, now_ns, commands)
+        resting = sorted((s for s in self._idle if s not in waiting), key=lambda slot: self._members[slot].turn)
+        for slot in resting:
+            if len(waiting) >= self._wanted():
+                break
+            if self._arbiter.request(self._members[slot]):
+                self._offer(slot, now_ns, commands)
+            else:
+                waiting.append(slot)
+
+    def _settle_each(self, wants: Callable[[int], bool], now_ns: int, commands: list[Command]) -> None:
+        """Do the same where each slot has its own requests: one that is not taken says nothing of the others."""
+        for slot in tuple(self._offered):
+            if not wants(slot):
+                self._take_back(slot, now_ns, commands)
+        for slot in tuple(self._idle):
+            member = self._members[slot]
+            if not wants(slot):
+                self._arbiter.stop(member, unused=True)
+            elif member.standing is Standing.RUNNING or (
+                member.standing is Standing.IDLE and self._arbiter.request(member)
+            ):
+                self._offer(slot, now_ns, commands)
+
+    def _finish(self, slot: int) -> None:
+        """Give back what a slot holds; where more wait, it competes for it at once, not only after all others."""
+        member = self._members[slot]
+        if self._wants is not None:
+            is_needed = self._wants(slot)
+        else:
+            waiting = sum(self._members[other].standing is Standing.WAITING for other in self._idle)
+            is_needed = waiting < self._wanted()
+        if is_needed:
+            self._arbiter.request(member)
+        else:
+            self._arbiter.stop(member)
+
+    def _wanted(self) -> int:
+        """Return how many slots should wait for their resources."""
+        return 0 if self._offered else self._inner.queued
+
+    def _offer(self, slot: int, now_ns: int, commands: list[Command]) -> None:
+        del self._idle[slot]
+        self._offered[slot] = None
+        self._note(self._inner.handle(SlotIdle(slot), now_ns), commands)
+
+    def _take_back(self, slot: int, now_ns: int, commands: list[Command]) -> None:
+        """Have a slot that was offered idle again, without resources."""
+        if slot in self._offered:
+            del self._offered[slot]
+            self._note(self._inner.handle(SlotGone(slot), now_ns), commands)
+            self._arbiter.stop(self._members[slot], unused=True)
+            self._idle[slot] = None
+
+    def _note(self, found: list[Command], commands: list[Command]) -> None:
+        for command in found:
+            if isinstance(command, Run):
+                self._offered.pop(command.slot, None)
+        commands.extend(found)

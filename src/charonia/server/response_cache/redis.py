@@ -1,0 +1,396 @@
+"""A response cache in a Redis server, which several servers may share.
+
+Requests do not wait for a Redis that does not answer: after `FAILURES_MAX` failures in a row nobody asks it any more,
+and a task tries to reach it again from time to time. Until then requests run as if nothing had been found.
+
+Key spaces: the first load of a model's content in any server notes a random epoch in Redis, which later loads and
+other servers use, too. A reload notes a new one, so nothing that was kept before is found again by whoever loads from
+then on.
+
+Whether to ask a server that may be down.
+
+A kept response as bytes and back.
+
+Four bytes of a name, four of the length of a JSON head, the head, then the tensors: elements in row-major order,
+little-endian; strings as their lengths, eight bytes each, followed by their bytes.
+"""
+
+import asyncio
+import logging
+import math
+import secrets
+import struct
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from hashlib import sha256
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import orjson
+
+from charonia.core.dtypes import BY_WIRE, DataType
+from charonia.core.errors import unsupported
+from charonia.core.tensor import Array, Tensor
+from charonia.server.metrics.metric_families import Family
+from charonia.server.response_cache.api import KeptResponse, Key
+from charonia.server.response_cache.metrics import CacheCounters, cache_families, remote_families
+from charonia.server.response_cache.options import RedisOptions
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+
+MAGIC = b"CRC1"
+
+_START = struct.Struct("<4sI")
+
+
+def encode(response: KeptResponse) -> bytes | None:
+    """Return the bytes of a response, None where it has a parameter that does not come back as it is."""
+    if any(isinstance(value, float) and not math.isfinite(value) for value in response.parameters.values()):
+        return None
+    bodies = [_body(tensor) for tensor in response.outputs]
+    head = {
+        "model": response.model_name,
+        "version": response.model_version,
+        "parameters": response.parameters,
+        "outputs": [
+            [tensor.name, tensor.datatype.wire, list(tensor.array.shape), len(body)]
+            for tensor, body in zip(response.outputs, bodies, strict=True)
+        ],
+    }
+    try:
+        text = orjson.dumps(head)
+    except TypeError:  # an integer beyond 64 bits
+        return None
+    return b"".join([_START.pack(MAGIC, len(text)), text, *bodies])
+
+
+def decode(data: bytes) -> KeptResponse:
+    """Return the response.
+
+    Raises:
+        ValueError: These are not the bytes of one.
+    """
+    try:
+        magic, size = _START.unpack_from(data)
+        if magic != MAGIC:
+            raise ValueError("it does not begin as a kept response does")
+        position = _START.size + size
+        head: dict[str, Any] = orjson.loads(data[_START.size : position])
+        outputs = []
+        for name, wire, shape, length in head["outputs"]:
+            body = memoryview(data)[position : position + length]
+            outputs.append(Tensor(str(name), BY_WIRE[wire], _array(BY_WIRE[wire], tuple(shape), body, length)))
+            position += length
+        if position != len(data):
+            raise ValueError(f"expected {position} bytes, got {len(data)}")
+        return KeptResponse(str(head["model"]), str(head["version"]), tuple(outputs), dict(head["parameters"]))
+    except (struct.error, KeyError, TypeError, OverflowError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+
+
+def _body(tensor: Tensor) -> bytes:
+    if tensor.datatype is not DataType.BYTES:
+        return tensor.array.tobytes()
+    strings = tensor.array.reshape(-1).tolist()
+    return np.fromiter(map(len, strings), "<u8", len(strings)).tobytes() + b"".join(strings)
+
+
+def _array(datatype: DataType, shape: tuple[int, ...], body: memoryview, length: int) -> Array:
+    if len(body) != length or any(dim < 0 for dim in shape):
+        raise ValueError(f"expected {length} bytes for shape {list(shape)}, got {len(body)}")
+    count = prod(shape)
+    if datatype is not DataType.BYTES:
+        if count * datatype.byte_size != length:
+            raise ValueError(f"expected {count * datatype.byte_size} bytes for shape {list(shape)}, got {length}")
+        return np.ndarray(shape, datatype.numpy, body)
+    lengths = np.frombuffer(body, "<u8", count).tolist()
+    strings = np.empty(count, np.object_)
+    position = 8 * count
+    for index, size in enumerate(lengths):
+        strings[index] = bytes(body[position : position + size])
+        position += size
+    if position != length:
+        raise ValueError(f"expected {position} bytes of strings, got {length}")
+    strings.flags.writeable = False
+    return strings.reshape(shape)
+
+
+FAILURES_MAX = 3
+"""Failures in a row after which it counts as down."""
+
+PAUSE_S = 1.0
+"""Pause before it is tried again; it doubles with every try that fails."""
+
+PAUSE_S_MAX = 30.0
+
+
+class Circuit:
+    """Counts failures in a row.
+
+    Attributes:
+        is_up: Whether it is asked.
+    """
+
+    __slots__ = ("_failures", "_pause_s", "is_up")
+
+    def __init__(self) -> None:
+        self.is_up = False
+        self._failures = 0
+        self._pause_s = PAUSE_S
+
+    def succeeded(self) -> None:
+        """It answered."""
+        self._failures = 0
+
+    def failed(self) -> bool:
+        """It did not; return whether it counts as down from now on."""
+        self._failures += 1
+        if self.is_up and self._failures >= FAILURES_MAX:
+            self.is_up = False
+            return True
+        return False
+
+    def connected(self) -> None:
+        """A try to reach it has succeeded."""
+        self.is_up = True
+        self._failures = 0
+        self._pause_s = PAUSE_S
+
+    def pause_s(self) -> float:
+        """A try to reach it has failed; return the time to wait before the next one."""
+        pause, self._pause_s = self._pause_s, min(2 * self._pause_s, PAUSE_S_MAX)
+        return pause
+
+
+_log = logging.getLogger(__name__)
+
+PREFIX = b"charonia:"
+
+VALUE_BYTES_MAX = 64 * 2**20
+"""Largest response that is kept."""
+
+LOOKUPS_MAX = 1024
+"""Look-ups and insertions under way at once; what comes beyond that is not tried."""
+
+EPOCH_BYTES = 16
+EPOCH_SECS = 30 * 86_400
+"""How long an epoch is remembered after the last load that used it; then the next load begins anew."""
+
+_MS_PER_S = 1000
+
+
+class RedisCache:
+    """Responses in Redis. See `ResponseCache`.
+
+    Args:
+        options: Where it is, and its limits.
+
+    Raises:
+        ServingError: UNSUPPORTED where the client library is not installed.
+    """
+
+    is_shared = True
+
+    def __init__(self, options: RedisOptions) -> None:
+        self._options = options
+        self._client = _client(options)
+        self._circuit = Circuit()
+        self._counters = CacheCounters()
+        self._errors = 0
+        self._skipped = 0
+        self._free = asyncio.Semaphore(options.pool_size)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loaded: set[tuple[str, str]] = set()
+        self._is_closed = False
+        self._connecting: asyncio.Task[None] | None = None
+
+    async def connect(self) -> None:
+        """Try to reach Redis once; where that fails, go on trying beside everything else."""
+        if not await self._try_to_connect(logging.WARNING):
+            self._reconnect_later()
+
+    def get(self, key: Key, found: Callable[[KeptResponse | None], None]) -> None:
+        """Look a response up; `found` is called when Redis has answered, or the time is up."""
+        if not self._is_possible():
+            found(None)
+        else:
+            self._begin(self._look_up(key, found))
+
+    def put(self, key: Key, response: KeptResponse, done: Callable[[], None]) -> None:
+        """Keep a response; `done` is called when Redis has it, or the time is up."""
+        value = encode(response) if response.byte_size <= VALUE_BYTES_MAX and self._is_possible() else None
+        if value is None:
+            done()
+        else:
+            self._begin(self._insert(key, value, done))
+
+    def forget(self, space: bytes) -> None:
+        """Do nothing: nobody asks for that space again unless it loads the same content, and entries expire."""
+
+    async def space(self, model: str, version: str, content: bytes) -> bytes:
+        """Return the space of a content; a new one where this server loads it again."""
+        is_again = (model, version) in self._loaded
+        self._loaded.add((model, version))
+        name = PREFIX + b"epoch:" + sha256(f"{model}\0{version}\0".encode() + content).hexdigest().encode()
+        fresh = secrets.token_bytes(EPOCH_BYTES)
+        epoch = fresh
+        if self._circuit.is_up:
+            try:
+                async with asyncio.timeout(self._limit_s):
+                    await self._client.set(name, fresh, ex=EPOCH_SECS, nx=not is_again)
+                    noted = await self._client.getex(name, ex=EPOCH_SECS)
+                    epoch = noted if isinstance(noted, bytes) else fresh
+            except Exception as error:  # whatever a client library raises must not fail a load
+                self._failed(error)
+        return sha256(name + epoch).digest()[:EPOCH_BYTES]
+
+    def families(self) -> list[Family]:
+        """Return its metrics."""
+        return [
+            *cache_families(self._counters),
+            *remote_families(self._circuit.is_up, self._errors, self._skipped),
+        ]
+
+    async def aclose(self) -> None:
+        """Finish what is under way, within its limits, and close the connections."""
+        self._is_closed = True
+        if self._connecting is not None:
+            self._connecting.cancel()
+        if self._tasks:
+            await asyncio.wait(set(self._tasks))
+        await self._client.aclose()
+
+    @property
+    def _limit_s(self) -> float:
+        return self._options.socket_timeout / _MS_PER_S
+
+    def _is_possible(self) -> bool:
+        is_possible = self._circuit.is_up and len(self._tasks) < LOOKUPS_MAX and not self._is_closed
+        self._skipped += not is_possible
+        return is_possible
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _look_up(self, key: Key, found: Callable[[KeptResponse | None], None]) -> None:
+        start = time.monotonic_ns()
+        value = await self._ask(lambda: self._client.get(_name(key)))
+        response = None
+        if value is not None:
+            try:
+                response = decode(value)
+            except ValueError as error:
+                self._errors += 1
+                _log.warning("response cache: what Redis has for a key is no response: %s", error)
+        self._counters.looked_up(response is not None, time.monotonic_ns() - start)
+        found(response)
+
+    async def _insert(self, key: Key, value: bytes, done: Callable[[], None]) -> None:
+        start = time.monotonic_ns()
+        await self._ask(lambda: self._client.set(_name(key), value, ex=self._options.ttl or None))
+        self._counters.inserted(time.monotonic_ns() - start)
+        done()
+
+    async def _ask(self, call: Callable[[], Any]) -> Any:
+        """Return Redis' answer, None where there is none in time."""
+        try:
+            async with asyncio.timeout(self._options.wait_timeout / _MS_PER_S):
+                await self._free.acquire()
+        except TimeoutError:  # too many at once says nothing about Redis
+            self._skipped += 1
+            return None
+        try:
+            async with asyncio.timeout(self._limit_s):
+                answer = await call()
+        except Exception as error:  # whatever a client library raises must not fail a request
+            self._failed(error)
+            return None
+        finally:
+            self._free.release()
+        self._circuit.succeeded()
+        return answer
+
+    def _failed(self, error: Exception) -> None:
+        self._errors += 1
+        if self._circuit.failed():
+            _log.warning(
+                "response cache: Redis at %s:%d does not answer (%s: %s), requests run without it",
+                *(self._options.host, self._options.port, type(error).__name__, error),
+            )
+            self._reconnect_later()
+
+    def _reconnect_later(self) -> None:
+        if not self._is_closed:
+            self._connecting = asyncio.get_running_loop().create_task(self._reconnect())
+
+    async def _reconnect(self) -> None:
+        while True:
+            await asyncio.sleep(self._circuit.pause_s())
+            if await self._try_to_connect(logging.DEBUG):
+                _log.info("response cache: Redis at %s:%d answers", self._options.host, self._options.port)
+                return
+
+    async def _try_to_connect(self, level: int) -> bool:
+        """Open every connection, so that no request waits for one; a failure is logged at this level."""
+        try:
+            async with asyncio.timeout((self._options.connect_timeout + self._options.socket_timeout) / _MS_PER_S):
+                await asyncio.gather(*(self._client.ping() for _ in range(self._options.pool_size)))
+        except Exception as error:  # whatever a client library raises: it is tried again
+            self._errors += 1
+            _log.log(
+                level,
+                "response cache: Redis at %s:%d cannot be reached, requests run without it: %s: %s",
+                *(self._options.host, self._options.port, type(error).__name__, error),
+            )
+            return False
+        self._circuit.connected()
+        return True
+
+
+def _name(key: Key) -> bytes:
+    return PREFIX + key.space.hex().encode() + b":" + key.digest.hex().encode()
+
+
+def _client(options: RedisOptions) -> "Redis":
+    try:
+        from redis.asyncio import BlockingConnectionPool, Connection, Redis, SSLConnection  # an extra
+    except ImportError as error:
+        raise unsupported(
+            "--cache-config=redis needs the Python package redis", hint="pip install 'charonia[redis]'"
+        ) from error
+
+    class NamedSslConnection(SSLConnection):
+        """A TLS connection that asks for, and expects, a name other than the host's."""
+
+        def _connection_arguments(self) -> Mapping[str, Any]:
+            return {**super()._connection_arguments(), "server_hostname": options.sni or options.host}
+
+    tls: dict[str, Any] = {}
+    if options.tls_enabled:
+        tls = {
+            "ssl_certfile": options.cert or None,
+            "ssl_keyfile": options.key or None,
+            "ssl_ca_certs": options.cacert or None,
+            "ssl_ca_path": options.cacert_dir or None,
+            "ssl_check_hostname": True,
+        }
+    pool = BlockingConnectionPool(
+        max_connections=options.pool_size + 1,  # one to note epochs
+        timeout=options.wait_timeout / _MS_PER_S,
+        connection_class=NamedSslConnection if options.tls_enabled else Connection,
+        host=options.host,
+        port=options.port,
+        username=options.user or None,
+        password=options.password or None,
+        db=options.db,
+        socket_connect_timeout=options.connect_timeout / _MS_PER_S,
+        socket_timeout=options.socket_timeout / _MS_PER_S,
+        retry=None,
+        **tls,
+    )
+    return Redis.from_pool(pool)

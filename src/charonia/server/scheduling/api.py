@@ -1,0 +1,171 @@
+"""What a scheduler of one model is told, what it answers, and the interface they share. Pure.
+
+Rules of every scheduler:
+
+1. `handle` is the only method that changes state; the caller passes the time.
+2. Every id that was submitted leaves exactly once: in a `Run`, in a `Drop`, or by its own `Cancel`.
+3. A slot is handed work only after `SlotIdle`, and then at most one `Run` until its next `SlotIdle`.
+4. `wake_at` is the time at which something happens without another event; the caller then sends `Tick`. A `Tick` that
+   comes early changes nothing.
+"""
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple, Protocol
+
+
+class Submit(NamedTuple):
+    """A request arrives.
+
+    Attributes:
+        id: Never used before in this scheduler.
+        batch_size: Batch elements that the request brings, at least 1.
+        shape_key: Requests share a batch only if their keys are equal.
+        priority: 0 for the default level, else the level asked for.
+        timeout_us: Queue timeout asked for in microseconds, 0 for none.
+    """
+
+    id: int
+    batch_size: int = 1
+    shape_key: Hashable = None
+    priority: int = 0
+    timeout_us: int = 0
+
+
+class Cancel(NamedTuple):
+    """The caller of a request has gone. Ignored for ids that are not queued (already running, dropped or unknown)."""
+
+    id: int
+
+
+class SlotIdle(NamedTuple):
+    """An instance can take a batch.
+
+    Attributes:
+        slot: Where.
+        lane: The instance, where it has several slots: for batches that it is given ahead of time.
+    """
+
+    slot: int
+    lane: int = 0
+
+
+class SlotGone(NamedTuple):
+    """An instance cannot take batches any more (its process died, the model is going).
+
+    What it ran at that moment, if anything, has already left the scheduler and is the caller's to answer.
+    """
+
+    slot: int
+
+
+class Tick(NamedTuple):
+    """Time passed."""
+
+
+class Stop(NamedTuple):
+    """No new requests: every later `Submit` is dropped with `STOPPING`; those queued still run, without delay."""
+
+
+Event = Submit | Cancel | SlotIdle | SlotGone | Tick | Stop
+
+
+class CloseReason(Enum):
+    """Why a batch was sent."""
+
+    FULL = "full"
+    PREFERRED = "preferred"
+    DELAY = "delay"
+    QUEUE_EMPTY = "queue_empty"
+    SHAPE = "shape"
+    STRATEGY = "strategy"
+
+
+class DropReason(Enum):
+    """Why a request was refused."""
+
+    QUEUE_FULL = "queue_full"
+    TIMEOUT = "timeout"
+    STOPPING = "stopping"
+    STRATEGY_FAILED = "strategy_failed"
+    NO_SEQUENCE = "no_sequence"
+    SEQUENCE_TIMEOUT = "sequence_timeout"
+    CANCELLED = "cancelled"
+
+
+class Run(NamedTuple):
+    """Run these requests, in this order, on this slot."""
+
+    slot: int
+    ids: tuple[int, ...]
+    reason: CloseReason
+
+
+class Drop(NamedTuple):
+    """Refuse this request."""
+
+    id: int
+    reason: DropReason
+
+
+Command = Run | Drop
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLimits:
+    """Policy of one priority level's queue.
+
+    Attributes:
+        size_max: Most requests that wait at once; a request that starts at once never counts. 0 for no limit.
+        timeout_ns: Default queue timeout in ns, 0 for none.
+        timeout_override: Whether a request may ask for a shorter timeout (or for one, where there is no default).
+        delay_expired: Move an expired request behind all others instead of dropping it.
+    """
+
+    size_max: int = 0
+    timeout_ns: int = 0
+    timeout_override: bool = False
+    delay_expired: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPolicy:
+    """Policy of the dynamic batcher.
+
+    Attributes:
+        size_max: Most batch elements in a batch, at least 1.
+        preferred_sizes: Sizes that are sent without waiting for the delay.
+        delay_ns: Longest time that a request waits for others to join, in ns.
+        priority_levels: Number of levels, 0 for one queue without levels. Level 1 is the most urgent.
+        default_level: Level of requests without, or with an unknown, priority.
+        limits: Queue policy of levels that have none in `level_limits`.
+        level_limits: Queue policy by level.
+        adapt_delay: Skip the delay when the recent past shows that nobody else is coming (see `dynamic`).
+    """
+
+    size_max: int = 1
+    preferred_sizes: tuple[int, ...] = ()
+    delay_ns: int = 0
+    priority_levels: int = 0
+    default_level: int = 0
+    limits: QueueLimits = QueueLimits()
+    level_limits: tuple[tuple[int, QueueLimits], ...] = ()
+    adapt_delay: bool = True
+
+
+class Scheduler(Protocol):
+    """Decides which requests run together, where and when."""
+
+    def handle(self, event: Event, now_ns: int) -> list[Command]:
+        """Take in one event at this monotonic time and return what follows from it, in order."""
+        ...
+
+    def wake_at(self) -> int | None:
+        """Return the monotonic time in ns at which to send a `Tick`, or None."""
+        ...
+
+    @property
+    def queued(self) -> int:
+        """Number of requests that wait."""
+        ...

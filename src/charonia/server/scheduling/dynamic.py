@@ -1,0 +1,259 @@
+"""The dynamic batcher: requests that arrive close together run together. Pure.
+
+How a batch comes about, whenever a slot is idle and requests wait:
+
+1. Requests are taken in order of service (see `queue`) as long as the next one has the shape key of the first and
+   fits into `size_max`. A request is never split, and none is skipped: nobody is overtaken by a later request of the
+   same level, and no shape can starve another. The price is that alternating shapes make small batches.
+2. If a preferred size was reached exactly on the way, the largest such is sent: `PREFERRED`.
+3. Otherwise a batch that cannot grow is sent: `FULL` if it has `size_max` elements or the next request does not fit,
+   `SHAPE` if the next request has another shape key. Waiting would only hold up those behind it.
+4. Otherwise the batch holds all that wait. Without a delay, or while stopping, it is sent: `QUEUE_EMPTY`. With one, it
+   is sent when its oldest request has waited `delay_ns`, to the nanosecond: `DELAY`.
+5. With `adapt_delay` it is also sent when nobody else can be expected (see `presence`): `QUEUE_EMPTY`. This can
+   shorten the delay, never extend it.
+
+A request of more than `size_max` elements is the caller's to refuse; one that comes all the same runs alone. While all
+slots are busy nothing is gathered, so a batch is as large as what came in meanwhile allows. Of several idle slots, the
+one that became idle last is taken (see `default`). A request whose queue timeout is not longer than the delay can
+time out while it waits for others, also beside an idle slot: the timeout is a promise, the delay only a permission.
+
+With a strategy of the model's own (see `strategy`) a request joins only if that lets it, too; one that it keeps
+out closes the batch, `STRATEGY`, like one of another shape. A request on which it fails is dropped.
+
+The batch that waits for others is kept and extended by each arrival; whatever removes or reorders requests discards it,
+and it is gathered anew from the line.
+"""
+
+from collections.abc import Hashable
+from typing import assert_never
+
+from charonia.server.scheduling.api import (
+    BatchPolicy,
+    Cancel,
+    CloseReason,
+    Command,
+    Drop,
+    DropReason,
+    Event,
+    Run,
+    SlotGone,
+    SlotIdle,
+    Stop,
+    Submit,
+    Tick,
+)
+from charonia.server.scheduling.presence import Presence
+from charonia.server.scheduling.queue import Entry, WaitingLine
+from charonia.server.scheduling.slots import IdleSlots
+from charonia.server.scheduling.strategy import Gathering, Strategy, Verdict
+
+
+class Batch:
+    """Requests from the head of the line that could run together.
+
+    Attributes:
+        ids: The requests, in order of service.
+        size: Their batch elements.
+        oldest_ns: When the oldest of them arrived.
+        preferred_count: How many of them make up the largest preferred size that was reached, 0 for none.
+        closed: Why it cannot grow any more, None if it can.
+        failed_id: A request on which the strategy failed, None as long as there is none.
+    """
+
+    __slots__ = ("_gathering", "_shape_key", "closed", "failed_id", "ids", "oldest_ns", "preferred_count", "size")
+
+    def __init__(self, first: Entry, policy: BatchPolicy, gathering: Gathering | None) -> None:
+        self.ids = [first.id]
+        self.size = first.batch_size
+        self.oldest_ns = first.arrived_ns
+        self.preferred_count = 0
+        self.closed: CloseReason | None = None
+        self.failed_id: int | None = None
+        self._shape_key: Hashable = first.shape_key
+        self._gathering = gathering
+        self._mark(policy)
+        if gathering is not None:
+            self._joins(first.id, gathering)
+
+    def extend(self, entry: Entry, policy: BatchPolicy) -> None:
+        """Take in the next entry of the line, or close the batch because of it."""
+        if entry.shape_key != self._shape_key:
+            self.closed = CloseReason.SHAPE
+        elif self.size + entry.batch_size > policy.size_max:
+            self.closed = CloseReason.FULL
+        elif self._gathering is not None and not self._joins(entry.id, self._gathering):
+            self.closed = CloseReason.STRATEGY
+        else:
+            self.ids.append(entry.id)
+            self.size += entry.batch_size
+            if entry.arrived_ns < self.oldest_ns:
+                self.oldest_ns = entry.arrived_ns
+            self._mark(policy)
+
+    def end(self) -> None:
+        """It is sent, or is not what is at the head of the line any more."""
+        if self._gathering is not None:
+            self._gathering.end()
+
+    def _joins(self, id: int, gathering: Gathering) -> bool:
+        verdict = gathering.take(id)
+        if verdict is Verdict.FAILED:
+            self.failed_id = id
+        return verdict is Verdict.JOINS
+
+    def _mark(self, policy: BatchPolicy) -> None:
+        if self.size in policy.preferred_sizes:
+            self.preferred_count = len(self.ids)
+        if self.size >= policy.size_max:
+            self.closed = CloseReason.FULL
+
+
+class DynamicBatcher:
+    """Merges requests into batches under a `BatchPolicy`."""
+
+    __slots__ = ("_batch", "_due_ns", "_idle", "_line", "_policy", "_presence", "_stopping", "_strategy")
+
+    def __init__(self, policy: BatchPolicy, strategy: Strategy | None = None) -> None:
+        self._policy = policy
+        self._strategy = strategy
+        self._line = WaitingLine(policy.limits, dict(policy.level_limits))
+        self._presence = Presence() if policy.adapt_delay and policy.delay_ns else None
+        self._idle = IdleSlots()
+        self._batch: Batch | None = None  # what is known to be at the head of the line
+        self._due_ns: int | None = None  # when it is sent if nothing else happens
+        self._stopping = False
+
+    @property
+    def queued(self) -> int:
+        """Number of requests that wait."""
+        return len(self._line)
+
+    def wake_at(self) -> int | None:
+        """Return when the next delay ends or the next queue timeout comes, or None."""
+        deadline_ns = self._line.next_deadline_ns() if self._line.deadlines else None
+        if self._due_ns is None or (deadline_ns is not None and deadline_ns < self._due_ns):
+            return deadline_ns
+        return self._due_ns
+
+    def handle(self, event: Event, now_ns: int) -> list[Command]:
+        """Take in one event at this monotonic time and return what follows from it, in order."""
+        commands: list[Command] = []
+        expired = self._line.expire(now_ns) if self._line.deadlines else None
+        if expired is not None:
+            self._forget(len(expired))
+            commands.extend(Drop(request_id, DropReason.TIMEOUT) for request_id in expired)
+        match event:
+            case Submit():
+                self._submit(event, now_ns, commands)
+                return commands
+            case SlotIdle():
+                if self._presence is not None:
+                    self._presence.slot_ended(event.slot)
+                self._idle.add(event.slot, event.lane)
+            case Cancel():
+                if self._line.remove(event.id):
+                    self._forget(1)
+            case SlotGone():
+                if self._presence is not None:
+                    self._presence.slot_ended(event.slot)
+                self._idle.remove(event.slot)
+            case Stop():
+                self._stopping = True
+            case Tick():
+                pass
+            case _:
+                assert_never(event)
+        self._send_due(now_ns, commands)
+        return commands
+
+    def _forget(self, count: int) -> None:
+        """The line is not what it was: so many requests left it other than by running, or some moved back."""
+        self._set_aside()
+        if self._presence is not None:
+            self._presence.left_queue(count)
+
+    def _set_aside(self) -> None:
+        if self._batch is not None:
+            self._batch.end()
+            self._batch = None
+
+    def _submit(self, request: Submit, now_ns: int, commands: list[Command]) -> None:
+        if self._stopping:
+            commands.append(Drop(request.id, DropReason.STOPPING))
+            return
+        if self._presence is not None:
+            self._presence.arrived()
+        if self._idle and not self._line and self._strategy is None:
+            reason = self._reason_alone(request.batch_size, now_ns)
+            if reason is not None:
+                self._due_ns = None  # of a batch that timed out just now
+                self._send((request.id,), reason, commands)
+                return
+        policy = self._policy
+        level = request.priority if 0 < request.priority <= policy.priority_levels else policy.default_level
+        entry, is_last = self._line.add(request, level, now_ns)
+        if self._batch is not None and is_last:
+            self._batch.extend(entry, policy)
+        else:
+            self._set_aside()
+        self._send_due(now_ns, commands)
+        if self._line.is_over_limit(request.id):
+            self._line.remove(request.id)
+            self._forget(1)
+            commands.append(Drop(request.id, DropReason.QUEUE_FULL))
+
+    def _send_due(self, now_ns: int, commands: list[Command]) -> None:
+        """Send batches until no slot is idle, nobody waits, or the next batch may wait for more."""
+        self._due_ns = None
+        while self._idle and self._line:
+            batch = self._batch = self._batch or self._gather()
+            if batch.failed_id is not None:
+                self._line.remove(batch.failed_id)
+                self._forget(1)
+                commands.append(Drop(batch.failed_id, DropReason.STRATEGY_FAILED))
+                continue
+            ids, reason = batch.ids, batch.closed
+            if batch.preferred_count:
+                ids, reason = ids[: batch.preferred_count], CloseReason.PREFERRED
+            reason = reason or self._end_of_wait(batch.oldest_ns, len(self._line), now_ns)
+            if reason is None:
+                self._due_ns = batch.oldest_ns + self._policy.delay_ns
+                return
+            self._set_aside()
+            for request_id in ids:
+                self._line.remove(request_id)
+            self._send(tuple(ids), reason, commands)
+        self._set_aside()
+
+    def _gather(self) -> Batch:
+        entries = iter(self._line)
+        batch = Batch(next(entries), self._policy, self._strategy() if self._strategy is not None else None)
+        while batch.closed is None and (entry := next(entries, None)) is not None:
+            batch.extend(entry, self._policy)
+        return batch
+
+    def _reason_alone(self, batch_size: int, now_ns: int) -> CloseReason | None:
+        """Return why a request that finds nobody waiting is sent at once, without a batch being gathered, or None."""
+        if batch_size in self._policy.preferred_sizes:
+            return CloseReason.PREFERRED
+        if batch_size >= self._policy.size_max:
+            return CloseReason.FULL
+        return self._end_of_wait(now_ns, 1, now_ns)
+
+    def _end_of_wait(self, oldest_ns: int, queued: int, now_ns: int) -> CloseReason | None:
+        """Return why a batch that holds all that wait, and could still grow, is sent, or None if it may wait."""
+        delay_ns = self._policy.delay_ns
+        if delay_ns == 0 or self._stopping:
+            return CloseReason.QUEUE_EMPTY
+        if now_ns >= oldest_ns + delay_ns:
+            return CloseReason.DELAY
+        if self._presence is not None and self._presence.everyone_is_here(queued):
+            return CloseReason.QUEUE_EMPTY
+        return None
+
+    def _send(self, ids: tuple[int, ...], reason: CloseReason, commands: list[Command]) -> None:
+        slot = self._idle.take()
+        if self._presence is not None:
+            self._presence.sent(slot, len(ids))
+        commands.append(Run(slot, ids, reason))

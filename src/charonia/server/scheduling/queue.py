@@ -1,0 +1,190 @@
+"""The queue that all schedulers share: priority levels, queue policies, timeouts, removal at any position. Pure.
+
+Requests wait in lanes. Every level has two: the lane of those in time, and behind it the lane of those whose timeout
+passed under the policy "delay". Lanes are served by rank, so the order of service is: level 1 in time, level 1 late,
+level 2 in time, and so on; first come, first served within a lane.
+
+1. Adding, and removing any entry, cost O(1): a lane is a linked hash map, so a removed entry leaves nothing behind.
+2. Deadlines live in a heap which only requests with a timeout enter. A request that leaves early does not leave the
+   heap at once; stale items are skipped when they surface and swept out when they outnumber the entries.
+3. At its deadline a request has timed out: it is not served at that very nanosecond any more.
+"""
+
+from bisect import insort
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from heapq import heapify, heappop, heappush
+
+from charonia.server.scheduling.api import BatchPolicy, QueueLimits, Submit
+
+NS_PER_US = 1000
+
+STALE_DEADLINES_MAX = 64
+"""Stale heap items that are tolerated beyond the number of waiting requests."""
+
+Lane = OrderedDict[int, "Entry"]
+
+
+class Entry:
+    """One waiting request.
+
+    Attributes:
+        id: The request's id.
+        batch_size: Its batch elements.
+        shape_key: Equal for requests that may share a batch.
+        level: Its priority level.
+        arrived_ns: When it was submitted.
+        lane: The lane in which it waits now.
+    """
+
+    __slots__ = ("arrived_ns", "batch_size", "id", "lane", "level", "shape_key")
+
+    def __init__(self, request: Submit, level: int, arrived_ns: int, lane: Lane) -> None:
+        self.id = request.id
+        self.batch_size = request.batch_size
+        self.shape_key = request.shape_key
+        self.level = level
+        self.arrived_ns = arrived_ns
+        self.lane = lane
+
+
+class WaitingLine:
+    """Requests that wait, in order of service.
+
+    Attributes:
+        deadlines: Heap of (deadline, id), some of them of requests that have left. While it is empty, as it is for most
+            models, there is nothing to `expire` and no `next_deadline_ns`.
+    """
+
+    __slots__ = ("_entries", "_lanes", "_level_limits", "_limits", "_ranks", "deadlines")
+
+    def __init__(self, limits: QueueLimits, level_limits: Mapping[int, QueueLimits] | None = None) -> None:
+        self._limits = limits
+        self._level_limits = level_limits or {}
+        self._entries: dict[int, Entry] = {}
+        self._lanes: dict[int, Lane] = {}
+        self._ranks: list[int] = []  # of the lanes that are not empty, ascending
+        self.deadlines: list[tuple[int, int]] = []
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Entry]:
+        """Iterate in order of service; the line must not change meanwhile."""
+        for rank in self._ranks:
+            yield from self._lanes[rank].values()
+
+    def first(self) -> Entry:
+        """Return the entry that is served next; the line must not be empty."""
+        return next(iter(self._lanes[self._ranks[0]].values()))
+
+    def add(self, request: Submit, level: int, now_ns: int) -> tuple[Entry, bool]:
+        """Let a request wait, whether or not the line is full.
+
+        Returns:
+            Its entry, and whether it is the very last in order of service.
+        """
+        rank = 2 * level
+        entry = Entry(request, level, now_ns, self._open_lane(rank))
+        entry.lane[entry.id] = self._entries[entry.id] = entry
+        timeout_ns = self._timeout_ns(level, request.timeout_us)
+        if timeout_ns:
+            self._sweep()
+            heappush(self.deadlines, (now_ns + timeout_ns, entry.id))
+        return entry, rank == self._ranks[-1]
+
+    def remove(self, id: int) -> bool:
+        """Take a request out, wherever it is. Returns whether it was waiting."""
+        entry = self._entries.pop(id, None)
+        if entry is None:
+            return False
+        self._leave_lane(entry)
+        return True
+
+    def is_over_limit(self, id: int) -> bool:
+        """Return whether this request waits although its level's queue is full without it."""
+        entry = self._entries.get(id)
+        if entry is None:
+            return False
+        size_max = self._limits_of(entry.level).size_max
+        return bool(size_max) and self._waiting_at(entry.level) > size_max
+
+    def expire(self, now_ns: int) -> tuple[int, ...] | None:
+        """Apply the queue policy to the requests whose deadline has come.
+
+        Returns:
+            The ids that left, to be refused; empty where requests only moved back. None when no deadline has come.
+        """
+        if not self.deadlines or self.deadlines[0][0] > now_ns:
+            return None
+        dropped = []
+        while self.deadlines and self.deadlines[0][0] <= now_ns:
+            entry = self._entries.get(heappop(self.deadlines)[1])
+            if entry is None:
+                continue
+            if self._limits_of(entry.level).delay_expired:
+                self._move_behind(entry)
+            else:
+                self.remove(entry.id)
+                dropped.append(entry.id)
+        return tuple(dropped)
+
+    def next_deadline_ns(self) -> int | None:
+        """Return the earliest deadline of a waiting request, or None."""
+        deadlines = self.deadlines
+        while deadlines and deadlines[0][1] not in self._entries:
+            heappop(deadlines)
+        return deadlines[0][0] if deadlines else None
+
+    def _limits_of(self, level: int) -> QueueLimits:
+        return self._level_limits.get(level, self._limits)
+
+    def _timeout_ns(self, level: int, asked_us: int) -> int:
+        return _timeout_ns(self._limits_of(level), asked_us)
+
+    def _waiting_at(self, level: int) -> int:
+        return sum(len(self._lanes.get(rank, ())) for rank in (2 * level, 2 * level + 1))
+
+    def _open_lane(self, rank: int) -> Lane:
+        lane = self._lanes.get(rank)
+        if lane is None:
+            lane = self._lanes[rank] = OrderedDict()
+        if not lane:
+            insort(self._ranks, rank)
+        return lane
+
+    def _leave_lane(self, entry: Entry) -> None:
+        del entry.lane[entry.id]
+        if not entry.lane:
+            rank = 2 * entry.level
+            self._ranks.remove(rank if self._lanes[rank] is entry.lane else rank + 1)
+
+    def _move_behind(self, entry: Entry) -> None:
+        self._leave_lane(entry)
+        entry.lane = self._open_lane(2 * entry.level + 1)
+        entry.lane[entry.id] = entry
+
+    def _sweep(self) -> None:
+        if len(self.deadlines) > 2 * len(self._entries) + STALE_DEADLINES_MAX:
+            self.deadlines = [item for item in self.deadlines if item[1] in self._entries]
+            heapify(self.deadlines)
+
+
+def queue_timeout_ns(policy: BatchPolicy, priority: int, asked_us: int) -> int:
+    """Return how long a request may wait before it is refused, in ns; 0 for no limit.
+
+    Args:
+        policy: The queue policy.
+        priority: Level that the request asks for, 0 for the default.
+        asked_us: Timeout that it asks for, 0 for none.
+    """
+    level = priority if 0 < priority <= policy.priority_levels else policy.default_level
+    limits = dict(policy.level_limits).get(level, policy.limits)
+    return 0 if limits.delay_expired else _timeout_ns(limits, asked_us)
+
+
+def _timeout_ns(limits: QueueLimits, asked_us: int) -> int:
+    if not (asked_us and limits.timeout_override):
+        return limits.timeout_ns
+    asked_ns = asked_us * NS_PER_US
+    return min(asked_ns, limits.timeout_ns) if limits.timeout_ns else asked_ns

@@ -1,0 +1,59 @@
+"""A batching strategy of the model's own: what the dynamic batcher asks beside its own rules. Pure.
+
+While a batch is gathered, its `Gathering` is asked of each request in turn, from the first one on, whether it joins.
+The first request of a batch is always in it, whatever the answer: a batch is not empty. What is gathered may be dropped
+and gathered anew when the line changes before the batch is sent, so a strategy must not count what it is asked.
+"""
+
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import Protocol
+
+
+class Verdict(Enum):
+    """What becomes of a request that could join a batch."""
+
+    JOINS = "joins"
+    STAYS_OUT = "stays_out"
+    FAILED = "failed"
+
+
+class Gathering(Protocol):
+    """One batch while it is gathered. Nothing here raises."""
+
+    def take(self, id: int) -> Verdict:
+        """Say whether a request joins; FAILED leads to its `Drop`."""
+        ...
+
+    def end(self) -> None:
+        """The batch is sent, or what was gathered is dropped. Called once."""
+        ...
+
+
+Strategy = Callable[[], Gathering]
+"""Begins a batch."""
+
+
+def all_of(strategies: Sequence[Strategy]) -> Strategy | None:
+    """Return the strategy that lets a request join where all of several do; None for none of them."""
+    if len(strategies) < 2:
+        return strategies[0] if strategies else None
+    return lambda: _AllOf([begin() for begin in strategies])
+
+
+class _AllOf:
+    __slots__ = ("_gatherings",)
+
+    def __init__(self, gatherings: Sequence[Gathering]) -> None:
+        self._gatherings = gatherings
+
+    def take(self, id: int) -> Verdict:
+        for gathering in self._gatherings:
+            verdict = gathering.take(id)
+            if verdict is not Verdict.JOINS:
+                return verdict
+        return Verdict.JOINS
+
+    def end(self) -> None:
+        for gathering in self._gatherings:
+            gathering.end()

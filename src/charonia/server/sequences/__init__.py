@@ -1,0 +1,1 @@
+"""Sequences: stateful models whose requests belong together."""

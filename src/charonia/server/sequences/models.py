@@ -1,0 +1,139 @@
+"""Makes what runs a model that works on sequences, hands sequences over and shows them."""
+
+import asyncio
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
+
+from charonia.config.model import ModelConfig, SequenceBatching, SequenceDirect
+from charonia.core.errors import invalid
+from charonia.core.tensor import Array
+from charonia.server.execution.busy_poll import BusyPoll
+from charonia.server.execution.calls import CallGraph
+from charonia.server.execution.lanes import AsyncLane, BlockingLane
+from charonia.server.rate_limiter.limiter import Claim
+from charonia.server.scheduling.schedulers import QUEUE_SIZE_MAX, adapts_delay
+from charonia.server.sequences.api import SequencePolicy, SequenceView
+from charonia.server.sequences.overview import ModelSequences, SequenceState
+from charonia.server.sequences.runner import SequenceRunner
+from charonia.server.sequences.scheduler import Sequencer
+from charonia.server.sequences.tensors import SequenceTensors
+
+
+def sequence_policy(config: ModelConfig, state_key: Hashable = None) -> SequencePolicy:
+    """Return the policy for the `sequence_batching` section of a validated configuration.
+
+    Args:
+        config: The configuration.
+        state_key: What the states of a new sequence must have in common with those of others to share a batch.
+    """
+    sequence = config.sequence_batching or SequenceBatching()
+    size_max = max(1, config.max_batch_size)
+    common = SequencePolicy(
+        idle_ns=sequence.max_sequence_idle_microseconds * _NS_PER_US,
+        rows=size_max,
+        size_max=size_max,
+        queue_max=QUEUE_SIZE_MAX,
+        adapt_delay=adapts_delay(config),
+        state_key=state_key,
+    )
+    oldest = sequence.oldest
+    if oldest is None:
+        direct = sequence.direct or SequenceDirect()
+        return replace(
+            common,
+            delay_ns=direct.max_queue_delay_microseconds * _NS_PER_US,
+            utilization_min=direct.minimum_slot_utilization,
+        )
+    return replace(
+        common,
+        rows=oldest.max_candidate_sequences or size_max,
+        keeps_rows=False,
+        preferred_sizes=tuple(sorted(set(oldest.preferred_batch_size))),
+        delay_ns=oldest.max_queue_delay_microseconds * _NS_PER_US,
+    )
+
+
+Target = tuple[str, str]
+"""Model name and version as text, "" for the one that the version policy chooses."""
+
+_NS_PER_US = 1000
+
+
+def make_sequence_runner(
+    config: ModelConfig,
+    version: str,
+    initial: Mapping[str, Array],
+    *,
+    lanes: Sequence[BlockingLane | AsyncLane],
+    labels: dict[str, tuple[str, ...]],
+    calls: CallGraph,
+    busy_poll: BusyPoll | None,
+    claim: Claim | None = None,
+) -> SequenceRunner:
+    """Return the runner of a version with `sequence_batching`; to be called on the event loop.
+
+    Args:
+        config: The complete configuration.
+        version: The version, as text.
+        initial: What states start from, by name of the state's input.
+        lanes: The instances.
+        labels: Class labels by output.
+        calls: What waits for what, among all models of the server.
+        busy_poll: What stays awake for a lone caller.
+        claim: Resources of the instances.
+    """
+    tensors = SequenceTensors(config, initial)
+    state_key = tensors.shapes(tensors.initial_states()) if tensors.has_variable_states else None
+    sequencer = Sequencer(sequence_policy(config, state_key), len(lanes))
+    return SequenceRunner(
+        config,
+        version,
+        scheduler=sequencer if claim is None else claim.scheduler(sequencer, wants=sequencer.wants),
+        sequencer=sequencer,
+        tensors=tensors,
+        lanes=lanes,
+        labels=labels,
+        loop=asyncio.get_running_loop(),
+        calls=calls,
+        busy_poll=busy_poll,
+        claim=claim,
+    )
+
+
+def hand_over(before: Mapping[Target, object], after: Mapping[Target, object]) -> None:
+    """Let sequences that began with the runners of some routes go on there when others take their places.
+
+    Args:
+        before: Runner by model name and version.
+        after: The same, from now on.
+    """
+    for target, runner in after.items():
+        previous = before.get(target)
+        if isinstance(runner, SequenceRunner) and isinstance(previous, SequenceRunner):
+            runner.follow(previous)
+
+
+def sequences_of(runner: object, name: str) -> ModelSequences:
+    """Return the sequences of a model version.
+
+    Raises:
+        ServingError: INVALID_ARG where the model does not work on sequences.
+    """
+    if not isinstance(runner, SequenceRunner):
+        raise invalid(f"model '{name}' does not work on sequences", hint="its configuration has no sequence_batching")
+    view = runner.view()
+    batching = runner.config.sequence_batching or SequenceBatching()
+    return ModelSequences(
+        model=runner.config.name,
+        version=runner.version,
+        strategy="direct" if batching.oldest is None else "oldest",
+        idle_us_max=batching.max_sequence_idle_microseconds,
+        slots=view.rows,
+        instances={runner.slot_name(slot): [_state(s) for s in each] for slot, each in enumerate(view.instances)},
+        backlog=[_state(sequence) for sequence in view.backlog],
+        ended={reason.value: count for reason, count in view.ended},
+    )
+
+
+def _state(view: SequenceView) -> SequenceState:
+    return SequenceState(view.key, view.row, view.queued, view.is_running, view.requests, view.quiet_ns // _NS_PER_US)

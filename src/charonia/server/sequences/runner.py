@@ -1,0 +1,385 @@
+"""Runs one loaded version of a model that works on sequences.
+
+Beyond what every runner does: it tells the scheduler which sequence a request is of, gives the model controls, states
+and padding, and keeps what the model says about states. A runner that takes the place of another passes on to it the
+requests of sequences that began there.
+
+Checks the requests of sequences before they are queued.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Hashable, Sequence
+
+from charonia.config.kinds import ControlKind
+from charonia.config.model import ModelConfig
+from charonia.config.sequence_tensors import control_type, controls
+from charonia.core.calls import Outcome, Reply
+from charonia.core.dtypes import DataType
+from charonia.core.errors import Code, ServingError, invalid, unavailable
+from charonia.core.request import SEQUENCE_END, SEQUENCE_START, InferRequest
+from charonia.server.backends.api import Outputs, Rescheduled, Result
+from charonia.server.execution.admission import Admission, with_request_id
+from charonia.server.execution.batches import DONE, QUEUED, RUNNING, Entry, RunningBatch
+from charonia.server.execution.busy_poll import BusyPoll
+from charonia.server.execution.calls import CallGraph
+from charonia.server.execution.clock import now_ns
+from charonia.server.execution.lanes import AsyncLane, BlockingLane
+from charonia.server.execution.ordering import HELD_RESPONSES_MAX, OrderedOutcomes
+from charonia.server.execution.runner import ModelRunner
+from charonia.server.execution.tracing import traced_kind
+from charonia.server.metrics.model_metrics import FailureReason
+from charonia.server.rate_limiter.limiter import Claim
+from charonia.server.scheduling.api import DropReason, Event, Run, Scheduler
+from charonia.server.sequences.api import PADDING, EndReason, SequenceKey, SequencePart, SequencerView
+from charonia.server.sequences.scheduler import Sequencer
+from charonia.server.sequences.tensors import SequenceRequest, SequenceTensors, States
+
+_RANGES = {
+    DataType.UINT64: (0, 2**64 - 1),
+    DataType.INT64: (-(2**63), 2**64 - 1),  # unsigned ids beyond it go in as the number of the same bits
+    DataType.UINT32: (0, 2**32 - 1),
+    DataType.INT32: (-(2**31), 2**31 - 1),
+}
+"""What each datatype of a correlation id can hold."""
+
+
+class SequenceAdmission:
+    """The checks of one model version that works on sequences, prepared once.
+
+    Args:
+        config: A validated configuration with `sequence_batching`.
+        is_taken: Whether an id is that of a sequence that is not over; ids that are made up are none of those.
+    """
+
+    def __init__(self, config: ModelConfig, is_taken: Callable[[int], bool]) -> None:
+        self._inner = Admission(config)
+        self._model = config.name
+        self._is_taken = is_taken
+        self._is_iterative = config.sequence_batching is not None and config.sequence_batching.iterative_sequence
+        self._made_up = 0
+        found = controls(config).get(ControlKind.CONTROL_SEQUENCE_CORRID)
+        self._id_name = found[0].name if found else ""
+        self._id_type = control_type(found[1]) if found else None
+
+    def check(self, request: InferRequest) -> tuple[int, Hashable]:
+        """Return batch size 1 and the request's `SequencePart`. A request of an iterative model is a whole sequence.
+
+        Raises:
+            ServingError: INVALID_ARG; the message starts with the request's id.
+        """
+        batch_size, shape_key = self._inner.check(request)
+        if batch_size != 1:
+            raise self._refusal(
+                request,
+                f"inference request to model '{self._model}' must specify batch-size 1 due to requirements of sequence "
+                f"batcher, got {batch_size}",
+            )
+        key = request.correlation_id
+        if not key and not self._is_iterative:
+            raise self._refusal(
+                request,
+                f"inference request to model '{self._model}' must specify a non-zero or non-empty correlation ID",
+                hint="send sequence_id, and sequence_start with the first request of the sequence",
+            )
+        if not key:
+            key = request.correlation_id = self._make_up()
+        self._check_type(request)
+        if self._is_iterative:
+            return 1, SequencePart(key, True, True, shape_key)
+        flags = request.flags
+        return 1, SequencePart(key, bool(flags & SEQUENCE_START), bool(flags & SEQUENCE_END), shape_key)
+
+    def _make_up(self) -> int:
+        self._made_up += 1
+        while self._is_taken(self._made_up):
+            self._made_up += 1
+        return self._made_up
+
+    def _check_type(self, request: InferRequest) -> None:
+        """Refuse an id that the model cannot be told."""
+        key, datatype = request.correlation_id, self._id_type
+        if datatype is None or datatype is DataType.BYTES:
+            return
+        lowest, highest = _RANGES[datatype]
+        if isinstance(key, str) or not lowest <= key <= highest:
+            raise self._refusal(
+                request,
+                f"inference request for sequence {key} to model '{self._model}': the model takes correlation IDs as "
+                f"{datatype.config}, from {lowest} to {highest}",
+                hint=f"data_type of control input '{self._id_name}' in its configuration says so",
+            )
+
+    def _refusal(self, request: InferRequest, message: str, hint: str = "") -> ServingError:
+        return with_request_id(invalid(message, hint=hint), request)
+
+
+_log = logging.getLogger(__name__)
+
+
+class SequenceRunner(ModelRunner):
+    """One loaded version of a model that works on sequences.
+
+    Args:
+        config: The complete configuration.
+        version: The version, as text.
+        scheduler: What decides: `sequencer`, or something around it.
+        sequencer: Where the sequences are.
+        tensors: Controls and states.
+        lanes: The instances.
+        labels: Class labels by output.
+        loop: The event loop.
+        calls: Who waits for whom.
+        busy_poll: Who stays awake.
+        claim: Resources of the instances.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        version: str,
+        *,
+        scheduler: Scheduler,
+        sequencer: Sequencer,
+        tensors: SequenceTensors,
+        lanes: Sequence[BlockingLane | AsyncLane],
+        labels: dict[str, tuple[str, ...]],
+        loop: asyncio.AbstractEventLoop,
+        calls: CallGraph | None = None,
+        busy_poll: BusyPoll | None = None,
+        claim: Claim | None = None,
+    ) -> None:
+        super().__init__(
+            config,
+            version,
+            scheduler=scheduler,
+            lanes=lanes,
+            labels=labels,
+            loop=loop,
+            calls=calls,
+            busy_poll=busy_poll,
+            claim=claim,
+        )
+        for lane in lanes:
+            lane.limit_depth(1)  # a sequence is bound to its instance, so another could not take its requests
+        self._sequencer = sequencer
+        self._tensors = tensors
+        self._admission = SequenceAdmission(config, sequencer.holds)
+        self._states: dict[int, States] = {}  # by number of the sequence
+        self._batch_type = _sequence_kind(self._batch_type)
+        self._batch_types = (self._batch_type, traced_kind(self._batch_type))
+        self._gathers = config.max_batch_size > 1
+        batching = config.sequence_batching
+        self._is_iterative = batching is not None and batching.iterative_sequence
+        oldest = batching.oldest if batching is not None else None
+        keeps_order = oldest is not None and oldest.preserve_ordering
+        self._starts: OrderedOutcomes[Entry] | None = OrderedOutcomes() if keeps_order else None
+        self._predecessors: list[SequenceRunner] = []
+        self._is_followed = False
+        self._is_closed = False
+        self._phased_out: asyncio.Event | None = None
+
+    def submit(self, request: InferRequest, reply: Reply) -> Entry:
+        """Take in a request, or pass it on where its sequence began."""
+        if self._predecessors and not request.flags & SEQUENCE_START:
+            for runner in self._predecessors:
+                if runner.holds(request.correlation_id) and not self._sequencer.holds(request.correlation_id):
+                    return runner.submit(request, reply)
+            self._predecessors = [runner for runner in self._predecessors if not runner._is_closed]
+        return super().submit(request, reply)
+
+    @property
+    def live(self) -> int:
+        """Number of sequences that are not over."""
+        return self._sequencer.live
+
+    def holds(self, key: SequenceKey) -> bool:
+        """Return whether a sequence began here, or where this took the place, and is not over."""
+        return self._sequencer.holds(key) or any(runner.holds(key) for runner in self._predecessors)
+
+    def follow(self, runner: "SequenceRunner") -> None:
+        """Take the place of a runner whose sequences go on there."""
+        if runner is not self and runner not in self._predecessors:
+            self._predecessors.append(runner)
+            runner._is_followed = True
+
+    def view(self) -> SequencerView:
+        """Return the slots and the backlog."""
+        return self._sequencer.view(now_ns())
+
+    def run_again(self, entry: Entry) -> bool:
+        """The model wants to be given a request again; return whether it may."""
+        if not self._is_iterative or (entry.state != DONE and not self._sequencer.is_running(entry.id)):
+            return False
+        if entry.state != DONE:
+            entry.state = QUEUED
+            entry.batch = None
+            self._sequencer.run_again(entry.id)
+        return True
+
+    def keep_states(self, request: InferRequest, outputs: Outputs) -> None:
+        """Keep what a model answered as states, for the next request of the sequence."""
+        if not self._tensors.has_states or not isinstance(request, SequenceRequest):
+            return
+        states = self._states.get(request.sequence)
+        self._tensors.take(outputs, states if states is not None else {})
+        if states is not None and self._tensors.has_variable_states:
+            self._sequencer.share_by(request.sequence, self._tensors.shapes(states))
+
+    def answer(self, entry: Entry, outcome: Outcome) -> None:
+        """Give a request its final reply; with preserve_ordering when those that ran before have theirs."""
+        if self._starts is None or not self._starts.holds(entry.id):
+            super().answer(entry, outcome)
+            return
+        entry.state = DONE
+        entry.batch = None
+        self._starts.pass_on(entry.id, outcome, True, self._deliver)
+
+    def stream(self, entry: Entry, outcome: Outcome) -> None:
+        """Pass on a response of a request that is not its last; with preserve_ordering when it is its turn."""
+        if self._starts is None or not self._starts.holds(entry.id):
+            super().stream(entry, outcome)
+        elif not self._starts.is_full(entry.id):
+            self._starts.pass_on(entry.id, outcome, False, self._deliver)
+        else:
+            batch = entry.batch
+            error = unavailable(
+                f"the request has {HELD_RESPONSES_MAX} responses that wait for those of an earlier request",
+                hint="turn off preserve_ordering of the model",
+            )
+            self.fail(entry, error, FailureReason.OTHER)
+            if batch is not None:
+                self._lane_of_slot[batch.slot].cancel(batch, entry.index)
+
+    async def drain(self) -> None:
+        """Stop taking requests; sequences that go on elsewhere end first where another runner has taken the place."""
+        for runner in self._predecessors:
+            runner._end_phase_out()
+        if self._is_followed and self._phased_out is None:
+            self._sequencer.take_no_new()
+            self._phased_out = asyncio.Event()
+            if self._sequencer.live:
+                await self._phased_out.wait()
+        await super().drain()
+
+    async def aclose(self) -> None:
+        """Close every lane; to be called when drained."""
+        self._is_closed = True
+        self._states.clear()
+        await super().aclose()
+
+    def _end_phase_out(self) -> None:
+        for runner in self._predecessors:
+            runner._end_phase_out()
+        if self._phased_out is not None:
+            self._phased_out.set()
+
+    def _handle(self, event: Event, now: int) -> None:
+        super()._handle(event, now)
+        for ended in self._sequencer.take_ended():
+            self._states.pop(ended.sequence, None)
+            if ended.reason is EndReason.REPLACED:
+                _log.warning(
+                    "sequence %s of model '%s' was started again before it ended; its earlier requests are done",
+                    ended.key,
+                    self.config.name,
+                )
+            elif ended.reason is EndReason.IDLE:
+                _log.info("sequence %s of model '%s' was idle for too long and is over", ended.key, self.config.name)
+        if self._phased_out is not None and not self._sequencer.live:
+            self._phased_out.set()
+
+    def _begin(self, run: Run) -> RunningBatch:
+        """Return a batch that is to be run now, with controls, states and padding."""
+        requests = [self._complete(request_id) if request_id != PADDING else None for request_id in run.ids]
+        model = next(request for request in requests if request is not None)
+        padded = [request or self._tensors.padding(model) for request in requests]
+        entries = [
+            self._entries[request_id] if request_id != PADDING else self._padding(request)
+            for request_id, request in zip(run.ids, padded, strict=True)
+        ]
+        batch = self._batch_type(self, entries, run.slot, run.reason)
+        batch.requests = padded
+        for index, entry in enumerate(entries):
+            entry.index = index
+            if entry.id == PADDING:
+                continue
+            entry.state = RUNNING
+            entry.batch = batch
+            if entry.call is not None:
+                self._calls.run(entry.call, run.slot % len(self._lanes))
+            elif self._starts is not None and not self._starts.holds(entry.id):
+                self._starts.submitted(entry.id, entry)
+        self._running.add(run.slot)
+        return batch
+
+    def _complete(self, request_id: int) -> SequenceRequest:
+        """Return a request with its controls, and with the states of its sequence."""
+        request = self._entries[request_id].request
+        place = self._sequencer.place(request_id)
+        flags = request.flags
+        if self._is_iterative:
+            flags = SEQUENCE_START if place.is_first else 0
+        states: States = {}
+        if self._tensors.has_states:
+            if place.is_first:
+                self._states[place.sequence] = self._tensors.initial_states()
+            states = self._states[place.sequence]
+        completed = self._tensors.complete(request, flags & (SEQUENCE_START | SEQUENCE_END), states)
+        completed.sequence = place.sequence
+        return completed
+
+    def _padding(self, request: InferRequest) -> Entry:
+        entry = Entry(self, request, _nobody, now_ns())
+        entry.id = PADDING
+        entry.state = DONE
+        return entry
+
+    def _drop_error(self, reason: DropReason, request: InferRequest) -> ServingError:
+        match reason:
+            case DropReason.NO_SEQUENCE:
+                error = invalid(
+                    f"inference request for sequence {request.correlation_id} to model '{self.config.name}' must "
+                    "specify the START flag on the first request of the sequence",
+                    hint="a sequence that was idle for longer than max_sequence_idle_microseconds is over",
+                )
+                return with_request_id(error, request)
+            case DropReason.SEQUENCE_TIMEOUT:
+                return unavailable(
+                    "timeout of the corresponding sequence has been expired",
+                    hint="no slot became free in time for the sequence",
+                )
+            case DropReason.CANCELLED:
+                return ServingError(Code.CANCELLED, "the request was cancelled: another one of its sequence was")
+            case _:
+                return super()._drop_error(reason, request)
+
+
+class _SequenceBatch(RunningBatch):
+    """A batch of requests of sequences."""
+
+    __slots__ = ()
+    _runner: SequenceRunner
+
+    def respond(self, index: int, result: Result | None, final: bool) -> None:
+        """Take an answer of an asynchronous instance, or of a decoupled model."""
+        if not self._is_taken(index, result):
+            super().respond(index, result, final)
+
+    def _take(self, index: int, result: Result, end_ns: int) -> None:
+        if not self._is_taken(index, result):
+            super()._take(index, result, end_ns)
+
+    def _is_taken(self, index: int, result: Result | None) -> bool:
+        """Keep the states, also when nobody waits for the answer; return whether there is nothing else to do."""
+        if isinstance(result, Outputs):
+            self._runner.keep_states(self.requests[index], result)
+        return isinstance(result, Rescheduled) and self._runner.run_again(self.entries[index])
+
+
+def _sequence_kind(kind: type[RunningBatch]) -> type[RunningBatch]:
+    return type(f"Sequence{kind.__name__}", (_SequenceBatch, kind), {"__slots__": ()})
+
+
+def _nobody(outcome: Outcome, final: bool) -> None:
+    """Nobody waits for padding."""

@@ -1,0 +1,195 @@
+"""What the server adds to the requests of sequences, and keeps of their answers: controls and states."""
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from charonia.config.kinds import ControlKind
+from charonia.config.model import InitialState, ModelConfig, SequenceControl, SequenceState
+from charonia.config.sequence_tensors import CONTROL_DIMS, control_type, controls
+from charonia.core.dtypes import DataType
+from charonia.core.raw_data import from_file, zeros
+from charonia.core.request import SEQUENCE_END, SEQUENCE_START, InferRequest, RequestedOutput
+from charonia.core.tensor import Array, Tensor
+from charonia.server.backends.api import Outputs
+
+States = dict[str, Array]
+"""Arrays of a sequence's states by name of the state's input, with the batch dimension where the model has one."""
+
+
+class SequenceRequest(InferRequest):
+    """A request as the model gets it.
+
+    Attributes:
+        sequence: Number of its sequence, 0 for padding.
+    """
+
+    __slots__ = ("sequence",)
+
+    def __init__(self, request: InferRequest, inputs: dict[str, Tensor], outputs: tuple[RequestedOutput, ...]) -> None:
+        for name in InferRequest.__slots__:
+            setattr(self, name, getattr(request, name))
+        self.inputs = inputs
+        self.outputs = outputs
+        self.sequence = 0
+
+
+class _Flag(NamedTuple):
+    """A control that is on or off."""
+
+    off: Tensor
+    on: Tensor
+
+
+class SequenceTensors:
+    """Controls and states of one model.
+
+    Args:
+        config: A validated configuration with `sequence_batching`.
+        initial: What the states of a sequence start from, by name of the state's input.
+    """
+
+    def __init__(self, config: ModelConfig, initial: Mapping[str, Array]) -> None:
+        if config.sequence_batching is None:
+            raise ValueError(f"model {config.name!r} does not work on sequences")
+        self._name = config.name
+        self._lead = (1,) if config.max_batch_size > 0 else ()
+        self._states = config.sequence_batching.state
+        self._initial = dict(initial)
+        self._flags: dict[ControlKind, _Flag] = {}
+        self._id: tuple[str, DataType] | None = None
+        for kind, (tensor, control) in controls(config).items():
+            if kind is ControlKind.CONTROL_SEQUENCE_CORRID:
+                self._id = (tensor.name, control_type(control))
+            else:
+                self._flags[kind] = self._flag(tensor.name, control)
+        public = [output.name for output in config.output]
+        self._hidden = frozenset(state.output_name for state in self._states) - set(public)
+        self._all_outputs = tuple(RequestedOutput(name) for name in public)
+        self._kept = {state.output_name: state for state in self._states}
+        self.has_states = bool(self._states)
+        self.has_variable_states = any(-1 in state.dims for state in self._states)
+
+    def initial_states(self) -> States:
+        """Return what a sequence starts from."""
+        return dict(self._initial)
+
+    def complete(self, request: InferRequest, flags: int, states: States) -> SequenceRequest:
+        """Return a request of a sequence with its controls and states.
+
+        Args:
+            request: As it arrived.
+            flags: `SEQUENCE_START | SEQUENCE_END`.
+            states: The sequence's states.
+        """
+        inputs = dict(request.inputs)
+        outputs = request.outputs
+        self._add_flags(inputs, flags, is_ready=True)
+        if self._id is not None:
+            self._add_id(inputs, request.correlation_id)
+        if self._states:
+            self._add_states(inputs, states)
+            outputs = (*(outputs or self._all_outputs), *(RequestedOutput(name) for name in self._kept))
+        completed = SequenceRequest(request, inputs, outputs)
+        completed.flags = flags
+        return completed
+
+    def padding(self, like: SequenceRequest) -> SequenceRequest:
+        """Return what stands in a row without a request: the shapes of another request, and nothing in them."""
+        inputs = {name: Tensor(name, t.datatype, zeros(t.datatype, t.array.shape)) for name, t in like.inputs.items()}
+        self._add_flags(inputs, 0, is_ready=False)
+        request = SequenceRequest(like, inputs, like.outputs)
+        request.id, request.correlation_id, request.flags, request.parameters = "", 0, 0, {}
+        request.trace = None
+        return request
+
+    def take(self, outputs: Outputs, states: States) -> None:
+        """Keep the states that a model answered, and take those out that are nobody else's business."""
+        rest = []
+        for tensor in outputs.tensors:
+            state = self._kept.get(tensor.name)
+            if state is not None:
+                # A view would keep everything alive that it is a part of: the batch, or a worker's memory.
+                array = tensor.array
+                states[state.input_name] = array if array.base is None else array.copy()
+            if tensor.name not in self._hidden:
+                rest.append(tensor)
+        outputs.tensors = rest
+
+    def shapes(self, states: States) -> Hashable:
+        """Return what the states of sequences must have in common to share a batch."""
+        return tuple(states[state.input_name].shape for state in self._states)
+
+    def _flag(self, name: str, control: SequenceControl) -> _Flag:
+        datatype = control_type(control)
+        values: Sequence[float] = control.int32_false_true or control.fp32_false_true or control.bool_false_true
+        shape = (*self._lead, *CONTROL_DIMS)
+        off, on = (Tensor(name, datatype, np.full(shape, value, datatype.numpy)) for value in values)
+        return _Flag(off, on)
+
+    def _add_flags(self, inputs: dict[str, Tensor], flags: int, *, is_ready: bool) -> None:
+        on = {
+            ControlKind.CONTROL_SEQUENCE_START: bool(flags & SEQUENCE_START),
+            ControlKind.CONTROL_SEQUENCE_END: bool(flags & SEQUENCE_END),
+            ControlKind.CONTROL_SEQUENCE_READY: is_ready,
+        }
+        for kind, flag in self._flags.items():
+            tensor = flag.on if on[kind] else flag.off
+            inputs[tensor.name] = tensor
+
+    def _add_id(self, inputs: dict[str, Tensor], correlation_id: int | str) -> None:
+        if self._id is None:
+            return
+        name, datatype = self._id
+        shape = (*self._lead, *CONTROL_DIMS)
+        array: Array
+        if datatype is DataType.BYTES:
+            array = np.empty(shape, np.object_)
+            array[...] = str(correlation_id).encode()
+        else:
+            array = np.full(shape, _same_bits(correlation_id, datatype), datatype.numpy)
+        inputs[name] = Tensor(name, datatype, array)
+
+    def _add_states(self, inputs: dict[str, Tensor], states: States) -> None:
+        for state in self._states:
+            inputs[state.input_name] = Tensor(state.input_name, type_of(state), states[state.input_name])
+
+
+def type_of(state: SequenceState) -> DataType:
+    """Return the datatype of a state of a validated configuration."""
+    if state.data_type is None:
+        raise ValueError(f"state {state.input_name!r} has no data type: the configuration was not validated")
+    return state.data_type
+
+
+def initial_states(config: ModelConfig, files: Mapping[str, bytes]) -> States:
+    """Return what the states of a sequence start from: zeros, where the configuration does not name a file.
+
+    Args:
+        config: A validated configuration.
+        files: Content of the files that it names, by name.
+
+    Raises:
+        ServingError: INVALID_ARG, beginning with the path: a file holds something else than the state needs.
+    """
+    sequence = config.sequence_batching
+    lead = (1,) if config.max_batch_size > 0 else ()
+    found: States = {}
+    for index, state in enumerate(sequence.state if sequence is not None else ()):
+        initial = state.initial_state[0] if state.initial_state else InitialState()
+        dims = tuple(max(1, dim) for dim in initial.dims or state.dims)
+        if initial.data_file is None:
+            array = zeros(type_of(state), dims)
+        else:
+            path = f"sequence_batching.state[{index}].initial_state[0].data_file"
+            array = from_file(files[initial.data_file], type_of(state), dims, f"{path}: '{initial.data_file}'")
+        found[state.input_name] = array.reshape(lead + dims)
+    return found
+
+
+def _same_bits(correlation_id: int | str, datatype: DataType) -> int | str:
+    """Return an id as its control input can hold it: in INT64 the large half of the unsigned numbers is negative."""
+    if datatype is DataType.INT64 and isinstance(correlation_id, int) and correlation_id >= 2**63:
+        return correlation_id - 2**64
+    return correlation_id

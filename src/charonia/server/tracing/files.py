@@ -1,0 +1,227 @@
+"""Writes traces into files, as JSON.
+
+Every file is a JSON array whenever somebody looks at it, also when the server dies or the disk is full. The traces of a
+setting with a log frequency, and those of one with a count that was reached, are in `FILE.0`, `FILE.1` and so on; all
+others in `FILE`.
+
+A trace as the entries of a trace file.
+
+Source: the format of Triton's trace files.
+"""
+
+import contextlib
+import logging
+from io import FileIO
+from pathlib import Path
+
+import numpy as np
+import orjson
+
+from charonia.core.dtypes import DataType
+from charonia.core.tensor import Tensor
+from charonia.core.trace import Trace, TraceLevel, TraceTree, ordered
+from charonia.server.tracing.sampling import Sampling
+from charonia.wire.trace_settings import UNLIMITED
+
+ELEMENTS_MAX = 1_000_000
+"""Most elements of a tensor that are written; of a larger one these, and then "..."."""
+
+
+def entries(tree: TraceTree) -> bytes:
+    """Return the JSON objects of all traces of a tree, with commas between them."""
+    lines: list[bytes] = []
+    for trace in tree.traces:
+        events = trace.events + tree.front if trace is tree.root else trace.events
+        if trace.model_name:
+            lines.append(orjson.dumps(_head(trace)))
+        if tree.level & TraceLevel.TIMESTAMPS:
+            lines += [
+                b'{"id":%d,"timestamps":[{"name":"%b","ns":%d}]}' % (trace.id, name.encode(), ns)
+                for name, ns in ordered(events)
+            ]
+        lines += [_tensor(trace.id, activity, tensor) for activity, tensor in trace.tensors]
+    return b",".join(lines)
+
+
+def _head(trace: Trace) -> dict[str, object]:
+    head: dict[str, object] = {
+        "id": trace.id,
+        "model_name": trace.model_name,
+        "model_version": int(trace.model_version),
+    }
+    if trace.request_id:
+        head["request_id"] = trace.request_id
+    if trace.parent_id:
+        head["parent_id"] = trace.parent_id
+    return head
+
+
+def _tensor(number: int, activity: str, tensor: Tensor) -> bytes:
+    return orjson.dumps(
+        {
+            "id": number,
+            "activity": activity,
+            "tensor": {
+                "name": tensor.name,
+                "data": _data(tensor),
+                "shape": ",".join(map(str, tensor.shape)),
+                "dtype": tensor.datatype.wire,
+            },
+        }
+    )
+
+
+def _data(tensor: Tensor) -> str:
+    elements = tensor.array.ravel()
+    is_cut = elements.size > ELEMENTS_MAX
+    elements = elements[:ELEMENTS_MAX]
+    if tensor.datatype is DataType.BYTES:
+        texts = [f'"{element.decode("utf-8", "backslashreplace")}"' for element in elements.tolist()]
+    elif tensor.datatype is DataType.BOOL:
+        texts = [str(int(element)) for element in elements.tolist()]
+    elif tensor.datatype is DataType.BF16:
+        texts = [_number(element) for element in (elements.astype(np.uint32) << 16).view(np.float32)]
+    else:
+        texts = [_number(element) for element in elements]
+    return ",".join(texts) + (",..." if is_cut else "")
+
+
+def _number(element: np.generic) -> str:
+    return str(element).removesuffix(".0")
+
+
+_log = logging.getLogger(__name__)
+
+BUFFER_BYTES_MAX = 8 * 1024 * 1024
+"""Traces of one setting that are held in memory; with more they are written early."""
+
+FILE_BYTES_MAX = 1024 * 1024 * 1024
+"""Size of `FILE` from which on no more is added to it."""
+
+
+class _Buffer:
+    """Traces of one setting that are not written."""
+
+    __slots__ = ("count", "parts", "size")
+
+    def __init__(self) -> None:
+        self.parts: list[bytes] = []
+        self.size = 0
+        self.count = 0
+
+    def add(self, part: bytes) -> None:
+        self.parts.append(part)
+        self.size += len(part)
+        self.count += 1
+
+    def take(self) -> bytes:
+        parts, self.parts = self.parts, []
+        self.size = self.count = 0
+        return b",".join(parts)
+
+
+class TraceFiles:
+    """A `Sink` of files.
+
+    Args:
+        path: `FILE`.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._next = 0
+        self._buffers: dict[Sampling, _Buffer] = {}
+        self._file: FileIO | None = None
+        self._end = 0  # where in it the closing bracket is
+        self._is_full = False
+
+    def write(self, sampling: Sampling, tree: TraceTree, is_complete: bool) -> None:
+        """Take a trace. See `charonia.server.tracing.writer.Sink`."""
+        buffer = self._buffers.setdefault(sampling, _Buffer())
+        text = entries(tree)
+        if text:
+            buffer.add(text)
+        frequency = sampling.settings.log_frequency
+        is_due = is_complete or (frequency and buffer.count >= frequency)
+        if is_due or buffer.size >= BUFFER_BYTES_MAX or sampling.is_retired:
+            self._save(sampling, buffer, is_due=bool(is_due))
+        if sampling.is_retired:
+            del self._buffers[sampling]
+
+    def retire(self, sampling: Sampling) -> None:
+        """Write what there is of a setting."""
+        buffer = self._buffers.pop(sampling, None)
+        if buffer is not None:
+            self._save(sampling, buffer)
+
+    def flush(self) -> None:
+        """Write what has no number of traces to wait for."""
+        for sampling, buffer in self._buffers.items():
+            if not sampling.settings.log_frequency and sampling.settings.count == UNLIMITED:
+                self._save(sampling, buffer)
+
+    def close(self) -> None:
+        """Write what is left."""
+        for sampling in list(self._buffers):
+            self.retire(sampling)
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _save(self, sampling: Sampling, buffer: _Buffer, *, is_due: bool = False) -> None:
+        if not buffer.count:
+            return
+        text = buffer.take()
+        try:
+            if is_due or sampling.settings.log_frequency:
+                path = Path(f"{self._path}.{self._next}")
+                self._next += 1
+                _write_whole(path, b"[%b]" % text)
+            else:
+                self._append(text)
+        except OSError as error:
+            _log.error("traces are lost: '%s' cannot be written: %s", self._path, error.strerror or error)
+
+    def _append(self, text: bytes) -> None:
+        if self._is_full:
+            return
+        if self._file is None:
+            self._file = FileIO(self._path, "wb")
+        try:
+            if self._end:
+                self._file.seek(self._end)
+            added = (b",%b]" if self._end else b"[%b]") % text
+            _write_all(self._file, added)
+        except OSError:
+            self._undo(self._file)
+            raise
+        self._end += len(added) - 1
+        if self._end >= FILE_BYTES_MAX:
+            self._is_full = True
+            self._file.close()
+            self._file = None
+            _log.error("'%s' has reached %d bytes: no more traces are added to it", self._path, FILE_BYTES_MAX)
+
+    def _undo(self, file: FileIO) -> None:
+        """Take back what was written in part."""
+        with contextlib.suppress(OSError):
+            file.seek(self._end)
+            if self._end:
+                file.write(b"]")
+            file.truncate()
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    try:
+        path.write_bytes(data)
+    except OSError:
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+        raise
+
+
+def _write_all(file: FileIO, data: bytes) -> None:
+    """Write without a buffer, which would keep what the disk has no room for."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) :]

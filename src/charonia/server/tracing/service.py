@@ -1,0 +1,152 @@
+"""Tracing as the server and its front ends see it: settings in force, and the sampler that follows from them."""
+
+import asyncio
+import itertools
+import random
+
+from charonia.core.errors import invalid
+from charonia.core.trace import TraceTree
+from charonia.server.tracing.files import TraceFiles
+from charonia.server.tracing.options import TraceMode, TraceOptions
+from charonia.server.tracing.otel import OtelExport
+from charonia.server.tracing.sampling import Sampler, Sampling
+from charonia.server.tracing.writer import TraceWriter
+from charonia.wire.trace_settings import Change, SettingsTable, TraceSettings, level_names
+
+
+class _Ids:
+    """Numbers of traces, and of their spans where they become spans."""
+
+    def __init__(self, *, has_spans: bool) -> None:
+        self._numbers = itertools.count(1)
+        self._random = random.Random() if has_spans else None
+
+    def trace_id(self) -> int:
+        return next(self._numbers)
+
+    def span_id(self) -> int:
+        return self._random.getrandbits(64) or 1 if self._random is not None else 0
+
+
+class Tracing:
+    """Tracing of a server. Everything but `aclose` runs on the event loop's thread and never waits.
+
+    Args:
+        options: What the command line says.
+
+    Attributes:
+        sampler: Picks the requests to trace; None while none is ever picked.
+
+    Raises:
+        ServingError: The options ask for what cannot be had.
+    """
+
+    def __init__(self, options: TraceOptions) -> None:
+        self.sampler: Sampler | None = None
+        self._options = options
+        self._is_otel = options.mode is TraceMode.OPENTELEMETRY
+        self._ids = _Ids(has_spans=self._is_otel)
+        self._table = SettingsTable(options.settings)
+        self._samplings: dict[str, Sampling] = {}  # "" is that of the server
+        self._writer: TraceWriter | None = None
+        self._check(self._table.of_server())
+        if self._is_otel:
+            self._writer = TraceWriter(OtelExport(options.otel))
+        elif options.file:
+            self._writer = TraceWriter(TraceFiles(options.file))
+        self._follow(renewed={""})
+
+    @property
+    def can_trace(self) -> bool:
+        """Whether requests may ever be traced: there is somewhere to put traces."""
+        return self._writer is not None
+
+    @property
+    def dropped(self) -> int:
+        """Traces that were dropped because they could not be written as fast as they were made."""
+        return self._writer.dropped if self._writer is not None else 0
+
+    def settings(self, model: str = "") -> dict[str, list[str]]:
+        """Return the settings of a model, or with "" those of the server, by name in the protocol."""
+        settings = self._table.of_model(model) if model else self._table.of_server()
+        sampling = self._samplings.get(model, self._samplings[""])
+        shown = {
+            "trace_level": level_names(settings.level),
+            "trace_rate": [str(settings.rate)],
+            "trace_count": [str(sampling.count_left)],
+        }
+        if self._is_otel:
+            shown["trace_mode"] = [TraceMode.OPENTELEMETRY.value]
+            shown |= {name: [value] for name, value in self._options.otel.given()}
+        else:
+            shown["log_frequency"] = [str(settings.log_frequency)]
+            shown["trace_file"] = [self._options.file]
+            shown["trace_mode"] = [TraceMode.TRITON.value]
+        return shown
+
+    def change(self, model: str, change: Change) -> None:
+        """Change the settings of a model, or with "" of the server.
+
+        Raises:
+            ServingError: INVALID_ARG for settings under which nothing could be traced although they ask for it.
+        """
+        if not change:
+            return
+        table = self._table.copy()
+        table.change(model, change)
+        for settings in (table.of_server(), *(table.of_model(name) for name in table.models)):
+            self._check(settings)
+        self._table = table
+        # As each setting counts its own requests, those that follow another one begin anew with it.
+        self._follow(renewed={model} if model else {"", *table.models})
+
+    async def aclose(self) -> None:
+        """Write what is left, for a limited time."""
+        self.sampler = None
+        if self._writer is not None:
+            await asyncio.to_thread(self._writer.close)
+
+    def _check(self, settings: TraceSettings) -> None:
+        reason = ""
+        if settings.level:
+            if not settings.rate and not self._is_otel:
+                reason = "sample rate must be non-zero"
+            elif not self._is_otel and not self._options.file:
+                reason = "trace file name is not given"
+        if reason:
+            raise invalid(
+                f"Attempting to set invalid trace setting :{reason}",
+                hint="start the server with --trace-config triton,file=PATH" if "file" in reason else "",
+            )
+
+    def _follow(self, renewed: set[str]) -> None:
+        """Make the samplings fit the settings."""
+        for name in list(self._samplings):
+            if name and name not in self._table.models:
+                self._retire(self._samplings.pop(name))
+        for name in ("", *self._table.models):
+            if name in renewed:
+                old = self._samplings.get(name)
+                if old is not None:
+                    self._retire(old)
+                settings = self._table.of_model(name) if name else self._table.of_server()
+                self._samplings[name] = Sampling(settings, allows_remote=self._is_otel)
+        self._refresh()
+
+    def _retire(self, sampling: Sampling) -> None:
+        if self._writer is not None:
+            self._writer.retire(sampling)
+
+    def _refresh(self) -> None:
+        """Have a sampler only while some request may be picked."""
+        if not self.can_trace or not any(sampling.is_active for sampling in self._samplings.values()):
+            self.sampler = None
+        else:
+            models = {name: sampling for name, sampling in self._samplings.items() if name}
+            self.sampler = Sampler(self._samplings[""], models, self._ids, self._done)
+
+    def _done(self, sampling: Sampling, tree: TraceTree) -> None:
+        if self._writer is not None:
+            self._writer.put(sampling, tree)
+        if not sampling.count_left:
+            self._refresh()

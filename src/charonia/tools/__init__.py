@@ -1,0 +1,1 @@
+"""The second tower: load generator, configuration search and their reports."""

@@ -1,0 +1,138 @@
+"""From the options to the requests that a run sends.
+
+Requests made of items: the `InputSource` of a run.
+"""
+
+from collections.abc import Mapping, Sequence
+from math import lcm
+from pathlib import Path
+
+import numpy as np
+
+from charonia.core.errors import invalid
+from charonia.core.request import InferRequest, ParameterValue
+from charonia.core.tensor import Array, Tensor
+from charonia.tools.perf.data.files import read_path
+from charonia.tools.perf.data.generate import Generator
+from charonia.tools.perf.data.spec import ModelSpec, Step, Stream, check_batch_size, names, with_shapes
+from charonia.tools.perf.options import DataOptions, PerfOptions
+
+
+class Inputs:
+    """Batches of steps. Request `k` of a stream holds the steps `k * b` to `k * b + b - 1`, over and over.
+
+    A stream of `n` steps has as many requests as it takes until that repeats: n / gcd(n, b).
+
+    Args:
+        spec: The model.
+        streams: The steps, at least one in each stream.
+        batch_size: Items of a request; 1 for a model without batch dimension.
+        parameters: Parameters of every request.
+
+    Raises:
+        ServingError: INVALID_ARG when steps of one batch do not fit together.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        streams: Sequence[Stream],
+        batch_size: int = 1,
+        parameters: Mapping[str, ParameterValue] | None = None,
+    ) -> None:
+        self.batch_size = batch_size
+        self.stream_count = len(streams)
+        self._spec = spec
+        self._streams = [list(stream) for stream in streams]
+        self._datatypes = {tensor.name: tensor.datatype for tensor in spec.outputs}
+        self._parameters = dict(parameters or {})
+        for number in range(self.stream_count):
+            for index in range(self.step_count(number)):
+                _check_together(self._batch(number, index))
+
+    def step_count(self, stream: int) -> int:
+        """Return how many requests a stream has."""
+        count = len(self._streams[stream])
+        return lcm(count, self.batch_size) // self.batch_size
+
+    def request(self, stream: int, step: int) -> InferRequest:
+        """Return a request of a stream."""
+        steps = self._batch(stream, step)
+        inputs = {
+            tensor.name: Tensor(tensor.name, tensor.datatype, self._joined([s.inputs[tensor.name] for s in steps]))
+            for tensor in self._spec.inputs
+            if tensor.name in steps[0].inputs
+        }
+        return InferRequest(
+            self._spec.name, inputs, model_version=self._spec.version, parameters=dict(self._parameters)
+        )
+
+    def expected(self, stream: int, step: int) -> Mapping[str, Tensor] | None:
+        """Return the outputs that the answer to a request has to hold, None where there is nothing to compare."""
+        wanted = [s.expected for s in self._batch(stream, step)]
+        if wanted[0] is None:
+            return None
+        return {
+            name: Tensor(name, self._datatypes[name], self._joined([item[name] for item in wanted if item]))
+            for name in wanted[0]
+        }
+
+    def _batch(self, stream: int, step: int) -> list[Step]:
+        steps = self._streams[stream]
+        first = step * self.batch_size
+        return [steps[index % len(steps)] for index in range(first, first + self.batch_size)]
+
+    def _joined(self, items: list[Array]) -> Array:
+        if not self._spec.max_batch_size:
+            return items[0]
+        return np.stack(items)
+
+
+def _check_together(steps: Sequence[Step]) -> None:
+    first = steps[0]
+    for other in steps[1:]:
+        for kind, mine, theirs in (
+            ("input", first.inputs, other.inputs),
+            ("output", first.expected or {}, other.expected or {}),
+        ):
+            if mine.keys() != theirs.keys():
+                name = sorted(mine.keys() ^ theirs.keys())[0]
+                raise invalid(f"{other.where}: {kind} '{name}': expected in all steps of a batch or in none")
+            for name, array in mine.items():
+                if array.shape != theirs[name].shape:
+                    raise invalid(
+                        f"{other.where}: {kind} '{name}': expected shape {list(array.shape)}, that of the step before "
+                        f"it in the batch, got {list(theirs[name].shape)}"
+                    )
+
+
+def load_inputs(spec: ModelSpec, options: PerfOptions) -> Inputs:
+    """Return the requests that the options ask for.
+
+    Raises:
+        ServingError: INVALID_ARG when the data cannot be read or do not fit the model.
+    """
+    batch_size = options.target.batch_size
+    check_batch_size(spec, batch_size)
+    spec = with_shapes(spec, options.data.shapes)
+    if options.data.is_from_files:
+        streams = [stream for source in options.data.sources for stream in read_path(Path(source), spec)]
+    else:
+        streams = [_generate(spec, options.data.sources[0], options.data, options.load.seed, batch_size)]
+    return Inputs(spec, streams, batch_size, dict(options.target.parameters))
+
+
+def _generate(spec: ModelSpec, kind: str, options: DataOptions, seed: int, count: int) -> Stream:
+    if not spec.inputs:
+        raise invalid(f"model '{spec.name}': expected inputs, got {names(spec.inputs)}")
+    generator = Generator(
+        spec,
+        seed=seed,
+        string_length=options.string_length,
+        string_data=options.string_data,
+        ranges={name: (low, high) for name, low, high in options.ranges},
+    )
+    if kind == "zero":
+        return [Step(generator.zero())]
+    # The items of a batch differ.
+    return [Step(generator.random()) for _ in range(count)]

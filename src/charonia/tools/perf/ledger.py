@@ -1,0 +1,208 @@
+"""All that was told about one level by the processes that send load, put together."""
+
+import time
+
+import numpy as np
+
+from charonia.tools.perf.samples import (
+    DONE,
+    OUTCOME,
+    PLACE,
+    SENT,
+    SEQUENCE,
+    Chunk,
+    Rows,
+    as_rows,
+    joined,
+    no_rows,
+    response_times,
+    successes,
+)
+from charonia.tools.results.records import ErrorKind, RequestRecord
+from charonia.wire.transport import Failure
+
+LOST_NS = 3_000_000_000
+"""When nothing has been answered for so long and connections fail, the server is lost."""
+
+_LOST = frozenset((Failure.REFUSED.name, Failure.RESET.name))
+_STEP_MASK = 2**32 - 1
+
+
+class Ledger:
+    """Requests of a level, from all processes.
+
+    Args:
+        process_count: Number of processes.
+        keep_requests: Whether every request is kept as a record too.
+    """
+
+    def __init__(self, process_count: int, keep_requests: bool = False) -> None:
+        self._until = [0] * process_count
+        self._in_flight = [0] * process_count
+        self._finished = [False] * process_count
+        self._cpu: list[list[tuple[int, int]]] = [[] for _ in range(process_count)]
+        self._parts: list[Rows] = []
+        self._sorted = no_rows()
+        self._sent: list[Rows] = []
+        self._kinds: dict[str, int] = {}
+        self._numbers: list[dict[int, int]] = [{} for _ in range(process_count)]
+        self._messages: dict[int, list[str]] = {}
+        self._keep = keep_requests
+        self._to_epoch = time.time_ns() - time.monotonic_ns()
+        self._requests: list[tuple[int, RequestRecord]] = []
+        self.request_count = 0
+        self.error_count = 0
+        self.last_success_ns = 0
+        self._lost_since_success = 0
+
+    def take(self, process: int, chunk: Chunk) -> Rows:
+        """Add what a process told, and return its rows."""
+        numbers = self._numbers[process]
+        for number, kind in chunk.kinds.items():
+            numbers[number] = self._kinds.setdefault(kind, len(self._kinds) + 1)
+        for number, message in chunk.messages:
+            messages = self._messages.setdefault(numbers[number], [])
+            if message not in messages:
+                messages.append(message)
+        rows = as_rows(chunk.rows)
+        if np.any(rows[:, OUTCOME]):
+            table = np.zeros(max(numbers) + 1, np.int64)
+            for number, shared in numbers.items():
+                table[number] = shared
+            rows = rows.copy()
+            rows[:, OUTCOME] = table[rows[:, OUTCOME]]
+        self._count(rows)
+        if len(rows):
+            self._parts.append(rows)
+        if chunk.sent:
+            self._sent.append(np.frombuffer(chunk.sent, np.int64).reshape(-1, 2))
+        if self._keep:
+            self._remember(rows, chunk)
+        self._until[process] = chunk.until_ns
+        self._in_flight[process] = chunk.in_flight
+        self._finished[process] = chunk.finished
+        self._cpu[process].append((chunk.until_ns, chunk.cpu_ns))
+        return rows
+
+    @property
+    def process_count(self) -> int:
+        """Number of processes."""
+        return len(self._until)
+
+    @property
+    def until_ns(self) -> int:
+        """Every request that ended before this time is here."""
+        return min(self._until)
+
+    @property
+    def in_flight(self) -> int:
+        """Requests without an answer."""
+        return sum(self._in_flight)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all processes have sent what there was, and have all answers."""
+        return all(self._finished)
+
+    @property
+    def rows(self) -> Rows:
+        """All requests that ended, by the time they did."""
+        if self._parts:
+            self._sorted = joined([self._sorted, *self._parts])
+            self._parts = []
+        return self._sorted
+
+    @property
+    def sent(self) -> Rows:
+        """Intended and actual send times of the requests of an open loop, by the intended one; int64 [requests, 2]."""
+        if len(self._sent) > 1:
+            whole = np.concatenate(self._sent)
+            self._sent = [whole[np.argsort(whole[:, 0], kind="stable")]]
+        return self._sent[0] if self._sent else np.empty((0, 2), np.int64)
+
+    @property
+    def may_be_lost(self) -> bool:
+        """Whether connections have failed since the last success: `is_lost` will tell."""
+        return self._lost_since_success > 0
+
+    def is_lost(self, now_ns: int, begin_ns: int) -> bool:
+        """Whether the server has gone: for a while nothing but failing connections."""
+        quiet = now_ns - max(self.last_success_ns, begin_ns)
+        return self._lost_since_success > 0 and quiet > LOST_NS
+
+    def errors(self, rows: Rows) -> tuple[ErrorKind, ...]:
+        """Return the failures among these rows by kind, most frequent first."""
+        counts = np.bincount(rows[:, OUTCOME], minlength=len(self._kinds) + 1)
+        kinds = [
+            ErrorKind(kind, int(counts[number]), tuple(self._messages.get(number, ())))
+            for kind, number in self._kinds.items()
+            if counts[number]
+        ]
+        return tuple(sorted(kinds, key=lambda kind: -kind.count))
+
+    def busy_share(self, begin_ns: int, end_ns: int) -> tuple[float, float]:
+        """Return the share of a time in which the busiest process computed, and the CPU seconds of all of them."""
+        spent = [_spent(samples, begin_ns, end_ns) for samples in self._cpu]
+        share = max(spent, default=0) / max(end_ns - begin_ns, 1)
+        return min(share, 1.0), sum(spent) / 1e9
+
+    def requests(self, begin_ns: int, end_ns: int) -> tuple[RequestRecord, ...]:
+        """Return the records of the requests that ended in [begin_ns, end_ns), where they are kept."""
+        chosen = [(done, record) for done, record in self._requests if begin_ns <= done < end_ns]
+        return tuple(record for _, record in sorted(chosen, key=lambda pair: pair[1].begin_ns))
+
+    def epoch_ns(self, monotonic_ns: int) -> int:
+        """Return a monotonic time as nanoseconds since the epoch."""
+        return monotonic_ns + self._to_epoch
+
+    def _count(self, rows: Rows) -> None:
+        good = successes(rows)
+        self.request_count += len(good)
+        self.error_count += len(rows) - len(good)
+        if len(good):
+            self.last_success_ns = max(self.last_success_ns, int(good[:, DONE].max()))
+            self._lost_since_success = 0
+        elif len(rows):
+            lost = [self._kinds[kind] for kind in _LOST if kind in self._kinds]
+            self._lost_since_success += int(np.isin(rows[:, OUTCOME], lost).sum())
+
+    def _remember(self, rows: Rows, chunk: Chunk) -> None:
+        names = {number: kind for kind, number in self._kinds.items()}
+        for index, row in enumerate(rows.tolist()):
+            times = chunk.responses.get(index, ())
+            record = RequestRecord(
+                begin_ns=self.epoch_ns(row[SENT]),
+                response_ns=tuple(self.epoch_ns(at) for at in times),
+                stream=row[PLACE] >> 32,
+                step=row[PLACE] & _STEP_MASK,
+                sequence_id=row[SEQUENCE] >> 1,
+                error=names.get(row[OUTCOME], ""),
+            )
+            self._requests.append((row[DONE], record))
+
+
+class Recent:
+    """What happened since the last look: for the display while a level runs."""
+
+    def __init__(self) -> None:
+        self._parts: list[Rows] = []
+
+    def add(self, rows: Rows) -> None:
+        """Add rows."""
+        self._parts.append(rows)
+
+    def take(self) -> tuple[int, int, int]:
+        """Return how many requests succeeded since the last call, and median and 99th percentile of their times."""
+        times = response_times(successes(np.concatenate([no_rows(), *self._parts])))
+        self._parts = []
+        if not times.size:
+            return 0, 0, 0
+        p50, p99 = np.percentile(times, (50, 99), method="nearest").tolist()
+        return int(times.size), int(p50), int(p99)
+
+
+def _spent(samples: list[tuple[int, int]], begin_ns: int, end_ns: int) -> int:
+    if len(samples) < 2:
+        return 0
+    at, cpu = np.array(samples, np.float64).T
+    return int(np.interp(end_ns, at, cpu) - np.interp(begin_ns, at, cpu))

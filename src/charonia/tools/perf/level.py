@@ -1,0 +1,365 @@
+"""Measuring one level: let load run, cut it into windows, and stop when it is known or hopeless.
+
+A load that runs: what it tells is taken, the server is looked at, progress is told, and it is ended.
+"""
+
+import time
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from charonia.tools.perf import adaptive, windows
+from charonia.tools.perf.api import MeasurementMode, Progress, RunSettings, Stop, Tick, WindowDone
+from charonia.tools.perf.ledger import Ledger, Recent
+from charonia.tools.perf.messages import Begin
+from charonia.tools.perf.observer import Observer
+from charonia.tools.perf.outcome import Seen, Span, clamped, is_open, level_backlog, level_result
+from charonia.tools.perf.pool import Pool
+from charonia.tools.perf.samples import ended_within
+from charonia.tools.results.records import LevelResult, LoadLevel, LoadMode, Verdict, Window
+
+TICK_S = 0.25
+"""Time between two progress events."""
+
+DRAIN_S = 5.0
+"""How long answers are waited for when a level has ended; an overloaded server works off its queue meanwhile."""
+
+LISTEN_S = 0.05
+
+
+class Interruption(Enum):
+    """Why waiting ended before its time."""
+
+    STOPPED = "stopped"
+    """The user wants the end."""
+    LOST = "lost"
+    """The server has gone."""
+    FINISHED = "finished"
+    """All there was to send was sent and has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What all levels of a run have in common.
+
+    Attributes:
+        pool: Processes that send load.
+        observer: Looks at the server.
+        settings: The run.
+        batch_size: Items of a request.
+        progress: Is told what happens.
+        stop: A wish to end.
+    """
+
+    pool: Pool
+    observer: Observer
+    settings: RunSettings
+    batch_size: int
+    progress: Progress
+    stop: Stop
+
+
+class RunningLoad:
+    """One load, from its begin on.
+
+    Args:
+        context: What it has in common with others.
+        level: The load.
+        request_count: Requests to send; 0 for no end.
+
+    Attributes:
+        ledger: All that ended so far.
+        begin_ns: Monotonic time of the begin.
+        level: The load.
+        most_in_flight: Most requests that were on their way at a time.
+    """
+
+    def __init__(self, context: Context, level: LoadLevel, request_count: int) -> None:
+        self.level = level
+        self.ledger = Ledger(context.pool.count, context.settings.keep_requests)
+        self.most_in_flight = 0
+        self._context = context
+        self._recent = Recent()
+        self._window = 0
+        self._left_s: float | None = None
+        context.pool.prepare(Begin(level, request_count))
+        context.observer.begin()
+        self.begin_ns = context.pool.go()
+        self._last_tick = time.monotonic()
+
+    def expect(self, window: int, left_s: float | None) -> None:
+        """Say which window runs, and how long the level may still take, for the display."""
+        self._window = window
+        self._left_s = None if left_s is None else left_s + time.monotonic()
+
+    def wait(self, until_ns: int | None = None) -> Interruption | None:
+        """Go on until this time, or without it until all has been sent; return why it ended early."""
+        while until_ns is None or self.ledger.until_ns < until_ns:
+            self._take()
+            if self.ledger.is_finished:
+                return Interruption.FINISHED
+            if self._context.stop.requested:
+                return Interruption.STOPPED
+            if self.ledger.is_lost(time.monotonic_ns(), self.begin_ns):
+                return Interruption.LOST
+            self._context.observer.look()
+            self._tick()
+        return None
+
+    def end(self) -> None:
+        """Stop the load, and wait for what is on its way; a user who wants the end does not wait."""
+        if self.ledger.is_finished:
+            return
+        hurry = self._context.stop.requested or self.ledger.is_lost(time.monotonic_ns(), self.begin_ns)
+        self._context.pool.end(0.0 if hurry else DRAIN_S)
+        while not self.ledger.is_finished:
+            self._take()
+
+    def _take(self) -> None:
+        for process, chunk in self._context.pool.listen(LISTEN_S):
+            self._recent.add(self.ledger.take(process, chunk))
+        self.most_in_flight = max(self.most_in_flight, self.ledger.in_flight)
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        passed = now - self._last_tick
+        if passed < TICK_S:
+            return
+        self._last_tick = now
+        count, p50_ns, p99_ns = self._recent.take()
+        event = Tick(
+            level=self.level,
+            elapsed_s=now - self.begin_ns / 1e9,
+            left_s=None if self._left_s is None else max(self._left_s - now, 0.0),
+            rate=count * self._context.batch_size / passed,
+            p50_ns=p50_ns,
+            p99_ns=p99_ns,
+            in_flight=self.ledger.in_flight,
+            error_count=self.ledger.error_count,
+            window=self._window,
+            window_count_max=self._context.settings.measure.trials_max if self._window else 0,
+        )
+        self._context.progress(event)
+
+
+_PARTIAL_NS = 200_000_000
+_COUNT_STEP_NS = 1_000_000_000
+_COUNT_WINDOW_NS_MAX = 60_000_000_000
+_OVERLOAD_NS = 2_000_000_000
+
+_INTERRUPTED = {
+    Interruption.STOPPED: (Verdict.INTERRUPTED, "The run was stopped before this level was measured to the end."),
+    Interruption.LOST: (Verdict.SERVER_LOST, "The server stopped answering and takes no connections."),
+    Interruption.FINISHED: (Verdict.COMPLETE, "All requests were sent and have ended."),
+}
+_OVERLOADED = (
+    "Requests pile up: the server answers fewer than are sent, so response times grow as long as this goes on."
+)
+
+
+def measure(context: Context, level: LoadLevel) -> LevelResult:
+    """Measure one level.
+
+    Raises:
+        ServingError: Load cannot be sent at all.
+    """
+    plan = context.settings.measure
+    if plan.warmup_request_count:
+        warmup = RunningLoad(context, level, plan.warmup_request_count)
+        warmup.wait()
+        warmup.end()
+    load = RunningLoad(context, level, plan.request_count)
+    if plan.request_count or level.mode is LoadMode.PERIODIC:
+        span = _to_the_end(load)
+    elif plan.mode is MeasurementMode.ADAPTIVE:
+        span = _adaptively(context, load)
+    else:
+        span = _Windows(context, load).measure()
+    context.observer.mark()
+    load.end()
+    if span.verdict is Verdict.COMPLETE:
+        low, high = clamped(load.ledger.rows, span.used_begin_ns, span.used_end_ns)
+        span = replace(span, used_begin_ns=low, used_end_ns=high)
+        span = replace(span, windows=(_used_window(context, load, low, high),))
+    return _result(context, load, _judged(load, span))
+
+
+def _to_the_end(load: RunningLoad) -> Span:
+    verdict, reason = _INTERRUPTED[load.wait() or Interruption.FINISHED]
+    return _span(load, load.begin_ns, load.ledger.until_ns, (), verdict, (reason,))
+
+
+def _adaptively(context: Context, load: RunningLoad) -> Span:
+    """Look again and again until the intervals are tight."""
+    plan = context.settings.measure
+    decision = adaptive.AdaptiveStop(plan, load.begin_ns)
+    load.expect(0, plan.time_max_s)
+    at_ns = load.begin_ns
+    while True:
+        at_ns = decision.next_ns(at_ns)
+        interruption = load.wait(at_ns)
+        now_ns = _end_ns(load, interruption) if interruption else at_ns
+        seen = adaptive.look(load.ledger.rows, load.begin_ns, now_ns, plan)
+        context.observer.mark()
+        if interruption:
+            verdict, reason = _INTERRUPTED[interruption]
+        elif decision.settled(seen, load.ledger.request_count):
+            verdict, reason = Verdict.STABLE, f"Both confidence intervals are within {plan.precision:.0%}."
+        elif _piles_up(load, now_ns):
+            verdict, reason = Verdict.OVERLOADED, _OVERLOADED
+        elif decision.out_of_time(now_ns):
+            verdict = Verdict.UNSTABLE
+            reason = f"The confidence intervals were not within {plan.precision:.0%} after {plan.time_max_s:g} s."
+        else:
+            continue
+        window = _used_window(context, load, seen.begin_ns, seen.end_ns)
+        over = windows.is_over([window], plan.latency_limit_ns)
+        return _span(load, seen.begin_ns, seen.end_ns, (window,), verdict, (reason,), over)
+
+
+class _Windows:
+    """Windows of a time or a count, until the last three agree.
+
+    Args:
+        context: What the level has in common with others.
+        load: The load that runs.
+    """
+
+    def __init__(self, context: Context, load: RunningLoad) -> None:
+        self._context = context
+        self._load = load
+        self._plan = context.settings.measure
+        self._windows: list[Window] = []
+
+    def measure(self) -> Span:
+        """Measure, and return the time of the last three windows with the verdict."""
+        plan, load = self._plan, self._load
+        begin_ns = load.begin_ns
+        while len(self._windows) < plan.trials_max:
+            load.expect(len(self._windows) + 1, self._left_s())
+            end_ns, interruption = self._wait(begin_ns)
+            if interruption:
+                # Windows that began when the server was gone already say nothing of it.
+                while self._windows and self._windows[-1].end_ns > end_ns:
+                    begin_ns = self._windows.pop().begin_ns
+                if end_ns - begin_ns >= _PARTIAL_NS or not self._windows:
+                    self._add(begin_ns, end_ns)
+                verdict, reason = _INTERRUPTED[interruption]
+                return self._span(verdict, (reason,))
+            self._add(begin_ns, end_ns)
+            begin_ns = end_ns
+            if len(self._windows) >= windows.LAST and (found := self._verdict()) is not None:
+                return self._span(*found)
+            if windows.is_over(self._windows, plan.latency_limit_ns):
+                return self._span(Verdict.UNSTABLE, ("The latency limit was reached before three windows agreed.",))
+        return self._span(Verdict.UNSTABLE, (self._disagreement(),))
+
+    def _wait(self, begin_ns: int) -> tuple[int, Interruption | None]:
+        plan, load = self._plan, self._load
+        if plan.mode is MeasurementMode.TIME_WINDOWS:
+            end_ns = begin_ns + windows.window_ns(plan.interval_ms)
+            interruption = load.wait(end_ns)
+        else:
+            end_ns, interruption = begin_ns, None
+            count = 0
+            while not interruption and count < plan.window_request_count and end_ns - begin_ns < _COUNT_WINDOW_NS_MAX:
+                end_ns += _COUNT_STEP_NS
+                interruption = load.wait(end_ns)
+                count = len(ended_within(load.ledger.rows, begin_ns, end_ns))
+        return (_end_ns(load, interruption) if interruption else end_ns), interruption
+
+    def _add(self, begin_ns: int, end_ns: int) -> None:
+        context = self._context
+        measured = windows.measure(self._load.ledger.rows, begin_ns, end_ns, context.batch_size, self._plan.percentile)
+        self._windows.append(measured.window)
+        context.observer.mark()
+        shown = replace(measured.window, begin_ns=begin_ns - self._load.begin_ns, end_ns=end_ns - self._load.begin_ns)
+        context.progress(WindowDone(self._load.level, len(self._windows), shown, measured.deviation_ns))
+
+    def _verdict(self) -> tuple[Verdict, tuple[str, ...]] | None:
+        if _piles_up(self._load, self._windows[-1].end_ns):
+            return Verdict.OVERLOADED, (_OVERLOADED,)
+        stability = self._plan.stability
+        if windows.throughput_agrees(self._windows, stability) and windows.latency_agrees(self._windows, stability):
+            return Verdict.STABLE, (f"The last {windows.LAST} windows agree within {stability:.0%}.",)
+        return None
+
+    def _disagreement(self) -> str:
+        if len(self._windows) < windows.LAST:
+            return f"{windows.LAST} windows are needed to compare them, and there were {len(self._windows)}."
+        parts = []
+        if not windows.throughput_agrees(self._windows, self._plan.stability):
+            parts.append("throughput")
+        if not windows.latency_agrees(self._windows, self._plan.stability):
+            parts.append("latency")
+        return (
+            f"After {len(self._windows)} windows, {' and '.join(parts)} of the last {windows.LAST} still differed by "
+            f"more than {self._plan.stability:.0%}."
+        )
+
+    def _left_s(self) -> float | None:
+        if self._plan.mode is not MeasurementMode.TIME_WINDOWS:
+            return None
+        return (self._plan.trials_max - len(self._windows)) * windows.window_ns(self._plan.interval_ms) / 1e9
+
+    def _span(self, verdict: Verdict, reasons: tuple[str, ...]) -> Span:
+        marked = windows.mark_used(self._windows)
+        used = [window for window in marked if window.used]
+        over = windows.is_over(self._windows, self._plan.latency_limit_ns)
+        return _span(self._load, used[0].begin_ns, used[-1].end_ns, tuple(marked), verdict, reasons, over)
+
+
+def _end_ns(load: RunningLoad, interruption: Interruption) -> int:
+    """Return where a time that was broken off ends: what a server did not do after its end says nothing of it."""
+    if interruption is Interruption.LOST and load.ledger.last_success_ns:
+        return load.ledger.last_success_ns + 1
+    return load.ledger.until_ns
+
+
+def _span(
+    load: RunningLoad,
+    begin_ns: int,
+    end_ns: int,
+    used: tuple[Window, ...],
+    verdict: Verdict,
+    reasons: tuple[str, ...],
+    over: bool = False,
+) -> Span:
+    return Span(load.begin_ns, begin_ns, end_ns, used, verdict, reasons, over)
+
+
+def _used_window(context: Context, load: RunningLoad, begin_ns: int, end_ns: int) -> Window:
+    plan = context.settings.measure
+    measured = windows.measure(load.ledger.rows, begin_ns, end_ns, context.batch_size, plan.percentile)
+    return replace(measured.window, used=True)
+
+
+def _piles_up(load: RunningLoad, now_ns: int) -> bool:
+    if not is_open(load.level) or now_ns - load.begin_ns < _OVERLOAD_NS or load.ledger.may_be_lost:
+        return False
+    return level_backlog(load.ledger, load.begin_ns, now_ns).is_overload
+
+
+def _judged(load: RunningLoad, span: Span) -> Span:
+    """Say that the server was overloaded also where something else ended the level."""
+    unsettled = span.verdict in (Verdict.UNSTABLE, Verdict.COMPLETE)
+    if unsettled and is_open(load.level) and level_backlog(load.ledger, load.begin_ns, span.used_end_ns).is_overload:
+        return replace(span, verdict=Verdict.OVERLOADED, reasons=(_OVERLOADED, *span.reasons))
+    return span
+
+
+def _result(context: Context, load: RunningLoad, span: Span) -> LevelResult:
+    settings, observer = context.settings, context.observer
+    begin_ns, end_ns = span.used_begin_ns, span.used_end_ns
+    rows = load.ledger.rows
+    gpus, metrics = observer.metrics(begin_ns, end_ns)
+    seen = Seen(
+        observer.server_side(
+            begin_ns, end_ns, lambda low, high: len(ended_within(rows, low, high)), load.most_in_flight
+        ),
+        observer.resources(begin_ns, end_ns),
+        gpus,
+        metrics,
+    )
+    return level_result(
+        load.level, span, load.ledger, settings.measure, context.batch_size, settings.target.streaming, seen
+    )

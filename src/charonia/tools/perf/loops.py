@@ -1,0 +1,373 @@
+"""Who sends when: closed loop, open loop, and the growing load of `--periodic-concurrency-range`.
+
+A loop runs on the event loop's thread of one process and sends that process's share of a level. It is `finished` when
+all there was to send has been sent and has ended; a load without an end finishes only after `stop`.
+
+A timer that rings within microseconds. The event loop's own timers are rounded to milliseconds.
+
+On Linux it is the system's timer as a file descriptor; elsewhere the event loop's timer has to do, and requests of an
+open loop are up to a millisecond late. Their latency counts from the intended time all the same.
+"""
+
+import asyncio
+import ctypes
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Protocol
+
+from charonia.tools.perf.sending import Sender, Then
+from charonia.tools.perf.sequences import Part, SequenceSlot
+from charonia.wire.transport import Failure
+
+_CLOCK_MONOTONIC = 1
+_NONBLOCK_CLOEXEC = os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0)
+_ABSOLUTE = 1
+_SECOND_NS = 1_000_000_000
+
+
+class _Time(ctypes.Structure):
+    _fields_ = (
+        ("interval_s", ctypes.c_long),
+        ("interval_ns", ctypes.c_long),
+        ("value_s", ctypes.c_long),
+        ("value_ns", ctypes.c_long),
+    )
+
+
+class TimerFd:
+    """The system's timer (Linux).
+
+    Args:
+        loop: The event loop that watches it.
+        ring: What is called when the time has come.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
+        self._loop = loop
+        self._ring = ring
+        self._library = ctypes.CDLL(None, use_errno=True)
+        self._descriptor = self._library.timerfd_create(_CLOCK_MONOTONIC, _NONBLOCK_CLOEXEC)
+        if self._descriptor < 0:
+            raise OSError(ctypes.get_errno(), "timerfd_create")
+        self._time = _Time()
+        loop.add_reader(self._descriptor, self._rings)
+
+    def set(self, at_ns: int) -> None:
+        """Ring once at this time of the monotonic clock, at once if it is over."""
+        self._time.value_s, self._time.value_ns = divmod(max(at_ns, 1), _SECOND_NS)
+        self._library.timerfd_settime(self._descriptor, _ABSOLUTE, ctypes.byref(self._time), None)
+
+    def close(self) -> None:
+        """Never ring again."""
+        self._loop.remove_reader(self._descriptor)
+        os.close(self._descriptor)
+
+    def _rings(self) -> None:
+        try:
+            os.read(self._descriptor, 8)
+        except BlockingIOError:
+            return  # set anew since it rang
+        self._ring()
+
+
+class LoopTimer:
+    """The event loop's timer.
+
+    Args:
+        loop: The event loop.
+        ring: What is called when the time has come.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
+        self._loop = loop
+        self._ring = ring
+        self._handle: asyncio.TimerHandle | None = None
+
+    def set(self, at_ns: int) -> None:
+        """Ring once at this time of the loop's clock, which is the monotonic one."""
+        self.close()
+        self._handle = self._loop.call_at(at_ns / _SECOND_NS, self._ring)
+
+    def close(self) -> None:
+        """Never ring again."""
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+
+Alarm = TimerFd | LoopTimer
+
+
+def alarm(loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> Alarm:
+    """Return the most precise timer there is here."""
+    return TimerFd(loop, ring) if sys.platform == "linux" else LoopTimer(loop, ring)
+
+
+RETRY_DELAY_S = 0.05
+"""Pause of a slot whose request never reached a server, so that a closed loop does not spin."""
+
+_BURST_MAX = 64
+"""Late requests that are sent in one go, before answers are looked at."""
+
+_UNSENT = frozenset((Failure.REFUSED.name, Failure.RESET.name, Failure.EXHAUSTED.name, Failure.CLOSED.name))
+
+Slot = SequenceSlot | Iterator[Part]
+"""Where requests come from: the parts of sequences, or steps of the data."""
+
+
+class Loop(Protocol):
+    """One process's share of a load."""
+
+    def start(self) -> None:
+        """Begin to send."""
+        ...
+
+    def stop(self) -> None:
+        """Send no more, but for what ends open sequences."""
+        ...
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether nothing will be sent any more and all that was sent has ended."""
+        ...
+
+
+def _ignore(kind: str) -> None:
+    """Take the end of a request that nobody waits for."""
+
+
+class _Place:
+    """A slot, and whether a request of it is on its way."""
+
+    __slots__ = ("flights", "next", "slot", "then", "waiting")
+
+    def __init__(self, slot: Slot) -> None:
+        self.slot = slot
+        self.next: Callable[[], Part] = slot.next if isinstance(slot, SequenceSlot) else slot.__next__
+        self.then: Then = _ignore
+        self.flights = 0
+        self.waiting: deque[int] = deque()
+
+    def failed(self) -> None:
+        if isinstance(self.slot, SequenceSlot):
+            self.slot.abandon()
+
+
+class _Finishing:
+    """Ends open sequences when a load stops. What it sends is not measured."""
+
+    def __init__(self, sender: Sender, places: list[_Place]) -> None:
+        self._sender = sender
+        self._places = places
+
+    def finish(self, place: _Place) -> None:
+        if place.flights or not isinstance(place.slot, SequenceSlot):
+            return
+        part = place.slot.finish()
+        if part is not None:
+            self._sender.is_recording = False
+            self._sender.send(part, 0, _ignore)
+            self._sender.is_recording = True
+
+    def finish_all(self) -> None:
+        for place in self._places:
+            self.finish(place)
+
+
+class ClosedLoop:
+    """Every slot sends its next request when the answer to the one before has come.
+
+    Args:
+        sender: Sends.
+        slots: As many as requests are to be in flight.
+        request_count: Requests to send; 0 for no end.
+    """
+
+    def __init__(self, sender: Sender, slots: list[Slot], request_count: int = 0) -> None:
+        self._sender = sender
+        self._places = [_Place(slot) for slot in slots]
+        self._finishing = _Finishing(sender, self._places)
+        self._left = request_count if request_count else -1
+        self._is_stopped = False
+        self._call_later = asyncio.get_running_loop().call_later
+
+    def start(self) -> None:
+        """Send the first request of every slot."""
+        for place in self._places:
+            place.then = partial(self._ended, place)
+            self._next(place)
+
+    def stop(self) -> None:
+        """Send no more, but for what ends open sequences."""
+        self._is_stopped = True
+        self._finishing.finish_all()
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether nothing will be sent any more and all that was sent has ended."""
+        return (self._is_stopped or not self._left) and not self._sender.flights
+
+    def _next(self, place: _Place) -> None:
+        if self._is_stopped or not self._left:
+            self._finishing.finish(place)
+            return
+        self._left -= 1
+        place.flights = 1
+        self._sender.send(place.next(), 0, place.then)
+
+    def _ended(self, place: _Place, kind: str) -> None:
+        place.flights = 0
+        if kind:
+            place.failed()
+            if kind in _UNSENT:
+                self._call_later(RETRY_DELAY_S, self._next, place)
+                return
+        self._next(place)
+
+
+class OpenLoop:
+    """Requests are sent at their times, whatever has become of those before.
+
+    Args:
+        sender: Sends.
+        slots: Where requests come from, in turn.
+        times_ns: Monotonic times of the requests, ascending.
+        request_count: Requests to send; 0 for no end.
+        serial: Whether requests of one slot wait for each other. The wait counts as latency.
+    """
+
+    def __init__(
+        self, sender: Sender, slots: list[Slot], times_ns: Iterator[int], request_count: int = 0, serial: bool = False
+    ) -> None:
+        self._sender = sender
+        self._places = [_Place(slot) for slot in slots]
+        self._finishing = _Finishing(sender, self._places)
+        self._times_ns = times_ns
+        self._left = request_count if request_count else -1
+        self._serial = serial
+        self._turn = 0
+        self._is_stopped = False
+        self._next_ns = next(times_ns)
+        self._loop = asyncio.get_running_loop()
+        self._alarm = alarm(self._loop, self._due)
+
+    def start(self) -> None:
+        """Wait for the first time."""
+        for place in self._places:
+            place.then = partial(self._ended, place)
+        self._alarm.set(self._next_ns)
+
+    def stop(self) -> None:
+        """Send no more, but for what ends open sequences."""
+        if not self._is_stopped:
+            self._is_stopped = True
+            self._alarm.close()
+        for place in self._places:
+            place.waiting.clear()
+        self._finishing.finish_all()
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether nothing will be sent any more and all that was sent has ended."""
+        waiting = any(place.waiting for place in self._places)
+        return (self._is_stopped or not self._left) and not self._sender.flights and not waiting
+
+    def _due(self) -> None:
+        sent = 0
+        while self._left and not self._is_stopped and self._next_ns <= time.monotonic_ns():
+            if sent == _BURST_MAX:
+                self._loop.call_soon(self._due)
+                return
+            self._arrive(self._next_ns)
+            sent += 1
+            self._left -= 1
+            self._next_ns = next(self._times_ns)
+        if self._left and not self._is_stopped:
+            self._alarm.set(self._next_ns)
+
+    def _arrive(self, intended_ns: int) -> None:
+        place = self._places[self._turn]
+        self._turn = (self._turn + 1) % len(self._places)
+        if self._serial and place.flights:
+            place.waiting.append(intended_ns)
+        else:
+            self._send(place, intended_ns)
+
+    def _send(self, place: _Place, intended_ns: int) -> None:
+        place.flights += 1
+        self._sender.send(place.next(), intended_ns, place.then)
+
+    def _ended(self, place: _Place, kind: str) -> None:
+        place.flights -= 1
+        if kind:
+            place.failed()
+        if place.waiting:
+            self._send(place, place.waiting.popleft())
+        elif self._is_stopped or not self._left:
+            self._finishing.finish(place)
+
+
+class PeriodicLoop:
+    """More requests are added whenever those added last have had so many responses each.
+
+    Args:
+        sender: Sends.
+        slot: Where requests come from.
+        start: Requests at the begin.
+        end: Requests altogether.
+        step: Requests added at a time.
+        period: Responses of each of the requests added last before more are added.
+    """
+
+    def __init__(self, sender: Sender, slot: Iterator[Part], start: int, end: int, step: int, period: int) -> None:
+        self._sender = sender
+        self._slot = slot
+        self._left = end
+        self._first = start
+        self._step = step
+        self._period = period
+        self._behind = 0
+
+    def start(self) -> None:
+        """Send the first requests."""
+        self._add(self._first)
+
+    def stop(self) -> None:
+        """Send no more."""
+        self._left = 0
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether nothing will be sent any more and all that was sent has ended."""
+        return not self._left and not self._sender.flights
+
+    def _add(self, count: int) -> None:
+        count = min(count, self._left)
+        self._left -= count
+        self._behind = count
+        for _ in range(count):
+            self._send()
+
+    def _send(self) -> None:
+        arrived = False
+
+        def responded(count: int) -> None:
+            if count >= self._period:
+                arrive()
+
+        def arrive(kind: str = "") -> None:
+            nonlocal arrived
+            if arrived:
+                return
+            arrived = True
+            self._behind -= 1
+            if not self._behind and self._left:
+                self._add(self._step)
+
+        # A request that ends early holds nobody up.
+        flight = self._sender.send(next(self._slot), 0, arrive)
+        flight.responded = responded

@@ -1,0 +1,169 @@
+"""Looks at the server from outside the load: statistics, processes, metrics page. All of it may be missing.
+
+Readings are kept with their times, so that those nearest to the windows of a result can be compared later.
+"""
+
+import contextlib
+import http.client
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from charonia.client.sync_client import Client
+from charonia.core.errors import ServingError, unavailable
+from charonia.tools.perf import metrics_page, resources, statistics
+from charonia.tools.perf.api import RunSettings
+from charonia.tools.perf.statistics import Reading
+from charonia.tools.results.server import Gpu, Resources, ServerModel, ServerSide
+
+SAMPLE_S = 0.5
+"""Time between two looks at the server's processes."""
+
+METRICS_BYTES_MAX = 8 * 2**20
+METRICS_TIMEOUT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    at_ns: int
+    statistics: Reading
+
+
+class Observer:
+    """What is seen of the server during a level.
+
+    Args:
+        client: To ask it.
+        settings: The run.
+        composing: Models whose statistics belong to those of the model.
+        has_statistics: Whether the server has the statistics extension.
+        processes: Its processes, None where they are not here.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        settings: RunSettings,
+        composing: list[tuple[str, str]],
+        has_statistics: bool,
+        processes: resources.ServerProcesses | None,
+    ) -> None:
+        self._client = client
+        self._settings = settings
+        self._composing = composing
+        self._has_statistics = has_statistics
+        self._processes = processes
+        self._problem = ""
+        self._metrics_problem = ""
+        self._reads: list[_Read] = []
+        self._samples: list[resources.Sample] = []
+        self._pages: list[tuple[int, metrics_page.Page]] = []
+        self._next_sample = self._next_page = 0.0
+
+    def begin(self) -> None:
+        """Forget what was seen: a load is about to begin."""
+        self._reads, self._samples, self._pages = [], [], []
+        self._next_sample = self._next_page = 0.0
+        self.mark()
+
+    def mark(self) -> None:
+        """Read the statistics now: a window begins or ends."""
+        self._sample()
+        if not self._has_statistics:
+            return
+        target = self._settings.target
+        try:
+            entries = list(self._client.statistics(target.model, target.version))
+            for name, version in self._composing:
+                entries += self._client.statistics(name, version)
+        except ServingError as error:
+            self._problem = f"The server's statistics could not be read: {error.message}."
+            return
+        self._reads.append(_Read(time.monotonic_ns(), statistics.reading(entries)))
+
+    def look(self) -> None:
+        """Look at what is to be seen now and then; call it often, it knows when."""
+        now = time.monotonic()
+        if now >= self._next_sample:
+            self._next_sample = now + SAMPLE_S
+            self._sample()
+        plan = self._settings.server
+        if plan.metrics_url and now >= self._next_page:
+            self._next_page = now + plan.metrics_interval_ms / 1000
+            self._read_page(plan.metrics_url)
+
+    def server_side(self, begin_ns: int, end_ns: int, ended: Callable[[int, int], int], in_flight: int) -> ServerSide:
+        """Return the server's account of a time.
+
+        Args:
+            begin_ns: Begin of the time.
+            end_ns: End of it.
+            ended: Tells how many requests of ours ended in a time.
+            in_flight: Requests of ours that were on their way.
+        """
+        if not self._has_statistics:
+            return ServerSide(None, False, ("The server has no statistics extension.",))
+        notes = [note for note in (self._problem, self._metrics_problem) if note]
+        if len(self._reads) < 2:
+            return ServerSide(None, False, tuple(notes))
+        before = min(self._reads[:-1], key=lambda read: abs(read.at_ns - begin_ns))
+        after = min((read for read in self._reads if read.at_ns > before.at_ns), key=lambda r: abs(r.at_ns - end_ns))
+        target = self._settings.target
+        model, note = statistics.difference(before.statistics, after.statistics, target.model, target.version)
+        notes += [note] if note else []
+        parts: list[ServerModel] = []
+        for name, version in self._composing:
+            part, note = statistics.difference(before.statistics, after.statistics, name, version)
+            notes += [note] if note else []
+            parts += [part] if part is not None else []
+        return statistics.server_side(model, parts, notes, ended(before.at_ns, after.at_ns), in_flight)
+
+    def resources(self, begin_ns: int, end_ns: int) -> Resources | None:
+        """Return what the server's processes used in a time, None where they cannot be seen."""
+        inside = [sample for sample in self._samples if begin_ns <= sample[0] <= end_ns]
+        if len(inside) < 2:
+            inside = self._samples
+        if len(inside) < 2:
+            return None
+        first, last = inside[0], inside[-1]
+        cpu = last[1] - first[1]
+        return Resources(
+            cpu_seconds=cpu * (end_ns - begin_ns) / (last[0] - first[0]),
+            cpu_cores=cpu * 1e9 / (last[0] - first[0]),
+            rss_bytes=max(sample[2] for sample in inside),
+            process_count=last[3],
+        )
+
+    def metrics(self, begin_ns: int, end_ns: int) -> tuple[tuple[Gpu, ...], metrics_page.Page]:
+        """Return what the metrics page said of GPUs in a time, and all of its last numbers."""
+        inside = [page for at, page in self._pages if begin_ns <= at <= end_ns]
+        inside = inside or [page for _, page in self._pages]
+        return metrics_page.gpus(inside), dict(inside[-1]) if inside else {}
+
+    def _sample(self) -> None:
+        if self._processes is not None:
+            sample = resources.timed(self._processes)
+            if sample is not None and (not self._samples or sample[0] > self._samples[-1][0]):
+                self._samples.append(sample)
+
+    def _read_page(self, url: str) -> None:
+        try:
+            self._pages.append((time.monotonic_ns(), metrics_page.parse(read_page(url))))
+        except ServingError as error:
+            self._metrics_problem = error.message
+
+
+def read_page(url: str) -> str:
+    """Return the text of a metrics page.
+
+    Raises:
+        ServingError: UNAVAILABLE when it cannot be read.
+    """
+    url = url if "://" in url else f"http://{url}"
+    try:
+        with contextlib.closing(urllib.request.urlopen(url, timeout=METRICS_TIMEOUT_S)) as answer:
+            return str(answer.read(METRICS_BYTES_MAX).decode("utf-8", "replace"))
+    except (urllib.error.URLError, OSError, http.client.HTTPException, ValueError) as error:
+        raise unavailable(f"The metrics page {url} could not be read: {error}.") from None

@@ -1,0 +1,292 @@
+"""From the requests of a level to its result. Pure but for what it is given.
+
+Whether an open loop asks more than the server can do: requests pile up as long as it lasts. Pure.
+
+A server that stalls now and then lets requests pile up too, and works them off again. Overload is growth that goes on:
+the line through the backlog rises by more than a few requests in a hundred that arrive, and by far more than the
+backlog swings around it.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from charonia.core.latency import LatencyHistogram
+from charonia.tools.perf import adaptive, intervals
+from charonia.tools.perf.api import MeasurePlan
+from charonia.tools.perf.ledger import Ledger
+from charonia.tools.perf.samples import (
+    DONE,
+    FIRST,
+    INTENDED,
+    OUTCOME,
+    RECEIVE,
+    RESPONSES,
+    SEND_END,
+    SENT,
+    SEQUENCE,
+    Rows,
+    ended_within,
+    response_times,
+    service_times,
+    successes,
+)
+from charonia.tools.results.records import (
+    ClientTimes,
+    Estimate,
+    Goodput,
+    LevelResult,
+    LoadLevel,
+    LoadMode,
+    Offered,
+    TimeBucket,
+    Verdict,
+    Window,
+)
+from charonia.tools.results.server import Gpu, Resources, ServerSide
+
+_POINTS = 64
+_GROWTH_MIN = 0.03
+_ARRIVALS_MIN = 50
+_SWINGS = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """Requests without an answer over a time.
+
+    Attributes:
+        begin: How many at the begin.
+        end: How many at the end.
+        growth: By how many they grew a second.
+        is_overload: Whether the growth goes on.
+    """
+
+    begin: int
+    end: int
+    growth: float
+    is_overload: bool
+
+
+def backlog(intended_ns: NDArray[np.int64], done_ns: NDArray[np.int64], begin_ns: int, end_ns: int) -> Backlog:
+    """Return what happened to the backlog.
+
+    Args:
+        intended_ns: Intended send times of all requests of the level, ascending.
+        done_ns: When those that ended did, ascending.
+        begin_ns: Begin of the time that is looked at.
+        end_ns: End of it.
+    """
+    at = np.linspace(begin_ns, end_ns, _POINTS)
+    waiting = np.searchsorted(intended_ns, at, side="right") - np.searchsorted(done_ns, at, side="right")
+    seconds = (at - begin_ns) / 1e9
+    arrived = int(np.searchsorted(intended_ns, end_ns) - np.searchsorted(intended_ns, begin_ns))
+    first, last = int(waiting[0]), int(waiting[-1])
+    if arrived < _ARRIVALS_MIN or end_ns <= begin_ns:
+        return Backlog(first, last, 0.0, False)
+    growth, base = (float(number) for number in np.polyfit(seconds, waiting, 1))
+    swing = float(np.std(waiting - (growth * seconds + base)))
+    risen = growth * seconds[-1]
+    overload = risen > max(_GROWTH_MIN * arrived, _SWINGS * swing, 2.0)
+    return Backlog(first, last, growth, bool(overload))
+
+
+DELAYED_NS = 1_000_000
+"""A request that was sent later than this after its time counts as delayed."""
+
+TIMELINE_BUCKETS = 120
+_BUCKET_MIN_NS = 100_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The time of a result, and how it ended.
+
+    Attributes:
+        begin_ns: Begin of the level, monotonic.
+        used_begin_ns: Begin of the time that the result is about.
+        used_end_ns: End of it.
+        windows: All windows, in monotonic time.
+        verdict: How far to trust the result.
+        reasons: Why, and what else is to be said.
+        over_latency_limit: Whether the latency limit was reached.
+    """
+
+    begin_ns: int
+    used_begin_ns: int
+    used_end_ns: int
+    windows: tuple[Window, ...]
+    verdict: Verdict
+    reasons: tuple[str, ...]
+    over_latency_limit: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What was seen of the server in that time.
+
+    Attributes:
+        server: Its statistics.
+        resources: Its processes.
+        gpus: Its GPUs.
+        metrics: Its metrics page.
+    """
+
+    server: ServerSide
+    resources: Resources | None
+    gpus: tuple[Gpu, ...]
+    metrics: dict[str, float]
+
+
+def level_result(
+    level: LoadLevel, span: Span, ledger: Ledger, plan: MeasurePlan, batch_size: int, streaming: bool, seen: Seen
+) -> LevelResult:
+    """Return the result of a level."""
+    rows = ledger.rows
+    used = ended_within(rows, span.used_begin_ns, span.used_end_ns)
+    good = successes(used)
+    duration_ns = max(span.used_end_ns - span.used_begin_ns, 0)
+    rate = intervals.rate_interval(good[:, DONE], span.used_begin_ns, span.used_end_ns, plan.confidence)
+    first = good[good[:, FIRST] > 0]
+    is_lost = span.verdict is Verdict.SERVER_LOST  # its failures come after the time that was measured
+    return LevelResult(
+        level=level,
+        verdict=span.verdict if len(good) else _without_requests(span.verdict),
+        reasons=span.reasons if len(good) else (*span.reasons, "No request was answered successfully."),
+        duration_ns=duration_ns,
+        request_count=len(good),
+        throughput=scaled(rate, batch_size),
+        latency=adaptive.latency_interval(good, plan),
+        response_times=LatencyHistogram.of(response_times(good)),
+        service_times=LatencyHistogram.of(service_times(good)),
+        first_response_times=LatencyHistogram.of(first[:, FIRST] - first[:, SENT]) if streaming else None,
+        response_count=int(good[:, RESPONSES].sum()),
+        sequence_count=int(np.count_nonzero(good[:, SEQUENCE] & 1)),
+        errors=ledger.errors(rows[rows[:, DONE] >= span.used_begin_ns] if is_lost else used),
+        over_latency_limit=span.over_latency_limit,
+        windows=tuple(relative(window, span.begin_ns) for window in span.windows),
+        timeline=timeline(rows, ledger.sent, span.begin_ns, ledger.until_ns),
+        client=client_times(good, ledger, span),
+        server=seen.server,
+        offered=offered(level, used, ledger, span) if is_open(level) else None,
+        goodput=goodput(used, plan, duration_ns) if plan.objectives else None,
+        resources=seen.resources,
+        gpus=seen.gpus,
+        metrics=seen.metrics,
+        requests=ledger.requests(span.used_begin_ns, span.used_end_ns),
+        epoch_ns=ledger.epoch_ns(span.begin_ns),
+    )
+
+
+def is_open(level: LoadLevel) -> bool:
+    """Whether requests are sent at planned times."""
+    return level.mode in (LoadMode.REQUEST_RATE, LoadMode.INTERVALS)
+
+
+def scaled(estimate: Estimate, factor: float) -> Estimate:
+    """Return an estimate in another unit."""
+    return Estimate(estimate.value * factor, estimate.low * factor, estimate.high * factor, estimate.confidence)
+
+
+def level_backlog(ledger: Ledger, begin_ns: int, end_ns: int) -> Backlog:
+    """Return how requests without an answer grew."""
+    return backlog(ledger.sent[:, 0], ledger.rows[:, DONE], begin_ns, end_ns)
+
+
+def offered(level: LoadLevel, used: Rows, ledger: Ledger, span: Span) -> Offered:
+    """Return what an open loop asked for, and what came of it."""
+    seconds = max(span.used_end_ns - span.used_begin_ns, 1) / 1e9
+    sent = ledger.sent
+    inside = sent[(sent[:, 1] >= span.used_begin_ns) & (sent[:, 1] < span.used_end_ns)]
+    late = int(np.count_nonzero(inside[:, 1] - inside[:, 0] > DELAYED_NS))
+    waiting = level_backlog(ledger, span.used_begin_ns, span.used_end_ns)
+    return Offered(
+        rate=level.value,
+        sent_rate=len(inside) / seconds,
+        achieved_rate=len(used) / seconds,
+        delayed_share=late / len(inside) if len(inside) else 0.0,
+        backlog_begin=waiting.begin,
+        backlog_end=waiting.end,
+    )
+
+
+def goodput(used: Rows, plan: MeasurePlan, duration_ns: int) -> Goodput:
+    """Return how many requests met their objectives."""
+    limit = min(objective.latency_ns for objective in plan.objectives)
+    count = int(np.count_nonzero((used[:, OUTCOME] == 0) & (response_times(used) <= limit)))
+    return Goodput(
+        objectives=tuple(objective.text for objective in plan.objectives),
+        good_count=count,
+        rate=count * 1e9 / duration_ns if duration_ns else 0.0,
+        share=count / len(used) if len(used) else 0.0,
+    )
+
+
+def client_times(good: Rows, ledger: Ledger, span: Span) -> ClientTimes:
+    """Return what the client spent."""
+    handed_over = good[good[:, SEND_END] > 0]
+    overhead, cpu_seconds = ledger.busy_share(span.used_begin_ns, span.used_end_ns)
+    return ClientTimes(
+        send_ns=_mean(handed_over[:, SEND_END] - handed_over[:, SENT]),
+        receive_ns=_mean(good[:, RECEIVE]),
+        overhead=overhead,
+        cpu_seconds=cpu_seconds,
+        process_count=ledger.process_count,
+    )
+
+
+def timeline(rows: Rows, sent: Rows, begin_ns: int, end_ns: int) -> tuple[TimeBucket, ...]:
+    """Return a level in pieces of equal length, at most `TIMELINE_BUCKETS` and none shorter than 0.1 s."""
+    if end_ns <= begin_ns:
+        return ()
+    width = max(-(-(end_ns - begin_ns) // TIMELINE_BUCKETS), _BUCKET_MIN_NS)
+    edges = np.arange(begin_ns, end_ns, width)
+    ends = np.append(edges[1:], max(end_ns, int(edges[-1]) + 1))
+    sends = np.sort(sent[:, 1] if len(sent) else rows[:, SENT])
+    found = []
+    for low, high in zip(edges.tolist(), ends.tolist(), strict=True):
+        inside = rows[slice(*np.searchsorted(rows[:, DONE], (low, high)))]
+        times = response_times(successes(inside))
+        p50, p99 = np.percentile(times, (50, 99), method="nearest").tolist() if times.size else (0, 0)
+        found.append(
+            TimeBucket(
+                begin_ns=low - begin_ns,
+                end_ns=high - begin_ns,
+                sent_count=int(np.searchsorted(sends, high) - np.searchsorted(sends, low)),
+                completed_count=int(times.size),
+                error_count=len(inside) - int(times.size),
+                p50_ns=int(p50),
+                p99_ns=int(p99),
+                max_ns=int(times.max()) if times.size else 0,
+            )
+        )
+    return tuple(found)
+
+
+def relative(window: Window, begin_ns: int) -> Window:
+    """Return a window in times since the begin of its level."""
+    return Window(
+        begin_ns=window.begin_ns - begin_ns,
+        end_ns=window.end_ns - begin_ns,
+        request_count=window.request_count,
+        error_count=window.error_count,
+        throughput=window.throughput,
+        latency_ns=window.latency_ns,
+        used=window.used,
+    )
+
+
+def clamped(rows: Rows, begin_ns: int, end_ns: int) -> tuple[int, int]:
+    """Return the time from the first request's send to just after the last one's end; as given without any."""
+    if not len(rows):
+        return begin_ns, end_ns
+    return int(rows[:, INTENDED].min()), int(rows[:, DONE].max()) + 1
+
+
+def _without_requests(verdict: Verdict) -> Verdict:
+    return verdict if verdict in (Verdict.INTERRUPTED, Verdict.SERVER_LOST) else Verdict.NO_REQUESTS
+
+
+def _mean(values: Rows) -> float:
+    return float(values.mean()) if values.size else 0.0

@@ -1,0 +1,81 @@
+"""CPU time and memory of the server's processes, where they run on this machine."""
+
+import ipaddress
+import socket
+import time
+
+import psutil
+
+from charonia.wire.endpoint import parse_url
+
+
+class ServerProcesses:
+    """The process that listens at an address, and its children.
+
+    Args:
+        root: The process.
+    """
+
+    def __init__(self, root: psutil.Process) -> None:
+        self._root = root
+        self._spent_by_gone = 0.0
+        self._last: dict[int, float] = {}
+
+    def sample(self) -> tuple[float, int, int] | None:
+        """Return CPU seconds so far, resident bytes and number of processes; None when the server is gone."""
+        try:
+            members = [self._root, *self._root.children(recursive=True)]
+        except psutil.Error:
+            return None
+        rss = 0
+        now: dict[int, float] = {}
+        for process in members:
+            try:
+                times = process.cpu_times()
+                rss += process.memory_info().rss
+            except psutil.Error:
+                continue  # it has just ended
+            now[process.pid] = times.user + times.system
+        # What ended processes spent stays spent, or a restart would look like time given back.
+        self._spent_by_gone += sum(spent for pid, spent in self._last.items() if pid not in now)
+        self._last = now
+        return self._spent_by_gone + sum(now.values()), rss, len(now)
+
+
+def find(url: str) -> ServerProcesses | None:
+    """Return the processes of the server at a URL; None where it is not on this machine, or cannot be seen."""
+    endpoint = parse_url(url)
+    if not _is_here(endpoint.host):
+        return None
+    try:
+        listening = [
+            connection.pid
+            for connection in psutil.net_connections(kind="tcp")
+            if connection.status == psutil.CONN_LISTEN and connection.laddr[1:] == (endpoint.port,) and connection.pid
+        ]
+        if not listening:
+            return None
+        # Processes that share a port: the eldest has started the others.
+        return ServerProcesses(min(map(psutil.Process, set(listening)), key=lambda process: process.create_time()))
+    except psutil.Error:
+        return None
+
+
+def _is_here(host: str) -> bool:
+    try:
+        addresses = {str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    except OSError:
+        return False
+    own = {address.address for family in psutil.net_if_addrs().values() for address in family}
+    return any(address in own or ipaddress.ip_address(address.split("%")[0]).is_loopback for address in addresses)
+
+
+Sample = tuple[int, float, int, int]
+"""Monotonic time in nanoseconds, CPU seconds, resident bytes, processes."""
+
+
+def timed(processes: ServerProcesses) -> Sample | None:
+    """Return a sample with its time."""
+    now = time.monotonic_ns()
+    found = processes.sample()
+    return (now, *found) if found is not None else None

@@ -1,0 +1,270 @@
+"""A whole run: ask the server who it is, start the processes, measure level after level, and keep what was found."""
+
+import math
+import os
+import platform
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from types import FrameType
+from typing import Any
+
+import psutil
+
+from charonia import __version__
+from charonia.client.sync_client import Client
+from charonia.core.errors import Code, ServingError
+from charonia.core.metadata import ModelMetadata, ServerMetadata
+from charonia.tools.perf import resources, schedule, search
+from charonia.tools.perf.api import (
+    InputSource,
+    LevelBegun,
+    LevelDone,
+    Progress,
+    RunSettings,
+    SharedMemory,
+    Stop,
+    Target,
+    silent,
+)
+from charonia.tools.perf.level import Context, measure
+from charonia.tools.perf.observer import Observer
+from charonia.tools.perf.pool import pool, process_count
+from charonia.tools.perf.shared_memory import shared
+from charonia.tools.perf.statistics import composing_models
+from charonia.tools.results.records import LevelResult, LoadLevel, LoadMode, Machine, Run, Verdict
+from charonia.tools.results.server import ModelInfo, ServerInfo
+
+STATISTICS_EXTENSION = "statistics"
+
+_COMPOSING_DEPTH_MAX = 8
+_ENDING = (Verdict.INTERRUPTED, Verdict.SERVER_LOST)
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """The model that is measured, and its server.
+
+    Attributes:
+        server: The server's own description.
+        metadata: The model's tensors and versions.
+        config: The model's configuration as a JSON object, empty where the server does not tell.
+    """
+
+    server: ServerMetadata
+    metadata: ModelMetadata
+    config: dict[str, Any]
+
+
+def ask(client: Client, target: Target) -> Subject:
+    """Ask a server for the model that is to be measured.
+
+    Raises:
+        ServingError: It cannot be reached, or has no such model.
+    """
+    server = client.server_metadata()
+    metadata = client.model_metadata(target.model, target.version)
+    try:
+        config: dict[str, Any] = dict(client.model_config(target.model, target.version))
+    except ServingError as error:
+        # Servers of the plain protocol have no configuration to tell.
+        if error.code not in (Code.NOT_FOUND, Code.UNSUPPORTED, Code.INVALID_ARG):
+            raise
+        config = {}
+    return Subject(server, metadata, config)
+
+
+def run(
+    settings: RunSettings,
+    source: InputSource,
+    client: Client,
+    subject: Subject,
+    progress: Progress = silent,
+    stop: Stop | None = None,
+) -> Run:
+    """Measure all levels.
+
+    Args:
+        settings: The run.
+        source: Its input data.
+        client: To ask the server with.
+        subject: What `ask` returned.
+        progress: Is told what happens.
+        stop: Ends the run early; the level that runs is part of the result.
+
+    Raises:
+        ServingError: Nothing can be measured. What was measured before a later failure is returned, with a note.
+    """
+    stop = stop if stop is not None else Stop()
+    began_at, begin_ns = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic_ns()
+    levels: list[LevelResult] = []
+    notes: list[str] = []
+    answer: LoadLevel | None = None
+    composing = _composing(client, subject.config) + list(settings.server.composing)
+    processes = resources.find(settings.target.url) if settings.server.resources else None
+    has_statistics = STATISTICS_EXTENSION in subject.server.extensions
+    observer = Observer(client, settings, composing, has_statistics, processes)
+    here = machine()
+
+    def so_far() -> Run:
+        return Run(
+            tool=f"charonia {__version__}",
+            began_at=began_at,
+            duration_ns=time.monotonic_ns() - begin_ns,
+            machine=here,
+            server=_server_info(settings.target, subject.server),
+            model=_model_info(settings.target, subject),
+            options=dict(settings.options),
+            batch_size=source.batch_size,
+            stabilising_percentile=settings.measure.percentile,
+            levels=tuple(levels),
+            notes=tuple(notes),
+            answer=answer,
+            command=settings.command,
+        )
+
+    if settings.server.trace:
+        client.update_trace_settings(dict(settings.server.trace))
+    with ExitStack() as stack:
+        layout = None
+        if settings.target.shared_memory is SharedMemory.SYSTEM:
+            batches = bool(subject.config.get("max_batch_size", 0))
+            layout = stack.enter_context(shared(client, source, settings.target, subject.metadata, batches))
+        workers = stack.enter_context(pool(settings, source, _process_count(settings), layout))
+        context = Context(workers, observer, settings, source.batch_size, progress, stop)
+        try:
+            answer = _sweep(context, levels, so_far)
+        except ServingError as error:
+            if not levels:
+                raise
+            notes.append(f"The run ended before its last level: {error.message}.")
+    return so_far()
+
+
+@contextmanager
+def stopped_by_signals() -> Iterator[Stop]:
+    """Let Ctrl-C and SIGTERM end a run with what it has measured; the second Ctrl-C ends the program.
+
+    Outside the main thread, where signals cannot be handled, nothing changes.
+    """
+    stop = Stop()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        # `timeout` sends SIGTERM twice at once, to the process and to its group: that is one wish.
+        if stop.requested and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        stop.request()
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _sweep(context: Context, levels: list[LevelResult], so_far: Callable[[], Run]) -> LoadLevel | None:
+    plan = context.settings.load
+    mode = plan.mode
+    values = search.levels(plan) if mode in (LoadMode.CONCURRENCY, LoadMode.REQUEST_RATE) else _single(context)
+    count = search.level_count(plan) if mode in (LoadMode.CONCURRENCY, LoadMode.REQUEST_RATE) else 1
+    value = next(values)
+    while True:
+        level = LoadLevel(mode, value)
+        context.progress(LevelBegun(level, len(levels) + 1, count))
+        result = measure(context, level)
+        levels.append(result)
+        context.progress(LevelDone(result, so_far()))
+        if result.verdict in _ENDING:
+            return None
+        try:
+            value = values.send(not result.over_latency_limit)
+        except StopIteration as end:
+            limited = plan.binary_search or context.settings.measure.latency_limit_ns
+            return LoadLevel(mode, end.value) if limited and end.value is not None else None
+
+
+def _single(context: Context) -> search.Levels:
+    plan = context.settings.load
+    value = schedule.interval_rate(plan.intervals_ns) if plan.mode is LoadMode.INTERVALS else plan.end
+    met = yield value
+    return value if met else None
+
+
+def _process_count(settings: RunSettings) -> int:
+    plan = settings.load
+    if plan.mode is LoadMode.PERIODIC:
+        return 1
+    is_rate = plan.mode is not LoadMode.CONCURRENCY
+    rate = schedule.interval_rate(plan.intervals_ns) if plan.mode is LoadMode.INTERVALS else plan.end
+    largest = plan.start if math.isinf(rate) else rate
+    # Every process has at least one request to send, at the first level too.
+    most = plan.process_count_max if is_rate else min(plan.process_count_max, int(plan.start))
+    sequences = settings.sequences
+    if sequences is not None and is_rate:
+        most = min(most, sequences.concurrent)
+    return process_count(most, largest, is_rate, _cores())
+
+
+def _composing(client: Client, config: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the models that an ensemble is made of, those of ensembles in it included."""
+    found: dict[tuple[str, str], None] = {}
+    configs = [config]
+    for _ in range(_COMPOSING_DEPTH_MAX):
+        new = [model for each in configs for model in composing_models(each) if model not in found]
+        if not new:
+            break
+        found.update(dict.fromkeys(new))
+        configs = [dict(client.model_config(*model)) for model in new]
+    return list(found)
+
+
+def _server_info(target: Target, server: ServerMetadata) -> ServerInfo:
+    return ServerInfo(target.url, target.protocol, server.name, server.version, server.extensions)
+
+
+def _model_info(target: Target, subject: Subject) -> ModelInfo:
+    config = subject.config
+    return ModelInfo(
+        name=target.model,
+        version=target.version,
+        platform=subject.metadata.platform,
+        max_batch_size=int(config.get("max_batch_size", 0)),
+        decoupled=bool((config.get("model_transaction_policy") or {}).get("decoupled", False)),
+        sequence="sequence_batching" in config,
+        cached=bool((config.get("response_cache") or {}).get("enable", False)),
+    )
+
+
+def machine() -> Machine:
+    """Return where this runs."""
+    return Machine(
+        host=platform.node(),
+        system=f"{platform.system()} {platform.release()}",
+        processor=_processor(),
+        core_count=len(_cores()),
+        memory_bytes=psutil.virtual_memory().total,
+        python=platform.python_version(),
+    )
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    except OSError:
+        names = []
+    return names[0] if names else platform.processor()
+
+
+def _cores() -> list[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))

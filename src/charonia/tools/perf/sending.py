@@ -1,0 +1,249 @@
+"""Sending single requests, and writing down what became of them: the hot path of a process that sends load.
+
+All of it runs on the event loop's thread.
+"""
+
+import time
+from array import array
+from collections.abc import Callable
+from itertools import islice
+
+from charonia.tools.perf.api import InputSource
+from charonia.tools.perf.samples import Chunk, place, sequence_mark
+from charonia.tools.perf.sequences import Part, steps_once
+from charonia.tools.perf.validation import Validator
+from charonia.tools.results.records import ERROR_SAMPLES_MAX
+from charonia.wire.transport import Answer, Failure, Handle, Prepared, RequestForm, Wire
+
+PREPARED_BYTES_MAX = 512 * 2**20
+"""Encoded requests that are kept; what is beyond is encoded each time it is sent."""
+
+VALIDATION = "VALIDATION"
+"""Kind of the error of a right answer with the wrong content."""
+
+_MESSAGE_CHARS_MAX = 500
+_WARM_MAX = 256
+
+Then = Callable[[str], None]
+"""Is called when a request has ended, with the kind of its error, "" for success."""
+
+FormOf = Callable[[Part], RequestForm]
+
+
+class Journal:
+    """Requests that ended since the last chunk.
+
+    Args:
+        keep_responses: Whether the times of all responses of a request are kept.
+    """
+
+    def __init__(self, keep_responses: bool) -> None:
+        self.keep_responses = keep_responses
+        self._rows = array("q")
+        self._sent = array("q")
+        self._responses: dict[int, tuple[int, ...]] = {}
+        self._row_count = 0
+        self._kinds: dict[str, int] = {}
+        self._new_kinds: dict[int, str] = {}
+        self._messages: list[tuple[int, str]] = []
+        self._samples: dict[int, set[str]] = {}
+
+    def sent(self, intended_ns: int, sent_ns: int) -> None:
+        """Write down that a request of an open loop was sent."""
+        self._sent.extend((intended_ns, sent_ns))
+
+    def ended(self, row: tuple[int, ...], responses_ns: tuple[int, ...]) -> None:
+        """Write down a request: a row of `samples`, and the times of its responses where they are kept."""
+        self._rows.extend(row)
+        if responses_ns:
+            self._responses[self._row_count] = responses_ns
+        self._row_count += 1
+
+    def kind(self, name: str, message: str) -> int:
+        """Return the number of a kind of error, and keep the message as a sample if there are few."""
+        number = self._kinds.get(name)
+        if number is None:
+            number = self._kinds[name] = len(self._kinds) + 1
+            self._new_kinds[number] = name
+        samples = self._samples.setdefault(number, set())
+        short = message[:_MESSAGE_CHARS_MAX]
+        if len(samples) < ERROR_SAMPLES_MAX and short not in samples:
+            samples.add(short)
+            self._messages.append((number, short))
+        return number
+
+    def chunk(self, in_flight: int, finished: bool) -> Chunk:
+        """Return what was written down since the last chunk."""
+        chunk = Chunk(
+            until_ns=time.monotonic_ns(),
+            rows=self._rows.tobytes(),
+            sent=self._sent.tobytes(),
+            in_flight=in_flight,
+            cpu_ns=time.process_time_ns(),
+            kinds=self._new_kinds,
+            messages=tuple(self._messages),
+            responses=self._responses,
+            finished=finished,
+        )
+        self._rows, self._sent = array("q"), array("q")
+        self._responses, self._row_count = {}, 0
+        self._new_kinds, self._messages = {}, []
+        return chunk
+
+
+class Flight:
+    """One request on its way."""
+
+    __slots__ = (
+        "first_ns",
+        "handle",
+        "intended_ns",
+        "last_ns",
+        "part",
+        "receive_ns",
+        "recorded",
+        "responded",
+        "response_count",
+        "responses_ns",
+        "sender",
+        "then",
+        "wrong_kind",
+        "wrong_message",
+    )
+
+    def __init__(self, sender: "Sender", part: Part, intended_ns: int, then: Then) -> None:
+        self.sender = sender
+        self.part = part
+        self.intended_ns = intended_ns
+        self.then = then
+        self.recorded = sender.is_recording
+        self.responded: Callable[[int], None] | None = None
+        self.handle: Handle | None = None
+        self.first_ns = 0
+        self.last_ns = 0
+        self.receive_ns = 0
+        self.response_count = 0
+        self.responses_ns: tuple[int, ...] = ()
+        self.wrong_kind = ""
+        self.wrong_message = ""
+
+    def on_answer(self, answer: Answer) -> None:
+        """Take one answer of the wire."""
+        if answer.failure is not None:
+            status = answer.failure is Failure.STATUS
+            self.wrong_kind = answer.code.name if status else answer.failure.name
+            self.wrong_message = answer.message
+        elif not answer.is_empty:
+            done_ns = answer.done_ns
+            if not self.response_count:
+                self.first_ns = done_ns
+            self.last_ns = done_ns
+            self.response_count += 1
+            self.receive_ns += done_ns - answer.first_byte_ns
+            if self.sender.inspects:
+                self.sender.inspect(self, answer)
+            if self.responded is not None:
+                self.responded(self.response_count)
+        if answer.final:
+            self.sender.ended(self, answer)
+
+
+class Sender:
+    """Sends requests of a data source over a wire.
+
+    Args:
+        wire: Where to.
+        source: What.
+        form_of: How a request is encoded.
+        journal: Where to write down what became of them.
+        validator: Looks at answers, None for nobody.
+    """
+
+    def __init__(
+        self, wire: Wire, source: InputSource, form_of: FormOf, journal: Journal, validator: Validator | None = None
+    ) -> None:
+        self._wire = wire
+        self._source = source
+        self._form_of = form_of
+        self.journal = journal
+        self._prepared: dict[int, Prepared] = {}
+        self._prepared_bytes = 0
+        self._validator = validator
+        self.inspects = validator is not None or journal.keep_responses
+        self.flights: set[Flight] = set()
+        self.is_recording = True
+
+    def send(self, part: Part, intended_ns: int, then: Then) -> Flight:
+        """Send a request.
+
+        Args:
+            part: Which one.
+            intended_ns: When it was to be sent; 0 for now, in a closed loop.
+            then: Called when it has ended.
+        """
+        key = place(part.stream, part.step)
+        prepared = self._prepared.get(key)
+        if prepared is None:
+            prepared = self._prepare(key, part)
+        if part.sequence_id:
+            prepared = prepared.with_sequence(part.sequence_id, part.start, part.end)
+        flight = Flight(self, part, intended_ns, then)
+        self.flights.add(flight)
+        if intended_ns and self.is_recording:
+            self.journal.sent(intended_ns, time.monotonic_ns())
+        flight.handle = self._wire.send(prepared, flight.on_answer, keep_body=self._validator is not None)
+        return flight
+
+    def warm(self) -> None:
+        """Encode what will be sent, as far as it is kept."""
+        for part in islice(steps_once(self._source), _WARM_MAX):
+            key = place(part.stream, part.step)
+            if key not in self._prepared:
+                self._prepare(key, part)
+
+    def ended(self, flight: Flight, answer: Answer) -> None:
+        """Take a request that has ended."""
+        self.flights.discard(flight)
+        flight.handle = None  # they hold each other: without this only the garbage collector frees them
+        kind = flight.wrong_kind
+        if flight.recorded:
+            part = flight.part
+            done_ns = answer.done_ns if kind or not flight.response_count else flight.last_ns
+            self.journal.ended(
+                (
+                    flight.intended_ns or answer.sent_ns,
+                    answer.sent_ns,
+                    answer.send_end_ns,
+                    flight.first_ns,
+                    flight.receive_ns,
+                    done_ns,
+                    self.journal.kind(kind, flight.wrong_message) if kind else 0,
+                    flight.response_count,
+                    part.stream << 32 | part.step,
+                    sequence_mark(part.sequence_id, part.end),
+                ),
+                flight.responses_ns,
+            )
+        flight.then(kind)
+
+    def cancel(self) -> None:
+        """Give up all that is in flight."""
+        for flight in self.flights:
+            if flight.handle is not None:
+                flight.handle.cancel()
+        self.flights.clear()
+
+    def inspect(self, flight: Flight, answer: Answer) -> None:
+        """Look at one response: its time, and whether it holds what it has to."""
+        if self.journal.keep_responses:
+            flight.responses_ns += (answer.done_ns,)
+        if self._validator is not None and not flight.wrong_kind:
+            flight.wrong_message = self._validator.problem(flight.part, answer)
+            flight.wrong_kind = VALIDATION if flight.wrong_message else ""
+
+    def _prepare(self, key: int, part: Part) -> Prepared:
+        prepared = self._wire.prepare(self._source.request(part.stream, part.step), self._form_of(part))
+        if self._prepared_bytes + prepared.byte_size <= PREPARED_BYTES_MAX:
+            self._prepared[key] = prepared
+            self._prepared_bytes += prepared.byte_size
+        return prepared

@@ -1,0 +1,141 @@
+"""Which request of which sequence a slot sends next; and which step of the data other load sends. Pure and seeded."""
+
+from collections.abc import Iterator
+from random import Random
+
+from charonia.tools.perf.api import InputSource, SequencePlan
+
+
+class Part:
+    """One request of a sequence.
+
+    Attributes:
+        stream: Stream of the data.
+        step: Step of that stream.
+        sequence_id: Correlation id, 0 for a request that belongs to no sequence.
+        start: Whether it is the first of its sequence.
+        end: Whether it is the last.
+    """
+
+    __slots__ = ("end", "sequence_id", "start", "step", "stream")
+
+    def __init__(self, stream: int, step: int, sequence_id: int = 0, start: bool = False, end: bool = False) -> None:
+        self.stream = stream
+        self.step = step
+        self.sequence_id = sequence_id
+        self.start = start
+        self.end = end
+
+
+def steps_once(source: InputSource) -> Iterator[Part]:
+    """Yield the steps of all streams, one stream after the other."""
+    for stream in range(source.stream_count):
+        for step in range(source.step_count(stream)):
+            yield Part(stream, step)
+
+
+def steps(source: InputSource, first: int, stride: int) -> Iterator[Part]:
+    """Yield the steps of all streams in turn, over and over, each of `stride` processes its own."""
+    parts = list(steps_once(source))
+    at = first % len(parts)
+    while True:
+        yield parts[at]
+        at = (at + stride) % len(parts)
+
+
+class SequenceIds:
+    """Correlation ids over and over, each of several processes its own.
+
+    Args:
+        plan: First id and number of ids.
+        process: Number of this process.
+        process_count: Number of processes.
+    """
+
+    def __init__(self, plan: SequencePlan, process: int, process_count: int) -> None:
+        self._first = plan.first_id
+        self._count = plan.id_count
+        self._stride = process_count
+        self._process = process
+        self._next = process
+        self._busy: set[int] = set()
+
+    def take(self) -> int:
+        """Return an id that no open sequence of this process has."""
+        for _ in range(len(self._busy) + 1):
+            number = self._next
+            self._next += self._stride
+            if self._next >= self._count:
+                self._next = self._process
+            found = self._first + number % self._count
+            if found not in self._busy:
+                break
+        self._busy.add(found)
+        return found
+
+    def give_back(self, sequence_id: int) -> None:
+        """Say that a sequence has ended."""
+        self._busy.discard(sequence_id)
+
+
+class SequenceSlot:
+    """A place where one sequence runs at a time.
+
+    Args:
+        plan: How sequences are made.
+        source: Their data.
+        ids: Where their ids come from; shared by the slots of a process.
+        seed: For the streams and lengths that are drawn.
+    """
+
+    def __init__(self, plan: SequencePlan, source: InputSource, ids: SequenceIds, seed: int) -> None:
+        self._plan = plan
+        self._source = source
+        self._ids = ids
+        self._random = Random(seed)
+        self._position = 0
+        self._length = 0
+        self._stream = 0
+        self._id = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a sequence has begun and not ended."""
+        return self._position < self._length
+
+    def next(self) -> Part:
+        """Return the next request: of the open sequence, or the first of a new one."""
+        if not self.is_open:
+            self._begin()
+        position = self._position
+        self._position += 1
+        return self._part(position, end=self._position == self._length)
+
+    def finish(self) -> Part | None:
+        """Return the request that ends the open sequence now, None where there is none."""
+        if not self.is_open:
+            return None
+        position, self._position = self._position, self._length
+        return self._part(position, end=True)
+
+    def abandon(self) -> None:
+        """Forget the open sequence: one of its requests failed, and the server may no longer know it."""
+        if self.is_open:
+            self._position = self._length
+            self._ids.give_back(self._id)
+
+    def _begin(self) -> None:
+        self._stream = self._random.randrange(self._source.stream_count)
+        if self._plan.length_from_data:
+            self._length = self._source.step_count(self._stream)
+        else:
+            spread = int(self._plan.length * self._plan.variation)
+            self._length = max(1, self._plan.length + self._random.randint(-spread, spread))
+        self._position = 0
+        self._id = self._ids.take()
+
+    def _part(self, position: int, end: bool) -> Part:
+        if end:
+            self._ids.give_back(self._id)
+        step = position % self._source.step_count(self._stream)
+        return Part(self._stream, step, self._id, start=position == 0, end=end)

@@ -1,0 +1,127 @@
+"""The server's statistics: what changed between two readings, of one model or of an ensemble and its parts. Pure.
+
+The server counts all of its clients. Whether others sent requests too is seen by comparing its count with our own.
+
+Source: Triton's statistics extension.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from charonia.tools.results.server import ServerModel, ServerSide
+
+Json = Mapping[str, Any]
+Reading = Mapping[tuple[str, str], Json]
+"""Statistics by model name and version, all models that were asked for."""
+
+_SLACK_SHARE = 0.02
+_SLACK_COUNT = 4
+
+
+def reading(entries: Sequence[Json]) -> Reading:
+    """Return the answers of the statistics call by model and version."""
+    return {(str(entry.get("name", "")), str(entry.get("version", ""))): entry for entry in entries}
+
+
+def difference(before: Reading, after: Reading, model: str, version: str = "") -> tuple[ServerModel | None, str]:
+    """Return what a model did between two readings, and a note where that is in doubt.
+
+    Args:
+        before: First reading.
+        after: Second reading.
+        model: Model name.
+        version: Its version, "" for the one that did something.
+    """
+    versions = sorted((key[1] for key in after if key[0] == model), key=_number)
+    if version:
+        versions = [found for found in versions if found == version]
+    found = [_delta(before.get((model, name), {}), after[model, name], model, name) for name in versions]
+    moved = [entry for entry in found if entry.success_count or entry.fail_count]
+    if len(moved) > 1:
+        return moved[
+            -1
+        ], f"Several versions of '{model}' were busy; these are the statistics of version {versions[-1]}."
+    known = moved or found
+    return (known[-1] if known else None), ""
+
+
+def server_side(
+    model: ServerModel | None, composing: Sequence[ServerModel], notes: Sequence[str], ended: int, in_flight: int
+) -> ServerSide:
+    """Return the server's account, and whether others sent requests too.
+
+    Args:
+        model: What it says of the model.
+        composing: What it says of the models that it is made of.
+        notes: What else is to be said.
+        ended: Requests of ours that ended, failed ones included.
+        in_flight: Most requests of ours that were on their way when the statistics were read.
+    """
+    if model is None:
+        return ServerSide(None, False, tuple(notes))
+    notes = list(notes)
+    counted = model.success_count + model.fail_count
+    slack = max(_SLACK_COUNT, 2 * in_flight, int(ended * _SLACK_SHARE))
+    others = counted > ended + slack
+    if others:
+        notes.append(
+            f"The server counted {counted} requests and this client {ended}: other clients are part of its times."
+        )
+    elif counted < ended - slack and counted:
+        notes.append(f"The server counted only {counted} of this client's {ended} requests.")
+    return ServerSide(_with_composing(model, composing), others, tuple(notes))
+
+
+def composing_models(config: Json) -> list[tuple[str, str]]:
+    """Return name and version ("" for any) of the models that an ensemble's configuration names, each once."""
+    steps = (config.get("ensemble_scheduling") or {}).get("step") or ()
+    found: dict[tuple[str, str], None] = {}
+    for step in steps:
+        version = int(step.get("model_version", -1) or -1)
+        found[str(step.get("model_name", "")), str(version) if version > 0 else ""] = None
+    return list(found)
+
+
+def _with_composing(model: ServerModel, composing: Sequence[ServerModel]) -> ServerModel:
+    return ServerModel(
+        **{name: getattr(model, name) for name in ServerModel.__slots__ if name != "composing"},
+        composing=tuple(composing),
+    )
+
+
+def _delta(before: Json, after: Json, name: str, version: str) -> ServerModel:
+    def moved(*path: str) -> int:
+        # A model that was loaded anew counts from zero again.
+        return max(0, _at(after, path) - _at(before, path))
+
+    def stats(kind: str, field: str) -> int:
+        return moved("inference_stats", kind, field)
+
+    return ServerModel(
+        name=name,
+        version=version,
+        inference_count=moved("inference_count"),
+        execution_count=moved("execution_count"),
+        success_count=stats("success", "count"),
+        fail_count=stats("fail", "count"),
+        success_ns=stats("success", "ns"),
+        queue_ns=stats("queue", "ns"),
+        compute_input_ns=stats("compute_input", "ns"),
+        compute_infer_ns=stats("compute_infer", "ns"),
+        compute_output_ns=stats("compute_output", "ns"),
+        queue_count=stats("queue", "count"),
+        cache_hit_count=stats("cache_hit", "count"),
+        cache_hit_ns=stats("cache_hit", "ns"),
+        cache_miss_count=stats("cache_miss", "count"),
+        cache_miss_ns=stats("cache_miss", "ns"),
+    )
+
+
+def _at(entry: Any, path: Sequence[str]) -> int:
+    for key in path:
+        entry = entry.get(key) if isinstance(entry, Mapping) else None
+    return int(entry or 0)
+
+
+def _number(version: str) -> int:
+    return int(version) if version.isdigit() else -1

@@ -1,0 +1,97 @@
+"""Windows, and whether the last of them agree: how perf_analyzer judges, so that numbers compare. Pure.
+
+A request belongs to the window in which its last response arrived. A level is settled when the last three windows each
+had answers, and neither throughput nor latency differs by more than the stability among them.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from charonia.tools.perf.samples import OUTCOME, Rows, ended_within, response_times, successes
+from charonia.tools.results.records import Window
+
+LAST = 3
+"""Windows that have to agree, and that make up the result."""
+
+_TIME_FACTOR = 1.2
+
+
+def window_ns(interval_ms: int) -> int:
+    """Return the real length of a time window: 1.2 times what was asked for, in whole milliseconds."""
+    return int(interval_ms * _TIME_FACTOR) * 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A window, and what else its report needs.
+
+    Attributes:
+        window: The window.
+        deviation_ns: Sample standard deviation of its response times.
+    """
+
+    window: Window
+    deviation_ns: float
+
+
+def measure(rows: Rows, begin_ns: int, end_ns: int, batch_size: int, percentile: float | None) -> Measured:
+    """Measure one window.
+
+    Args:
+        rows: Requests that ended.
+        begin_ns: Begin of the window.
+        end_ns: End of the window.
+        batch_size: Items of a request.
+        percentile: The stabilising percentile, None for the mean.
+    """
+    inside = ended_within(rows, begin_ns, end_ns)
+    times = response_times(successes(inside))
+    seconds = (end_ns - begin_ns) / 1e9
+    window = Window(
+        begin_ns=begin_ns,
+        end_ns=end_ns,
+        request_count=int(times.size),
+        error_count=int(np.count_nonzero(inside[:, OUTCOME])),
+        throughput=times.size * batch_size / seconds if seconds > 0 else 0.0,
+        latency_ns=stabilising_latency(times, percentile),
+        used=False,
+    )
+    return Measured(window, float(times.std(ddof=1)) if times.size > 1 else 0.0)
+
+
+def stabilising_latency(times: Rows, percentile: float | None) -> float:
+    """Return the mean, or a percentile by the nearest rank; 0 where there are no times."""
+    if not times.size:
+        return 0.0
+    if percentile is None:
+        return float(times.mean())
+    rank = int(percentile / 100 * (times.size - 1) + 0.5)
+    return float(np.partition(times, rank)[rank])
+
+
+def throughput_agrees(windows: list[Window], stability: float) -> bool:
+    """Whether the last windows had answers, at about the same rate."""
+    return _agree([window.throughput for window in windows[-LAST:]], stability)
+
+
+def latency_agrees(windows: list[Window], stability: float) -> bool:
+    """Whether the last windows had about the same latency."""
+    return _agree([window.latency_ns for window in windows[-LAST:]], stability)
+
+
+def is_over(windows: list[Window], latency_limit_ns: int) -> bool:
+    """Whether one of the last windows reached the latency limit; in whole milliseconds, as in perf_analyzer."""
+    if not latency_limit_ns:
+        return False
+    return any(window.latency_ns // 1_000_000 >= latency_limit_ns // 1_000_000 for window in windows[-LAST:])
+
+
+def mark_used(windows: list[Window]) -> list[Window]:
+    """Return the windows, the last three marked as part of the result."""
+    first = max(0, len(windows) - LAST)
+    return [replace(window, used=number >= first) for number, window in enumerate(windows)]
+
+
+def _agree(values: list[float], stability: float) -> bool:
+    return len(values) == LAST and min(values) > 0 and max(values) <= min(values) * (1 + stability)

@@ -1,0 +1,289 @@
+"""A process that sends load. It is started by `pool`, told what to do over a socket, and tells what it measured.
+
+It has its own event loop and connections, and ends when the socket closes.
+
+From a URL to a wire.
+"""
+
+import asyncio
+import contextlib
+import gc
+import os
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from typing import Any, cast
+
+from charonia.client.grpc_transport import GrpcWire
+from charonia.client.http_transport import HttpWire
+from charonia.core.errors import ServingError
+from charonia.tools.perf import schedule
+from charonia.tools.perf.loops import ClosedLoop, Loop, OpenLoop, PeriodicLoop, Slot
+from charonia.tools.perf.messages import Begin, Broken, End, Go, Prepared, Setup
+from charonia.tools.perf.sending import Journal, Sender
+from charonia.tools.perf.sequences import Part, SequenceIds, SequenceSlot, steps
+from charonia.tools.perf.validation import Validator
+from charonia.tools.results.records import LoadMode
+from charonia.wire.endpoint import parse_url
+from charonia.wire.transport import RequestForm, Wire, WireOptions
+
+_DEFAULT = WireOptions()
+
+
+def connect(url: str, options: WireOptions = _DEFAULT) -> Wire:
+    """Return a wire to the server at a URL, still without connections; to be called on the event loop.
+
+    Args:
+        url: `HOST:PORT` or `http://HOST:PORT` for HTTP, `grpc://HOST:PORT` for gRPC; `https://`, `grpcs://` with TLS.
+        options: Settings and limits.
+
+    Raises:
+        ServingError: INVALID_ARG for a URL or options that cannot be used.
+    """
+    endpoint = parse_url(url)
+    wire = GrpcWire(endpoint, options) if endpoint.protocol == "grpc" else HttpWire(endpoint, options)
+    return cast(Wire, wire)  # each sends what it prepared itself, which the interface cannot say
+
+
+if sys.platform != "win32":
+    import resource
+
+    import uvloop
+
+FLUSH_S = 0.04
+"""Time between two chunks."""
+
+ENDING_S = 0.003
+"""Time between two looks at whether the last request has ended."""
+
+OPEN_AHEAD = 16
+"""Connections that an open loop makes before it begins; more are made when they are needed."""
+
+RESERVED_DESCRIPTORS = 64
+"""Open files that are left for others than connections."""
+
+WAITING_MAX = 1_000_000
+"""Requests that wait for their connection to be made."""
+
+CALLS_PER_CONNECTION = 6
+"""Calls in flight for which gRPC has one connection, as the C++ client library has."""
+
+
+_DESCRIPTORS_MAX = 65_536  # as many as there are ports
+
+Tell = Callable[[object], None]
+
+
+class Worker:
+    """One process's part of a run.
+
+    Args:
+        commands: From the process that measures.
+        tell: Says something to it, without ever waiting.
+        setup: What it said first.
+    """
+
+    def __init__(self, commands: Connection, tell: Tell, setup: Setup) -> None:
+        self._commands = commands
+        self._tell = tell
+        self._setup = setup
+        settings, source = setup.settings, setup.source
+        target = settings.target
+        self._events = asyncio.get_running_loop()
+        # An open loop has no limit of its own: what the system gives us is the only one, and reaching it is an error.
+        options = replace(target.wire, connections_max=_descriptors() - RESERVED_DESCRIPTORS, waiting_max=WAITING_MAX)
+        self._wire: Wire = connect(target.url, options)
+        form = RequestForm(target.json_inputs, target.json_outputs, target.streaming)
+        validator = Validator(source, target, settings.tolerance) if source.expected(0, 0) is not None else None
+        layout = setup.layout
+
+        def form_of(part: Part) -> RequestForm:
+            return form if layout is None else layout.form(part, form)
+
+        self._sender = Sender(self._wire, source, form_of, Journal(settings.keep_requests), validator)
+        ids = SequenceIds(settings.sequences, setup.process, setup.process_count) if settings.sequences else None
+        self._ids = ids
+        self._steps = steps(source, setup.process, setup.process_count)
+        self._next = asyncio.Event()
+        self._message: Begin | Go | End | None = None
+        self._events.add_reader(commands.fileno(), self._receive)
+
+    async def run(self) -> None:
+        """Do what is told until the connection closes."""
+        try:
+            while (message := await self._told()) is not None:
+                if isinstance(message, Begin):
+                    await self._load(message)
+                else:
+                    self._tell(self._sender.journal.chunk(0, finished=True))
+        finally:
+            self._events.remove_reader(self._commands.fileno())
+            self._sender.cancel()
+            await self._wire.close()
+
+    async def _load(self, begin: Begin) -> None:
+        self._sender.journal = Journal(self._setup.settings.keep_requests)
+        slots = self._slots(begin)
+        await self._wire.open(self._connection_count(begin, len(slots)))
+        self._sender.warm()
+        gc.collect()
+        gc.freeze()
+        self._tell(Prepared())
+        go = await self._told()
+        if not isinstance(go, Go):
+            return
+        loop = self._make(begin, slots, go.begin_ns)
+        loop.start()
+        give_up_s = 0.0
+        while not loop.is_finished and not (give_up_s and self._events.time() >= give_up_s):
+            await self._pause(loop, is_ending=bool(begin.request_count or give_up_s))
+            self._tell(self._sender.journal.chunk(len(self._sender.flights), finished=False))
+            if self._next.is_set() and not give_up_s:
+                message = await self._told()
+                if message is None:
+                    raise EOFError
+                if isinstance(message, End):
+                    loop.stop()
+                    give_up_s = self._events.time() + message.wait_s
+        loop.stop()
+        unanswered = len(self._sender.flights)
+        self._sender.cancel()
+        self._tell(self._sender.journal.chunk(unanswered, finished=True))
+
+    async def _pause(self, loop: Loop, *, is_ending: bool) -> None:
+        """Wait until the next chunk is due, or something is told; where the end is near, until the load has ended."""
+        if not is_ending:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._next.wait(), FLUSH_S)
+            return
+        until = self._events.time() + FLUSH_S
+        while not loop.is_finished and self._events.time() < until:
+            await asyncio.sleep(ENDING_S)
+
+    def _slots(self, begin: Begin) -> list[Slot]:
+        settings, process, count = self._setup.settings, self._setup.process, self._setup.process_count
+        plan = settings.sequences
+        mode, value = begin.level.mode, int(begin.level.value)
+        if mode is LoadMode.PERIODIC:
+            return [self._steps]
+        if plan is None or self._ids is None:
+            return [self._steps] * (schedule.split(value, count)[process] if mode is LoadMode.CONCURRENCY else 1)
+        total = value if mode is LoadMode.CONCURRENCY else plan.concurrent
+        seed = settings.load.seed
+        return [
+            SequenceSlot(plan, self._setup.source, self._ids, seed * 1_000_003 + number)
+            for number in range(process, total, count)
+        ]
+
+    def _make(self, begin: Begin, slots: list[Slot], begin_ns: int) -> Loop:
+        settings, process, count = self._setup.settings, self._setup.process, self._setup.process_count
+        plan = settings.load
+        mine = schedule.split(begin.request_count, count)[process] if begin.request_count else 0
+        if begin.level.mode is LoadMode.PERIODIC:
+            numbers = (int(plan.start), int(plan.end), int(plan.step), plan.request_period)
+            return PeriodicLoop(self._sender, self._steps, *numbers)
+        if begin.level.mode is LoadMode.CONCURRENCY:
+            return ClosedLoop(self._sender, slots, mine)
+        offsets = schedule.arrivals(plan.distribution, begin.level.value, plan.intervals_ns, plan.seed)
+        times = _from(begin_ns, schedule.share(offsets, process, count))
+        serial = settings.sequences is not None and settings.sequences.serial
+        return OpenLoop(self._sender, slots, times, mine, serial)
+
+    def _connection_count(self, begin: Begin, slot_count: int) -> int:
+        wanted = slot_count if begin.level.mode is LoadMode.CONCURRENCY else OPEN_AHEAD
+        if self._setup.settings.target.protocol == "grpc":
+            return -(-wanted // CALLS_PER_CONNECTION)
+        return wanted
+
+    async def _told(self) -> Begin | Go | End | None:
+        await self._next.wait()
+        self._next.clear()
+        message, self._message = self._message, None
+        return message
+
+    def _receive(self) -> None:
+        try:
+            self._message = self._commands.recv()
+        except (EOFError, OSError):
+            self._message = None
+            self._events.remove_reader(self._commands.fileno())
+        self._next.set()
+
+
+class Teller:
+    """Sends messages from a thread of its own: a measuring process that is busy must not hold up the load.
+
+    Args:
+        connection: To the measuring process.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._messages: SimpleQueue[object] = SimpleQueue()
+        self._thread = threading.Thread(target=self._send, daemon=True)
+        self._thread.start()
+
+    def tell(self, message: object) -> None:
+        """Send a message, later."""
+        self._messages.put(message)
+
+    def close(self) -> None:
+        """Send what there is, and end."""
+        self._messages.put(None)
+        self._thread.join()
+
+    def _send(self) -> None:
+        try:
+            while (message := self._messages.get()) is not None:
+                self._connection.send(message)
+        except OSError:
+            os._exit(0)  # the measuring process has gone: so do we
+
+
+def main(commands_descriptor: int, answers_descriptor: int) -> None:
+    """Run a process that sends load, with the sockets from and to the one that measures as file descriptors."""
+    commands = Connection(commands_descriptor)
+    teller = Teller(Connection(answers_descriptor))
+    try:
+        setup = commands.recv()
+        _run(_work(commands, teller.tell, setup))
+    except ServingError as error:
+        teller.tell(Broken(error.code.name, error.message, error.hint))
+        teller.close()
+    except (EOFError, OSError):
+        pass  # the same
+    # Nothing here needs the interpreter to tidy up, and big inputs would take it long.
+    os._exit(0)
+
+
+async def _work(commands: Connection, tell: Tell, setup: Setup) -> None:
+    await Worker(commands, tell, setup).run()
+
+
+def _run(work: Coroutine[Any, Any, None]) -> None:
+    if sys.platform == "win32":
+        asyncio.run(work)
+    else:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(work)
+
+
+def _descriptors() -> int:
+    """Allow as many open files as the system lets us, and return how many: a request over HTTP has its own socket."""
+    if sys.platform == "win32":
+        return _DESCRIPTORS_MAX
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = min(most, _DESCRIPTORS_MAX) if most != resource.RLIM_INFINITY else _DESCRIPTORS_MAX
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    return most
+
+
+def _from(begin_ns: int, offsets: Iterator[int]) -> Iterator[int]:
+    return (begin_ns + offset for offset in offsets)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

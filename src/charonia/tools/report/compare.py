@@ -1,0 +1,389 @@
+"""What changed between two runs, and what is noise. Pure.
+
+Every figure is compared as a ratio with an interval around it. The intervals hold together: with 20 figures each is as
+wide as a confidence of 99.75 % asks for, so that 95 % is the probability that not one of them is wrong (Bonferroni).
+What lies within the interval, or below the smallest change of interest, is no change.
+
+1. Throughput: the runs' own confidence intervals (batch means).
+2. Percentiles: requests that follow each other resemble each other, so they say as much as fewer independent ones. How
+   many fewer is read off the time line: how much more the percentile of a piece of it moves, counted in ranks, than
+   chance would move it (the design effect of Woodruff's intervals). With that many, the rank of a percentile has a beta
+   distribution, and the histogram turns ranks into latencies.
+3. Share of errors: the same, by errors a piece.
+
+An interval covers what varies within a run. What varies from one start of a server to the next, no single run shows.
+
+Source: Woodruff (1952), Confidence Intervals for Medians and Other Position Measures.
+
+What was not the same around two runs.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+
+from charonia.core.errors import invalid
+from charonia.core.latency import LatencyHistogram
+from charonia.tools.results.records import Estimate, LevelResult, LoadLevel, Run, TimeBucket, Verdict
+
+_FILES = ("csv", "json", "html", "profile-export-file", "verbose-csv", "verbose", "quiet", "no-progress")
+
+
+def setup_differences(before: Run, after: Run) -> tuple[str, ...]:
+    """Return what differed in server, model, machine and options, one line each: `batch size: 1 -> 8`."""
+    return tuple(
+        f"{name}: {first or 'none'} -> {second or 'none'}"
+        for (name, first), (_, second) in zip(_facts(before), _facts(after), strict=True)
+        if first != second
+    ) + tuple(_option_differences(before.options, after.options))
+
+
+def _facts(run: Run) -> Iterator[tuple[str, str]]:
+    yield "tool", run.tool
+    yield "model", run.model.name
+    yield "version of the model", run.model.version
+    yield "platform", run.model.platform
+    yield "batch size", str(run.batch_size)
+    yield "protocol", run.server.protocol
+    yield "server", f"{run.server.name} {run.server.version}".strip()
+    yield "url", run.server.url
+    yield "machine of the client", run.machine.host
+    yield "processor", run.machine.processor
+    yield "cores", str(run.machine.core_count)
+    yield "system", run.machine.system
+    yield "Python", run.machine.python
+
+
+def _option_differences(before: dict[str, str], after: dict[str, str]) -> Iterator[str]:
+    for name in [*before, *(name for name in after if name not in before)]:
+        first, second = before.get(name), after.get(name)
+        if first != second and name.lstrip("-") not in _FILES:
+            yield f"option {name}: {'default' if first is None else first} -> {'default' if second is None else second}"
+
+
+PERCENTILES = (50.0, 90.0, 95.0, 99.0, 99.9, 99.99)
+"""Percentiles that are compared, where both runs have enough requests beyond them."""
+
+BEYOND_MIN = 5
+"""Fewest independent requests beyond a percentile: with less, nobody knows where it is."""
+
+PIECES_MIN = 8
+"""Fewest pieces of the time line that tell how much requests resemble each other."""
+
+_DRAWS = 20_000
+_CORRELATION_COUNTED_MAX = 0.9
+_TRUSTED = (Verdict.STABLE, Verdict.COMPLETE)
+
+Floats = NDArray[np.float64]
+
+
+class Outcome(Enum):
+    """What a change means for whoever waits for the answers."""
+
+    BETTER = "better"
+    WORSE = "worse"
+    SAME = "no significant change"
+    UNKNOWN = "too few requests to tell"
+    MIXED = "better and worse"
+    """Of a whole comparison only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Criteria:
+    """When a difference counts.
+
+    Attributes:
+        confidence: Probability that all intervals hold.
+        threshold: Smallest change of interest, as a share; any significant change of errors is of interest.
+        seed: Of the draws from the distributions: the same files give the same answer.
+    """
+
+    confidence: float = 0.95
+    threshold: float = 0.02
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One figure of one level.
+
+    Attributes:
+        figure: `throughput`, `p50` and so on, `errors`.
+        before: Inferences a second, nanoseconds, or failed requests as a share of all.
+        after: The same of the second run.
+        difference: `after / before - 1`; for errors `after - before`. The estimate is zero without an interval.
+        outcome: What it means.
+    """
+
+    figure: str
+    before: float
+    after: float
+    difference: Estimate
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class LevelChange:
+    """What changed at one level.
+
+    Attributes:
+        level: The load.
+        changes: One a figure.
+        doubts: Why to be careful, one sentence each.
+    """
+
+    level: LoadLevel
+    changes: tuple[Change, ...]
+    doubts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What changed between two runs.
+
+    Attributes:
+        criteria: When a difference counted.
+        levels: Levels that both runs have.
+        only_before: Levels that the first run has alone.
+        only_after: Levels that the second run has alone.
+        setup: What was not the same around the measurement, one line each.
+        notes: What the runs themselves say to a reader, one line each.
+    """
+
+    criteria: Criteria
+    levels: tuple[LevelChange, ...]
+    only_before: tuple[LoadLevel, ...]
+    only_after: tuple[LoadLevel, ...]
+    setup: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def outcome(self) -> Outcome:
+        """What came out in one word."""
+        found = {change.outcome for level in self.levels for change in level.changes}
+        if {Outcome.BETTER, Outcome.WORSE} <= found:
+            return Outcome.MIXED
+        return next(
+            outcome for outcome in (Outcome.WORSE, Outcome.BETTER, Outcome.SAME, Outcome.UNKNOWN) if outcome in found
+        )
+
+
+def compare(before: Run, after: Run, criteria: Criteria | None = None, *, any_model: bool = False) -> Comparison:
+    """Compare two runs, level by level.
+
+    Args:
+        before: The first run.
+        after: The second run.
+        criteria: When a difference counts.
+        any_model: Whether runs of models with different names are compared too.
+
+    Raises:
+        ServingError: INVALID_ARG when the runs have nothing to compare: other models, no common level.
+    """
+    if before.model.name != after.model.name and not any_model:
+        raise invalid(
+            f"the runs measured different models: '{before.model.name}' and '{after.model.name}'",
+            hint="compare them all the same with --any-model",
+        )
+    firsts, seconds = ({result.level: result for result in run.levels} for run in (before, after))
+    pairs = [(firsts[level], seconds[level]) for level in firsts if level in seconds]
+    if not pairs:
+        raise invalid(f"the runs have no level in common: {_levels(before)} against {_levels(after)}")
+    criteria = criteria or Criteria()
+    return Comparison(
+        criteria=criteria,
+        levels=tuple(_level_changes(pairs, criteria)),
+        only_before=tuple(level for level in firsts if level not in seconds),
+        only_after=tuple(level for level in seconds if level not in firsts),
+        setup=setup_differences(before, after),
+        notes=tuple(
+            f"{name} run: {note}" for name, run in (("first", before), ("second", after)) for note in run.notes
+        ),
+    )
+
+
+def _levels(run: Run) -> str:
+    return ", ".join(str(result.level) for result in run.levels) or "none"
+
+
+def _level_changes(pairs: list[tuple[LevelResult, LevelResult]], criteria: Criteria) -> Iterator[LevelChange]:
+    generator = np.random.default_rng(criteria.seed)
+    found = [list(_figures(*pair, generator)) for pair in pairs]
+    known = sum(figure.draws is not None for figures in found for figure in figures)
+    confidence = 1 - (1 - criteria.confidence) / max(known, 1)
+    for (first, second), figures in zip(pairs, found, strict=True):
+        changes = tuple(_change(figure, confidence, criteria) for figure in figures)
+        yield LevelChange(first.level, changes, (*_doubts("first", first), *_doubts("second", second)))
+
+
+def _doubts(which: str, result: LevelResult) -> Iterator[str]:
+    if result.verdict not in _TRUSTED:
+        yield f"the verdict of the {which} run is '{result.verdict.value.replace('_', ' ')}'"
+    if result.server.other_traffic:
+        yield f"the server of the {which} run had other traffic here"
+
+
+@dataclass(frozen=True, slots=True)
+class _Figure:
+    name: str
+    before: float
+    after: float
+    draws: Floats | None  # of the difference; None where nothing can be said
+    more_is_better: bool = False
+    is_share: bool = False
+
+
+def _figures(first: LevelResult, second: LevelResult, generator: np.random.Generator) -> Iterator[_Figure]:
+    rates = first.throughput, second.throughput
+    draws = _ratio(*(_draws_of(rate, generator) for rate in rates))
+    yield _Figure("throughput", rates[0].value, rates[1].value, draws, more_is_better=True)
+    curves = _Percentiles(first), _Percentiles(second)
+    for percent in PERCENTILES:
+        if percent <= 99 or all(curve.reaches(percent) for curve in curves):
+            draws = _ratio(*(curve.draws(percent, generator) for curve in curves))
+            yield _Figure(f"p{percent:g}", first.percentile(percent), second.percentile(percent), draws)
+    shares = [_error_draws(result, generator) for result in (first, second)]
+    difference = None if shares[0] is None or shares[1] is None else shares[1] - shares[0]
+    yield _Figure("errors", first.error_share, second.error_share, difference, is_share=True)
+
+
+def _change(figure: _Figure, confidence: float, criteria: Criteria) -> Change:
+    if figure.is_share:
+        value = figure.after - figure.before
+    else:
+        value = figure.after / figure.before - 1 if figure.before else 0.0
+    if figure.draws is None:
+        return Change(figure.name, figure.before, figure.after, Estimate(value, value, value, 0.0), Outcome.UNKNOWN)
+    tail = (1 - confidence) / 2
+    low, high = (float(end) for end in np.quantile(figure.draws, [tail, 1 - tail]))
+    # A histogram gives the middle of a bucket, the draws any value in it.
+    estimate = Estimate(value, min(low, value), max(high, value), confidence)
+    too_small = 0.0 if figure.is_share else criteria.threshold
+    if estimate.low <= 0 <= estimate.high or abs(value) < too_small:
+        outcome = Outcome.SAME
+    else:
+        outcome = Outcome.BETTER if (value > 0) == figure.more_is_better else Outcome.WORSE
+    return Change(figure.name, figure.before, figure.after, estimate, outcome)
+
+
+def _ratio(before: Floats | None, after: Floats | None) -> Floats | None:
+    if before is None or after is None or float(before.min()) <= 0:
+        return None
+    ratios: Floats = after / before - 1
+    return ratios
+
+
+def _draws_of(estimate: Estimate, generator: np.random.Generator) -> Floats | None:
+    if not estimate.confidence:
+        return None
+    errors = NormalDist().inv_cdf((1 + estimate.confidence) / 2)
+    drawn = generator.normal(estimate.value, (estimate.high - estimate.low) / 2 / errors, _DRAWS)
+    return np.maximum(drawn, 0.0)
+
+
+class _Percentiles:
+    """Where a percentile of a level may truly lie."""
+
+    def __init__(self, result: LevelResult) -> None:
+        self._count = result.response_times.count
+        self._curve = _Curve(result.response_times)
+        pieces = [piece for piece in _pieces(result) if piece.completed_count]
+        self._effects = {
+            percent: _design_effect(self._surprises(pieces, percent, value)) if len(pieces) >= PIECES_MIN else None
+            for percent, value in ((50.0, _median), (99.0, _tail))
+        }
+
+    def reaches(self, percent: float) -> bool:
+        """Whether there are enough independent requests beyond a percentile."""
+        return self._independent(percent) * (1 - percent / 100) >= BEYOND_MIN
+
+    def draws(self, percent: float, generator: np.random.Generator) -> Floats | None:
+        """Return latencies drawn from the distribution of a percentile, float64 [draws]."""
+        if not self.reaches(percent):
+            return None
+        count = self._independent(percent)
+        share = percent / 100
+        return self._curve.values(generator.beta(count * share + 0.5, count * (1 - share) + 0.5, _DRAWS))
+
+    def _independent(self, percent: float) -> float:
+        effect = self._effects[50.0 if percent <= 90 else 99.0]
+        return self._count / effect if effect else 0.0
+
+    def _surprises(self, pieces: list[TimeBucket], percent: float, value: Callable[[TimeBucket], int]) -> Floats:
+        """Return for each piece by how many standard errors the rank of its percentile is off."""
+        counts = np.array([piece.completed_count for piece in pieces], np.float64)
+        ranks = np.floor(percent / 100 * (counts - 1) + 0.5)
+        # Of `n` independent values the one of rank `r` stands at a share with a beta distribution of r + 1 and n - r.
+        expected = (ranks + 1) / (counts + 1)
+        variances = expected * (1 - expected) / (counts + 2)
+        shares = self._curve.shares(np.array([value(piece) for piece in pieces], np.float64))
+        surprises: Floats = (shares - expected) / np.sqrt(variances)
+        return surprises
+
+
+def _median(piece: TimeBucket) -> int:
+    return piece.p50_ns
+
+
+def _tail(piece: TimeBucket) -> int:
+    return piece.p99_ns
+
+
+class _Curve:
+    """The distribution of a histogram as a line: which share of values is at most a latency, and back."""
+
+    def __init__(self, histogram: LatencyHistogram) -> None:
+        buckets = histogram.buckets()
+        counts = np.array([0, *(count for _, _, count in buckets)], np.float64)
+        edges = [buckets[0][0], *(upper for _, upper, _ in buckets)] if buckets else [0]
+        # Extremes are exact; inside a bucket values count as evenly spread.
+        self._edges = np.clip(np.array(edges, np.float64), histogram.minimum, histogram.maximum)
+        self._shares = np.cumsum(counts) / max(histogram.count, 1)
+
+    def shares(self, values: Floats) -> Floats:
+        return np.interp(values, self._edges, self._shares)
+
+    def values(self, shares: Floats) -> Floats:
+        return np.interp(shares, self._shares, self._edges)
+
+
+def _error_draws(result: LevelResult, generator: np.random.Generator) -> Floats | None:
+    ended = result.error_count + result.request_count
+    if not ended:
+        return None
+    share = result.error_share
+    effect = 1.0
+    pieces = [piece for piece in _pieces(result) if piece.completed_count + piece.error_count]
+    if 0 < share < 1 and len(pieces) >= PIECES_MIN:
+        failed = np.array([piece.error_count for piece in pieces], np.float64)
+        all_ended = failed + np.array([piece.completed_count for piece in pieces], np.float64)
+        effect = _design_effect((failed - share * all_ended) / np.sqrt(all_ended * share * (1 - share)))
+    count = ended / effect
+    return generator.beta(count * share + 0.5, count * (1 - share) + 0.5, _DRAWS)
+
+
+def _design_effect(surprises: Floats) -> float:
+    """Return how many requests say as much as one independent request, at least 1.
+
+    Args:
+        surprises: Deviations of pieces in the order of time, in standard errors of independent requests.
+    """
+    spread = float(np.square(surprises).mean())
+    if spread == 0:
+        return 1.0
+    next_to = float((surprises[1:] * surprises[:-1]).sum()) / float(np.square(surprises).sum())
+    left = min(max(next_to, 0.0), _CORRELATION_COUNTED_MAX)
+    return max(1.0, spread * (1 + left) / (1 - left))
+
+
+def _pieces(result: LevelResult) -> list[TimeBucket]:
+    """Return the pieces of the time line within the windows of the result."""
+    used = [window for window in result.windows if window.used]
+    if not used:
+        return list(result.timeline)
+    begin, end = used[0].begin_ns, used[-1].end_ns
+    return [piece for piece in result.timeline if begin <= piece.begin_ns and piece.end_ns <= end]

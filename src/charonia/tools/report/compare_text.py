@@ -1,0 +1,155 @@
+"""A comparison as text for people and as JSON for programs."""
+
+import json
+from collections.abc import Iterator
+
+from charonia.tools.report.compare import Change, Comparison, LevelChange, Outcome
+from charonia.tools.report.quantities import duration, number, percent, signed_percent
+
+_COLUMNS = ("level", "figure", "before", "after", "change", "interval", "")
+_LEFT = ("level", "figure", "")
+_MARKS = {Outcome.BETTER: "better", Outcome.WORSE: "WORSE", Outcome.SAME: "~", Outcome.UNKNOWN: "? too few requests"}
+
+
+def as_text(comparison: Comparison, names: tuple[str, str]) -> str:
+    """Return a table of every figure, what was not the same, and the verdict.
+
+    Args:
+        comparison: What was found.
+        names: Names of the two runs.
+    """
+    rows = [row for level in comparison.levels for row in _rows(level)]
+    criteria = comparison.criteria
+    return "\n".join(
+        [
+            f"before: {names[0]}",
+            f"after:  {names[1]}",
+            *_section("not the same", comparison.setup),
+            "",
+            *_table([_COLUMNS, *rows]),
+            *_section("with care", [*comparison.notes, *_doubts(comparison)]),
+            *_section("only before", [str(level) for level in comparison.only_before]),
+            *_section("only after", [str(level) for level in comparison.only_after]),
+            "",
+            f"{verdict(comparison)} (all intervals hold with {100 * criteria.confidence:g} %; "
+            f"changes below {100 * criteria.threshold:g} % do not count)",
+        ]
+    )
+
+
+def _doubts(comparison: Comparison) -> list[str]:
+    return [f"{level.level}: {doubt}" for level in comparison.levels for doubt in level.doubts]
+
+
+def verdict(comparison: Comparison) -> str:
+    """Return what came out in a sentence without a full stop."""
+    match comparison.outcome:
+        case Outcome.BETTER:
+            return f"Better: {_counted(comparison, Outcome.BETTER)}"
+        case Outcome.WORSE:
+            return f"Worse: {_counted(comparison, Outcome.WORSE)}"
+        case Outcome.MIXED:
+            return f"Worse: {_counted(comparison, Outcome.WORSE)}; better: {_counted(comparison, Outcome.BETTER)}"
+        case Outcome.SAME:
+            return "No significant change"
+        case Outcome.UNKNOWN:
+            return "Too few requests to tell"
+
+
+def as_json(comparison: Comparison, names: tuple[str, str]) -> str:
+    """Return the comparison as JSON text: shares of 1, inferences a second, nanoseconds."""
+    document = {
+        "format": "charonia-perf-comparison",
+        "version": 1,
+        "before": names[0],
+        "after": names[1],
+        "verdict": comparison.outcome.name.lower(),
+        "confidence": comparison.criteria.confidence,
+        "threshold": comparison.criteria.threshold,
+        "setup": list(comparison.setup),
+        "notes": list(comparison.notes),
+        "levels": [
+            {
+                "mode": level.level.mode.value,
+                "value": level.level.value,
+                "doubts": list(level.doubts),
+                "changes": [_change(change) for change in level.changes],
+            }
+            for level in comparison.levels
+        ],
+        "only_before": [str(level) for level in comparison.only_before],
+        "only_after": [str(level) for level in comparison.only_after],
+    }
+    return json.dumps(document, indent=2, allow_nan=False)
+
+
+def _change(change: Change) -> dict[str, object]:
+    known = change.outcome is not Outcome.UNKNOWN
+    return {
+        "figure": change.figure,
+        "before": change.before,
+        "after": change.after,
+        "difference": change.difference.value,
+        "low": change.difference.low if known else None,
+        "high": change.difference.high if known else None,
+        "verdict": change.outcome.name.lower(),
+    }
+
+
+def _counted(comparison: Comparison, outcome: Outcome) -> str:
+    """Return which figures had an outcome, and at how many levels each."""
+    found = [change.figure for level in comparison.levels for change in level.changes if change.outcome is outcome]
+    counts = {figure: found.count(figure) for figure in found}
+    total = len(comparison.levels)
+    return ", ".join(f"{name} at {_of(count, total)}" for name, count in counts.items())
+
+
+def _of(count: int, total: int) -> str:
+    if total == 1:
+        return "the only level"
+    return f"all {total} levels" if count == total else f"{count} of {total} levels"
+
+
+def _rows(level: LevelChange) -> Iterator[tuple[str, ...]]:
+    for place, change in enumerate(level.changes):
+        low, high = (_difference(change, end) for end in (change.difference.low, change.difference.high))
+        known = change.outcome is not Outcome.UNKNOWN
+        yield (
+            "" if place else str(level.level),
+            change.figure,
+            _value(change, change.before),
+            _value(change, change.after),
+            _difference(change, change.difference.value),
+            f"{low} .. {high}" if known else "",
+            _MARKS[change.outcome],
+        )
+
+
+def _value(change: Change, value: float) -> str:
+    match change.figure:
+        case "throughput":
+            return f"{number(value)}/s"
+        case "errors":
+            return percent(value)
+        case _:
+            return duration(value)
+
+
+def _difference(change: Change, value: float) -> str:
+    return f"{100 * value:+.2f} pp" if change.figure == "errors" else signed_percent(value)
+
+
+def _section(title: str, lines: tuple[str, ...] | list[str]) -> list[str]:
+    return ["", f"{title}:", *(f"  {line}" for line in lines)] if lines else []
+
+
+def _table(rows: list[tuple[str, ...]]) -> Iterator[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
+    for place, row in enumerate(rows):
+        if row[0] and place > 1:
+            yield ""  # between levels
+        cells = [
+            cell.ljust(width) if name in _LEFT else cell.rjust(width)
+            for name, cell, width in zip(_COLUMNS, row, widths, strict=True)
+        ]
+        yield "  ".join(cells).rstrip()

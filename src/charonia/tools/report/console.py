@@ -1,0 +1,415 @@
+"""What a run prints: the lines of perf_analyzer, such that scripts that read them go on working, and ours behind them.
+
+Lines of perf_analyzer keep their words, their order and their number format (six significant digits, microseconds cut
+to integers). Ours are further percentiles, and at the end of a block intervals, errors, goodput, offered load, verdict.
+
+The part of a level's text that comes from the server.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from charonia.tools.results.records import (
+    PERCENTILES,
+    ErrorKind,
+    Estimate,
+    LevelResult,
+    LoadLevel,
+    LoadMode,
+    Run,
+    Verdict,
+    Window,
+)
+from charonia.tools.results.server import ServerModel
+
+GPUS_MAX = 16
+"""Most GPUs that are listed."""
+
+
+def server_lines(result: LevelResult) -> Iterator[str]:
+    """Return the block of the server's own account, composing models included."""
+    server, resources = result.server, result.resources
+    if server.model is None and resources is None and not server.notes:
+        return
+    yield "  Server: "
+    if server.model is not None:
+        yield from (f"    {line}" for line in _model_lines(server.model))
+    if resources is not None:
+        plural = "es" if resources.process_count > 1 else ""
+        yield (
+            f"    CPU: {resources.cpu_cores:.2f} cores, memory: {resources.rss_bytes / 2**20:.1f} MiB "
+            f"({resources.process_count} process{plural})"
+        )
+    yield from (f"    Note: {note}" for note in server.notes)
+    if server.model is not None and server.model.composing:
+        yield ""
+        yield "  Composing models: "
+        for model in server.model.composing:
+            yield f"  {model.name}, version: {model.version}"
+            yield from (f"      {line}" for line in _model_lines(model))
+            yield ""
+
+
+def gpu_lines(result: LevelResult) -> Iterator[str]:
+    """Return the block of the metrics page."""
+    yield "  Server Prometheus Metrics: "
+    if len(result.gpus) > GPUS_MAX:
+        yield f"    {len(result.gpus)} GPUs: the CSV file lists them all"
+        return
+    for title, unit, values in (
+        (
+            "Avg GPU Utilization",
+            "%",
+            [(g.uuid, None if g.utilization is None else g.utilization * 100) for g in result.gpus],
+        ),
+        ("Avg GPU Power Usage", " watts", [(g.uuid, g.power_watts) for g in result.gpus]),
+        ("Max GPU Memory Usage", " bytes", [(g.uuid, g.memory_used_bytes) for g in result.gpus]),
+        ("Total GPU Memory", " bytes", [(g.uuid, g.memory_total_bytes) for g in result.gpus]),
+    ):
+        yield f"    {title}:"
+        yield from (f"      {uuid} : {value:.15g}{unit}" for uuid, value in values if value is not None)
+
+
+def _model_lines(model: ServerModel) -> Iterator[str]:
+    yield f"Inference count: {model.inference_count}"
+    yield f"Execution count: {model.execution_count}"
+    is_cached = bool(model.cache_hit_count or model.cache_miss_count)
+    if is_cached:
+        yield f"Cache hit count: {model.cache_hit_count}"
+        yield f"Cache miss count: {model.cache_miss_count}"
+    yield f"Successful request count: {model.success_count}"
+    if model.composing:
+        yield _ensemble_line(model)
+        return
+    waiting = f"queue {_mean(model, model.queue_ns)} usec + "
+    if is_cached:
+        average = (model.cache_hit_ns + model.cache_miss_ns) / max(1, model.success_count)
+        waiting += f"cache hit/miss {_usec(average)} usec + "
+    yield (
+        f"Avg request latency: {_usec(model.request_ns)} usec (overhead {_usec(model.overhead_ns)} usec + "
+        f"{waiting}compute input {_mean(model, model.compute_input_ns)} usec + "
+        f"compute infer {_mean(model, model.compute_infer_ns)} usec + "
+        f"compute output {_mean(model, model.compute_output_ns)} usec)"
+    )
+    if model.cache_hit_count:
+        yield f"Average Cache Hit Latency: {_usec(model.cache_hit_ns / model.cache_hit_count)} usec"
+    if model.cache_miss_count:
+        yield f"Average Cache Miss Latency: {_usec(model.cache_miss_ns / model.cache_miss_count)} usec"
+
+
+def _ensemble_line(model: ServerModel) -> str:
+    """Return the line of a model made of others: queue and compute are the sums of theirs."""
+    queue = sum(part.mean(part.queue_ns) for part in model.composing)
+    compute = sum(
+        part.mean(part.compute_input_ns + part.compute_infer_ns + part.compute_output_ns) for part in model.composing
+    )
+    overhead = max(0.0, model.request_ns - queue - compute)
+    return (
+        f"Avg request latency: {_usec(model.request_ns)} usec (overhead {_usec(overhead)} usec + "
+        f"queue {_usec(queue)} usec + compute {_usec(compute)} usec)"
+    )
+
+
+def _mean(model: ServerModel, total_ns: int) -> int:
+    return _usec(model.mean(total_ns))
+
+
+def _usec(duration_ns: float) -> int:
+    return int(duration_ns / 1000)
+
+
+HIGH_PERCENTILES = (99.9, 99.99)
+"""Percentiles beside those of every table."""
+
+DELAYED_SHARE_MAX = 0.01
+"""Share of requests sent too late from which there is a warning."""
+
+OVERHEAD_MAX = 0.5
+"""Share of the time that a client may be computing before there is a warning."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What is said before a run.
+
+    Attributes:
+        batch_size: Items of a request.
+        load: What the levels are.
+        end: Last level; 0 for none.
+        is_range: Whether there is more than one level.
+        mode: How a level is measured, e.g. "time_windows".
+        interval_ms: Length of a window.
+        window_request_count: Least number of requests in a window of "count_windows".
+        request_count: Exact number of requests, 0 for none.
+        warmup_request_count: Requests before the first window.
+        percentile: Percentile that is stabilised, None for the mean.
+        latency_limit_ms: Latency that ends a range.
+        distribution: "constant" or "poisson".
+        binary_search: Whether levels are searched.
+        is_async: Whether calls are called asynchronous.
+        decoupled: Whether a request may have several responses.
+    """
+
+    batch_size: int = 1
+    load: LoadMode = LoadMode.CONCURRENCY
+    end: float = 1.0
+    is_range: bool = False
+    mode: str = "time_windows"
+    interval_ms: int = 5000
+    window_request_count: int = 50
+    request_count: int = 0
+    warmup_request_count: int = 0
+    percentile: float | None = None
+    latency_limit_ms: int = 0
+    distribution: str = "constant"
+    binary_search: bool = False
+    is_async: bool = False
+    decoupled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """How results are shown.
+
+    Attributes:
+        protocol: "http" or "grpc".
+        percentile: Percentile that stands for the latency, None for the mean.
+        verbose: Whether there are more lines.
+        decoupled: Whether responses are counted beside requests.
+        metrics: Whether the metrics page was read.
+    """
+
+    protocol: str = "http"
+    percentile: float | None = None
+    verbose: bool = False
+    decoupled: bool = False
+    metrics: bool = False
+
+
+def settings_text(settings: Settings) -> str:
+    """Return what is printed before a run."""
+    lines = ["*** Measurement Settings ***", f"  Batch size: {settings.batch_size}", "  Service Kind: TRITON"]
+    if settings.warmup_request_count:
+        lines.append(f"  Sending {settings.warmup_request_count} warmup request(s)")
+    if settings.request_count:
+        lines.append(f"  Sending {settings.request_count} benchmark requests")
+    else:
+        lines += _window_lines(settings)
+    if settings.is_range:
+        lines.append(f"  Latency limit: {settings.latency_limit_ms} msec")
+        if settings.end and settings.load is LoadMode.REQUEST_RATE:
+            lines.append(f"  Request Rate limit: {settings.end:g} requests per seconds")
+        elif settings.end:
+            lines.append(f"  Concurrency limit: {settings.end:g} concurrent requests")
+    if settings.load is LoadMode.REQUEST_RATE:
+        name = "uniform" if settings.distribution == "constant" else settings.distribution
+        lines.append(f"  Using {name} distribution on request generation")
+    if settings.binary_search:
+        lines.append("  Using Binary Search algorithm")
+    lines.append(f"  Using {'asynchronous' if settings.is_async else 'synchronous'} calls for inference")
+    if settings.decoupled:
+        lines.append("  Detected decoupled model, using the last response for measuring latency")
+    return "\n".join(lines) + "\n"
+
+
+def level_title(level: LoadLevel) -> str:
+    """Return what is printed when a level begins, "" where there is nothing to say."""
+    match level.mode:
+        case LoadMode.REQUEST_RATE:
+            return f"Request Rate: {level.value:g} inference requests per seconds"
+        case LoadMode.INTERVALS:
+            return ""
+    return f"Request concurrency: {level.value:g}"
+
+
+def pass_text(number: int, window: Window, deviation_ns: float, percentile: float | None) -> str:
+    """Return the line of a window."""
+    latency = (
+        f"Avg latency: {_usec(window.latency_ns)} usec (std {_usec(deviation_ns)} usec). "
+        if percentile is None
+        else f"p{percentile:g} latency: {_usec(window.latency_ns)} usec"
+    )
+    return f"  Pass [{number}] throughput: {window.throughput:g} infer/sec. {latency}"
+
+
+def level_text(result: LevelResult, view: View) -> str:
+    """Return what is printed when a level was measured."""
+    lines = ["  Client: ", *(f"    {line}" for line in _client_lines(result, view))]
+    lines += server_lines(result)
+    if view.metrics:
+        lines += ["", *gpu_lines(result)]
+    lines.append(f"  Verdict: {verdict_text(result)}")
+    return "\n".join(lines) + "\n"
+
+
+def summary_text(run: Run) -> str:
+    """Return what is printed at the end of a run."""
+    percentile = run.stabilising_percentile
+    name = "Average" if percentile is None else f"p{percentile:g}"
+    lines = [f"Inferences/Second vs. Client {name} Batch Latency"]
+    for result in run.levels:
+        title = "Concurrency" if result.level.mode in (LoadMode.CONCURRENCY, LoadMode.PERIODIC) else "Request Rate"
+        remark = "" if result.verdict in _GOOD else f" ({result.verdict.value.replace('_', ' ')})"
+        lines.append(
+            f"{title}: {result.level.value:g}, throughput: {result.throughput.value:g} infer/sec, "
+            f"latency {_usec(result.latency.value)} usec{remark}"
+        )
+    if len(run.levels) > 1:
+        lines += ["", *_table(run.levels)]
+    if run.answer is not None:
+        lines += ["", f"Highest level within the latency limit: {run.answer}"]
+    lines += [f"Note: {note}" for note in run.notes]
+    return "\n".join(lines)
+
+
+def verdict_text(result: LevelResult) -> str:
+    """Return a verdict with its reasons, as one line."""
+    word = result.verdict.value.replace("_", " ")
+    return f"{word}: {' '.join(result.reasons)}" if result.reasons else word
+
+
+_GOOD = (Verdict.STABLE, Verdict.COMPLETE)
+
+
+def _window_lines(settings: Settings) -> Iterator[str]:
+    yield f'  Using "{settings.mode}" mode for stabilization'
+    if settings.mode == "adaptive":
+        yield "  Measuring until the confidence intervals of throughput and latency are tight"
+        return
+    latency = "average latency" if settings.percentile is None else f"p{settings.percentile:g} latency"
+    yield f"  Stabilizing using {latency} and throughput"
+    if settings.mode == "count_windows":
+        yield f"  Minimum number of samples in each window: {settings.window_request_count}"
+    else:
+        yield f"  Measurement window: {settings.interval_ms} msec"
+
+
+def _client_lines(result: LevelResult, view: View) -> Iterator[str]:
+    yield f"Request count: {result.request_count}"
+    offered = result.offered
+    if offered is not None and offered.delayed_share > DELAYED_SHARE_MAX:
+        yield f"Avg send request rate: {offered.sent_rate:.2f} infer/sec"
+        yield (
+            f"[WARNING] {offered.delayed_share:.2%} of the requests were sent more than 1 ms after their time. "
+            "Their latency counts from that time. "
+        )
+    if result.sequence_count:
+        yield f"Sequence count: {result.sequence_count} ({result.sequence_rate:g} seq/sec)"
+    yield f"Throughput: {result.throughput.value:g} infer/sec"
+    if view.decoupled:
+        yield f"Response Throughput: {result.response_rate:g} infer/sec"
+    if view.verbose:
+        yield f"Avg client overhead: {result.client.overhead * 100:.2f}%"
+    times = result.response_times
+    if view.percentile is None:
+        yield f"Avg latency: {_usec(times.mean)} usec (standard deviation {_usec(times.deviation)} usec)"
+    for percent in sorted({*percentiles(view.percentile), *high_percentiles(result)}):
+        yield f"p{percent:g} latency: {_usec(times.percentile(percent))} usec"
+    yield f"Max latency: {_usec(times.maximum)} usec"
+    if not view.decoupled:
+        yield _wire_line(result, view)
+    yield from _own_lines(result, view)
+
+
+def percentiles(extra: float | None) -> list[float]:
+    """Return the percentiles of perf_analyzer's tables, with the one that was asked for, ascending."""
+    return sorted({*PERCENTILES, *(() if extra is None else (extra,))})
+
+
+def high_percentiles(result: LevelResult) -> list[float]:
+    """Return the percentiles beside those of every table that at least one request lies beyond."""
+    return [percent for percent in HIGH_PERCENTILES if round(result.request_count * (100 - percent), 6) >= 100]
+
+
+def _wire_line(result: LevelResult, view: View) -> str:
+    client = result.client
+    total = result.service_times.mean
+    wait = max(0.0, total - client.send_ns - client.receive_ns)
+    send, receive, both = _usec(client.send_ns), _usec(client.receive_ns), _usec(client.send_ns + client.receive_ns)
+    if view.protocol == "grpc":
+        head = f"Avg gRPC time: {_usec(total)} usec"
+        if view.verbose:
+            return f"{head} (marshal {send} usec + response wait {_usec(wait)} usec + unmarshal {receive} usec)"
+        return f"{head} ((un)marshal request/response {both} usec + response wait {_usec(wait)} usec)"
+    head = f"Avg HTTP time: {_usec(total)} usec"
+    if view.verbose:
+        return f"{head} (send {send} usec + response wait {_usec(wait)} usec + receive {receive} usec)"
+    return f"{head} (send/recv {both} usec + response wait {_usec(wait)} usec)"
+
+
+def _own_lines(result: LevelResult, view: View) -> Iterator[str]:
+    if result.throughput.confidence:
+        yield f"Throughput interval: {_interval(result.throughput, 1.0, 'infer/sec')}"
+    if result.latency.confidence:
+        name = "Avg" if view.percentile is None else f"p{view.percentile:g}"
+        yield f"{name} latency interval: {_interval(result.latency, 1e-3, 'usec')}"
+    if view.decoupled and result.first_response_times is not None and result.first_response_times.count:
+        first = result.first_response_times
+        yield f"First response: avg {_usec(first.mean)} usec, p99 {_usec(first.percentile(99))} usec"
+    if result.offered is not None:
+        offered, service = result.offered, result.service_times
+        yield (
+            f"Offered: {offered.rate:g} requests/sec, sent {offered.sent_rate:g}, answered {offered.achieved_rate:g}, "
+            f"waiting {offered.backlog_begin} at the begin and {offered.backlog_end} at the end"
+        )
+        yield (
+            f"Service time: avg {_usec(service.mean)} usec, p50 {_usec(service.percentile(50))} usec, "
+            f"p99 {_usec(service.percentile(99))} usec (from the actual send time)"
+        )
+    if result.errors:
+        yield f"Errors: {result.error_count} ({result.error_share:.2%} of the requests)"
+        yield from (f"  {_error(error)}" for error in result.errors)
+    if result.goodput is not None:
+        good = result.goodput
+        yield f"Goodput: {good.rate:g} requests/sec ({good.share:.2%} within {', '.join(good.objectives)})"
+    if result.client.overhead > OVERHEAD_MAX:
+        yield (
+            f"[WARNING] The client itself was busy {result.client.overhead:.0%} of the time: "
+            "the server may be faster than what was measured. "
+        )
+
+
+def _error(error: ErrorKind) -> str:
+    sample = f": {error.samples[0]}" if error.samples else ""
+    return f"{error.count} {error.kind}{sample}"
+
+
+def _interval(estimate: Estimate, factor: float, unit: str) -> str:
+    low, high = (_short(max(0.0, end * factor)) for end in (estimate.low, estimate.high))
+    return f"{low} to {high} {unit} ({estimate.confidence:.0%} confidence)"
+
+
+def _short(value: float) -> str:
+    """Return a number with no more digits than a reader wants."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _table(levels: Sequence[LevelResult]) -> Iterator[str]:
+    """Return the levels side by side, numbers to the right."""
+    is_count = levels[0].level.mode in (LoadMode.CONCURRENCY, LoadMode.PERIODIC)
+    head = [
+        "Concurrency" if is_count else "Rate",
+        "infer/sec",
+        "p50",
+        "p90",
+        "p95",
+        "p99",
+        "p99.9",
+        "errors",
+        "verdict",
+    ]
+    rows = [
+        [
+            f"{result.level.value:g}",
+            f"{result.throughput.value:.1f}",
+            *(str(_usec(result.percentile(percent))) for percent in (50, 90, 95, 99, 99.9)),
+            f"{result.error_count}",
+            result.verdict.value.replace("_", " "),
+        ]
+        for result in levels
+    ]
+    widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
+    for row in [head, *rows]:
+        cells = [cell.rjust(width) for cell, width in zip(row[:-1], widths, strict=False)]
+        yield f"  {'  '.join(cells)}  {row[-1]}"
+    yield "  Latencies in usec."

@@ -1,0 +1,232 @@
+"""One HTML file that needs nothing else: nothing is loaded from anywhere, and only our own script is executed.
+
+What users name (models, servers, messages of errors) has to be escaped in the markup; in the JSON that the page carries
+it is without `<`, and the script puts it into the page as text. The content policy allows the one script, by its hash.
+
+The tables of the HTML page.
+"""
+
+import json
+from base64 import b64encode
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+from charonia.tools.report.quantities import duration, number, percent, size
+from charonia.tools.report.summary import VERDICT_TEXTS, best_level, is_open_loop, is_trusted
+from charonia.tools.results.records import LevelResult, Run
+
+PERCENTILES = (50.0, 90.0, 95.0, 99.0, 99.9, 99.99)
+
+_UNKNOWN = "-"
+
+_Cell = Callable[[LevelResult], str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """A column: its title, what stands in it (markup), and whether that is text and not a number."""
+
+    title: str
+    cell: _Cell
+    is_text: bool = False
+
+
+def levels_table(run: Run) -> str:
+    """Return a row a level: throughput, latencies, errors, verdict."""
+    columns = [
+        _Column("Level", lambda result: escape(str(result.level)), is_text=True),
+        _Column("Verdict", _verdict, is_text=True),
+        _Column("Inferences/s", _throughput),
+        *(_Column(f"p{percent:g}", _percentile(percent)) for percent in PERCENTILES),
+        _Column("Slowest", lambda result: duration(result.response_times.maximum)),
+        _Column("Errors", lambda result: percent(result.error_share)),
+        *(_open_loop() if is_open_loop(run) else ()),
+        *(_goodput() if any(result.goodput is not None for result in run.levels) else ()),
+    ]
+    best = best_level(run) if len(run.levels) > 1 else None
+    return _table(columns, run.levels, best)
+
+
+def resources_table(run: Run) -> str:
+    """Return what server and client used at each level, "" where nothing is known of the server's."""
+    if not any(result.resources is not None or result.gpus for result in run.levels):
+        return ""
+    columns = [_Column("Level", lambda result: escape(str(result.level)), is_text=True)]
+    if any(result.resources is not None for result in run.levels):
+        most = max(result.resources.cpu_cores for result in run.levels if result.resources is not None)
+        columns += [
+            _Column("Server's CPU", lambda result: _bar(result, most)),
+            _Column("CPU an inference", _cpu_an_inference),
+            _Column(
+                "Server's memory", lambda result: size(result.resources.rss_bytes) if result.resources else _UNKNOWN
+            ),
+        ]
+    gpus = max((result.gpus for result in run.levels), key=lambda gpus: len(gpus))
+    columns += [_Column(f"GPU {gpu.uuid}", _gpu(place)) for place, gpu in enumerate(gpus)]
+    columns.append(_Column("Client's busiest process", lambda result: percent(result.client.overhead)))
+    return _table(columns, run.levels, None)
+
+
+def errors_table(run: Run) -> str:
+    """Return a row a level and kind of error, "" where there were none."""
+    rows = [
+        f"<tr><th scope='row'>{escape(str(result.level))}</th><td class='text'>{escape(error.kind)}</td>"
+        f"<td>{error.count:,}</td><td class='text message'>{'<br>'.join(map(escape, error.samples))}</td></tr>"
+        for result in run.levels
+        for error in result.errors
+    ]
+    if not rows:
+        return ""
+    head = "<th class='text'>Level</th><th class='text'>Kind</th><th>Count</th><th class='text'>Messages</th>"
+    return scrolling(f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>")
+
+
+def trials_tables(run: Run) -> Iterator[str]:
+    """Yield every trial of every level, folded away."""
+    head = (
+        "<th>Window</th><th>Length</th><th>Requests</th><th>Errors</th><th>Inferences/s</th><th>Latency</th><th></th>"
+    )
+    rows = [
+        f"<tr><th scope='row' class='text'>{escape(str(result.level))}: {place}</th>"
+        f"<td>{duration(window.end_ns - window.begin_ns)}</td><td>{window.request_count:,}</td>"
+        f"<td>{window.error_count:,}</td><td>{number(window.throughput)}</td><td>{duration(window.latency_ns)}</td>"
+        f"<td class='text'>{'' if window.used else 'not used'}</td></tr>"
+        for result in run.levels
+        for place, window in enumerate(result.windows, 1)
+    ]
+    if rows:
+        table = scrolling(f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>")
+        title = f"All {len(rows)} measured windows" if len(rows) > 1 else "The measured window"
+        yield f"<details><summary>{title}</summary>{table}</details>"
+
+
+def _table(columns: Sequence[_Column], rows: Sequence[LevelResult], best: LevelResult | None) -> str:
+    head = "".join(f"<th scope='col'{_class(column)}>{escape(column.title)}</th>" for column in columns)
+    body = "".join(f"<tr{' class=best' if row is best else ''}>{_cells(columns, row)}</tr>" for row in rows)
+    return scrolling(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
+
+
+def _cells(columns: Sequence[_Column], row: LevelResult) -> str:
+    first, *others = columns
+    cells = "".join(f"<td{_class(column)}>{column.cell(row)}</td>" for column in others)
+    return f"<th scope='row'>{first.cell(row)}</th>{cells}"
+
+
+def _class(column: _Column) -> str:
+    return " class='text'" if column.is_text else ""
+
+
+def scrolling(table: str) -> str:
+    """Return a table that scrolls by itself where it is wider than the page."""
+    # Focus lets the keyboard scroll a table that is wider than the page.
+    return f"<div class='wide' tabindex='0' role='group' aria-label='Table'>{table}</div>"
+
+
+def _throughput(result: LevelResult) -> str:
+    estimate = result.throughput
+    spread = f" <small>± {percent(estimate.relative_half_width)}</small>" if estimate.confidence else ""
+    return f"{number(estimate.value)}{spread}"
+
+
+def _percentile(percent: float) -> _Cell:
+    def cell(result: LevelResult) -> str:
+        # A percentile that less than one request lies beyond is the slowest request by another name.
+        if result.request_count * (1 - percent / 100) < 1:
+            return _UNKNOWN
+        return duration(result.percentile(percent))
+
+    return cell
+
+
+def _open_loop() -> tuple[_Column, ...]:
+    return (
+        _Column("Answered/s", lambda result: number(result.offered.achieved_rate) if result.offered else _UNKNOWN),
+        _Column("Sent late", lambda result: percent(result.offered.delayed_share) if result.offered else _UNKNOWN),
+        _Column("Service p99", lambda result: duration(result.service_times.percentile(99))),
+    )
+
+
+def _goodput() -> tuple[_Column, ...]:
+    return (_Column("Goodput", lambda result: f"{number(result.goodput.rate)}/s" if result.goodput else _UNKNOWN),)
+
+
+def _verdict(result: LevelResult) -> str:
+    kind = "good" if is_trusted(result) else "bad"
+    over = " <span class='badge bad'>over the limit</span>" if result.over_latency_limit else ""
+    return f"<span class='badge {kind}'>{VERDICT_TEXTS[result.verdict]}</span>{over}"
+
+
+def _bar(result: LevelResult, most: float) -> str:
+    if result.resources is None:
+        return _UNKNOWN
+    cores = result.resources.cpu_cores
+    width = 100 * cores / most if most else 0.0
+    return f"<span class='bar'><i style='width:{width:.1f}%'></i></span>{number(cores)} cores"
+
+
+def _cpu_an_inference(result: LevelResult) -> str:
+    if result.resources is None or not result.throughput.value:
+        return _UNKNOWN
+    return duration(1e9 * result.resources.cpu_cores / result.throughput.value)
+
+
+def _gpu(place: int) -> _Cell:
+    def cell(result: LevelResult) -> str:
+        if place >= len(result.gpus):
+            return _UNKNOWN
+        gpu = result.gpus[place]
+        parts = (
+            percent(gpu.utilization) if gpu.utilization is not None else "",
+            f"{number(gpu.power_watts)} W" if gpu.power_watts is not None else "",
+            size(gpu.memory_used_bytes) if gpu.memory_used_bytes is not None else "",
+        )
+        return ", ".join(part for part in parts if part) or _UNKNOWN
+
+    return cell
+
+
+SCRIPTS = ("plots.js", "controls.js")
+"""Scripts of every page: plots, and what is around them."""
+
+
+def document(title: str, body: Sequence[str], data: Any, *, script: str, style: str = "") -> bytes:
+    """Return a page as UTF-8.
+
+    Args:
+        title: Its title, as text.
+        body: Its markup, with user's text escaped.
+        data: What its script draws; anything that JSON has.
+        script: The page's own script, beside `SCRIPTS`.
+        style: Its own style sheet, beside `page.css`.
+    """
+    whole = "\n".join([*(asset("charonia.tools.report", name) for name in SCRIPTS), script])
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{_digest(whole)}'"
+    # A `<` could only be the begin of `</script>`: JSON needs none.
+    shown = json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    return "\n".join(
+        [
+            '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
+            f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            '<meta name="color-scheme" content="light dark">',
+            f"<title>{escape(title)}</title>",
+            f"<style>\n{asset('charonia.tools.report', 'page.css')}{style}</style>\n</head>\n<body>\n<main>",
+            *body,
+            "</main>",
+            f'<script type="application/json" id="data">{shown}</script>',
+            f"<script>{whole}</script>\n</body>\n</html>\n",
+        ]
+    ).encode("utf-8", "replace")
+
+
+def asset(package: str, name: str) -> str:
+    """Return a file of the folder `page` of a package."""
+    return (files(package) / "page" / name).read_text(encoding="utf-8")
+
+
+def _digest(script: str) -> str:
+    return b64encode(sha256(script.encode()).digest()).decode()

@@ -1,0 +1,187 @@
+"""A measurement as one HTML file.
+
+Tables and sentences are written here, so they can be read without a script; `page/page.js` draws the plots from JSON
+that the page carries.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from html import escape
+
+from charonia.core.errors import invalid
+from charonia.tools.report.document import asset, document, errors_table, levels_table, resources_table, trials_tables
+from charonia.tools.report.plot_data import plot_data
+from charonia.tools.report.quantities import clock, duration, number, percent, size
+from charonia.tools.report.summary import VERDICT_TEXTS, best_level, headline, is_trusted
+from charonia.tools.results.records import LevelResult, Run
+
+
+def render(runs: Sequence[Run]) -> bytes:
+    """Return the page of one run, or of several beside each other, as UTF-8.
+
+    Raises:
+        ServingError: INVALID_ARG when there is no run.
+    """
+    if not runs:
+        raise invalid("the page: expected at least one run, got none")
+    names = _names(runs)
+    title = " and ".join(dict.fromkeys(run.model.name for run in runs))
+    body = [*_sections(runs, names), *_ending(runs, names)]
+    script = asset("charonia.tools.report", "page.js")
+    return document(f"{title}: load test", body, plot_data(runs, names), script=script)
+
+
+def _names(runs: Sequence[Run]) -> list[str]:
+    """Return names that tell the runs apart: model and server, with a number where these are the same."""
+    plain = [f"{run.model.name} on {run.server.name or run.server.url}" for run in runs]
+    return [
+        f"{name} ({place})" if plain.count(name) > 1 else name
+        for name, place in zip(plain, range(1, len(plain) + 1), strict=True)
+    ]
+
+
+def _sections(runs: Sequence[Run], names: Sequence[str]) -> Iterator[str]:
+    for run, name in zip(runs, names, strict=True):
+        yield from _summary(run, name if len(runs) > 1 else run.model.name)
+    yield "<noscript><p>The plots need JavaScript; the tables do not.</p></noscript>"
+    for identity, title, text in _PLOTS:
+        if identity == "distribution":
+            yield '<div id="chooser"></div>'  # of the run that the plots from here on show
+        yield f'<section class="plot" id="{identity}" hidden><h2>{title}</h2><p class="about">{text}</p></section>'
+
+
+_PLOTS = (
+    (
+        "tradeoff",
+        "Latency against throughput",
+        "Each point is a level. Right is more work done, low is a shorter wait.",
+    ),
+    (
+        *("distribution", "Latency distribution"),
+        "How long requests had to wait: the further right, the rarer. Each step of the axis is ten times rarer.",
+    ),
+    (
+        *("timeline", "Time line"),
+        "What happened when, from the first request on. The shaded time made up the results.",
+    ),
+    (
+        *("parts", "Where the time goes"),
+        "A mean request, by the server's own statistics; what they do not cover is the network and the client.",
+    ),
+)
+
+
+def _summary(run: Run, title: str) -> Iterator[str]:
+    best = best_level(run)
+    yield f"<header><h1>{escape(title)}</h1><p class='about'>{_measured(run)}</p></header>"
+    yield f'<section class="summary"><p class="headline">{escape(headline(run))}</p>'
+    if best is not None:
+        yield f'<dl class="tiles">{"".join(_tiles(run, best))}</dl>'
+    yield from _cautions(run)
+    yield f"</section><section><h2>Levels</h2>{levels_table(run)}"
+    yield from trials_tables(run)
+    yield "</section>"
+    errors = errors_table(run)
+    if errors:
+        yield f"<section><h2>Errors</h2>{errors}</section>"
+
+
+def _measured(run: Run) -> str:
+    server = f"{run.server.name} {run.server.version}".strip() or "a server"
+    facts = [
+        f"{server} at {run.server.url}",
+        run.server.protocol.upper() if run.server.protocol == "http" else "gRPC",
+        f"batch size {run.batch_size}",
+        run.began_at.replace("T", " ", 1)[:16],
+        f"measured for {clock(run.duration_ns / 1e9)}",
+    ]
+    return " · ".join(f"<span>{escape(fact)}</span>" for fact in facts)
+
+
+def _tiles(run: Run, best: LevelResult) -> Iterator[str]:
+    load, value = str(best.level).rsplit(" ", 1)
+    yield _tile(f"Best {load}" if len(run.levels) > 1 else load.capitalize(), value, _badge(best))
+    estimate = best.throughput
+    sure = f"{100 * estimate.confidence:g} % sure"
+    spread = f"± {percent(estimate.relative_half_width)}, {sure}" if estimate.confidence else ""
+    yield _tile("Inferences/s", number(estimate.value), escape(spread))
+    yield _tile("Median latency", duration(best.percentile(50)), escape(f"p99 {duration(best.percentile(99))}"))
+    if best.goodput is not None:
+        objectives = escape(", ".join(best.goodput.objectives))
+        yield _tile("Goodput", f"{number(best.goodput.rate)}/s", f"{percent(best.goodput.share)} within {objectives}")
+    failed = f"{best.error_count:,} of {best.error_count + best.request_count:,} requests"
+    yield _tile("Errors", percent(best.error_share), failed)
+    if best.resources is not None:
+        yield _tile("Server CPU", f"{number(best.resources.cpu_cores)} cores", size(best.resources.rss_bytes))
+
+
+def _tile(name: str, value: str, below: str) -> str:
+    return f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd><dd class='below'>{below}</dd></div>"
+
+
+def _badge(result: LevelResult) -> str:
+    kind = "good" if is_trusted(result) else "bad"
+    return f'<span class="badge {kind}">{VERDICT_TEXTS[result.verdict]}</span>'
+
+
+def _cautions(run: Run) -> Iterator[str]:
+    lines = [escape(note) for note in run.notes]
+    levels: dict[tuple[str, str], list[str]] = {}
+    for result in run.levels:
+        # Why a level is stable is of no interest unless there is more to say.
+        is_plain = is_trusted(result) and len(result.reasons) == 1
+        sentences = [*(() if is_plain else result.reasons), *result.server.notes]
+        if sentences or not is_trusted(result):
+            levels.setdefault((_badge(result), " ".join(sentences)), []).append(str(result.level))
+    lines += [f"{escape(_enumerated(names))} {badge} {escape(text)}" for (badge, text), names in levels.items()]
+    if lines:
+        yield f'<div class="cautions"><h3>To know</h3><ul>{_items(lines)}</ul></div>'
+
+
+def _enumerated(levels: Sequence[str]) -> str:
+    """Return levels of one kind as `concurrency 1, 2 and 4`."""
+    *others, last = [level.rsplit(" ", 1)[1] for level in levels]
+    values = f"{', '.join(others)} and {last}" if others else last
+    return f"{levels[0].rsplit(' ', 1)[0]} {values}"
+
+
+def _items(lines: Iterable[str]) -> str:
+    return "".join(f"<li>{line}</li>" for line in lines)
+
+
+def _ending(runs: Sequence[Run], names: Sequence[str]) -> Iterator[str]:
+    for run, name in zip(runs, names, strict=True):
+        of_which = f": {escape(name)}" if len(runs) > 1 else ""
+        resources = resources_table(run)
+        if resources:
+            yield f"<section><h2>Resources{of_which}</h2>{resources}</section>"
+        yield f"<section><h2>Environment{of_which}</h2>"
+        facts = "".join(f"<div><dt>{escape(key)}</dt><dd>{escape(value)}</dd></div>" for key, value in _facts(run))
+        yield f'<dl class="facts">{facts}</dl>'
+        if run.command:
+            yield f"<h3>Command</h3><pre tabindex='0'>{escape(run.command)}</pre>"
+        if run.options:
+            yield f"<details><summary>All options in force</summary>{_options(run)}</details>"
+        yield "</section>"
+
+
+def _options(run: Run) -> str:
+    rows = "".join(
+        f"<tr><th scope='row'>{escape(name)}</th><td class='text message'>{escape(value)}</td></tr>"
+        for name, value in run.options.items()
+    )
+    return f"<div class='wide'><table><tbody>{rows}</tbody></table></div>"
+
+
+def _facts(run: Run) -> Iterator[tuple[str, str]]:
+    yield "Model", f"{run.model.name} {run.model.version}".strip()
+    if run.model.platform:
+        yield "Platform", run.model.platform
+    yield "Largest batch", str(run.model.max_batch_size) if run.model.max_batch_size else "does not batch"
+    yield "Server", f"{run.server.name} {run.server.version}".strip() or run.server.url
+    yield "Client", run.tool
+    yield "Client's machine", run.machine.host
+    yield "Processor", f"{run.machine.processor}, {run.machine.core_count} cores"
+    yield "Memory", size(run.machine.memory_bytes)
+    yield "System", run.machine.system
+    yield "Python", run.machine.python
+    yield "Began", run.began_at

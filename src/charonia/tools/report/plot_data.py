@@ -1,0 +1,140 @@
+"""What the plots of the HTML page draw, as lists and numbers. Pure.
+
+Times are nanoseconds, but along the time line milliseconds from the begin of the run. `page.js` reads these names.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from charonia.core.latency import LatencyHistogram
+from charonia.tools.report.summary import best_level
+from charonia.tools.results.records import LevelResult, Run, TimeBucket
+from charonia.tools.results.server import ServerModel
+
+STEPS_A_DECADE = 24
+"""Points of a distribution from 0 to 90 %, from 90 to 99 % and so on."""
+
+PERCENTILES = (50.0, 90.0, 95.0, 99.0, 99.9)
+"""Percentiles drawn against the throughput."""
+
+_MILLISECOND = 1_000_000
+
+
+def plot_data(runs: Sequence[Run], names: Sequence[str]) -> dict[str, Any]:
+    """Return the data of all plots.
+
+    Args:
+        runs: What was measured.
+        names: Name of each.
+    """
+    return {
+        "percentiles": list(PERCENTILES),
+        "runs": [{"name": name, "levels": _levels(run)} for run, name in zip(runs, names, strict=True)],
+    }
+
+
+def _levels(run: Run) -> list[dict[str, Any]]:
+    best = best_level(run)
+    begins = _begins(run)
+    return [
+        {
+            "label": str(result.level),
+            "value": f"{result.level.value:g}",
+            "best": result is best,
+            "verdict": result.verdict.value,
+            "throughput": [result.throughput.value, result.throughput.low, result.throughput.high],
+            "latencies": [result.percentile(percent) for percent in PERCENTILES],
+            "requests": result.request_count,
+            "curve": _curve(result),
+            "time": _time(result, begin),
+            "windows": _windows(result, begin),
+            "parts": list(parts(result)),
+        }
+        for result, begin in zip(run.levels, begins, strict=True)
+        if result.request_count or result.timeline
+    ]
+
+
+def _begins(run: Run) -> list[int]:
+    """Return when each level began, in nanoseconds from the begin of the first."""
+    if all(result.epoch_ns for result in run.levels):
+        first = min((result.epoch_ns for result in run.levels), default=0)
+        return [result.epoch_ns - first for result in run.levels]
+    begins, begin = [], 0
+    for result in run.levels:
+        begins.append(begin)
+        begin += result.timeline[-1].end_ns if result.timeline else result.duration_ns
+    return begins
+
+
+def _curve(result: LevelResult) -> dict[str, Any]:
+    """Return latencies at `1 - 10 ** -x` for `x` in steps, up to the last request."""
+    count = max(result.response_times.count, 1)
+    steps = math.ceil(math.log10(count) * STEPS_A_DECADE) + 1
+    xs = [min(step / STEPS_A_DECADE, math.log10(count)) for step in range(steps)]
+    percents = [*(100 * (1 - 10**-x) for x in xs[:-1]), 100.0]
+    response = _at(result.response_times, percents)
+    service = _at(result.service_times, percents)
+    return {"x": [round(x, 4) for x in xs], "response": response, "service": None if service == response else service}
+
+
+def _at(histogram: LatencyHistogram, percents: list[float]) -> list[int]:
+    return [histogram.percentile(percent) for percent in percents]
+
+
+def _time(result: LevelResult, begin: int) -> dict[str, list[float]]:
+    pieces = [piece for piece in result.timeline if piece.end_ns > piece.begin_ns]
+    return {
+        "begin": [(begin + piece.begin_ns) / _MILLISECOND for piece in pieces],
+        "end": [(begin + piece.end_ns) / _MILLISECOND for piece in pieces],
+        "sent": [_rate(piece.sent_count, piece) for piece in pieces],
+        "done": [_rate(piece.completed_count, piece) for piece in pieces],
+        "errors": [_rate(piece.error_count, piece) for piece in pieces],
+        "p50": [piece.p50_ns for piece in pieces],
+        "p99": [piece.p99_ns for piece in pieces],
+        "max": [piece.max_ns for piece in pieces],
+    }
+
+
+def _rate(count: int, piece: TimeBucket) -> float:
+    return round(count * 1e9 / (piece.end_ns - piece.begin_ns), 3)
+
+
+def _windows(result: LevelResult, begin: int) -> list[list[float]]:
+    """Return begin and end of the windows that make up the result."""
+    return [
+        [(begin + window.begin_ns) / _MILLISECOND, (begin + window.end_ns) / _MILLISECOND]
+        for window in result.windows
+        if window.used
+    ]
+
+
+def parts(result: LevelResult) -> Iterator[dict[str, Any]]:
+    """Return what a mean request is made of: the model first, then the models of an ensemble."""
+    model = result.server.model
+    if model is None or not model.success_count:
+        return
+    outside = result.service_times.mean - model.request_ns
+    yield {**_model_parts(model), "outside": max(0.0, outside)}
+    for inner in _inner(model):
+        yield _model_parts(inner)
+
+
+def _inner(model: ServerModel) -> Iterator[ServerModel]:
+    for composing in model.composing:
+        if composing.success_count:
+            yield composing
+        yield from _inner(composing)
+
+
+def _model_parts(model: ServerModel) -> dict[str, Any]:
+    return {
+        "model": model.name,
+        "queue": model.mean(model.queue_ns),
+        "input": model.mean(model.compute_input_ns),
+        "infer": model.mean(model.compute_infer_ns),
+        "output": model.mean(model.compute_output_ns),
+        "cache": (model.cache_hit_ns + model.cache_miss_ns) / model.success_count,
+        "other": model.overhead_ns,
+    }

@@ -1,0 +1,137 @@
+"""JSON files of runs. A file is whole at every moment: a new one takes the place of the old one in a single step.
+
+The export of every request as JSON, in the form of perf_analyzer's `--profile-export-file`.
+
+It is written a request at a time, so it takes no memory of its own. Times are nanoseconds since the epoch. Beyond
+perf_analyzer's form, a failed request says so by `error`.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from charonia.core.errors import ServingError, invalid, not_found
+from charonia.tools.results.json_form import from_json, to_json
+from charonia.tools.results.records import LevelResult, LoadMode, RequestRecord, Run
+
+InputsOf = Callable[[int, int], str]
+"""From stream and step to the JSON object of a request's inputs."""
+
+_COUNTED = (LoadMode.CONCURRENCY, LoadMode.PERIODIC)
+
+
+def no_inputs(stream: int, step: int) -> str:
+    """Return no inputs."""
+    return "{}"
+
+
+def write_profile(path: Path, run: Run, inputs_of: InputsOf = no_inputs) -> None:
+    """Write the requests of a run. The file appears when it is whole.
+
+    Args:
+        path: The file.
+        run: A run whose levels have kept their requests.
+        inputs_of: The inputs of a request, as JSON text.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    part = path.with_name(f".{path.name}.part")
+    try:
+        with part.open("w", encoding="utf-8") as file:
+            file.writelines(profile_parts(run, inputs_of))
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def profile_parts(run: Run, inputs_of: InputsOf = no_inputs) -> Iterator[str]:
+    """Yield the text of the export in pieces."""
+    yield '{"experiments":['
+    for number, level in enumerate(run.levels):
+        yield "," if number else ""
+        mode = "concurrency" if level.level.mode in _COUNTED else "request_rate"
+        value = int(level.level.value) if mode == "concurrency" else level.level.value
+        yield f'{{"experiment":{{"mode":"{mode}","value":{json.dumps(value)}}},"requests":['
+        for index, request in enumerate(level.requests):
+            yield ("," if index else "") + _request(request, inputs_of)
+        yield f'],"window_boundaries":{json.dumps(_boundaries(level), separators=(",", ":"))}}}'
+    version = run.tool.rpartition(" ")[2]
+    yield f'],"version":{json.dumps(version)},"service_kind":"triton","endpoint":""}}\n'
+
+
+def _request(request: RequestRecord, inputs_of: InputsOf) -> str:
+    parts = [f'{{"timestamp":{request.begin_ns}']
+    if request.sequence_id:
+        parts.append(f'"sequence_id":{request.sequence_id}')
+    parts.append(f'"request_inputs":{inputs_of(request.stream, request.step)}')
+    parts.append(f'"response_timestamps":[{",".join(map(str, request.response_ns))}]')
+    if request.error:
+        parts.append(f'"error":{json.dumps(request.error)}')
+    return ",".join(parts) + "}"
+
+
+def _boundaries(level: LevelResult) -> list[int]:
+    """Return where windows begin and end, ascending."""
+    times = {time for window in level.windows for time in (window.begin_ns, window.end_ns)}
+    return [level.epoch_ns + time for time in sorted(times)]
+
+
+FILE_BYTES_MAX = 1 << 30
+"""Largest file that is read."""
+
+
+def write_run(path: Path, run: Run) -> None:
+    """Write a run as JSON.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    write_whole(path, to_json(run).encode() + b"\n")
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file such that whoever opens it finds the old content or the new one, never a part.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    if path.exists() and not path.is_file():
+        path.write_bytes(content)  # a pipe or a device: there is nothing to replace
+    else:
+        _replace(path.resolve(), content)
+
+
+def read_run(path: Path) -> Run:
+    """Return the run of a JSON file.
+
+    Raises:
+        ServingError: NOT_FOUND when there is no such file, INVALID_ARG when it is not a run of this version.
+    """
+    try:
+        if path.is_file() and path.stat().st_size > FILE_BYTES_MAX:
+            raise invalid(f"{path}: expected at most {FILE_BYTES_MAX} bytes, got {path.stat().st_size}")
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise not_found(f"{path}: no such file") from None
+    except OSError as error:
+        raise invalid(f"{path}: cannot be read: {error.strerror or error}") from None
+    try:
+        return from_json(content, str(path))
+    except ServingError as error:
+        raise invalid(error.message, hint="give a file that `charonia perf --json FILE` wrote") from None
+
+
+def _replace(path: Path, content: bytes) -> None:
+    mode = path.stat().st_mode & 0o777 if path.exists() else None
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        part.write_bytes(content)
+        if mode is not None:
+            part.chmod(mode)
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise

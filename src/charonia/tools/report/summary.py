@@ -1,0 +1,62 @@
+"""What a run says at a glance: its best level, how far to trust it. Pure."""
+
+from charonia.tools.report.quantities import duration, number
+from charonia.tools.results.records import LevelResult, LoadMode, Run, Verdict
+
+_TRUSTED = (Verdict.STABLE, Verdict.COMPLETE)
+_SUSTAINED = (*_TRUSTED, Verdict.UNSTABLE)
+
+VERDICT_TEXTS = {
+    Verdict.STABLE: "stable",
+    Verdict.COMPLETE: "complete",
+    Verdict.UNSTABLE: "unstable",
+    Verdict.OVERLOADED: "overloaded",
+    Verdict.INTERRUPTED: "interrupted",
+    Verdict.SERVER_LOST: "server lost",
+    Verdict.NO_REQUESTS: "no answers",
+}
+"""Verdicts in words."""
+
+
+def is_trusted(result: LevelResult) -> bool:
+    """Whether the numbers of a level mean what they say."""
+    return result.verdict in _TRUSTED
+
+
+def best_level(run: Run) -> LevelResult | None:
+    """Return the answer of a search, or the level with the highest throughput within the latency limit.
+
+    Levels that the server could not sustain count where there are no others. None where nothing was answered, or no
+    level was within the limit.
+    """
+    answered = [result for result in run.levels if result.request_count]
+    if run.answer is not None:
+        return next((result for result in answered if result.level == run.answer), None)
+    within = [result for result in answered if not result.over_latency_limit]
+    return max(
+        [result for result in within if result.verdict in _SUSTAINED] or within,
+        key=lambda result: result.throughput.value,
+        default=None,
+    )
+
+
+def headline(run: Run) -> str:
+    """Return the best level in one sentence."""
+    best = best_level(run)
+    if best is None:
+        if any(result.request_count for result in run.levels):
+            return "No level stayed within the latency limit."
+        return "No request was answered."
+    limited = any(result.over_latency_limit for result in run.levels) or run.answer is not None
+    within = " within the latency limit" if limited else ""
+    of_several = f"The best of {len(run.levels)} levels{within} is {best.level}:" if len(run.levels) > 1 else ""
+    alone = "" if of_several else f"At {best.level}:"
+    return (
+        f"{of_several}{alone} {number(best.throughput.value)} inferences/s, half of the requests within "
+        f"{duration(best.percentile(50))}, 99 % within {duration(best.percentile(99))}."
+    )
+
+
+def is_open_loop(run: Run) -> bool:
+    """Whether requests were sent at a rate, whatever the answers did."""
+    return any(result.level.mode in (LoadMode.REQUEST_RATE, LoadMode.INTERVALS) for result in run.levels)

@@ -1,0 +1,114 @@
+"""The JSON of a run: fields by the names of the records, enumerations by value, format and version first. Pure."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from enum import Enum
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from charonia.core.errors import ServingError, invalid
+from charonia.core.latency import LatencyHistogram
+from charonia.tools.results.records import FORMAT, VERSION, Run
+
+
+def to_json(run: Run) -> str:
+    """Return a run as JSON text."""
+    return json.dumps({"format": FORMAT, "version": VERSION, **plain(run)}, allow_nan=False)
+
+
+def from_json(text: str | bytes, source: str = "the JSON text") -> Run:
+    """Return the run that JSON text describes. Unknown fields of it are passed over: a newer writer may have more.
+
+    Args:
+        text: What `to_json` returned.
+        source: Where the text is from, for messages.
+
+    Raises:
+        ServingError: INVALID_ARGUMENT when it is not a run of this version.
+    """
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise invalid(f"{source}: expected JSON, got: {error}") from None
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise invalid(f"{source}: expected the JSON of a run ('format': '{FORMAT}')")
+    if data.get("version") != VERSION:
+        raise invalid(f"{source}: expected version {VERSION} of the format, got {data.get('version')!r}")
+    try:
+        run = record(Run, data)
+    except ServingError as error:
+        raise invalid(f"{source}: {error.message}") from None
+    except (KeyError, TypeError, ValueError) as error:
+        raise invalid(f"{source}: not the JSON of a run: {error}") from None
+    if not isinstance(run, Run):
+        raise TypeError(f"expected a run, got {run!r}")
+    return run
+
+
+def plain(value: Any) -> Any:
+    """Return a record of this package, or of a tool's own, as what JSON has."""
+    if is_dataclass(value) and not isinstance(value, type):
+        kept = [field.name for field in fields(value) if field.metadata.get("json", True)]
+        return {name: plain(getattr(value, name)) for name in kept}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, LatencyHistogram):
+        return value.to_json()
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value
+
+
+def record(kind: type, data: Any) -> Any:
+    """Return the record of a type that `plain` returned `data` for.
+
+    Raises:
+        KeyError: A field without a default is missing.
+        TypeError: A value is of another type.
+        ValueError: A value cannot be.
+    """
+    if not isinstance(data, dict):
+        raise TypeError(f"{kind.__name__}: expected an object, got {type(data).__name__}")
+    hints = _hints(kind)
+    values = {}
+    for field in fields(kind):
+        if field.name in data:
+            values[field.name] = _value(hints[field.name], data[field.name], f"{kind.__name__}.{field.name}")
+        elif field.default is MISSING and field.default_factory is MISSING:
+            raise KeyError(f"{kind.__name__}.{field.name} is missing")
+    return kind(**values)
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _value(hint: Any, data: Any, where: str) -> Any:
+    origin = get_origin(hint)
+    if origin in (Union, UnionType):
+        inner = next(option for option in get_args(hint) if option is not NoneType)
+        return None if data is None else _value(inner, data, where)
+    if origin is tuple:
+        return tuple(_value(get_args(hint)[0], item, where) for item in _of(list, data, where))
+    if origin in (dict, Mapping):
+        return {key: _value(get_args(hint)[1], item, where) for key, item in _of(dict, data, where).items()}
+    if hint is LatencyHistogram:
+        return LatencyHistogram.from_json(_of(dict, data, where))
+    if issubclass(hint, Enum):
+        return hint(data)
+    if isinstance(hint, type) and is_dataclass(hint):
+        return record(hint, data)
+    if hint is float:
+        return float(_of((int, float), data, where))
+    return _of(hint, data, where)
+
+
+def _of(kind: Any, data: Any, where: str) -> Any:
+    if not isinstance(data, kind) or (isinstance(data, bool) and kind is not bool):
+        raise TypeError(f"{where}: unexpected {type(data).__name__}")
+    return data

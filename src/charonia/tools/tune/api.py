@@ -1,0 +1,467 @@
+"""Records that the parts of the configuration search share, and what a search is. Pure.
+
+Metrics are keyed by the names that users write in objectives and constraints (`Metric`), in the units of the tables:
+latencies in ms, memory in MB (10^6 bytes), rates in 1/s, utilisation in %.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from charonia.tools.results.records import Estimate, LoadMode
+
+
+class Metric(StrEnum):
+    """What is measured, under the names that Model Analyzer's files use."""
+
+    THROUGHPUT = "perf_throughput"
+    LATENCY_AVG = "perf_latency_avg"
+    LATENCY_P50 = "perf_latency_p50"
+    LATENCY_P90 = "perf_latency_p90"
+    LATENCY_P95 = "perf_latency_p95"
+    LATENCY_P99 = "perf_latency_p99"
+    CPU_USED_RAM = "cpu_used_ram"
+    CPU_AVAILABLE_RAM = "cpu_available_ram"
+    GPU_USED_MEMORY = "gpu_used_memory"
+    GPU_FREE_MEMORY = "gpu_free_memory"
+    GPU_UTILIZATION = "gpu_utilization"
+    GPU_POWER_USAGE = "gpu_power_usage"
+
+    @property
+    def larger_is_better(self) -> bool:
+        """Whether more of it is better."""
+        return self in _MORE_IS_BETTER
+
+
+_MORE_IS_BETTER = (Metric.THROUGHPUT, Metric.CPU_AVAILABLE_RAM, Metric.GPU_FREE_MEMORY, Metric.GPU_UTILIZATION)
+
+
+class SearchMode(StrEnum):
+    """How variants are chosen."""
+
+    RACE = "race"
+    """All are measured briefly, hopeless ones are dropped, the best are repeated."""
+    BRUTE = "brute"
+    QUICK = "quick"
+    OPTUNA = "optuna"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelChange:
+    """What a variant changes in the configuration of one model; None and empty mean: stays as it is.
+
+    Attributes:
+        model: Its name.
+        instance_count: Instances, all in one group of the kind that the model runs on.
+        max_batch_size: Largest batch. Setting it turns dynamic batching on where that is legal.
+        queue_delay_us: `dynamic_batching.max_queue_delay_microseconds`.
+        preferred_batch_sizes: `dynamic_batching.preferred_batch_size`.
+        thread_count: Threads of each instance, the model parameter `intra_op_thread_count`.
+        fields: Whole fields of config.pbtxt by name, each replaced by a value given as JSON text.
+    """
+
+    model: str
+    instance_count: int | None = None
+    max_batch_size: int | None = None
+    queue_delay_us: int | None = None
+    preferred_batch_sizes: tuple[int, ...] | None = None
+    thread_count: int | None = None
+    fields: tuple[tuple[str, str], ...] = ()
+
+    def settings(self) -> dict[str, object]:
+        """Return what is changed, by the names of the attributes and of the fields."""
+        named = {
+            "instance_count": self.instance_count,
+            "max_batch_size": self.max_batch_size,
+            "queue_delay_us": self.queue_delay_us,
+            "preferred_batch_sizes": self.preferred_batch_sizes,
+            "thread_count": self.thread_count,
+        }
+        return {name: value for name, value in named.items() if value is not None} | {
+            name: json.loads(text) for name, text in self.fields
+        }
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the model stays as it is."""
+        return not self.settings()
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A configuration of everything that is tuned together.
+
+    Attributes:
+        changes: One a model, in the order of `SearchSpace.models`. None at all: the unmodified configuration.
+    """
+
+    changes: tuple[ModelChange, ...] = ()
+
+    @property
+    def is_default(self) -> bool:
+        """Whether it is the configuration as it was found."""
+        return all(change.is_empty for change in self.changes)
+
+    def change(self, model: str) -> ModelChange:
+        """Return what it changes in a model."""
+        return next((change for change in self.changes if change.model == model), ModelChange(model))
+
+    @property
+    def key(self) -> str:
+        """Text that is equal for equal variants: JSON, keys sorted."""
+        changed = {change.model: change.settings() for change in self.changes if not change.is_empty}
+        return json.dumps(changed, sort_keys=True, separators=(",", ":"))
+
+    def __str__(self) -> str:
+        if self.is_default:
+            return "default configuration"
+        parts = []
+        for change in self.changes:
+            settings = ", ".join(f"{name} {value}" for name, value in change.settings().items())
+            if settings:
+                parts.append(f"{change.model}: {settings}" if len(self.changes) > 1 else settings)
+        return "; ".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPoint:
+    """The load on one model.
+
+    Attributes:
+        model: Its name.
+        mode: What `value` says: concurrency or request rate.
+        value: Requests in flight, or requests a second.
+        batch_size: Items of each request.
+    """
+
+    model: str
+    mode: LoadMode
+    value: float
+    batch_size: int = 1
+
+    def __str__(self) -> str:
+        batch = f", batch {self.batch_size}" if self.batch_size != 1 else ""
+        return f"{'concurrency' if self.mode is LoadMode.CONCURRENCY else 'request rate'} {self.value:g}{batch}"
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One measurement to make.
+
+    Attributes:
+        number: Its number in this search, from 1.
+        variant: The configuration.
+        loads: The load on each profiled model, all at the same time.
+        repeat: How often this variant was measured under these loads before.
+        effort: Share of the usual time to spend, from 0 to 1: a racing search looks briefly first.
+        purpose: Why, a few words for people.
+    """
+
+    number: int
+    variant: Variant
+    loads: tuple[LoadPoint, ...]
+    repeat: int
+    effort: float
+    purpose: str
+
+    @property
+    def key(self) -> str:
+        """Text that is the same in every search that asks for the same measurement; for a journal."""
+        loads = [[load.model, load.mode.value, load.value, load.batch_size] for load in self.loads]
+        return f"{self.variant.key} {json.dumps(loads)} {self.repeat} {self.effort:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a trial found.
+
+    Attributes:
+        metrics: By model, then by name of the metric (`Metric`).
+        elapsed_s: Wall time that it took, with loading the variant; it counts against the time budget.
+        notes: What a reader has to know, one sentence each.
+    """
+
+    metrics: Mapping[str, Mapping[str, Estimate]]
+    elapsed_s: float = 0.0
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A trial that could not be measured.
+
+    Attributes:
+        reason: Why, a sentence.
+        loading: Whether the variant could not be loaded: it is not tried again under other loads.
+        elapsed_s: Wall time that it took.
+    """
+
+    reason: str
+    loading: bool = False
+    elapsed_s: float = 0.0
+
+
+Outcome = Measured | Failed
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A trial and its outcome."""
+
+    trial: Trial
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A variant that was not measured.
+
+    Attributes:
+        variant: Which.
+        reason: Why, a sentence.
+    """
+
+    variant: Variant
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """What is to be made large or small.
+
+    Attributes:
+        metric: What.
+        weight: How much it counts beside the model's other objectives.
+    """
+
+    metric: Metric
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """A limit that a configuration has to keep.
+
+    Attributes:
+        metric: Of what.
+        minimum: Least value, None for none.
+        maximum: Largest value, None for none.
+    """
+
+    metric: Metric
+    minimum: float | None = None
+    maximum: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelGoal:
+    """What is wanted of one profiled model.
+
+    Attributes:
+        model: Its name.
+        objectives: At least one.
+        constraints: All of them have to be kept.
+        weight: How much the model counts beside the others.
+    """
+
+    model: str
+    objectives: tuple[Objective, ...] = (Objective(Metric.THROUGHPUT),)
+    constraints: tuple[Constraint, ...] = ()
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What is wanted of everything that is tuned together.
+
+    Attributes:
+        models: One for each profiled model.
+        confidence: Of the intervals that decide.
+    """
+
+    models: tuple[ModelGoal, ...]
+    confidence: float = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What is known of a model before anything is measured.
+
+    Attributes:
+        name: Its name.
+        max_batch_size: Of its configuration, 0 for a model without batching.
+        instance_count: Instances of its configuration, all groups together.
+        is_profiled: Whether load is sent to it; False for a model that composes another.
+        instances_tunable: Whether it has instances: not an ensemble.
+        batching_tunable: Whether dynamic batching is legal: not an ensemble, sequences or a model without batching.
+        threads_tunable: Whether its threads can be set: ONNX on the CPU.
+        instance_memory_mb: Least memory that each further instance takes, 0 where that is unknown.
+        is_batching: Whether dynamic batching is on in its configuration.
+        queue_delays_us: Queue delays that the best variants are tried with, in order; none: it stays as it is.
+    """
+
+    name: str
+    max_batch_size: int = 0
+    instance_count: int = 1
+    is_profiled: bool = True
+    instances_tunable: bool = True
+    batching_tunable: bool = True
+    threads_tunable: bool = False
+    instance_memory_mb: float = 0.0
+    is_batching: bool = False
+    queue_delays_us: tuple[int, ...] = ()
+
+
+class Setting(StrEnum):
+    """Attributes of a `ModelChange` that a dimension can sweep; a field of config.pbtxt is named by its own name."""
+
+    INSTANCE_COUNT = "instance_count"
+    MAX_BATCH_SIZE = "max_batch_size"
+    QUEUE_DELAY = "queue_delay_us"
+    PREFERRED_BATCH_SIZES = "preferred_batch_sizes"
+    THREAD_COUNT = "thread_count"
+
+
+@dataclass(frozen=True, slots=True)
+class Dimension:
+    """One setting of one model and the values that it may take. Nothing beyond them is ever asked for.
+
+    Attributes:
+        model: Whose setting.
+        setting: A `Setting`, or the name of a field of config.pbtxt.
+        values: In order, neighbours next to each other: int, tuple of int, or JSON text for a field.
+    """
+
+    model: str
+    setting: str
+    values: tuple[int | tuple[int, ...] | str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLimit:
+    """How much memory there is.
+
+    Attributes:
+        metric: CPU_USED_RAM or GPU_USED_MEMORY.
+        limit_mb: Most that may be used.
+        base_mb: Used with the default configuration, 0 where that is unknown.
+    """
+
+    metric: Metric
+    limit_mb: float
+    base_mb: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSpace:
+    """Which loads a variant is measured under.
+
+    Attributes:
+        mode: Concurrency or request rate.
+        minimum: Least load.
+        maximum: Largest load.
+        values: Exactly these loads, in order; empty: a search between minimum and maximum in powers of two.
+        batch_sizes: Items of a request.
+        formula: Whether concurrency is 2 x batch size x instances instead of a sweep, within minimum and maximum.
+        stops_early: Whether explicit values end at the plateau too.
+        binary_steps_max: Most steps between a load that keeps the constraints and one that does not.
+    """
+
+    mode: LoadMode = LoadMode.CONCURRENCY
+    minimum: float = 1.0
+    maximum: float = 1024.0
+    values: tuple[float, ...] = ()
+    batch_sizes: tuple[int, ...] = (1,)
+    formula: bool = False
+    stops_early: bool = False
+    binary_steps_max: int = 5
+
+
+@dataclass(frozen=True, slots=True)
+class SearchSpace:
+    """Everything that may be tried.
+
+    Attributes:
+        models: What is tuned together, profiled ones and those that compose them.
+        dimensions: The settings; their product without what cannot fit are the variants, besides the default one.
+        load: The loads.
+        memory: What memory there is, None for not caring.
+        core_count: Cores of the server: instances x threads beyond them are left out. 0: unknown.
+    """
+
+    models: tuple[ModelFacts, ...]
+    dimensions: tuple[Dimension, ...]
+    load: LoadSpace = LoadSpace()
+    memory: MemoryLimit | None = None
+    core_count: int = 0
+
+    @property
+    def profiled(self) -> tuple[str, ...]:
+        """Names of the models that load is sent to."""
+        return tuple(model.name for model in self.models if model.is_profiled)
+
+
+@dataclass(frozen=True, slots=True)
+class SearchOptions:
+    """How a search goes about it.
+
+    Attributes:
+        mode: Which search.
+        time_budget_s: Most wall time of all trials together, 0 for no limit.
+        trials_max: Most measurements.
+        seed: Of everything that is drawn at random.
+        finalist_count: Variants that are repeated at the end, besides the default one.
+        repeats_max: Most measurements of a finalist.
+        stops_early: Whether automatic brute search leaves out batch sizes beyond the plateau.
+        optuna_trials_min: Least variants of `optuna`, 0 for 5 % of the space.
+        optuna_trials_max: Most variants of `optuna`, 0 for 10 % of the space.
+        optuna_patience: Variants without a better one, after which `optuna` ends.
+    """
+
+    mode: SearchMode = SearchMode.RACE
+    time_budget_s: float = 0.0
+    trials_max: int = 2000
+    seed: int = 0
+    finalist_count: int = 3
+    repeats_max: int = 6
+    stops_early: bool = True
+    optuna_trials_min: int = 0
+    optuna_trials_max: int = 0
+    optuna_patience: int = 10
+
+
+class Search(Protocol):
+    """A search: a state machine without clock, network and files. The same outcomes lead to the same trials.
+
+    To resume, make the same search again and tell it the outcomes of the journal for the trials it asks for.
+    """
+
+    def ask(self) -> Trial | None:
+        """Return what to measure next, None at the end. Until `tell` it returns the same trial."""
+        ...
+
+    def tell(self, outcome: Outcome) -> None:
+        """Take the outcome of the trial that `ask` returned."""
+        ...
+
+    @property
+    def history(self) -> tuple[Told, ...]:
+        """Everything told, in order."""
+        ...
+
+    @property
+    def skipped(self) -> tuple[Skipped, ...]:
+        """Variants that were not measured, and why."""
+        ...
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the search decided on its way, one sentence each: where it stopped, what it dropped and why."""
+        ...
+
+    @property
+    def trials_left(self) -> int:
+        """Most trials to come."""
+        ...

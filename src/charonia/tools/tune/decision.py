@@ -1,0 +1,196 @@
+"""The verdict of a search: what is recommended, how sure that is, and what else would do as well. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from charonia.tools.results.records import Estimate
+from charonia.tools.tune.api import Constraint, Failed, Goal, LoadPoint, SearchOptions, Told, Variant
+from charonia.tools.tune.objective import Evidence, Point, confidence_of_looks, gain
+
+_TIES_NAMED_MAX = 3
+_USUAL = SearchOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """A variant under one load, all its measurements together.
+
+    Attributes:
+        variant: The configuration.
+        loads: The load on each profiled model.
+        metrics: By model and name, pooled over the repeats.
+        trial_numbers: The trials that it was measured in.
+        keeps_constraints: Whether all constraints are kept, as far as the values say.
+        violation: How far the constraints are missed: sum of the relative distances, 0 where they are kept.
+        gain: Relative gain over the default configuration's best, with its interval (0.1: 10 % better);
+            None where the default configuration was not measured.
+    """
+
+    variant: Variant
+    loads: tuple[LoadPoint, ...]
+    metrics: Mapping[str, Mapping[str, Estimate]]
+    trial_numbers: tuple[int, ...]
+    keeps_constraints: bool
+    violation: float
+    gain: Estimate | None = None
+
+
+class Conclusion(StrEnum):
+    """What a search ends with."""
+
+    BETTER = "better"
+    """The best variant is significantly better than the default configuration."""
+    NO_GAIN = "no_gain"
+    """No significant gain over the default configuration."""
+    NO_OTHER = "no_other"
+    """Nothing but the default configuration was measured."""
+    NO_DEFAULT = "no_default"
+    """There is a best variant, but the default configuration could not be measured."""
+    CONSTRAINTS_NOT_MET = "constraints_not_met"
+    """No variant keeps the constraints; the best is the one that came closest."""
+    NOTHING_MEASURED = "nothing_measured"
+    """Every trial failed, or there was none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The verdict.
+
+    Attributes:
+        conclusion: What it is.
+        best: The recommended variant under its best load; the default one on `NO_GAIN` and `NO_OTHER`.
+        default: The default configuration under its best load.
+        ranking: Every variant under its best load, best first.
+        ties: Variants that are not significantly worse than the best one, without it.
+        sentences: The verdict and its reasons for people, the verdict first.
+    """
+
+    conclusion: Conclusion
+    best: Ranked | None
+    default: Ranked | None
+    ranking: tuple[Ranked, ...]
+    ties: tuple[Ranked, ...]
+    sentences: tuple[str, ...]
+
+
+def decide(goal: Goal, history: Sequence[Told], options: SearchOptions = _USUAL) -> Decision:
+    """Return the verdict on what was measured.
+
+    Args:
+        goal: What is wanted.
+        history: Everything that was measured, from a running search too.
+        options: Of the search: the more finalists and repeats, the more chances for a lucky one to look better.
+    """
+    evidence = Evidence(goal)
+    for told in history:
+        evidence.add(told)
+    points = evidence.ranking()
+    if not points:
+        return Decision(Conclusion.NOTHING_MEASURED, None, None, (), (), _nothing(goal, history))
+    level = confidence_of_looks(goal, options)
+    default = evidence.best(Variant())
+    # What was repeated decides. Who was only looked at and looked better would have been repeated, but for time.
+    ranking = tuple(_ranked(point, default, level) for point in points)
+    conclusion, best = _conclude(points, default, level)
+    tied = [point for point in points if point.variant != best.variant and _is_tie(point, best, level)]
+    ties = tuple(_ranked(point, default, level) for point in tied)
+    chosen, base = _ranked(best, default, level), _ranked(default, default, level) if default else None
+    sentences = (*_verdict(conclusion, chosen, base, goal), *_tie_sentences(ties))
+    return Decision(conclusion, chosen, base, ranking, ties, sentences)
+
+
+def _conclude(points: Sequence[Point], default: Point | None, level: float) -> tuple[Conclusion, Point]:
+    first = points[0]
+    if first.violation:
+        return Conclusion.CONSTRAINTS_NOT_MET, first
+    if default is None:
+        return Conclusion.NO_DEFAULT, first
+    if default.violation:
+        return Conclusion.BETTER, first
+    if gain(first, default, level).low > 0:
+        return Conclusion.BETTER, first
+    is_alone = all(point.variant.is_default for point in points)
+    return Conclusion.NO_OTHER if is_alone else Conclusion.NO_GAIN, default
+
+
+def _is_tie(point: Point, best: Point, level: float) -> bool:
+    if best.violation or point.violation:
+        return False
+    return gain(point, best, level).high >= 0
+
+
+def _ranked(point: Point, default: Point | None, level: float) -> Ranked:
+    return Ranked(
+        point.variant,
+        point.loads,
+        point.metrics,
+        point.trial_numbers,
+        not point.violation,
+        point.violation,
+        gain(point, default, level) if default else None,
+    )
+
+
+def _verdict(conclusion: Conclusion, best: Ranked, default: Ranked | None, goal: Goal) -> tuple[str, ...]:
+    if conclusion is Conclusion.CONSTRAINTS_NOT_MET:
+        missed = missed_constraints(best, goal)
+        return (f"No configuration keeps the constraints. The closest is '{best.variant}': {'; '.join(missed)}.",)
+    if conclusion is Conclusion.NO_DEFAULT:
+        return (f"Best is '{best.variant}'. The default configuration could not be measured, so the gain is unknown.",)
+    if conclusion is Conclusion.NO_OTHER:
+        return ("Only the default configuration was measured: there is nothing to compare it with.",)
+    if conclusion is Conclusion.NO_GAIN or best.gain is None:
+        return ("No significant gain over the default configuration: keep it.",)
+    if default and not default.keeps_constraints:
+        missed = missed_constraints(default, goal)
+        return (f"'{best.variant}' keeps the constraints, the default does not: {'; '.join(missed)}.",)
+    return (f"'{best.variant}' is {percent(best.gain)} better than the default configuration.",)
+
+
+def _tie_sentences(ties: Sequence[Ranked]) -> tuple[str, ...]:
+    others = [str(tie.variant) for tie in ties if len(tie.trial_numbers) > 1][:_TIES_NAMED_MAX]
+    return (f"As good, as far as the measurements tell: {'; '.join(others)}.",) if others else ()
+
+
+def _nothing(goal: Goal, history: Sequence[Told]) -> tuple[str, ...]:
+    reasons = dict.fromkeys(told.outcome.reason for told in history if isinstance(told.outcome, Failed))
+    missing = dict.fromkeys(
+        name for told in history if not isinstance(told.outcome, Failed) for name in Evidence(goal).lacks(told.outcome)
+    )
+    lines = [f"Nothing was measured: {len(history)} measurements, none of which counts."]
+    lines += [f"Failed: {reason}" for reason in list(reasons)[:_TIES_NAMED_MAX]]
+    if missing:
+        lines.append(f"The server or the machine does not tell {', '.join(missing)}.")
+    return tuple(lines)
+
+
+def missed_constraints(ranked: Ranked, goal: Goal) -> list[str]:
+    """Return each constraint that a variant misses, with the value that it has and by how much that is off."""
+    lines = []
+    for model in goal.models:
+        for constraint in model.constraints:
+            estimate = ranked.metrics[model.model][constraint.metric]
+            limit = _missed(constraint, estimate)
+            if limit is not None:
+                off = f", {abs(estimate.value - limit) / abs(limit):.1%} off" if limit else ""
+                lines.append(f"{constraint.metric.value} is {estimate.value:.4g}, the limit {limit:.4g}{off}")
+    return lines or ["the server does not keep up with the offered rate"]
+
+
+def _missed(constraint: Constraint, estimate: Estimate) -> float | None:
+    if constraint.maximum is not None and estimate.value > constraint.maximum:
+        return constraint.maximum
+    if constraint.minimum is not None and estimate.value < constraint.minimum:
+        return constraint.minimum
+    return None
+
+
+def percent(share: Estimate) -> str:
+    """Return a gain in percent, with its interval: `12 % (9 to 15 %)`."""
+    value, low, high = (_three_digits(bound * 100) for bound in (share.value, share.low, share.high))
+    return f"{value} % ({low} to {high} %)"
+
+
+def _three_digits(number: float) -> str:
+    return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"

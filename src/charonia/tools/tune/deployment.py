@@ -1,0 +1,221 @@
+"""The models of a server as variants want them: loaded one after the other, and at the end as they were before.
+
+Only models that are tuned are ever loaded with another configuration. Others are loaded again where a reload has taken
+them along, as servers do with the ensembles of a model.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from charonia.client.errors import ClientError
+from charonia.client.sync_client import Client
+from charonia.config.model import ModelConfig
+from charonia.core.errors import Code, ServingError, invalid, not_found
+from charonia.core.metadata import ModelState
+from charonia.tools.tune.servers import Server, fate_of
+from charonia.tools.tune.variants import BaseModel, depth, load_text
+from charonia.wire.transport import Failure
+
+PROBE = "charonia-tune-is-this-mode-explicit"
+"""Name of a model that nobody has: asking to load it tells whether the server loads models when asked to."""
+
+NOT_EXPLICIT = "explicit model load"
+"""What servers say that do not."""
+
+Note = Callable[[str], None]
+
+
+class ServerLostError(ServingError):
+    """The server is gone."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(Code.UNAVAILABLE, message)
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """A tuned model as it was.
+
+    Attributes:
+        is_ready: Whether it was loaded.
+        config: Its configuration on the server, None where it was not loaded.
+    """
+
+    is_ready: bool
+    config: dict[str, object] | None
+
+
+class Deployment:
+    """The tuned models of a server.
+
+    Args:
+        server: The server.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._before: dict[str, Before] = {}
+        self._ready_before: set[str] = set()
+        self._loaded: dict[str, str] = {}
+        self._touched: set[str] = set()
+        self._overridden: set[str] = set()
+
+    @property
+    def client(self) -> Client:
+        """To ask the server with."""
+        return self._server.client
+
+    def check_explicit(self) -> None:
+        """Check that the server loads models when asked to.
+
+        Raises:
+            ServingError: INVALID_ARG when it does not.
+        """
+        try:
+            self.client.load_model(PROBE)
+        except ClientError as error:
+            if error.failure is not Failure.STATUS:
+                raise
+            if NOT_EXPLICIT in error.message.lower():
+                raise invalid(
+                    f"the server at {self._server.control_url} does not load models when asked to",
+                    hint="start it with --model-control-mode=explicit, or measure the loads alone: "
+                    "--reload-model-disable",
+                ) from None
+
+    def remember(self, models: Iterable[str]) -> None:
+        """Remember how the models to tune are, and which others are ready.
+
+        Raises:
+            ServingError: NOT_FOUND for a model that the server does not have.
+        """
+        index = self.client.repository_index()
+        known = {entry.name for entry in index}
+        self._ready_before |= {entry.name for entry in index if entry.state is ModelState.READY} - self._touched
+        for name in models:
+            if name not in known:
+                listed = ", ".join(sorted(known)[:20]) or "none"
+                raise not_found(f"the server has no model '{name}'; its models are: {listed}")
+            if name not in self._before:
+                is_ready = name in self._ready_before
+                self._before[name] = Before(is_ready, dict(self.client.model_config(name)) if is_ready else None)
+
+    def load_own(self, model: str) -> dict[str, object]:
+        """Load a model with its own configuration, unless it is ready, and return what the server makes of it.
+
+        Raises:
+            ServingError: It cannot be loaded.
+        """
+        if not self._before[model].is_ready and model not in self._loaded:
+            self._load(model, "")
+        return dict(self.client.model_config(model))
+
+    def load(self, bases: Mapping[str, BaseModel], configs: Mapping[str, ModelConfig]) -> None:
+        """Load the models of a variant, those that others are made of first.
+
+        Args:
+            bases: The models as they were found.
+            configs: Configuration by model; of models that stay as they are, their own one.
+
+        Raises:
+            ServerLostError: The server is gone.
+            ServingError: A model cannot be loaded.
+        """
+        texts = {name: self._text(bases[name], configs[name]) for name in configs}
+        changed: list[str] = []
+        for name in sorted(configs, key=lambda name: depth(bases, name)):
+            if self._loaded.get(name) != texts[name] or set(changed) & set(bases[name].composing):
+                changed.append(name)
+        try:
+            # An ensemble that is loaded would be checked against its models while they change, and refuse them.
+            for name in reversed(changed):
+                if bases[name].composing:
+                    self._unload(name)
+            for name in changed:
+                self._load(name, texts[name])
+        except ServingError:
+            # A server may have taken other models along.
+            self._loaded.clear()
+            raise
+
+    def forget(self) -> None:
+        """Take into account that the server has been started again."""
+        self._loaded.clear()
+        self._overridden.clear()
+
+    def restore(self, note: Note) -> None:
+        """Bring the server back to how it was. What fails is told, and the rest goes on.
+
+        A server of our own is to serve other models next: those that were tuned are unloaded.
+        """
+        touched = sorted(self._touched)
+        if self._server.is_ours:
+            with contextlib.suppress(ServingError):  # it may have ended, and ends soon in any case
+                for name in touched:
+                    self.client.unload_model(name)
+        else:
+            self._restore(touched, note)
+        self._touched.clear()
+        self.forget()
+
+    def _restore(self, touched: Iterable[str], note: Note) -> None:
+        for name in touched:
+            before = self._before[name]
+            with _told(note, f"model '{name}' is not as it was"):
+                if not before.is_ready:
+                    self.client.unload_model(name)
+                    continue
+                self.client.load_model(name)
+                if before.config is not None and dict(self.client.model_config(name)) != before.config:
+                    # It had been loaded with a configuration of somebody's own.
+                    self.client.load_model(name, config=before.config)
+        with _told(note, "models that depend on others may not be loaded"):
+            ready = {entry.name for entry in self.client.repository_index(ready=True)}
+            for name in sorted(self._ready_before - ready):
+                with _told(note, f"model '{name}' is not loaded again"):
+                    self.client.load_model(name)
+
+    def _text(self, base: BaseModel, config: ModelConfig) -> str:
+        """Return what a load request says of a configuration.
+
+        Triton does not load a model again whose files have not changed, though it has another configuration: once one
+        was loaded, the model's own is said in full, too.
+        """
+        return "" if config == base.config and base.name not in self._overridden else load_text(config)
+
+    def _unload(self, name: str) -> None:
+        self._touched.add(name)
+        self._loaded.pop(name, None)
+        with self._watched():
+            self.client.unload_model(name)
+
+    def _load(self, name: str, text: str) -> None:
+        self._touched.add(name)
+        self._loaded.pop(name, None)
+        with self._watched():
+            if self._server.is_ours and self.client.model_ready(name):
+                # The new one would be loaded beside the old one: memory for both, and its peak stays on the books.
+                self.client.unload_model(name)
+            self.client.load_model(name, config=text)
+        self._loaded[name] = text
+        if text:
+            self._overridden.add(name)
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Tell what fails because the server is gone from what it refuses."""
+        try:
+            yield
+        except ClientError as error:
+            if error.failure is not Failure.STATUS or self._server.fate():
+                raise ServerLostError(fate_of(self._server) or f"the server was lost: {error.message}") from None
+            raise
+
+
+@contextlib.contextmanager
+def _told(note: Note, what: str) -> Iterator[None]:
+    try:
+        yield
+    except ServingError as error:
+        note(f"{what}: {error.message}")

@@ -1,0 +1,279 @@
+"""One search carried out: trials asked for, looked up in the journal or measured, and told back."""
+
+import difflib
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from charonia.config.model import ModelConfig
+from charonia.core.errors import ServingError
+from charonia.tools.results.records import LevelResult
+from charonia.tools.tune.api import Failed, Outcome, Search, Trial, Variant
+from charonia.tools.tune.decision import decide
+from charonia.tools.tune.deployment import Deployment, ServerLostError
+from charonia.tools.tune.journal import Entry, Journal, scope_of
+from charonia.tools.tune.measure import InterruptedTrialError, Measurer, outcome_of
+from charonia.tools.tune.output import OutputRepository
+from charonia.tools.tune.problem import Problem, percentiles
+from charonia.tools.tune.progress import Event, Noted, Progress, SearchDone, TrialBegun, TrialDone
+from charonia.tools.tune.result import GroupRecord, ModelConfigRecord, TrialRecord, VariantRecord
+from charonia.tools.tune.search.start import make_search
+from charonia.tools.tune.servers import Server
+from charonia.tools.tune.variants import (
+    BaseModel,
+    Names,
+    apply_variant,
+    effective_text,
+    instance_group_text,
+    serving_text,
+)
+
+RESTARTS_MAX = 3
+"""How often a server of our own that ended is started again, in a whole run."""
+
+
+@dataclass(slots=True)
+class Bench:
+    """What the searches of a run have in common.
+
+    Attributes:
+        server: The server.
+        deployment: Its models.
+        journal: Where trials are kept.
+        output: Where variants are written.
+        progress: Is told what happens.
+        names: Names of configurations.
+        restarts: How often the server was started again.
+    """
+
+    server: Server
+    deployment: Deployment
+    journal: Journal
+    output: OutputRepository
+    progress: Progress
+    names: Names = field(default_factory=Names)
+    restarts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a search ended.
+
+    Attributes:
+        group: What it found.
+        is_interrupted: Whether the user ended it.
+        problem: What ended it early, "" for nothing.
+    """
+
+    group: GroupRecord
+    is_interrupted: bool = False
+    problem: str = ""
+
+
+class GroupSearch:
+    """A search for models that are tuned together.
+
+    Args:
+        bench: What it has in common with others.
+        problem: What is searched.
+        bases: Its models as they were found.
+        scope: Digest of what its results depend on.
+        measurer: Measures its trials.
+        loads_variants: Whether variants are loaded at all.
+    """
+
+    def __init__(
+        self,
+        bench: Bench,
+        problem: Problem,
+        bases: Mapping[str, BaseModel],
+        scope: str,
+        measurer: Measurer,
+        *,
+        loads_variants: bool = True,
+    ) -> None:
+        self._bench = bench
+        self._problem = problem
+        self._bases = bases
+        self._scope = scope
+        self._measurer = measurer
+        self._loads_variants = loads_variants
+        self._percentiles = percentiles(problem.goal)
+        self._variants: dict[str, VariantRecord] = {}
+        self._trials: list[TrialRecord] = []
+        self._notes: list[str] = []
+        self._loaded = ""
+        self._resumed: dict[str, bool] = {}
+
+    def run(self) -> Ended:
+        """Carry it out. What was measured is returned in any case.
+
+        Raises:
+            ServingError: There is nothing to search.
+        """
+        begin = time.monotonic()
+        search = make_search(self._problem.space, self._problem.goal, self._problem.options)
+        is_interrupted, problem = False, ""
+        try:
+            self._carry_out(search, begin)
+        except (InterruptedTrialError, KeyboardInterrupt):
+            is_interrupted = True
+        except ServingError as error:
+            # The server is gone, or nothing can be written any more: what was measured is reported.
+            problem = str(error)
+        decision = decide(self._problem.goal, search.history, self._problem.options)
+        self._tell(SearchDone(decision, search.skipped))
+        group = GroupRecord(
+            goal=self._problem.goal,
+            decision=decision,
+            variants=tuple(self._variants.values()),
+            trials=tuple(self._trials),
+            skipped=search.skipped,
+            notes=(*search.notes, *self._notes),
+            duration_s=time.monotonic() - begin,
+            is_complete=not is_interrupted and not problem,
+        )
+        return Ended(group, is_interrupted, problem)
+
+    def _carry_out(self, search: Search, begin: float) -> None:
+        budget = self._problem.options.time_budget_s
+        while (trial := search.ask()) is not None:
+            self._measurer.check()
+            left = max(0.0, budget - (time.monotonic() - begin)) if budget else None
+            configs = self._configs(trial.variant)
+            name = self._record(trial.variant, configs).name if configs else str(trial.variant)
+            self._tell(TrialBegun(trial, name, search.trials_left, left))
+            record = self._outcome(trial, configs)
+            self._trials.append(record)
+            search.tell(record.outcome)
+            best = decide(self._problem.goal, search.history, self._problem.options).best
+            self._tell(TrialDone(trial, record.outcome, best, record.is_resumed))
+
+    def _outcome(self, trial: Trial, configs: Mapping[str, ModelConfig]) -> TrialRecord:
+        """Return a trial's record: from the journal, from a variant that makes the same server, or measured now."""
+        key = self._key(trial, configs)
+        entry = self._bench.journal.find(self._scope, key)
+        if entry is None or (entry.failed is not None and not entry.failed.loading):
+            entry = self._measured(trial, key, configs)
+            self._bench.journal.append(entry)
+            self._resumed[key] = False
+            return TrialRecord(trial, entry.measured, entry.failed, entry.levels)
+        measured = entry.measured
+        if key in self._resumed and measured is not None:
+            measured = replace(
+                measured, elapsed_s=0.0
+            )  # of a variant that makes the same server: it takes no more time
+        is_resumed = self._resumed.setdefault(key, True)
+        return TrialRecord(trial, measured, entry.failed, entry.levels, is_resumed)
+
+    def _key(self, trial: Trial, configs: Mapping[str, ModelConfig]) -> str:
+        """Return a text that is the same for the same measurement of the same server."""
+        variant = effective_text(self._bases, trial.variant) if configs else trial.variant.key
+        loads = [[load.model, load.mode.value, load.value, load.batch_size] for load in trial.loads]
+        return scope_of({"variant": variant, "loads": loads, "repeat": trial.repeat, "effort": trial.effort})
+
+    def _measured(self, trial: Trial, key: str, configs: Mapping[str, ModelConfig]) -> Entry:
+        begin = time.monotonic()
+        levels: dict[str, LevelResult] = {}
+        outcome: Outcome
+        if not configs:
+            return self._entry(key, Failed("the configuration cannot be written", loading=True), {})
+        is_loading = True
+        try:
+            is_fresh = self._load(trial.variant, configs)
+            is_loading = False
+            levels = self._measurer.measure(trial.loads, trial.effort, is_fresh=is_fresh)
+            outcome = outcome_of(levels, self._percentiles, time.monotonic() - begin)
+        except ServerLostError as error:
+            self._loaded = ""
+            self._bring_back(error)
+            outcome = Failed(f"{error.message}", loading=True, elapsed_s=time.monotonic() - begin)
+        except ServingError as error:
+            self._loaded = ""
+            self._measurer.close()
+            outcome = Failed(str(error), loading=is_loading, elapsed_s=time.monotonic() - begin)
+        return self._entry(key, outcome, levels)
+
+    def _entry(self, key: str, outcome: Outcome, levels: dict[str, LevelResult]) -> Entry:
+        if isinstance(outcome, Failed):
+            return Entry(self._scope, key, failed=outcome)
+        return Entry(self._scope, key, measured=outcome, levels=levels)
+
+    def _load(self, variant: Variant, configs: Mapping[str, ModelConfig]) -> bool:
+        """Load a variant, and return whether it was not loaded already."""
+        wanted = effective_text(self._bases, variant)
+        if self._loaded == wanted or not self._loads_variants:
+            is_first, self._loaded = not self._loaded, wanted
+            return is_first
+        self._bench.deployment.load(self._bases, configs)
+        self._loaded = wanted
+        return True
+
+    def _bring_back(self, error: ServerLostError) -> None:
+        """Start a server of our own again, so that the search goes on with other variants.
+
+        Raises:
+            ServerLostError: It is not ours, or it ended too often.
+        """
+        self._measurer.close()
+        if not self._bench.server.is_ours or self._bench.restarts == RESTARTS_MAX:
+            raise error
+        self._bench.restarts += 1
+        self._note(f"{error.message}; it is started again.")
+        try:
+            self._bench.server.restart()
+        except ServingError as failure:
+            raise ServerLostError(failure.message) from None
+        self._bench.deployment.forget()
+
+    def _configs(self, variant: Variant) -> dict[str, ModelConfig]:
+        try:
+            return apply_variant(self._bases, variant)
+        except ServingError as error:
+            self._note(f"'{variant}' is no configuration: {error}.")
+            return {}
+
+    def _record(self, variant: Variant, configs: Mapping[str, ModelConfig]) -> VariantRecord:
+        """Return the record of a variant; a new one is written to the output repository."""
+        if variant.key in self._variants:
+            return self._variants[variant.key]
+        profiled = self._problem.space.profiled
+        names = self._bench.names.names(self._bases, configs, profiled)
+        if self._loads_variants:
+            for model, config in configs.items():
+                self._bench.output.write(model, names[model], config, names)
+        records = [
+            self._config_record(model, names[model], configs[model], is_profiled=model in profiled)
+            for model in sorted(configs, key=lambda model: model not in profiled)
+        ]
+        made = VariantRecord(variant, ",".join(names[model] for model in profiled), tuple(records))
+        self._variants[variant.key] = made
+        return made
+
+    def _config_record(self, model: str, name: str, config: ModelConfig, *, is_profiled: bool) -> ModelConfigRecord:
+        base = self._bases[model]
+        text = serving_text(config)
+        shown = config if config.instance_group else replace(config, instance_group=base.complete.instance_group)
+        batch_size = base.complete.max_batch_size if config.max_batch_size == base.config.max_batch_size else None
+        return ModelConfigRecord(
+            model=model,
+            name=name,
+            text=text,
+            diff=_diff(serving_text(base.config), text),
+            instance_group=instance_group_text(base.complete if config == base.config else shown),
+            max_batch_size=config.max_batch_size if batch_size is None else batch_size,
+            is_profiled=is_profiled,
+            parameters=dict(config.parameters),
+        )
+
+    def _note(self, text: str) -> None:
+        self._notes.append(text)
+        self._tell(Noted(text))
+
+    def _tell(self, event: Event) -> None:
+        self._bench.progress(event)
+
+
+def _diff(before: str, after: str) -> str:
+    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), "default", "recommended", lineterm="", n=2)
+    return "\n".join(lines)

@@ -1,0 +1,363 @@
+"""Measuring a trial: load on one model or several at once, made by the load generator in processes that are kept.
+
+A process that sends load takes longer to start than a short measurement, so those of a model and batch size stay for
+the next trial; the connections to the server stay with them.
+
+From what the load generator found to the metrics of a trial.
+"""
+
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from statistics import NormalDist
+
+import psutil
+
+from charonia.client.sync_client import Client
+from charonia.core.latency import LatencyHistogram
+from charonia.tools.perf import resources
+from charonia.tools.perf.api import InputSource, MeasurementMode, RunSettings, Stop, silent
+from charonia.tools.perf.level import Context, measure
+from charonia.tools.perf.observer import Observer
+from charonia.tools.perf.pool import Pool, pool, process_count
+from charonia.tools.perf.run import STATISTICS_EXTENSION, Subject
+from charonia.tools.results.records import Estimate, LevelResult, LoadLevel, LoadMode, Verdict
+from charonia.tools.results.server import Gpu
+from charonia.tools.tune.api import Failed, LoadPoint, Measured, Metric, Outcome
+from charonia.tools.tune.deployment import ServerLostError
+from charonia.tools.tune.servers import Server, fate_of
+
+CONFIDENCE = 0.95
+ERROR_SHARE_MAX = 0.5
+"""Share of failed requests from which a trial has failed; below it is noted."""
+
+_PERCENTILES = {
+    Metric.LATENCY_P50: 50.0,
+    Metric.LATENCY_P90: 90.0,
+    Metric.LATENCY_P95: 95.0,
+    Metric.LATENCY_P99: 99.0,
+}
+
+
+def outcome_of(
+    results: Mapping[str, LevelResult], percentiles: Mapping[str, float | None], elapsed_s: float
+) -> Outcome:
+    """Return what a trial found.
+
+    Args:
+        results: The measurement of each model.
+        percentiles: Percentile that `LevelResult.latency` is, by model; None for the mean.
+        elapsed_s: Wall time of the trial.
+    """
+    notes: list[str] = []
+    metrics = {}
+    for model, result in results.items():
+        problem = _problem(model, result)
+        if problem:
+            return Failed(problem, elapsed_s=elapsed_s)
+        if result.error_count:
+            kinds = ", ".join(f"{error.kind} {error.count}" for error in result.errors)
+            notes.append(f"{model}: {result.error_share:.1%} of the requests failed: {kinds}.")
+        if result.verdict is Verdict.OVERLOADED:
+            notes.append(f"{model}: the server did not keep up with the offered rate.")
+        metrics[model] = metrics_of(result, percentiles.get(model))
+    return Measured(metrics, elapsed_s, tuple(notes))
+
+
+def metrics_of(result: LevelResult, percentile: float | None) -> dict[str, Estimate]:
+    """Return the metrics of a measurement, by name, in the units of the tables."""
+    found = {Metric.THROUGHPUT.value: result.throughput}
+    times = result.response_times
+    found[Metric.LATENCY_AVG.value] = _mean(times)
+    for metric, percent in _PERCENTILES.items():
+        found[metric.value] = _percentile(times, percent)
+    measured = Metric.LATENCY_AVG if percentile is None else _metric_at(percentile)
+    if measured is not None:
+        found[measured.value] = _scaled(result.latency, 1e-6)
+    if result.resources is not None:
+        found[Metric.CPU_USED_RAM.value] = _exact(result.resources.rss_bytes / 1e6)
+        found[Metric.CPU_AVAILABLE_RAM.value] = _exact(psutil.virtual_memory().available / 1e6)
+    return found | {metric.value: _exact(value) for metric, value in _gpu_metrics(result.gpus).items()}
+
+
+def _gpu_metrics(gpus: tuple[Gpu, ...]) -> dict[Metric, float]:
+    """Return the memory of all GPUs together, utilisation and power as their mean."""
+    found: dict[Metric, float] = {}
+    used = [gpu.memory_used_bytes for gpu in gpus if gpu.memory_used_bytes is not None]
+    free = [
+        gpu.memory_total_bytes - gpu.memory_used_bytes
+        for gpu in gpus
+        if gpu.memory_total_bytes is not None and gpu.memory_used_bytes is not None
+    ]
+    utilization = [gpu.utilization for gpu in gpus if gpu.utilization is not None]
+    power = [gpu.power_watts for gpu in gpus if gpu.power_watts is not None]
+    if used:
+        found[Metric.GPU_USED_MEMORY] = sum(used) / 1e6
+    if free:
+        found[Metric.GPU_FREE_MEMORY] = sum(free) / 1e6
+    if utilization:
+        found[Metric.GPU_UTILIZATION] = sum(utilization) / len(utilization) * 100
+    if power:
+        found[Metric.GPU_POWER_USAGE] = sum(power) / len(power)
+    return found
+
+
+def _problem(model: str, result: LevelResult) -> str:
+    samples = [sample for error in result.errors for sample in error.samples]
+    first = f", the first: {samples[0]}" if samples else ""
+    if result.verdict is Verdict.NO_REQUESTS or not result.request_count:
+        return f"{model}: no request was answered{first}"
+    if result.error_share > ERROR_SHARE_MAX:
+        return f"{model}: {result.error_share:.0%} of the requests failed{first}"
+    return ""
+
+
+def _mean(times: LatencyHistogram) -> Estimate:
+    if times.count < 2:
+        return _exact(times.mean / 1e6)
+    half = NormalDist().inv_cdf((1 + CONFIDENCE) / 2) * times.deviation / math.sqrt(times.count)
+    return _scaled(Estimate(times.mean, max(0.0, times.mean - half), times.mean + half, CONFIDENCE), 1e-6)
+
+
+def _percentile(times: LatencyHistogram, percent: float) -> Estimate:
+    """Return a percentile with the interval of its rank; requests are taken as independent of one another."""
+    value, share = float(times.percentile(percent)), percent / 100
+    half = NormalDist().inv_cdf((1 + CONFIDENCE) / 2) * math.sqrt(share * (1 - share) / max(1, times.count))
+    low, high = share - half, share + half
+    if low <= 0 or high >= 1:
+        return _exact(value / 1e6)
+    bounds = times.percentile(low * 100), times.percentile(high * 100)
+    return _scaled(Estimate(value, float(bounds[0]), float(bounds[1]), CONFIDENCE), 1e-6)
+
+
+def _metric_at(percentile: float) -> Metric | None:
+    return next((metric for metric, percent in _PERCENTILES.items() if percent == percentile), None)
+
+
+def _scaled(estimate: Estimate, factor: float) -> Estimate:
+    return Estimate(estimate.value * factor, estimate.low * factor, estimate.high * factor, estimate.confidence)
+
+
+def _exact(value: float) -> Estimate:
+    return Estimate(value, value, value, 0.0)
+
+
+PRECISION = 0.02
+"""Half-width of the confidence intervals that ends a measurement of full effort before its time."""
+
+STEADY_SHARE = 0.4
+"""Least part of the longest time of a measurement: a steady model needs no more."""
+
+REQUESTS_MIN = 10
+"""Fewer answers say too little: a slow model is measured again, for longer."""
+
+SLOW_SECONDS_MAX = 60.0
+ATTEMPTS_MAX = 4
+GROWTH_MAX = 8.0
+
+WARMUP_SHARE = 0.1
+"""Part of a second's requests that warm up a variant under a request rate; under a concurrency it is one each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A load, ready to be sent.
+
+    Attributes:
+        settings: What the load generator takes, without load and duration.
+        source: The requests.
+        subject: The model as the server has it now.
+        is_timed: Whether the user has said how it is to be measured.
+    """
+
+    settings: RunSettings
+    source: InputSource
+    subject: Subject
+    is_timed: bool = False
+
+
+Prepare = Callable[[Client, LoadPoint, Server], Prepared]
+"""Makes a load ready; raises ServingError where the model takes no such requests."""
+
+
+class InterruptedTrialError(Exception):
+    """The user wants the end; the trial was not measured to the end."""
+
+
+class Measurer:
+    """Measures trials on one server. Use `close` at the end.
+
+    Args:
+        server: The server.
+        prepare: Makes loads ready.
+        time_s: Longest time of a measurement of full effort.
+        percentiles: The percentile of each model that has to be known well, None for the mean.
+        composing: Models whose statistics belong to a model's, by its name.
+        stop: A wish to end.
+        metrics_interval_s: Time between two looks at the metrics page, 0 for none: only GPUs need it.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        prepare: Prepare,
+        time_s: float,
+        percentiles: Mapping[str, float | None],
+        composing: Mapping[str, Sequence[str]],
+        stop: Stop,
+        metrics_interval_s: float = 0.0,
+    ) -> None:
+        self._server = server
+        self._prepare = prepare
+        self._time_s = time_s
+        self._percentiles = percentiles
+        self._composing = composing
+        self._stop = stop
+        self._metrics_interval_s = metrics_interval_s
+        self._pools: dict[tuple[str, int, int, int], Pool] = {}
+        self._stack = ExitStack()
+        self._processes: resources.ServerProcesses | None = None
+        self._has_looked = False
+        self._least_s: dict[LoadPoint, float] = {}
+
+    def close(self) -> None:
+        """End the processes that send load; the next measurement starts new ones."""
+        self._stack.close()
+        self._pools.clear()
+        self._has_looked = False
+
+    def check(self) -> None:
+        """Check that nobody wants the end.
+
+        Raises:
+            InterruptedTrialError: Somebody does.
+        """
+        if self._stop.requested:
+            raise InterruptedTrialError
+
+    def memory_mb(self) -> float | None:
+        """Return the memory of the server's processes, None where they are not here."""
+        processes = self._find()
+        sample = processes.sample() if processes is not None else None
+        return sample[1] / 1e6 if sample is not None else None
+
+    def measure(self, loads: Sequence[LoadPoint], effort: float, *, is_fresh: bool) -> dict[str, LevelResult]:
+        """Measure loads at the same time and return what was found, by model.
+
+        Args:
+            loads: One a model.
+            effort: Share of the usual time.
+            is_fresh: Whether the variant has just been loaded, and warms up first.
+
+        Raises:
+            InterruptedTrialError: The user wants the end.
+            ServerLostError: The server is gone.
+            ServingError: The load cannot be sent.
+        """
+        for attempt in range(ATTEMPTS_MAX):
+            contexts = [self._context(load, effort, is_fresh and not attempt) for load in loads]
+            results = self._together(loads, contexts)
+            longer = [
+                self._takes_longer(load, context, result)
+                for load, context, result in zip(loads, contexts, results, strict=True)
+            ]
+            if not any(longer):
+                break
+        return {load.model: result for load, result in zip(loads, results, strict=True)}
+
+    def _together(self, loads: Sequence[LoadPoint], contexts: Sequence[Context]) -> list[LevelResult]:
+        if len(contexts) == 1:
+            results = [_measured(contexts[0], loads[0])]
+        else:
+            with ThreadPoolExecutor(len(contexts)) as threads:
+                results = list(threads.map(_measured, contexts, loads))
+        self.check()
+        if any(result.verdict is Verdict.SERVER_LOST for result in results):
+            raise ServerLostError(fate_of(self._server) or "the server stopped answering")
+        return results
+
+    def _takes_longer(self, load: LoadPoint, context: Context, result: LevelResult) -> bool:
+        """Return whether a slow model needs more time than it had; it is given it from now on."""
+        plan = context.settings.measure
+        if plan.mode is not MeasurementMode.ADAPTIVE or result.error_count or result.request_count >= REQUESTS_MIN:
+            return False
+        if plan.time_max_s >= SLOW_SECONDS_MAX:
+            return False
+        growth = min(GROWTH_MAX, 1.2 * REQUESTS_MIN / max(result.request_count, 1))
+        self._least_s[load] = min(SLOW_SECONDS_MAX, plan.time_max_s * growth)
+        return True
+
+    def _context(self, load: LoadPoint, effort: float, is_fresh: bool) -> Context:
+        prepared = self._prepare(self._server.client, load, self._server)
+        settings = prepared.settings
+        plan = replace(
+            settings.measure,
+            warmup_request_count=_warmup(load) if is_fresh else 0,
+            percentile=settings.measure.percentile or self._percentiles.get(load.model),
+        )
+        if not prepared.is_timed:
+            longest_s = max(self._time_s * effort, self._least_s.get(load, 0.0))
+            plan = replace(
+                plan,
+                mode=MeasurementMode.ADAPTIVE,
+                precision=PRECISION / effort,
+                time_max_s=longest_s,
+                time_min_s=longest_s * STEADY_SHARE,
+            )
+        side = settings.server
+        if self._metrics_interval_s and not side.metrics_url:
+            interval_ms = max(1, int(self._metrics_interval_s * effort * 1000))
+            side = replace(side, metrics_url=self._server.metrics_url, metrics_interval_ms=interval_ms)
+        settings = replace(
+            settings,
+            server=side,
+            measure=plan,
+            load=replace(settings.load, mode=load.mode, start=load.value, end=load.value, step=1.0),
+        )
+        observer = Observer(
+            self._server.client,
+            settings,
+            [(name, "") for name in self._composing.get(load.model, ())],
+            STATISTICS_EXTENSION in prepared.subject.server.extensions,
+            self._find(),
+        )
+        return Context(
+            pool=self._pool(load, settings, prepared),
+            observer=observer,
+            settings=settings,
+            batch_size=load.batch_size,
+            progress=silent,
+            stop=self._stop,
+        )
+
+    def _pool(self, load: LoadPoint, settings: RunSettings, prepared: Prepared) -> Pool:
+        batches = int(prepared.subject.config.get("max_batch_size", 0)) > 0
+        is_rate = load.mode is not LoadMode.CONCURRENCY
+        count = process_count(settings.load.process_count_max, load.value, is_rate, _cores())
+        key = (load.model, load.batch_size, batches, count)
+        if key not in self._pools:
+            self._pools[key] = self._stack.enter_context(pool(settings, prepared.source, count))
+        return self._pools[key]
+
+    def _find(self) -> resources.ServerProcesses | None:
+        if not self._has_looked:
+            self._processes = resources.find(self._server.control_url)
+            self._has_looked = True
+        return self._processes
+
+
+def _measured(context: Context, load: LoadPoint) -> LevelResult:
+    return measure(context, LoadLevel(load.mode, load.value))
+
+
+def _cores() -> list[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def _warmup(load: LoadPoint) -> int:
+    return max(1, int(load.value if load.mode is LoadMode.CONCURRENCY else load.value * WARMUP_SHARE))

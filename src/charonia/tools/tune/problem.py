@@ -1,0 +1,187 @@
+"""What is to be searched: from the options and the models as they were found to what a search takes. Pure."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from charonia.config.kinds import InstanceKind
+from charonia.tools.results.records import LoadMode
+from charonia.tools.tune.api import (
+    Dimension,
+    Goal,
+    LoadSpace,
+    MemoryLimit,
+    Metric,
+    ModelFacts,
+    SearchMode,
+    SearchOptions,
+    SearchSpace,
+)
+from charonia.tools.tune.goals import model_goal
+from charonia.tools.tune.options import ModelRequest, SearchSettings, TuneOptions
+from charonia.tools.tune.space import SMALL_SPACE, automatic_dimensions, doubling, manual_dimensions
+from charonia.tools.tune.variants import BaseModel
+
+THREADED_BACKEND = "onnxruntime"
+"""Backend whose threads a parameter of the model sets."""
+
+QUEUE_DELAYS_US = (100, 500, 2000, 10_000)
+"""Queue delays that the best variants are tried with, as long as they bring more."""
+
+_SMALL_REPEATS_MAX = 3
+"""Where there is little to choose from, the best is less likely a lucky one: fewer repeats tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What a search takes.
+
+    Attributes:
+        space: What may be tried.
+        goal: What is wanted.
+        options: How to go about it.
+    """
+
+    space: SearchSpace
+    goal: Goal
+    options: SearchOptions
+
+
+def problem_of(
+    options: TuneOptions,
+    requests: Sequence[ModelRequest],
+    bases: Mapping[str, BaseModel],
+    *,
+    core_count: int = 0,
+    memory: MemoryLimit | None = None,
+    time_budget_s: float = 0.0,
+) -> Problem:
+    """Return the search for the models of a group.
+
+    Args:
+        options: All options.
+        requests: The profiled models of the group.
+        bases: All of its models as they were found.
+        core_count: Cores of the server, 0 for unknown.
+        memory: Memory of the server, None for unknown.
+        time_budget_s: Time for the group, 0 for no limit.
+
+    Raises:
+        ServingError: INVALID_ARG for settings that cannot be.
+    """
+    settings = options.search
+    profiled = {request.name: request for request in requests}
+    settings_of = {request.name: request for request in options.models.composing} | profiled
+    automatic = {name for name in bases if _is_automatic(options, settings_of.get(name))}
+    facts = tuple(_facts(base, base.name in profiled, base.name in automatic) for base in bases.values())
+    dimensions: list[Dimension] = []
+    if not options.launch.reload_disabled:
+        for each in facts:
+            dimensions += _dimensions(each, settings_of.get(each.name), settings, core_count)
+    space = SearchSpace(facts, tuple(dimensions), _load(options, requests), memory, core_count)
+    return Problem(space, goal_of(options, requests), _search_options(options, space, time_budget_s))
+
+
+def goal_of(options: TuneOptions, requests: Sequence[ModelRequest]) -> Goal:
+    """Return what is wanted of the profiled models of a group."""
+    return Goal(tuple(model_goal(request, options.goal) for request in requests))
+
+
+def percentiles(goal: Goal) -> dict[str, float | None]:
+    """Return the percentile of each model's latency that its goal is about, None for the mean."""
+    by_metric = {Metric.LATENCY_P99: 99.0, Metric.LATENCY_P95: 95.0, Metric.LATENCY_P90: 90.0, Metric.LATENCY_P50: 50.0}
+    found: dict[str, float | None] = {}
+    for model in goal.models:
+        metrics = {objective.metric for objective in model.objectives}
+        metrics |= {constraint.metric for constraint in model.constraints}
+        found[model.model] = next((percent for metric, percent in by_metric.items() if metric in metrics), None)
+    return found
+
+
+def _is_automatic(options: TuneOptions, request: ModelRequest | None) -> bool:
+    """Return whether the values to try are ours to choose."""
+    named = request is not None and bool(request.config_parameters)
+    return not (named or options.search.disabled or options.launch.reload_disabled)
+
+
+def _facts(base: BaseModel, is_profiled: bool, is_automatic: bool) -> ModelFacts:
+    complete = base.complete
+    is_ensemble = complete.ensemble_scheduling is not None
+    backends = (complete.backend, complete.platform.partition("_")[0])
+    return ModelFacts(
+        name=base.name,
+        max_batch_size=complete.max_batch_size,
+        instance_count=base.instance_count,
+        is_profiled=is_profiled,
+        instances_tunable=not is_ensemble and base.kind is not InstanceKind.KIND_MODEL,
+        batching_tunable=base.batches_dynamically,
+        threads_tunable=THREADED_BACKEND in backends and base.kind is InstanceKind.KIND_CPU,
+        instance_memory_mb=base.instance_memory_mb,
+        is_batching=complete.dynamic_batching is not None,
+        queue_delays_us=_queue_delays(base) if is_automatic else (),
+    )
+
+
+def _queue_delays(base: BaseModel) -> tuple[int, ...]:
+    """Return the delays beyond the model's own."""
+    batching = base.complete.dynamic_batching
+    own = batching.max_queue_delay_microseconds if batching is not None else 0
+    return tuple(delay for delay in QUEUE_DELAYS_US if delay > own) if base.batches_dynamically else ()
+
+
+def _dimensions(
+    facts: ModelFacts, request: ModelRequest | None, settings: SearchSettings, core_count: int
+) -> Sequence[Dimension]:
+    if request is not None and request.config_parameters:
+        return manual_dimensions(facts.name, {name: json.loads(text) for name, text in request.config_parameters})
+    if settings.disabled:
+        return ()
+    return automatic_dimensions(
+        facts,
+        instance_counts=range(settings.instances_min, settings.instances_max + 1),
+        batch_sizes=tuple(map(int, doubling(settings.batch_size_min, settings.batch_size_max))),
+        core_count=core_count or 1,
+    )
+
+
+def _load(options: TuneOptions, requests: Sequence[ModelRequest]) -> LoadSpace:
+    search, measure = options.search, options.measure
+    rates = next((request.request_rate for request in requests if request.request_rate), ()) or measure.request_rate
+    counts = next((request.concurrency for request in requests if request.concurrency), ()) or measure.concurrency
+    by_rate = bool(rates) or (search.by_rate and not counts)
+    values: tuple[float, ...] = rates if by_rate else tuple(map(float, counts))
+    if not values and search.disabled:
+        values = (float(search.rate_min if by_rate else search.concurrency_min),)
+    return LoadSpace(
+        mode=LoadMode.REQUEST_RATE if by_rate else LoadMode.CONCURRENCY,
+        minimum=float(search.rate_min if by_rate else search.concurrency_min),
+        maximum=float(search.rate_max if by_rate else search.concurrency_max),
+        values=values,
+        batch_sizes=next((request.batch_sizes for request in requests if request.batch_sizes), measure.batch_sizes),
+        formula=search.formula and not values,
+        stops_early=search.stops_early,
+        binary_steps_max=search.binary_steps_max,
+    )
+
+
+def _search_options(options: TuneOptions, space: SearchSpace, time_budget_s: float) -> SearchOptions:
+    search = options.search
+    is_manual = any(request.config_parameters for request in options.models.profile)
+    size = math.prod(len(dimension.values) for dimension in space.dimensions)
+    return SearchOptions(
+        mode=search.mode,
+        time_budget_s=time_budget_s,
+        seed=search.seed,
+        finalist_count=options.output.configs_per_model,
+        repeats_max=_SMALL_REPEATS_MAX if size <= SMALL_SPACE else SearchOptions().repeats_max,
+        stops_early=search.stops_early or (search.mode is SearchMode.BRUTE and not is_manual),
+        optuna_trials_min=search.trials_min or _part(size, search.share_min, SearchSettings().share_min),
+        optuna_trials_max=search.trials_max or _part(size, search.share_max, SearchSettings().share_max),
+        optuna_patience=search.patience,
+    )
+
+
+def _part(size: int, share: int, usual: int) -> int:
+    """Return so many percent of the space, 0 for the search's own choice where nobody asked for another."""
+    return 0 if share == usual else max(1, math.ceil(size * share / 100))

@@ -1,0 +1,332 @@
+"""A whole run of `charonia tune profile`: a server, its models, one search after the other, and everything put back.
+
+How much memory is left here, in this machine or its control group (container, pod), and what an instance takes.
+"""
+
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import psutil
+
+from charonia import __version__
+from charonia.config.kinds import InstanceKind
+from charonia.config.model import ModelConfig
+from charonia.config.pbtxt import parse, render
+from charonia.core.errors import ServingError, invalid
+from charonia.tools.perf import metrics_page, resources
+from charonia.tools.perf.api import Stop
+from charonia.tools.perf.observer import read_page
+from charonia.tools.perf.run import machine
+from charonia.tools.results.server import Gpu, ServerInfo
+from charonia.tools.tune.api import MemoryLimit, Metric
+from charonia.tools.tune.deployment import Deployment
+from charonia.tools.tune.group import Bench, Ended, GroupSearch
+from charonia.tools.tune.journal import Journal, content_of, scope_of
+from charonia.tools.tune.measure import Measurer, Prepare
+from charonia.tools.tune.merge import Merged
+from charonia.tools.tune.options import LaunchMode, ModelRequest, TuneFor, TuneOptions
+from charonia.tools.tune.output import CONFIG_FILE, OutputRepository
+from charonia.tools.tune.problem import goal_of, percentiles, problem_of
+from charonia.tools.tune.progress import Noted, Progress
+from charonia.tools.tune.result import GroupRecord, TuneRun
+from charonia.tools.tune.servers import Server, is_there, server_of
+from charonia.tools.tune.variants import BaseModel, config_of, instance_kind
+
+SHARED_MB = 100.0
+"""What the first instance of a model may load for all others too: libraries."""
+
+SHARED_GPU_MB = 600.0
+"""The same on a GPU: the context of its process."""
+
+_GROUP = Path("/sys/fs/cgroup")
+_FILES = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
+
+
+def available_mb(group: Path = _GROUP) -> float:
+    """Return the memory that can still be taken, in MB (10^6 bytes)."""
+    left = float(psutil.virtual_memory().available)
+    for limit_name, used_name in _FILES:
+        limit, used = _number(group / limit_name), _number(group / used_name)
+        if limit is not None and used is not None:
+            left = min(left, max(0.0, limit - used))
+    return left / 1e6
+
+
+def of_one_instance(before_mb: float | None, after_mb: float | None, count: int, *, on_gpu: bool = False) -> float:
+    """Return the least that one more instance of a model takes, in MB; 0 where that cannot be told.
+
+    Args:
+        before_mb: Memory of the server before the model was loaded, None for unknown.
+        after_mb: Memory of the server afterwards.
+        count: Instances of the model.
+        on_gpu: Whether it is the memory of GPUs.
+    """
+    if before_mb is None or after_mb is None:
+        return 0.0
+    return max(0.0, after_mb - before_mb - (SHARED_GPU_MB if on_gpu else SHARED_MB)) / count
+
+
+def _number(path: Path) -> float | None:
+    try:
+        return float(path.read_text(encoding="ascii"))
+    except (OSError, ValueError):  # no such file, or "max"
+        return None
+
+
+COMPOSING_DEPTH_MAX = 8
+"""Ensembles within ensembles."""
+
+MEMORY_SHARE = 0.95
+"""Part of the memory that is free at the begin which variants may take."""
+
+
+@dataclass(slots=True)
+class _Progressed:
+    groups: list[GroupRecord] = field(default_factory=list)
+    idle_gpus: tuple[Gpu, ...] = ()
+    notes: list[str] = field(default_factory=list)
+    is_interrupted: bool = False
+    problem: str = ""
+
+
+def profile(merged: Merged, prepare: Prepare, progress: Progress, stop: Stop) -> TuneRun:
+    """Tune the models that the options name.
+
+    Args:
+        merged: The options.
+        prepare: Makes loads ready.
+        progress: Is told what happens.
+        stop: Ends the run early, with what was measured.
+
+    Raises:
+        ServingError: Nothing can be tuned, or nothing can be written. What was measured is in the journal.
+    """
+    options = merged.options
+    began_at, begin = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
+    done = _Progressed(notes=list(merged.notes))
+    source = options.launch.repository if options.launch.mode is not LaunchMode.REMOTE else None
+    output = OutputRepository(options.output.repository, source, override=options.output.override)
+    _note_server(options, done, progress)
+    with (
+        Journal(options.output.journal_folder) as journal,
+        server_of(options.launch, options.measure.protocol) as server,
+    ):
+        deployment = Deployment(server)
+        if not options.launch.reload_disabled:
+            deployment.check_explicit()
+        bench = Bench(server, deployment, journal, output, progress)
+        info = _server_info(server)
+        done.idle_gpus = _gpus(server)
+        run = _Run(options, bench, prepare, stop, source, info, done)
+        run.groups()
+    return TuneRun(
+        tool=f"charonia {__version__}",
+        began_at=began_at,
+        duration_s=time.monotonic() - begin,
+        machine=machine(),
+        server=info,
+        is_remote=options.launch.mode is LaunchMode.REMOTE,
+        options=merged.named,
+        seed=options.search.seed,
+        groups=tuple(done.groups),
+        idle_gpus=done.idle_gpus,
+        notes=tuple(done.notes),
+        is_interrupted=done.is_interrupted,
+        problem=done.problem,
+        is_offline=options.goal.tune_for is TuneFor.OFFLINE,
+    )
+
+
+@dataclass(slots=True)
+class _Run:
+    options: TuneOptions
+    bench: Bench
+    prepare: Prepare
+    stop: Stop
+    source: Path | None
+    info: ServerInfo
+    done: _Progressed
+
+    def groups(self) -> None:
+        """Tune one group of models after the other, until one ends early."""
+        requests = self.options.models.profile
+        batches = [requests] if self.options.search.together else [(request,) for request in requests]
+        budget = self.options.search.time_budget_s
+        deadline = time.monotonic() + budget
+        for number, batch in enumerate(batches):
+            left = (deadline - time.monotonic()) / (len(batches) - number)
+            try:
+                ended = self._group(batch, max(left, 0.1) if budget else 0.0)
+            except ServingError as error:
+                if len(batches) == 1 or self.bench.server.fate():
+                    raise
+                # The other models can still be tuned.
+                self.done.problem = str(error)
+                self._note(str(error))
+                continue
+            self.done.groups.append(ended.group)
+            self.done.is_interrupted |= ended.is_interrupted
+            self.done.problem = ended.problem or self.done.problem
+            if ended.is_interrupted or ended.problem:
+                return
+
+    def _group(self, requests: tuple[ModelRequest, ...], budget: float) -> Ended:
+        measurer = None
+        try:
+            bases = self._bases(requests)
+            scope = self._scope(bases, requests)
+            if not self.options.launch.reload_disabled:
+                self.bench.output.open(bases, scope)
+            measurer = Measurer(
+                self.bench.server,
+                self.prepare,
+                self.options.measure.time_s,
+                percentiles(goal_of(self.options, requests)),
+                {name: base.composing for name, base in bases.items()},
+                self.stop,
+                self.options.measure.metrics_interval_s if self.done.idle_gpus else 0.0,
+            )
+            problem = problem_of(
+                self.options,
+                requests,
+                bases,
+                core_count=machine().core_count if measurer.memory_mb() is not None else 0,
+                memory=_memory(measurer, bases, _gpus(self.bench.server) if self.done.idle_gpus else ()),
+                time_budget_s=budget,
+            )
+            search = GroupSearch(
+                *(self.bench, problem, bases, scope, measurer),
+                loads_variants=not self.options.launch.reload_disabled,
+            )
+            return search.run()
+        finally:
+            if measurer is not None:
+                measurer.close()
+            with _undisturbed():
+                self.bench.deployment.restore(self._note)
+
+    def _bases(self, requests: tuple[ModelRequest, ...]) -> dict[str, BaseModel]:
+        """Return the models of a group as they are: the profiled ones, and those that they are made of or call."""
+        wanted = {request.name: request for request in requests}
+        wanted |= {request.name: request for request in self.options.models.composing if request.name not in wanted}
+        found: dict[str, BaseModel] = {}
+        names = list(wanted)
+        for _ in range(COMPOSING_DEPTH_MAX):
+            self.bench.deployment.remember(names)
+            for name in sorted(names, key=lambda name: name in {request.name for request in requests}):
+                request = wanted.get(name)
+                cpu_only = name in self.options.models.cpu_only_composing or (request is not None and request.cpu_only)
+                found[name] = self._base(name, cpu_only=cpu_only)
+            names = [inner for base in found.values() for inner in base.composing if inner not in found]
+            names = list(dict.fromkeys(names))
+            if not names:
+                return found
+        raise invalid(f"ensembles of '{requests[0].name}': expected at most {COMPOSING_DEPTH_MAX} within one another")
+
+    def _base(self, name: str, *, cpu_only: bool) -> BaseModel:
+        before = self._used_mb()
+        complete = config_of(
+            self.bench.deployment.client.model_config(name)
+            if self.options.launch.reload_disabled
+            else self.bench.deployment.load_own(name)
+        )
+        after = self._used_mb()
+        config = self._written(name) or complete
+        base = BaseModel(name, config, complete, instance_kind(complete, cpu_only=cpu_only))
+        on_gpu = base.kind is InstanceKind.KIND_GPU and bool(self.done.idle_gpus)
+        taken = of_one_instance(before[on_gpu], after[on_gpu], base.instance_count, on_gpu=on_gpu)
+        return replace(base, instance_memory_mb=taken)
+
+    def _used_mb(self) -> tuple[float | None, float | None]:
+        """Return the server's memory on this machine, and that of its GPUs; None where nobody can see it."""
+        processes = resources.find(self.bench.server.control_url)
+        sample = processes.sample() if processes is not None else None
+        gpus = _gpus(self.bench.server) if self.done.idle_gpus else ()
+        return (sample[1] / 1e6 if sample is not None else None), (_used_on(gpus) if gpus else None)
+
+    def _written(self, name: str) -> ModelConfig | None:
+        """Return what the model's own config.pbtxt says, None where it has none at hand."""
+        path = self.source / name / CONFIG_FILE if self.source is not None else None
+        if path is None or not path.is_file():
+            return None
+        try:
+            return parse(path.read_text(encoding="utf-8", errors="surrogateescape"))
+        except OSError as error:
+            raise invalid(f"{path}: cannot be read: {error}") from error
+
+    def _scope(self, bases: Mapping[str, BaseModel], requests: tuple[ModelRequest, ...]) -> str:
+        """Return a digest of what results depend on beside the trial."""
+        measure = self.options.measure
+        flags = {request.name: sorted((*measure.perf_flags, *request.perf_flags)) for request in requests}
+        files = {name: content_of(self.source / name) for name in bases} if self.source is not None else {}
+        return scope_of(
+            {
+                "files": files,
+                "configs": {name: [render(base.config), render(base.complete)] for name, base in bases.items()},
+                "kinds": {name: base.kind.name for name, base in bases.items()},
+                "server": [self.info.name, self.info.version, "" if self.bench.server.is_ours else self.info.url],
+                "server_flags": [self.options.launch.server_flags, self.options.launch.server_environment],
+                "load": [measure.protocol.value, measure.time_s, flags],
+                "reload": not self.options.launch.reload_disabled,
+            }
+        )
+
+    def _note(self, text: str) -> None:
+        self.done.notes.append(text)
+        self.bench.progress(Noted(text))
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Let no Ctrl-C keep a server from being brought back to how it was."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _note_server(options: TuneOptions, done: _Progressed, progress: Progress) -> None:
+    if options.launch.mode is LaunchMode.LOCAL and not is_there(options.launch.server_path):
+        done.notes.append(f"{options.launch.server_path} is not installed: charonia serve is started instead.")
+    for note in done.notes:
+        progress(Noted(note))
+
+
+def _server_info(server: Server) -> ServerInfo:
+    metadata = server.client.server_metadata()
+    protocol = server.control_url.partition("://")[0]
+    return ServerInfo(server.control_url, protocol, metadata.name, metadata.version, metadata.extensions)
+
+
+def _gpus(server: Server) -> tuple[Gpu, ...]:
+    """Return the GPUs that the server's metrics page names; none where there is no such page."""
+    try:
+        return metrics_page.gpus([metrics_page.parse(read_page(server.metrics_url))])
+    except ServingError:
+        return ()
+
+
+def _used_on(gpus: tuple[Gpu, ...]) -> float:
+    return sum(gpu.memory_used_bytes or 0 for gpu in gpus) / 1e6
+
+
+def _memory(measurer: Measurer, bases: Mapping[str, BaseModel], gpus: tuple[Gpu, ...]) -> MemoryLimit | None:
+    """Return the memory that variants may take: of the GPUs where models run on them; None where nobody can see it."""
+    totals = [gpu.memory_total_bytes for gpu in gpus if gpu.memory_total_bytes]
+    if totals and any(base.kind is InstanceKind.KIND_GPU for base in bases.values()):
+        return MemoryLimit(Metric.GPU_USED_MEMORY, sum(totals) / 1e6, base_mb=_used_on(gpus))
+    used = measurer.memory_mb()
+    if used is None:
+        return None
+    return MemoryLimit(Metric.CPU_USED_RAM, used + available_mb() * MEMORY_SHARE, base_mb=used)

@@ -1,0 +1,140 @@
+"""What the plots of the page draw, as lists and numbers. Pure.
+
+Latencies and times of a request are nanoseconds, times of the search milliseconds from its begin, memory MB.
+`page/tune.js` reads these names.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from charonia.tools.report.plot_data import parts
+from charonia.tools.results.records import Estimate, LevelResult
+from charonia.tools.tune.api import Measured, Metric
+from charonia.tools.tune.report.view import LATENCIES, MEMORIES, VariantView, latency_metric
+from charonia.tools.tune.report.wording import constraint_text, settings_of, value_text
+from charonia.tools.tune.result import GroupRecord, TrialRecord, TuneRun
+from charonia.tools.tune.tables import Row
+
+_NANOSECONDS = 1e6  # of a millisecond
+
+
+def plot_data(run: TuneRun, views: Sequence[Sequence[VariantView]]) -> dict[str, Any]:
+    """Return the data of all plots.
+
+    Args:
+        run: What was found.
+        views: The variants of each of its groups.
+    """
+    return {"groups": [_group(group, shown) for group, shown in zip(run.groups, views, strict=True)]}
+
+
+def _group(group: GroupRecord, views: Sequence[VariantView]) -> dict[str, Any]:
+    places = {view.record.variant.key: place for place, view in enumerate(views)}
+    names = [LATENCIES[metric] for metric in LATENCIES if _is_measured(views, metric)]
+    return {
+        "models": list(group.models),
+        "latencies": names,
+        "latency": LATENCIES[latency_metric(group)],
+        "limits": [_limits(group, model) for model in group.models],
+        "variants": [_variant(group, view) for view in views],
+        "trials": _trials(group, places),
+    }
+
+
+def _is_measured(views: Sequence[VariantView], metric: Metric) -> bool:
+    return any(metric in metrics for view in views for row in view.rows for metrics in row.point.metrics.values())
+
+
+def _limits(group: GroupRecord, model: str) -> list[dict[str, Any]]:
+    goal = next(goal for goal in group.goal.models if goal.model == model)
+    return [
+        {
+            "metric": LATENCIES.get(limit.metric, limit.metric.value),
+            "value": bound * (_NANOSECONDS if limit.metric in LATENCIES else 1),
+            "text": f"{'at least' if bound == limit.minimum else 'at most'} {value_text(limit.metric, bound)}",
+            "full": constraint_text(limit),
+        }
+        for limit in goal.constraints
+        for bound in (limit.minimum, limit.maximum)
+        if bound is not None
+    ]
+
+
+def _variant(group: GroupRecord, view: VariantView) -> dict[str, Any]:
+    best = view.best_row
+    return {
+        "name": view.record.name,
+        "settings": settings_of(view.record.variant),
+        "role": view.role.value,
+        "default": view.is_default,
+        "best": view.rows.index(best) if best is not None else -1,
+        "loads": [_load(group, row) for row in view.rows],
+    }
+
+
+def _load(group: GroupRecord, row: Row) -> dict[str, Any]:
+    batches = [load.batch_size for load in row.point.loads]
+    return {
+        "text": "; ".join(dict.fromkeys(map(str, row.point.loads))),
+        "batch": max(batches),
+        "keeps": not row.point.violation,
+        "count": len(row.trials),
+        "of": [_metrics(row.point.metrics[model]) for model in group.models],
+        "parts": [_parts(row.trials, model) for model in group.models],
+    }
+
+
+def _metrics(metrics: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {"throughput": _three(metrics[Metric.THROUGHPUT]) if Metric.THROUGHPUT in metrics else None}
+    for metric, name in LATENCIES.items():
+        if metric in metrics:
+            found[name] = _three(metrics[metric], _NANOSECONDS)
+    for metric in MEMORIES:
+        if metric in metrics:
+            found[metric.value] = _three(metrics[metric])
+    return found
+
+
+def _three(estimate: Estimate, factor: float = 1.0) -> list[float]:
+    return [round(value * factor, 3) for value in (estimate.value, estimate.low, estimate.high)]
+
+
+def _parts(trials: Sequence[TrialRecord], model: str) -> list[dict[str, Any]]:
+    """Return what a mean request was made of in the longest of some trials, the model first."""
+    levels = [trial.levels[model] for trial in trials if model in trial.levels]
+    return _rounded(max(levels, key=lambda level: level.request_count)) if levels else []
+
+
+def _rounded(level: LevelResult) -> list[dict[str, Any]]:
+    return [
+        {name: value if isinstance(value, str) else round(value) for name, value in part.items()}
+        for part in parts(level)
+    ]
+
+
+def _trials(group: GroupRecord, places: dict[str, int]) -> list[dict[str, Any]]:
+    found, begin = [], 0.0
+    for record in group.trials:
+        end = begin + 1000 * record.outcome.elapsed_s
+        found.append(
+            {
+                "number": record.trial.number,
+                "variant": places.get(record.trial.variant.key, -1),
+                "purpose": record.trial.purpose,
+                "load": "; ".join(dict.fromkeys(map(str, record.trial.loads))),
+                "begin": round(begin),
+                "end": round(end),
+                "throughput": _throughput(record.outcome),
+                "failed": record.failed.reason if record.failed is not None else "",
+                "resumed": record.is_resumed,
+            }
+        )
+        begin = end
+    return found
+
+
+def _throughput(outcome: object) -> float | None:
+    if not isinstance(outcome, Measured):
+        return None
+    rates = [metrics[Metric.THROUGHPUT].value for metrics in outcome.metrics.values() if Metric.THROUGHPUT in metrics]
+    return round(sum(rates), 3) if rates else None

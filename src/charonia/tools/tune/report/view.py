@@ -1,0 +1,140 @@
+"""A finished search as its reports show it: each variant once, with what was measured of it and what became of it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from charonia.tools.results.records import Estimate
+from charonia.tools.tune.api import Metric
+from charonia.tools.tune.decision import Conclusion, Ranked
+from charonia.tools.tune.result import GroupRecord, VariantRecord
+from charonia.tools.tune.tables import Row, rows_of
+
+LATENCIES = {
+    Metric.LATENCY_P99: "p99",
+    Metric.LATENCY_P95: "p95",
+    Metric.LATENCY_P90: "p90",
+    Metric.LATENCY_P50: "p50",
+    Metric.LATENCY_AVG: "mean",
+}
+"""Metrics of latency and their short names."""
+
+MEMORIES = {Metric.CPU_USED_RAM: "Memory", Metric.GPU_USED_MEMORY: "GPU memory"}
+
+
+class Role(StrEnum):
+    """What became of a variant."""
+
+    RECOMMENDED = "recommended"
+    CLOSEST = "closest"
+    """The best one where none keeps the constraints."""
+    DEFAULT = "default"
+    TIE = "as good"
+    OTHER = ""
+
+
+@dataclass(frozen=True, slots=True)
+class VariantView:
+    """A variant.
+
+    Attributes:
+        record: The variant and its configurations.
+        role: What became of it.
+        rows: What was measured, a load a row, from the lightest load to the heaviest.
+        best: Its best load, None where nothing was measured.
+        failures: Why it was not measured under loads, by load.
+    """
+
+    record: VariantRecord
+    role: Role
+    rows: tuple[Row, ...]
+    best: Ranked | None
+    failures: tuple[tuple[str, str], ...]
+
+    @property
+    def best_row(self) -> Row | None:
+        """What was measured under its best load."""
+        return next((row for row in self.rows if self.best and row.point.loads == self.best.loads), None)
+
+    @property
+    def is_default(self) -> bool:
+        """Whether it is the configuration as it was found."""
+        return self.record.variant.is_default
+
+
+def variant_views(group: GroupRecord) -> tuple[VariantView, ...]:
+    """Return the variants that were tried, best first, those of which nothing was measured last."""
+    rows: dict[str, list[Row]] = {}
+    for row in rows_of(group):
+        rows.setdefault(row.variant.variant.key, []).append(row)
+    ranked = {each.variant.key: each for each in group.decision.ranking}
+    order = {key: place for place, key in enumerate(ranked)}
+    views = [
+        VariantView(
+            record,
+            _role(group, record.variant.key, is_default=record.variant.is_default),
+            tuple(sorted(rows.get(record.variant.key, ()), key=_weight)),
+            ranked.get(record.variant.key),
+            tuple(_failures(group, record.variant.key)),
+        )
+        for record in group.variants
+    ]
+    first = (Role.RECOMMENDED, Role.CLOSEST)
+    return tuple(
+        sorted(views, key=lambda view: (view.role not in first, order.get(view.record.variant.key, len(order))))
+    )
+
+
+def latency_metric(group: GroupRecord) -> Metric:
+    """Return the metric of latency that the goal is about, the 99th percentile where it is about none."""
+    for goal in group.goal.models:
+        for metric in (*(limit.metric for limit in goal.constraints), *(aim.metric for aim in goal.objectives)):
+            if metric in LATENCIES:
+                return metric
+    return Metric.LATENCY_P99
+
+
+def overall(ranked: Ranked, metric: Metric) -> Estimate | None:
+    """Return a metric of all models together: the sum of rates, the worst of anything else. None: not measured."""
+    found = [metrics[metric] for metrics in ranked.metrics.values() if metric in metrics]
+    if not found:
+        return None
+    if metric is not Metric.THROUGHPUT:
+        return max(found, key=lambda estimate: estimate.value)
+    return Estimate(
+        sum(estimate.value for estimate in found),
+        sum(estimate.low for estimate in found),
+        sum(estimate.high for estimate in found),
+        min(estimate.confidence for estimate in found),
+    )
+
+
+def has_recommendation(group: GroupRecord) -> bool:
+    """Whether the best variant is one to use."""
+    return group.decision.conclusion in (
+        Conclusion.BETTER,
+        Conclusion.NO_GAIN,
+        Conclusion.NO_OTHER,
+        Conclusion.NO_DEFAULT,
+    )
+
+
+def _weight(row: Row) -> tuple[int, float]:
+    return max(load.batch_size for load in row.point.loads), sum(load.value for load in row.point.loads)
+
+
+def _role(group: GroupRecord, key: str, *, is_default: bool) -> Role:
+    decision = group.decision
+    if decision.best is not None and decision.best.variant.key == key:
+        return Role.RECOMMENDED if has_recommendation(group) else Role.CLOSEST
+    if is_default:
+        return Role.DEFAULT
+    # Who was only looked at has an interval that everything is within.
+    repeated = {tie.variant.key for tie in decision.ties if len(tie.trial_numbers) > 1}
+    return Role.TIE if key in repeated else Role.OTHER
+
+
+def _failures(group: GroupRecord, key: str) -> Iterator[tuple[str, str]]:
+    for trial in group.trials:
+        if trial.failed is not None and trial.trial.variant.key == key:
+            yield "; ".join(dict.fromkeys(map(str, trial.trial.loads))), trial.failed.reason

@@ -1,0 +1,215 @@
+"""What a whole run of `charonia tune` found: frozen records and their JSON."""
+
+import json
+from dataclasses import dataclass, field
+
+from charonia.core.errors import ServingError, invalid
+from charonia.tools.results.json_form import plain, record
+from charonia.tools.results.records import LevelResult, Machine
+from charonia.tools.results.server import Gpu, ServerInfo
+from charonia.tools.tune.api import Failed, Goal, Measured, Outcome, Skipped, Told, Trial, Variant
+from charonia.tools.tune.decision import Conclusion, Decision
+
+FORMAT = "charonia-tune"
+VERSION = 1
+"""Version of the JSON form: raised when a reader of the old one would misunderstand the new one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfigRecord:
+    """The configuration of one model in a variant.
+
+    Attributes:
+        model: The model.
+        name: Name of the configuration, and of its folder: `add_sub_config_0`.
+        text: Its config.pbtxt, without the model's name.
+        diff: What differs from the model's own one, as a unified diff; "" for nothing.
+        instance_group: Its instances: `2:CPU`.
+        max_batch_size: Its largest batch.
+        is_profiled: Whether load is sent to the model; False for one that composes another.
+        parameters: Parameters of the model.
+    """
+
+    model: str
+    name: str
+    text: str
+    diff: str
+    instance_group: str
+    max_batch_size: int
+    is_profiled: bool = True
+    parameters: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class VariantRecord:
+    """A variant that was tried.
+
+    Attributes:
+        variant: What it changes.
+        name: Names of its configurations of the profiled models, with commas between them.
+        configs: Its configurations, profiled models first.
+    """
+
+    variant: Variant
+    name: str
+    configs: tuple[ModelConfigRecord, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TrialRecord:
+    """A trial and what came of it.
+
+    Attributes:
+        trial: The trial.
+        measured: What was found, None for a failure.
+        failed: Why it failed, None otherwise.
+        levels: The measurement of each model in full.
+        is_resumed: Whether it is from the journal.
+    """
+
+    trial: Trial
+    measured: Measured | None = None
+    failed: Failed | None = None
+    levels: dict[str, LevelResult] = field(default_factory=dict)
+    is_resumed: bool = False
+
+    @property
+    def outcome(self) -> Outcome:
+        """What came of it."""
+        return self.measured or self.failed or Failed("nothing is known of it")
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRecord:
+    """Models that were tuned together: mostly one, and those that it is made of.
+
+    Attributes:
+        goal: What was wanted.
+        decision: The verdict.
+        variants: What was tried, in the order of the first trials.
+        trials: All trials, in order.
+        skipped: Variants that were not measured, and why.
+        notes: What the search decided on its way, and what else a reader has to know; one sentence each.
+        duration_s: Wall time.
+        is_complete: Whether the search came to its end.
+    """
+
+    goal: Goal
+    decision: Decision
+    variants: tuple[VariantRecord, ...]
+    trials: tuple[TrialRecord, ...]
+    skipped: tuple[Skipped, ...] = ()
+    notes: tuple[str, ...] = ()
+    duration_s: float = 0.0
+    is_complete: bool = True
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The profiled models."""
+        return tuple(model.model for model in self.goal.models)
+
+    @property
+    def history(self) -> tuple[Told, ...]:
+        """The trials as a search takes them."""
+        return tuple(Told(trial.trial, trial.outcome) for trial in self.trials)
+
+    @property
+    def extent(self) -> str:
+        """How much was measured, in words."""
+        measured, tried = sum(trial.measured is not None for trial in self.trials), len(self.variants)
+        return f"{measured} measurement{'s' * (measured != 1)} of {tried} configuration{'s' * (tried != 1)}"
+
+    def variant(self, variant: Variant) -> VariantRecord | None:
+        """Return the record of a variant, None where it was not tried."""
+        return next((each for each in self.variants if each.variant.key == variant.key), None)
+
+
+@dataclass(frozen=True, slots=True)
+class TuneRun:
+    """A whole run.
+
+    Attributes:
+        tool: Name and version of what measured.
+        began_at: Begin, ISO 8601 with time zone.
+        duration_s: Wall time.
+        machine: Where the load was made.
+        server: Which server.
+        is_remote: Whether the server was somebody else's.
+        options: The options that were named, by name.
+        seed: Of everything that is drawn at random.
+        groups: What was found.
+        idle_gpus: The server's GPUs before the first model was loaded.
+        notes: What a reader has to know about the whole run.
+        is_interrupted: Whether the user ended it.
+        problem: What ended it early, "" for nothing.
+        command: The command line, "" where a program started the run.
+        is_offline: Whether the models are for batches of work rather than for people who wait: the page first shows
+            throughput by the size of a request.
+    """
+
+    tool: str
+    began_at: str
+    duration_s: float
+    machine: Machine
+    server: ServerInfo
+    is_remote: bool
+    options: dict[str, str]
+    seed: int
+    groups: tuple[GroupRecord, ...]
+    idle_gpus: tuple[Gpu, ...] = ()
+    notes: tuple[str, ...] = ()
+    is_interrupted: bool = False
+    problem: str = ""
+    command: str = ""
+    is_offline: bool = False
+
+
+def to_json(run: TuneRun) -> str:
+    """Return a run as JSON text."""
+    return json.dumps({"format": FORMAT, "version": VERSION, **plain(run)}, allow_nan=False)
+
+
+def from_json(text: str | bytes, source: str = "the JSON text") -> TuneRun:
+    """Return the run that JSON text describes.
+
+    Args:
+        text: What `to_json` returned.
+        source: Where the text is from, for messages.
+
+    Raises:
+        ServingError: INVALID_ARG when it is not a run of this version.
+    """
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise invalid(f"{source}: expected JSON, got: {error}") from None
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise invalid(f"{source}: expected the JSON of charonia tune ('format': '{FORMAT}')")
+    if data.get("version") != VERSION:
+        raise invalid(f"{source}: expected version {VERSION} of the format, got {data.get('version')!r}")
+    try:
+        run = record(TuneRun, data)
+    except (KeyError, TypeError, ValueError, ServingError) as error:
+        raise invalid(f"{source}: not the JSON of charonia tune: {error}") from None
+    if not isinstance(run, TuneRun):
+        raise TypeError(f"expected a run, got {run!r}")
+    return run
+
+
+def exit_status(run: TuneRun) -> int:
+    """Return the exit status of the program: the worst of its groups."""
+    if run.is_interrupted:
+        return 130
+    if run.problem:
+        return 1
+    return max(map(_status, run.groups), default=3)
+
+
+def _status(group: GroupRecord) -> int:
+    match group.decision.conclusion:
+        case Conclusion.NOTHING_MEASURED:
+            return 3
+        case Conclusion.CONSTRAINTS_NOT_MET:
+            return 2
+        case _:
+            return 0

@@ -1,0 +1,186 @@
+"""What every search mode measures with: it numbers trials, keeps what was told, and ends in time. Pure.
+
+The modes are generators: they yield a trial and are sent its outcome. So a mode reads as the plain loop that it is, and
+stops wherever the next measurement is waited for.
+"""
+
+import math
+from collections.abc import Generator
+from dataclasses import replace
+from typing import TypeVar
+
+from charonia.tools.tune.api import (
+    Failed,
+    Goal,
+    LoadPoint,
+    Measured,
+    Outcome,
+    SearchOptions,
+    SearchSpace,
+    Skipped,
+    Told,
+    Trial,
+    Variant,
+)
+from charonia.tools.tune.objective import Evidence, Loads, Point
+from charonia.tools.tune.search.memory import too_large
+from charonia.tools.tune.space import Grid, batch_slots, load_values
+
+_Result = TypeVar("_Result")
+Steps = Generator[Trial, Outcome, _Result]
+"""Yields trials, is sent their outcomes, returns what it found."""
+
+BRIEF, USUAL, FULL = 0.25, 0.5, 1.0
+"""Efforts: a first look, a search's measurement, and one that decides."""
+
+FAILURES_MAX = 5
+"""After so many trials without a single success a search gives up: nothing works at all."""
+
+
+class OutOfBudget(Exception):  # noqa: N818 - the end of a phase, no error
+    """A phase of the search used up its measurements or its time. The text says which."""
+
+
+class Bench:
+    """The measurements of a search.
+
+    Attributes:
+        grid: The variants.
+        goal: What is wanted.
+        options: How to go about it.
+        evidence: What the measurements say.
+        history: Everything told.
+        skipped: What was not measured, and why.
+        notes: What was decided on the way.
+        look_effort: Of the first look at a variant.
+        repeat_effort: Of the measurements that decide. In a small space it is that of the first look, which then counts
+            as one of them.
+    """
+
+    def __init__(self, space: SearchSpace, goal: Goal, options: SearchOptions) -> None:
+        self.grid = Grid(space)
+        self.goal = goal
+        self.options = options
+        self.evidence = Evidence(goal)
+        self.history: list[Told] = []
+        self.skipped: dict[str, Skipped] = {}
+        self.notes: list[str] = []
+        self.look_effort = USUAL if self.grid.is_small else BRIEF
+        self.repeat_effort = USUAL if self.grid.is_small else FULL
+        self._bound = self._points_max()
+        self._share = 1.0
+        self._reserve = 0
+        self._spent_s = 0.0
+        self._elapsed_s: dict[float, tuple[float, int]] = {}
+        self._failed: set[tuple[str, Loads]] = set()
+        self._any_success = False
+
+    @property
+    def default(self) -> Variant:
+        """The configuration as it was found."""
+        return Variant()
+
+    @property
+    def left(self) -> int:
+        """Most trials to come, were every point measured twice."""
+        return max(0, min(self.options.trials_max, self._bound) - len(self.history))
+
+    def _points_max(self) -> int:
+        space, options = self.grid.space, self.options
+        loads = 1 if space.load.formula else len(load_values(space.load))
+        edges = 2 * space.load.binary_steps_max
+        each = (2 * loads + edges) * len(space.load.batch_sizes)
+        delays = (options.finalist_count + 1) * sum(len(model.queue_delays_us) for model in space.models)
+        return (math.prod(self.grid.shape) + 1) * each + (options.finalist_count + 2) * options.repeats_max + delays
+
+    def begin(self, share: float, reserve: int) -> None:
+        """Begin a phase that may use a share of the time budget and leaves a number of trials to later ones."""
+        self._share = share
+        self._reserve = reserve
+
+    def loads(self, value: float, batch_size: int) -> Loads:
+        """Return the same load on each profiled model."""
+        mode = self.grid.space.load.mode
+        return tuple(LoadPoint(model, mode, value, batch_size) for model in self.grid.space.profiled)
+
+    def formula(self, variant: Variant, batch_size: int) -> Loads:
+        """Return a concurrency that fills each model's batches twice: 2 x batch size x instances, within the bounds."""
+        space = self.grid.space
+        low, high = space.load.minimum, space.load.maximum
+        return tuple(
+            replace(load, value=float(min(max(2 * batch_slots(space, variant, load.model), low), high)))
+            for load in self.loads(low, batch_size)
+        )
+
+    def measure(self, variant: Variant, loads: Loads, effort: float, purpose: str) -> Steps[Point | None]:
+        """Have a point measured unless it was already, with at least this effort; None where that is not possible.
+
+        Raises:
+            OutOfBudget: Where it is not worth a try any more.
+        """
+        known = self.evidence.count(variant, loads, effort) or (variant.key, loads) in self._failed
+        if not known and self.fits(variant):
+            yield from self.again(variant, loads, effort, purpose)
+        return self.evidence.point(variant, loads)
+
+    def again(self, variant: Variant, loads: Loads, effort: float, purpose: str) -> Steps[bool]:
+        """Have a point measured, once more if it was before; return whether that went well.
+
+        Raises:
+            OutOfBudget: As for `measure`.
+        """
+        self._check_budget(effort)
+        repeat = sum(told.trial.variant == variant and told.trial.loads == loads for told in self.history)
+        trial = Trial(len(self.history) + 1, variant, loads, repeat, effort, purpose)
+        outcome = yield trial
+        self._take(Told(trial, outcome))
+        return isinstance(outcome, Measured)
+
+    def fits(self, variant: Variant) -> bool:
+        """Return whether a variant can be tried; if not, its reason is kept in `skipped`."""
+        key = variant.key
+        if key in self.skipped:
+            return False
+        reason = self.grid.misfit(variant) or too_large(self.grid.space, variant, self.history)
+        if reason and not variant.is_default:
+            self.skipped[key] = Skipped(variant, reason)
+            return False
+        return True
+
+    def note(self, text: str) -> None:
+        """Keep a sentence about the way of the search, once."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def _take(self, told: Told) -> None:
+        self.history.append(told)
+        self.evidence.add(told)
+        outcome, trial = told.outcome, told.trial
+        self._spent_s += outcome.elapsed_s
+        total, count = self._elapsed_s.get(trial.effort, (0.0, 0))
+        self._elapsed_s[trial.effort] = (total + outcome.elapsed_s, count + 1)
+        if isinstance(outcome, Failed):
+            self._failed.add((trial.variant.key, trial.loads))
+            if outcome.loading:
+                self.skipped[trial.variant.key] = Skipped(trial.variant, outcome.reason)
+            return
+        missing = self.evidence.lacks(outcome)
+        if missing:
+            self.note(f"A measurement does not count, as it lacks {', '.join(missing)}.")
+        self._any_success |= not missing
+
+    def _check_budget(self, effort: float) -> None:
+        if len(self.history) >= FAILURES_MAX and not self._any_success:
+            last = self.history[-1].outcome
+            reason = f", the last one: {last.reason}" if isinstance(last, Failed) else ""
+            raise OutOfBudget(f"the first {FAILURES_MAX} measurements all failed{reason}")
+        if len(self.history) >= self.options.trials_max - self._reserve:
+            raise OutOfBudget(f"of the limit of {self.options.trials_max} measurements")
+        budget = self.options.time_budget_s
+        if budget and self._spent_s + self._expected_s(effort) > budget * self._share:
+            raise OutOfBudget(f"of the time budget of {budget:g} s")
+
+    def _expected_s(self, effort: float) -> float:
+        """Return how long a trial takes, by those of the same effort, or by all where there was none."""
+        total, count = self._elapsed_s.get(effort, (self._spent_s, len(self.history)))
+        return total / count if count else 0.0

@@ -1,0 +1,79 @@
+"""Whether the best variants gain by waiting for fuller batches: queue delays, for those few alone. Pure.
+
+As a dimension of the grid the delay would multiply it, and it matters little where the batch size is wrong: so it comes
+last.
+"""
+
+from dataclasses import replace
+
+from charonia.tools.tune.api import LoadPoint, Metric, ModelChange, ModelFacts, Variant
+from charonia.tools.tune.objective import Point, gain
+from charonia.tools.tune.search.bench import USUAL, Bench, Steps
+from charonia.tools.tune.space import instance_count, max_batch_size
+
+LATENCY_SHARE_MAX = 0.5
+"""A delay beyond this share of the mean response time costs more than fuller batches bring."""
+
+
+def explore(bench: Bench) -> Steps[None]:
+    """Measure the best variants and the default one with growing queue delays, while these bring more."""
+    best = bench.evidence.ranking()[: bench.options.finalist_count]
+    default = bench.evidence.best(bench.default)
+    if default and default not in best:
+        best.append(default)
+    for point in best:
+        for facts in bench.grid.space.models:
+            yield from _raise(bench, point, facts)
+
+
+def _raise(bench: Bench, point: Point, facts: ModelFacts) -> Steps[None]:
+    if not _can_wait(point, facts):
+        return
+    here = point
+    for delay_us in facts.queue_delays_us:
+        if delay_us > _longest_us(point):
+            return
+        variant = delayed(bench, point.variant, facts.name, delay_us)
+        there = yield from bench.measure(variant, point.loads, USUAL, "queue delay")
+        if there is None or gain(there, here, bench.goal.confidence).value <= 0:
+            return
+        here = there
+
+
+def delayed(bench: Bench, variant: Variant, model: str, delay_us: int) -> Variant:
+    """Return a variant with a queue delay for a model."""
+    changes = tuple(
+        variant.change(facts.name) if facts.name != model else replace(variant.change(model), queue_delay_us=delay_us)
+        for facts in bench.grid.space.models
+    )
+    return Variant(changes)
+
+
+def _can_wait(point: Point, facts: ModelFacts) -> bool:
+    """Return whether batches form by waiting: they are allowed, and there are requests for more than one each."""
+    change = point.variant.change(facts.name)
+    size = max_batch_size(facts, change)
+    if not facts.queue_delays_us or size < 2 or not _batches(facts, change):
+        return False
+    return all(
+        _items(load, point) >= 2 * instance_count(facts, change) and load.batch_size < size for load in point.loads
+    )
+
+
+def _batches(facts: ModelFacts, change: ModelChange) -> bool:
+    return facts.is_batching or change.max_batch_size is not None
+
+
+def _items(load: LoadPoint, point: Point) -> float:
+    """Return how many items are on their way at a time: by Little's law, what arrives in a response time."""
+    return _value(point, load.model, Metric.THROUGHPUT) * _value(point, load.model, Metric.LATENCY_AVG) / 1e3
+
+
+def _longest_us(point: Point) -> float:
+    return LATENCY_SHARE_MAX * min(_value(point, model, Metric.LATENCY_AVG) for model in point.metrics) * 1e3
+
+
+def _value(point: Point, model: str, metric: Metric) -> float:
+    """Return a metric, 0 where it was not measured: then no delay is tried."""
+    estimate = point.metrics[model].get(metric)
+    return estimate.value if estimate else 0.0

@@ -1,0 +1,108 @@
+"""The end of every search: the edges of the constraints for the best variants, then repeats until it is decided."""
+
+from charonia.tools.tune.api import Variant
+from charonia.tools.tune.objective import Point, confidence_of_looks, gain
+from charonia.tools.tune.outlook import may_decide
+from charonia.tools.tune.search import load
+from charonia.tools.tune.search.bench import USUAL, Bench, Steps
+
+TIE = 0.02
+"""Variants whose gains over each other lie within this share, interval and all, are as good as each other."""
+
+_REFINED_MAX = 12
+_REPEATS_MIN = 2
+
+
+def refine(bench: Bench) -> Steps[None]:
+    """Sweep the loads of the best variants, and approach the edges of the constraints while that may win."""
+    for best in bench.evidence.ranking()[: bench.options.finalist_count]:
+        yield from _sweep(bench, best.variant)
+    yield from _sweep(bench, bench.default)
+    yield from load.approach_edges(bench, bench.default, USUAL)
+    promising = [(point, point.variant) for v in bench.evidence.variants() if (point := load.potential(bench, v))]
+    promising.sort(key=lambda pair: pair[0].score.value, reverse=True)
+    promising.sort(key=lambda pair: _keeps(bench, pair[1]), reverse=True)
+    for point, variant in promising[:_REFINED_MAX]:
+        leader = bench.evidence.ranking()[0]
+        if not leader.violation and point.score.value <= leader.score.value:
+            continue
+        yield from load.approach_edges(bench, variant, USUAL)
+
+
+def _sweep(bench: Bench, variant: Variant) -> Steps[None]:
+    yield from load.sweep(bench, variant, USUAL, "loads of the best variants")
+
+
+def _keeps(bench: Bench, variant: Variant) -> bool:
+    best = bench.evidence.best(variant)
+    return best is not None and not best.violation
+
+
+def repeat(bench: Bench) -> Steps[None]:
+    """Measure the best variants and the default one in turn until one is better, or they are as good as each other."""
+    count = max(1, bench.options.finalist_count)
+    finalists = [point for point in bench.evidence.ranking() if not point.variant.is_default][:count]
+    running = [(point.variant, point.loads) for point in finalists]
+    default = bench.evidence.best(bench.default)
+    if default:
+        # Under its own best load and that of the best: a gain that is only one of the load is none of the variant.
+        both = [default.loads, *(point.loads for point in finalists[:1])]
+        running += [(bench.default, loads) for loads in dict.fromkeys(both)]
+    for number in range(1, bench.options.repeats_max + 1):
+        for variant, loads in running:
+            yield from bench.again(variant, loads, bench.repeat_effort, "repeat of the best")
+        points = [point for variant, loads in running if (point := bench.evidence.point(variant, loads))]
+        left = bench.options.repeats_max - number
+        if number < _REPEATS_MIN and not _is_early_enough(bench, points, left):
+            continue
+        points = _still_running(bench, points)
+        # Where there is nothing to compare, the repeats are what is known of how much a measurement varies.
+        if finalists and (len(points) <= 1 or _settled(bench, points, left)):
+            return
+        running = [(point.variant, point.loads) for point in points]
+
+
+def _is_early_enough(bench: Bench, points: list[Point], left: int) -> bool:
+    """Return whether one repeat is enough: all were measured twice, and nothing better than the default is in sight.
+
+    Whoever is said to be better was picked for a measurement that may have been lucky, and is measured again.
+    """
+    default = [point for point in points if point.variant.is_default]
+    if not default or min(point.count for point in points) < _REPEATS_MIN:
+        return False
+    best = max(default, key=lambda point: point.order)
+    return not any(
+        point.order > best.order and may_decide(point, best, _level(bench), left)
+        for point in points
+        if not point.variant.is_default
+    )
+
+
+def _still_running(bench: Bench, points: list[Point]) -> list[Point]:
+    leader = max(points, key=lambda point: point.order, default=None)
+    return [point for point in points if leader and may_win(leader, point, _level(bench))]
+
+
+def may_win(leader: Point, point: Point, level: float) -> bool:
+    """Return whether a point may still turn out as good as the leader."""
+    if leader.violation:
+        return True
+    return not point.surely_violates and gain(leader, point, level).low <= 0
+
+
+def _settled(bench: Bench, points: list[Point], left: int) -> bool:
+    """Return whether nobody can be told from the leader: they are as good, or no measurement to come would tell."""
+    leader = max(points, key=lambda point: point.order)
+    if leader.violation:
+        return False
+    others = [point for point in points if point is not leader]
+    return all(_tied(bench, leader, other) or not may_decide(other, leader, _level(bench), left) for other in others)
+
+
+def _tied(bench: Bench, leader: Point, point: Point) -> bool:
+    difference = gain(point, leader, _level(bench))
+    return difference.low >= -TIE and difference.high <= TIE
+
+
+def _level(bench: Bench) -> float:
+    return confidence_of_looks(bench.goal, bench.options)

@@ -1,0 +1,214 @@
+"""Which loads a variant is measured under: sweeps up to the plateau, and the edge of the constraints. Pure."""
+
+import itertools
+import math
+from collections.abc import Sequence
+
+from charonia.core.errors import invalid
+from charonia.tools.results.records import LoadMode
+from charonia.tools.tune.api import LoadSpace, Metric, Variant
+from charonia.tools.tune.objective import Point, gain
+from charonia.tools.tune.search.bench import Bench, Steps
+from charonia.tools.tune.space import load_values
+
+PLATEAU = 0.05
+"""Three loads in a row that bring no more than this over the one before them are the plateau."""
+
+_PLATEAU_LOADS = 3
+_RATE_PRECISION = 0.02
+_FAILED_LOADS_MAX = 2
+
+
+def sweep(bench: Bench, variant: Variant, effort: float, purpose: str) -> Steps[None]:
+    """Measure a variant under growing loads, until they bring nothing any more or the constraints are missed."""
+    load = bench.grid.space.load
+    for batch_size in load.batch_sizes:
+        if load.formula:
+            yield from bench.measure(variant, bench.formula(variant, batch_size), effort, purpose)
+        else:
+            yield from _sweep(bench, variant, batch_size, effort, purpose)
+
+
+def _sweep(bench: Bench, variant: Variant, batch_size: int, effort: float, purpose: str) -> Steps[None]:
+    load = bench.grid.space.load
+    points: list[Point] = []
+    failed = 0
+    for value in load_values(load):
+        point = yield from bench.measure(variant, bench.loads(value, batch_size), effort, purpose)
+        if point is None:
+            failed += 1
+            if failed == _FAILED_LOADS_MAX or not bench.fits(variant):
+                return
+            continue
+        points.append(point)
+        if load.values and not load.stops_early:
+            continue
+        if _missed(points) or (yield from _levelled(bench, points, effort)):
+            return
+
+
+def _missed(points: Sequence[Point]) -> bool:
+    """Return whether more load would only miss the constraints by more."""
+    if len(points) < 2 or not points[-1].violation:
+        return False
+    if not points[-2].violation:
+        return points[-1].surely_violates
+    return points[-1].violation >= points[-2].violation
+
+
+def _levelled(bench: Bench, points: list[Point], effort: float) -> Steps[bool]:
+    """Return whether the last loads brought nothing. What noise could have made look so is measured once more."""
+    if len(points) <= _PLATEAU_LOADS:
+        return False
+    before, best = points[-_PLATEAU_LOADS - 1], max(points[-_PLATEAU_LOADS:], key=lambda point: point.order)
+    if _rises(before, best):
+        return False
+    undecided = gain(best, before, bench.goal.confidence).high > PLATEAU
+    if undecided and not before.violation and len(before.trial_numbers) == len(best.trial_numbers) == 1:
+        for point in (before, best):
+            yield from bench.again(point.variant, point.loads, effort, "whether this is the plateau")
+        before, best = _fresh(bench, before), _fresh(bench, best)
+        points[:] = [_fresh(bench, point) for point in points]
+        return not _rises(before, best)
+    return True
+
+
+def _rises(before: Point, after: Point) -> bool:
+    if before.violation:
+        return not after.violation or after.violation < before.violation * (1 - PLATEAU)
+    return not after.violation and after.score.value - before.score.value > math.log1p(PLATEAU)
+
+
+def _fresh(bench: Bench, point: Point) -> Point:
+    return bench.evidence.point(point.variant, point.loads) or point
+
+
+def edges(bench: Bench, variant: Variant) -> list[tuple[Point, Point]]:
+    """Return neighbouring points of a variant of which one keeps the constraints: the one that does comes first.
+
+    At most two for each batch size: the smallest load that keeps them and the largest.
+    """
+    found = []
+    by_batch: dict[int, list[Point]] = {}
+    for point in bench.evidence.points(variant):
+        if len({load.value for load in point.loads}) == 1:
+            by_batch.setdefault(point.loads[0].batch_size, []).append(point)
+    for points in by_batch.values():
+        points.sort(key=lambda point: point.loads[0].value)
+        pairs = list(itertools.pairwise(points))
+        rising = [(after, before) for before, after in pairs if before.violation and not after.violation]
+        falling = [(before, after) for before, after in pairs if not before.violation and after.violation]
+        found += rising[:1] + falling[-1:]
+    return found
+
+
+def potential(bench: Bench, variant: Variant) -> Point | None:
+    """Return the best that a variant may reach on the edge of the constraints, None where it was not measured.
+
+    Between a load that keeps the constraints and one that misses them, the objective lies between the two.
+    """
+    best = bench.evidence.best(variant)
+    if best is None or best.violation or not searches_edges(bench):
+        return best
+    return max([best, *(outside for _, outside in edges(bench, variant))], key=lambda point: point.score.value)
+
+
+def searches_edges(bench: Bench) -> bool:
+    """Return whether loads between those of the sweep may be measured: not where the user named the loads."""
+    load = bench.grid.space.load
+    return not load.values and not load.formula and load.binary_steps_max > 0
+
+
+def approach_edges(bench: Bench, variant: Variant, effort: float) -> Steps[None]:
+    """Search for the edges of the constraints by halving."""
+    if not searches_edges(bench):
+        return
+    for inside, outside in edges(bench, variant):
+        for _ in range(bench.grid.space.load.binary_steps_max):
+            value = _middle(bench, inside, outside)
+            if value is None:
+                break
+            loads = bench.loads(value, inside.loads[0].batch_size)
+            point = yield from bench.measure(variant, loads, effort, "edge of the constraints")
+            if point is None:
+                break
+            inside, outside = (inside, point) if point.violation else (point, outside)
+
+
+def _middle(bench: Bench, inside: Point, outside: Point) -> float | None:
+    low, high = sorted((inside.loads[0].value, outside.loads[0].value))
+    if bench.grid.space.load.mode is LoadMode.CONCURRENCY:
+        return float((low + high) // 2) if high - low >= 2 else None
+    return (low + high) / 2 if high - low > _RATE_PRECISION * low else None
+
+
+def climb(bench: Bench, variant: Variant, effort: float, purpose: str) -> Steps[None]:
+    """Measure a variant where its batches are full, and go on in the direction in which that gets better."""
+    load = bench.grid.space.load
+    for batch_size in load.batch_sizes:
+        formula = bench.formula(variant, batch_size)
+        if load.formula:
+            yield from bench.measure(variant, formula, effort, purpose)
+            continue
+        values = load_values(load)
+        wanted = max(point.value for point in formula)
+        if load.mode is LoadMode.REQUEST_RATE:
+            known = bench.evidence.best(bench.default)
+            wanted = known.loads[0].value if known else values[0]
+        start = next((index for index, value in enumerate(values) if value >= wanted), len(values) - 1)
+        yield from _climb(bench, variant, (batch_size, start), effort, purpose)
+
+
+def _climb(bench: Bench, variant: Variant, origin: tuple[int, int], effort: float, purpose: str) -> Steps[None]:
+    batch_size, start = origin
+    values = load_values(bench.grid.space.load)
+    first = yield from bench.measure(variant, bench.loads(values[start], batch_size), effort, purpose)
+    if first is None or _hopeless(bench, first):
+        return
+    for step in (-1, 1) if first.violation else (1, -1):
+        here, index = first, start + step
+        while 0 <= index < len(values):
+            point = yield from bench.measure(variant, bench.loads(values[index], batch_size), effort, purpose)
+            if point is None or not _better(here, point):
+                break
+            here, index = point, index + step
+        if here is not first:
+            return
+
+
+def _hopeless(bench: Bench, first: Point) -> bool:
+    """Return whether no other load can make a variant win that was measured where its batches are full.
+
+    Less load never brings more throughput, and more than fills the batches brings only a little.
+    """
+    if any(objective.metric is not Metric.THROUGHPUT for model in bench.goal.models for objective in model.objectives):
+        return False
+    leader = bench.evidence.ranking()[0]
+    lacking = 0.0 if first.violation else _ROOM_ABOVE
+    return not leader.violation and gain(first, leader, bench.goal.confidence).high < -lacking
+
+
+def _better(here: Point, there: Point) -> bool:
+    """Return whether it gets better: the constraints are kept or missed by less, or there is a real gain."""
+    if here.violation:
+        return not there.violation or there.violation < here.violation
+    return not there.violation and there.score.value - here.score.value > math.log1p(_WORTH_A_STEP)
+
+
+_WORTH_A_STEP = 0.01
+_ROOM_ABOVE = 0.2  # what more load than fills the batches may bring at most
+
+
+def check(load: LoadSpace) -> None:
+    """Check the loads that are to be measured under.
+
+    Raises:
+        ServingError: INVALID_ARGUMENT for no batch size, and for loads or bounds that cannot be.
+    """
+    if not load.batch_sizes or min(load.batch_sizes) < 1:
+        raise invalid(f"expected batch sizes of at least 1, got {list(load.batch_sizes)}")
+    values = load_values(load)
+    if min(values) <= 0 or len(set(values)) < len(values):
+        raise invalid(f"expected different loads above 0, got {list(values)}")
+    if load.formula and load.mode is not LoadMode.CONCURRENCY:
+        raise invalid("the formula gives a concurrency: it does not go with a search for request rates")

@@ -1,0 +1,132 @@
+"""Hill climbing on the grid of variants, from the smallest values on. Pure.
+
+Each point is measured under one load that fills its batches. A few points around home give the direction and, by how
+much is gained that way, the length of the next step. Where the steps lead nowhere, the direct neighbours decide; the
+climb ends on a point none of whose neighbours is better.
+"""
+
+import math
+from collections.abc import Sequence
+
+from charonia.tools.results.records import LoadMode
+from charonia.tools.tune.objective import Point, gain
+from charonia.tools.tune.search import load
+from charonia.tools.tune.search.bench import USUAL, Bench, Steps
+from charonia.tools.tune.space import Coordinate
+
+RADIUS = 3
+"""How far away the points lie that give the direction."""
+
+_SAMPLES_MIN = 3
+_STEP_GAINS = (0.09, 0.3, 1.0)
+"""Gains in a direction from which on the next step is 1, 2 and 3 values long."""
+
+_STEPS_MAX = 1000
+
+
+def explore(bench: Bench) -> Steps[None]:
+    """Climb until no neighbour is better."""
+    if not bench.grid.shape:
+        return
+    climber = _Climber(bench)
+    home: Coordinate = (0,) * len(bench.grid.shape)
+    yield from climber.visit(home)
+    for _ in range(_STEPS_MAX):
+        there = yield from climber.leap(home)
+        if there == home:
+            there = yield from climber.step(home)
+        if there == home:
+            bench.note(f"No neighbour of '{bench.grid.variant(home)}' is better.")
+            return
+        home = there
+
+
+class _Climber:
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        self._points: dict[Coordinate, Point | None] = {}
+
+    def visit(self, coordinate: Coordinate) -> Steps[Point | None]:
+        """Measure a point under the load that fills its batches."""
+        if coordinate not in self._points:
+            bench = self._bench
+            variant = bench.grid.variant(coordinate)
+            if bench.grid.space.load.mode is LoadMode.REQUEST_RATE:
+                yield from load.climb(bench, variant, USUAL, "hill climbing")
+            else:
+                for batch_size in bench.grid.space.load.batch_sizes:
+                    yield from bench.measure(variant, bench.formula(variant, batch_size), USUAL, "hill climbing")
+            self._points[coordinate] = bench.evidence.best(variant)
+        return self._points[coordinate]
+
+    def leap(self, home: Coordinate) -> Steps[Coordinate]:
+        """Return where a few points around home lead, home itself where that is no better."""
+        around = list(self._bench.grid.neighbours(home, RADIUS))
+        samples = [coordinate for coordinate in around if self._points.get(coordinate)]
+        while len(samples) < _SAMPLES_MIN:
+            fresh = [coordinate for coordinate in around if coordinate not in self._points]
+            if not fresh:
+                break
+            # Python's max keeps the first, and so the nearest, of equals.
+            chosen = max(fresh, key=lambda coordinate: _new_values(coordinate, (home, *samples)))
+            if (yield from self.visit(chosen)):
+                samples.append(chosen)
+        target = self._target(home, samples)
+        yield from self.visit(target)
+        return max((home, target, *samples), key=self._order)
+
+    def step(self, home: Coordinate) -> Steps[Coordinate]:
+        """Return the best of home and its neighbours; a difference that may be noise is measured once more."""
+        near = [home, *self._bench.grid.neighbours(home, math.isqrt(len(home) - 1) + 1)]
+        near = [other for other in near if max(abs(a - b) for a, b in zip(home, other, strict=True)) <= 1]
+        for coordinate in near:
+            yield from self.visit(coordinate)
+        best = max(near, key=self._order)
+        rival = best if best != home else max(near[1:], key=self._order, default=home)
+        yield from self._repeat(home, rival)
+        return max(near, key=self._order)
+
+    def _repeat(self, home: Coordinate, rival: Coordinate) -> Steps[None]:
+        pair = [point for point in (self._points[home], self._points[rival]) if point]
+        if len(pair) < len((home, rival)) or home == rival:
+            return
+        difference = gain(pair[1], pair[0], self._bench.goal.confidence)
+        if difference.low >= 0 or difference.high <= 0:
+            return
+        for coordinate, point in zip((home, rival), pair, strict=True):
+            if len(point.trial_numbers) == 1:
+                yield from self._bench.again(point.variant, point.loads, USUAL, "whether this is the top")
+                self._points[coordinate] = self._bench.evidence.point(point.variant, point.loads)
+
+    def _order(self, coordinate: Coordinate) -> tuple[bool, float]:
+        point = self._points.get(coordinate)
+        return point.order if point else (False, -math.inf)
+
+    def _target(self, home: Coordinate, samples: Sequence[Coordinate]) -> Coordinate:
+        """Return where the gains of the samples over home point to."""
+        here = self._points.get(home)
+        offsets = [(self._weight(here, self._points[other]), other) for other in samples]
+        moved = []
+        for axis, index in enumerate(home):
+            total = sum(weight * _sign(other[axis] - index) for weight, other in offsets)
+            distance = sum(abs(other[axis] - index) for _, other in offsets)
+            slope = total / distance if distance else 0.0
+            length = sum(abs(slope) > threshold for threshold in _STEP_GAINS)
+            moved.append(min(max(index + length * _sign(slope), 0), self._bench.grid.shape[axis] - 1))
+        return tuple(moved)
+
+    def _weight(self, here: Point | None, there: Point | None) -> float:
+        if here is None or there is None:
+            return 0.0
+        if here.violation or there.violation:
+            return max(-1.0, min(1.0, here.violation - there.violation))
+        return gain(there, here, self._bench.goal.confidence).value
+
+
+def _new_values(coordinate: Coordinate, known: Sequence[Coordinate]) -> int:
+    """Return in how many dimensions a coordinate has a value that no known one has."""
+    return sum(all(index != other[axis] for other in known) for axis, index in enumerate(coordinate))
+
+
+def _sign(number: float) -> int:
+    return (number > 0) - (number < 0)

@@ -1,0 +1,108 @@
+"""The one way to start a search: its mode between the default configuration before and the finalists after. Pure."""
+
+from collections.abc import Callable
+
+from charonia.core.errors import invalid
+from charonia.tools.tune.api import Goal, Outcome, Search, SearchMode, SearchOptions, SearchSpace, Skipped, Told, Trial
+from charonia.tools.tune.search import brute, delays, final, load, optuna_search, quick, race
+from charonia.tools.tune.search.bench import USUAL, Bench, OutOfBudget, Steps
+
+_EXPLORE: dict[SearchMode, Callable[[Bench], Steps[None]]] = {
+    SearchMode.RACE: race.explore,
+    SearchMode.BRUTE: brute.explore,
+    SearchMode.QUICK: quick.explore,
+    SearchMode.OPTUNA: optuna_search.explore,
+}
+
+_TIME_SHARES = (0.6, 0.75, 1.0)
+"""Up to which share of the time budget the search, the edges of the constraints and the repeats may go on."""
+
+_TRIALS_SHARE = 0.5
+"""The phases after the search have at most this share of the measurements to themselves."""
+
+
+def make_search(space: SearchSpace, goal: Goal, options: SearchOptions) -> Search:
+    """Return a search that has not asked for anything yet.
+
+    Args:
+        space: What may be tried.
+        goal: What is wanted.
+        options: How to go about it.
+
+    Raises:
+        ServingError: INVALID_ARGUMENT for a space or a goal that cannot be; UNIMPLEMENTED where optuna is missing.
+    """
+    if sorted(space.profiled) != sorted(model.model for model in goal.models):
+        raise invalid(f"expected a goal for each of {sorted(space.profiled)}, got {[m.model for m in goal.models]}")
+    if options.mode is SearchMode.OPTUNA:
+        optuna_search.load_library()
+    load.check(space.load)
+    return _AskTell(Bench(space, goal, options))
+
+
+def _steps(bench: Bench) -> Steps[None]:
+    later = int(bench.options.trials_max * _TRIALS_SHARE)
+    finalists = (bench.options.finalist_count + 1) * bench.options.repeats_max
+    phases: tuple[tuple[str, Callable[[Bench], Steps[None]], int], ...] = (
+        ("search", _explore, min(later, 2 * finalists)),
+        ("search for the edges of the constraints", final.refine, min(later, finalists)),
+        ("repeats of the finalists", final.repeat, 0),
+    )
+    for (name, phase, reserve), share in zip(phases, _TIME_SHARES, strict=True):
+        bench.begin(share, reserve)
+        try:
+            yield from phase(bench)
+        except OutOfBudget as limit:
+            bench.note(f"The {name} ended early: {limit}.")
+        if not bench.evidence.variants():
+            return
+
+
+def _explore(bench: Bench) -> Steps[None]:
+    yield from load.sweep(bench, bench.default, USUAL, "default configuration")
+    yield from _EXPLORE[bench.options.mode](bench)
+    yield from delays.explore(bench)
+
+
+class _AskTell:
+    """A generator of trials as a `Search`."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        self._steps = _steps(bench)
+        self._trial: Trial | None = None
+        self._has_begun = self._has_ended = False
+
+    def ask(self) -> Trial | None:
+        if not self._has_begun:
+            self._has_begun = True
+            self._advance(None)
+        return self._trial
+
+    def tell(self, outcome: Outcome) -> None:
+        if self._trial is None:
+            raise invalid("there is no trial to tell the outcome of", hint="ask first")
+        self._advance(outcome)
+
+    def _advance(self, outcome: Outcome | None) -> None:
+        try:
+            self._trial = next(self._steps) if outcome is None else self._steps.send(outcome)
+        except StopIteration:
+            self._trial = None
+            self._has_ended = True
+
+    @property
+    def history(self) -> tuple[Told, ...]:
+        return tuple(self._bench.history)
+
+    @property
+    def skipped(self) -> tuple[Skipped, ...]:
+        return tuple(self._bench.skipped.values())
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return tuple(self._bench.notes)
+
+    @property
+    def trials_left(self) -> int:
+        return 0 if self._has_ended else self._bench.left

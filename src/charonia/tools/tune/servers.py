@@ -1,0 +1,322 @@
+"""The server that is measured: one of our own, as a process on free ports of this machine, or one that runs already."""
+
+import contextlib
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Protocol, Self
+
+from charonia.client.sync_client import Client
+from charonia.core.errors import ServingError, invalid, unavailable
+from charonia.die_with_parent import tethered
+from charonia.tools.tune.options import ClientProtocol, LaunchMode, LaunchOptions
+
+HOST = "127.0.0.1"
+START_SECONDS_MAX = 120.0
+STOP_SECONDS_MAX = 30.0
+END_SECONDS_MAX = 1.0
+RETRY_SECONDS = 0.05
+LOG_LINES = 20
+"""Last lines of a server's log that an error shows."""
+
+THEIR_SERVER = "tritonserver"
+"""Server that Model Analyzer starts where none is named."""
+
+RESERVED_FLAGS = frozenset(f"{kind}-{name}" for kind in ("http", "grpc", "metrics") for name in ("port", "address")) | {
+    "model-repository",
+    "model-control-mode",
+}
+"""Flags of the server that are set here."""
+
+
+class Server(Protocol):
+    """A server that answers.
+
+    Attributes:
+        control_url: Where it is asked and told about its models.
+        metrics_url: Its metrics page.
+        is_ours: Whether it was started for this and has nobody else to serve.
+        client: To ask it with.
+    """
+
+    control_url: str
+    metrics_url: str
+    is_ours: bool
+    client: Client
+
+    def fate(self) -> str:
+        """Return how it ended, a sentence; "" while it runs, or where nobody knows."""
+        ...
+
+    def url(self, protocol: ClientProtocol) -> str:
+        """Return where requests are sent."""
+        ...
+
+    def restart(self) -> None:
+        """Start it again after its end.
+
+        Raises:
+            ServingError: UNAVAILABLE when it does not start, or is not ours to start.
+        """
+        ...
+
+
+class LocalServer:
+    """A server of our own, in mode explicit, without any model at first. Use it as a context manager.
+
+    Args:
+        options: Which program, repository and flags.
+    """
+
+    is_ours = True
+
+    def __init__(self, options: LaunchOptions) -> None:
+        self._options = options
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log: IO[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        """Start it and wait until it answers.
+
+        Raises:
+            ServingError: INVALID_ARG without a repository or a program, UNAVAILABLE when it ends or does not answer.
+        """
+        repository = self._options.repository
+        if repository is None or not repository.is_dir():
+            raise invalid(f"--model-repository: expected a folder, got '{repository}'")
+        self._command = command_of(self._options)
+        self._open_log()
+        try:
+            self._start()
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Stop it."""
+        self.client.close()
+        self._end()
+
+    def fate(self) -> str:
+        """Return how it ended."""
+        status = self._process.poll() if self._process is not None else None
+        if status is None:
+            return ""
+        how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        return f"the server {how}"
+
+    def url(self, protocol: ClientProtocol) -> str:
+        """Return where requests are sent."""
+        return f"grpc://{self._grpc}" if protocol is ClientProtocol.GRPC else self.control_url
+
+    def restart(self) -> None:
+        """Start it again after its end."""
+        self.client.close()
+        self._stop()
+        self._start()
+
+    def log_tail(self) -> str:
+        """Return the last lines of its log."""
+        if self._log is None:
+            return ""
+        content = Path(self._log.name).read_bytes().decode(errors="replace")
+        return "\n".join(content.splitlines()[-LOG_LINES:])
+
+    def _open_log(self) -> None:
+        path = self._options.server_log
+        try:
+            # Kept open for the server's whole life; closed in `_end`.
+            self._log = (
+                path.open("ab") if path is not None else tempfile.NamedTemporaryFile(prefix="charonia-tune-")  # noqa: SIM115
+            )
+        except OSError as error:
+            raise invalid(f"--triton-output-path: '{path}' cannot be written: {error.strerror}") from error
+
+    def _start(self) -> None:
+        ports = _free_ports()
+        self._http, self._grpc, metrics = (f"{HOST}:{port}" for port in ports)
+        self.control_url = f"http://{self._http}"
+        self.metrics_url = f"http://{metrics}/metrics"
+        flags = [f"--model-repository={self._options.repository}", "--model-control-mode=explicit"]
+        for name, port in zip(("http", "grpc", "metrics"), ports, strict=True):
+            flags += [f"--{name}-address={HOST}", f"--{name}-port={port}"]
+        flags += [f"--{name}={value}" if value else f"--{name}" for name, value in self._options.server_flags]
+        environment = os.environ | dict(self._options.server_environment)
+        try:
+            # A session of its own: Ctrl-C reaches us, and the server is told once, by us.
+            self._process = subprocess.Popen(
+                tethered([*self._command, *flags], signal.SIGTERM),
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise invalid(f"the server '{self._command[0]}' cannot be started: {error.strerror}") from error
+        self.client = Client(self.control_url)
+        try:
+            self._wait_until_ready()
+        except BaseException:
+            self.client.close()
+            raise
+
+    def _wait_until_ready(self) -> None:
+        give_up = time.monotonic() + START_SECONDS_MAX
+        while True:
+            with contextlib.suppress(ServingError):
+                if self.client.server_ready():
+                    return
+            if self.fate() or time.monotonic() > give_up:
+                reason = self.fate() or f"the server did not answer within {START_SECONDS_MAX:.0f} s"
+                raise unavailable(f"{reason} before it was ready; its log ends with:\n{self.log_tail()}")
+            time.sleep(RETRY_SECONDS)
+
+    def _stop(self) -> None:
+        process = self._process
+        if process is None:
+            return
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(STOP_SECONDS_MAX)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def _end(self) -> None:
+        self._stop()
+        if self._log is not None:
+            self._log.close()
+
+
+class RemoteServer:
+    """A server that runs already. Use it as a context manager.
+
+    It is told about its models over the protocol of the requests, and over the other one where that is not answered: a
+    port that is not needed need not be reachable.
+
+    Args:
+        options: Where it answers.
+        protocol: What requests are sent over.
+    """
+
+    is_ours = False
+
+    def __init__(self, options: LaunchOptions, protocol: ClientProtocol) -> None:
+        self._options = options
+        self._protocol = protocol
+        self.metrics_url = options.metrics_url
+
+    def __enter__(self) -> Self:
+        """Wait until it answers.
+
+        Raises:
+            ServingError: UNAVAILABLE when it does not.
+        """
+        protocols = sorted(ClientProtocol, key=lambda protocol: protocol is not self._protocol)
+        problems: dict[str, str] = {}
+        for _ in range(self._options.retries):
+            for url in map(self.url, protocols):
+                client = Client(url)
+                try:
+                    if client.server_ready():
+                        self.control_url, self.client = url, client
+                        return self
+                    problems[url] = "it is not ready"
+                except ServingError as error:
+                    problems[url] = error.message
+                except BaseException:
+                    client.close()
+                    raise
+                client.close()
+            time.sleep(RETRY_SECONDS)
+        raise unavailable(
+            "no server answers: " + "; ".join(f"{url}: {problem}" for url, problem in problems.items()),
+            hint="--triton-http-endpoint and --triton-grpc-endpoint say where it is",
+        )
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close the connections; the server goes on."""
+        self.client.close()
+
+    def fate(self) -> str:
+        """Return how it ended: that cannot be seen, but whether it still answers can."""
+        with contextlib.suppress(ServingError):
+            if self.client.server_live():
+                return ""
+        return f"the server at {self.control_url} no longer answers"
+
+    def url(self, protocol: ClientProtocol) -> str:
+        """Return where requests are sent."""
+        options = self._options
+        endpoint = options.grpc_endpoint if protocol is ClientProtocol.GRPC else options.http_endpoint
+        return _with_scheme(endpoint, protocol)
+
+    def restart(self) -> None:
+        """Do not start it: it is not ours."""
+        raise unavailable(self.fate() or f"the server at {self.control_url} was lost")
+
+
+def fate_of(server: Server) -> str:
+    """Return how a server ended that has just stopped answering; one of our own may take a moment to be gone."""
+    give_up = time.monotonic() + (END_SECONDS_MAX if server.is_ours else 0.0)
+    while not (fate := server.fate()) and time.monotonic() < give_up:
+        time.sleep(RETRY_SECONDS)
+    return fate
+
+
+def server_of(options: LaunchOptions, protocol: ClientProtocol) -> LocalServer | RemoteServer:
+    """Return the server that the options ask for, not yet started; requests are sent to it over a protocol."""
+    return RemoteServer(options, protocol) if options.mode is LaunchMode.REMOTE else LocalServer(options)
+
+
+def command_of(options: LaunchOptions) -> list[str]:
+    """Return the program to start, without flags.
+
+    Raises:
+        ServingError: INVALID_ARG where there is no such program, or a flag is given that is set here.
+    """
+    for name, _ in options.server_flags:
+        if name in RESERVED_FLAGS:
+            raise invalid(f"triton_server_flags: '{name}' is set by charonia tune itself")
+    words = shlex.split(options.server_path)
+    if not words or not is_there(options.server_path):
+        return [sys.executable, "-m", "charonia", "serve"]
+    if shutil.which(words[0]) is None:
+        raise invalid(
+            f"--triton-server-path: expected a program, got '{words[0]}', which is none",
+            hint="without it, charonia serve is started",
+        )
+    return words
+
+
+def is_there(server_path: str) -> bool:
+    """Return whether a server is to be started as named: Model Analyzer's default may be named where it is missing."""
+    return server_path != THEIR_SERVER or shutil.which(THEIR_SERVER) is not None
+
+
+def _with_scheme(endpoint: str, protocol: ClientProtocol) -> str:
+    return endpoint if "://" in endpoint else f"{protocol.value}://{endpoint}"
+
+
+def _free_ports() -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(3)]
+        for each in sockets:
+            each.bind((HOST, 0))
+        return [int(each.getsockname()[1]) for each in sockets]

@@ -1,0 +1,222 @@
+"""What a variant makes of the configurations of its models, and the names of the configurations. Pure.
+
+The base of every variant is the model's own configuration, and only what the variant changes differs. A configuration
+is numbered when it is first asked for; two variants with the same text have the same number.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from google.protobuf.json_format import MessageToJson
+
+from charonia.config.convert import to_message
+from charonia.config.json_form import from_json, to_json
+from charonia.config.kinds import InstanceKind
+from charonia.config.model import DynamicBatching, InstanceGroup, ModelConfig
+from charonia.config.pbtxt import render
+from charonia.core.errors import ServingError, invalid
+from charonia.tools.tune.api import ModelChange, Variant
+
+DEFAULT_SUFFIX = "_config_default"
+THREADS_PARAMETER = "intra_op_thread_count"
+
+
+@dataclass(frozen=True, slots=True)
+class BaseModel:
+    """A model as it was found.
+
+    Attributes:
+        name: Its name.
+        config: What variants start from: the text of its config.pbtxt, or what the server has completed.
+        complete: What the server has completed.
+        kind: Where instances run.
+        instance_memory_mb: Least memory that one more instance takes, 0 for unknown.
+    """
+
+    name: str
+    config: ModelConfig
+    complete: ModelConfig
+    kind: InstanceKind = InstanceKind.KIND_CPU
+    instance_memory_mb: float = 0.0
+
+    @property
+    def composing(self) -> tuple[str, ...]:
+        """Models that it is made of; none unless it is an ensemble."""
+        scheduling = self.complete.ensemble_scheduling
+        return tuple(dict.fromkeys(step.model_name for step in scheduling.step)) if scheduling is not None else ()
+
+    @property
+    def instance_count(self) -> int:
+        """Instances of its configuration, all groups together."""
+        return sum(max(1, group.count) * max(1, len(group.gpus)) for group in self.complete.instance_group) or 1
+
+    @property
+    def batches_dynamically(self) -> bool:
+        """Whether dynamic batching is legal: not for ensembles, sequences and models without batching."""
+        complete = self.complete
+        return (
+            complete.max_batch_size > 0 and complete.sequence_batching is None and complete.ensemble_scheduling is None
+        )
+
+
+def instance_kind(complete: ModelConfig, *, cpu_only: bool) -> InstanceKind:
+    """Return where a variant's instances run: where the model's run, KIND_CPU on a server without a GPU."""
+    kinds = {group.kind for group in complete.instance_group}
+    if cpu_only or not kinds:
+        return InstanceKind.KIND_CPU
+    for kind in (InstanceKind.KIND_GPU, InstanceKind.KIND_MODEL, InstanceKind.KIND_CPU):
+        if kind in kinds:
+            return kind
+    # Whoever leaves it open has not looked for GPUs; what has none would refuse KIND_GPU.
+    return InstanceKind.KIND_CPU
+
+
+def apply_change(base: BaseModel, change: ModelChange) -> ModelConfig:
+    """Return the configuration of a model with a change.
+
+    Raises:
+        ServingError: INVALID_ARG for a field that is no such value.
+    """
+    config = base.config
+    if change.instance_count is not None:
+        first = config.instance_group[0] if config.instance_group else InstanceGroup()
+        gpus = first.gpus if base.kind is InstanceKind.KIND_GPU else ()
+        config = replace(
+            config, instance_group=(replace(first, count=change.instance_count, kind=base.kind, gpus=gpus),)
+        )
+    config = _with_batching(config, base, change)
+    if change.thread_count is not None:
+        config = replace(config, parameters={**config.parameters, THREADS_PARAMETER: str(change.thread_count)})
+    return _with_fields(config, change.fields)
+
+
+def apply_variant(bases: Mapping[str, BaseModel], variant: Variant) -> dict[str, ModelConfig]:
+    """Return the configuration of each model in a variant; an ensemble batches no more than the models it is made of.
+
+    Raises:
+        ServingError: INVALID_ARG for a field that is no such value.
+    """
+    configs = {name: apply_change(base, variant.change(name)) for name, base in bases.items()}
+    for name, base in bases.items():
+        limits = [
+            configs[step].max_batch_size
+            for step in base.composing
+            if step in configs and configs[step].max_batch_size != bases[step].config.max_batch_size
+        ]
+        if limits and configs[name].max_batch_size > min(limits):
+            configs[name] = replace(configs[name], max_batch_size=min(limits))
+    return configs
+
+
+def effective_text(bases: Mapping[str, BaseModel], variant: Variant) -> str:
+    """Return text that is equal for variants that make the same server: what is written down may be the default."""
+    complete = {name: replace(base, config=base.complete) for name, base in bases.items()}
+    return "\n".join(render(config) for config in apply_variant(complete, variant).values())
+
+
+def serving_text(config: ModelConfig) -> str:
+    """Return config.pbtxt for a folder of any name: without the model's name, which is the folder's."""
+    return render(replace(config, name=""))
+
+
+@dataclass(slots=True)
+class Names:
+    """The names of configurations: `add_sub_config_default`, `add_sub_config_0` and so on.
+
+    Attributes:
+        numbers: Number by text of a configuration, by model.
+    """
+
+    numbers: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    def name(self, base: BaseModel, config: ModelConfig, below: Sequence[str] = ()) -> str:
+        """Return the name of a configuration of a model.
+
+        Args:
+            base: The model.
+            config: The configuration.
+            below: Names of the configurations of the models that it is made of or calls: with others, it is another.
+        """
+        if config == base.config and all(name.endswith(DEFAULT_SUFFIX) for name in below):
+            return f"{base.name}{DEFAULT_SUFFIX}"
+        numbers = self.numbers.setdefault(base.name, {})
+        text = "\n".join([*below, serving_text(config)])
+        return f"{base.name}_config_{numbers.setdefault(text, len(numbers))}"
+
+    def names(
+        self, bases: Mapping[str, BaseModel], configs: Mapping[str, ModelConfig], profiled: Sequence[str]
+    ) -> dict[str, str]:
+        """Return the name of each configuration of a variant, by model; those that others are made of come first."""
+        found: dict[str, str] = {}
+        for model in sorted(configs, key=lambda model: (model in profiled, depth(bases, model))):
+            base = bases[model]
+            below = base.composing or tuple(name for name in configs if model in profiled and name not in profiled)
+            found[model] = self.name(base, configs[model], [found[name] for name in below if name in found])
+        return found
+
+
+def depth(bases: Mapping[str, BaseModel], name: str) -> int:
+    """Return how many models lie below one another from this model on, itself included."""
+    below = [inner for inner in bases[name].composing if inner in bases and inner != name]
+    return 1 + max((depth(bases, inner) for inner in below), default=0)
+
+
+def instance_group_text(config: ModelConfig) -> str:
+    """Return the instances as tables have them: `2:CPU`, groups of a kind together."""
+    counts: dict[str, int] = {}
+    for group in config.instance_group:
+        kind = group.kind.name.removeprefix("KIND_")
+        counts[kind] = counts.get(kind, 0) + max(1, group.count) * max(1, len(group.gpus))
+    return ",".join(f"{count}:{kind}" for kind, count in counts.items())
+
+
+def load_text(config: ModelConfig) -> str:
+    """Return a configuration as the JSON that a load request takes, without what is not set.
+
+    A server of another version may not know every field, and refuses those that it does not.
+    """
+    return MessageToJson(to_message(config), preserving_proto_field_name=True, indent=None)
+
+
+def config_of(document: Mapping[str, Any]) -> ModelConfig:
+    """Return the configuration that a server has told.
+
+    Raises:
+        ServingError: INVALID_ARG when it is none.
+    """
+    return from_json(json.dumps(document))
+
+
+def _with_batching(config: ModelConfig, base: BaseModel, change: ModelChange) -> ModelConfig:
+    batching = config.dynamic_batching
+    if change.max_batch_size is not None:
+        config = replace(config, max_batch_size=change.max_batch_size)
+        if batching is None and base.batches_dynamically and change.max_batch_size > 0:
+            batching = DynamicBatching()
+        if batching is not None:
+            fitting = tuple(size for size in batching.preferred_batch_size if size <= change.max_batch_size)
+            batching = replace(batching, preferred_batch_size=fitting)
+    if change.queue_delay_us is not None:
+        batching = replace(batching or DynamicBatching(), max_queue_delay_microseconds=change.queue_delay_us)
+    if change.preferred_batch_sizes is not None:
+        batching = replace(batching or DynamicBatching(), preferred_batch_size=change.preferred_batch_sizes)
+    return replace(config, dynamic_batching=batching)
+
+
+def _with_fields(config: ModelConfig, fields: Sequence[tuple[str, str]]) -> ModelConfig:
+    if not fields:
+        return config
+    document = dict(to_json(config))
+    for name, text in fields:
+        value = json.loads(text)
+        if name == "parameters" and isinstance(value, dict):
+            value = {
+                key: inner if isinstance(inner, dict) else {"string_value": str(inner)} for key, inner in value.items()
+            }
+        document[name] = value
+    try:
+        return from_json(json.dumps(document))
+    except ServingError as error:
+        raise invalid(f"model_config_parameters: {error.message}", hint=error.hint) from None

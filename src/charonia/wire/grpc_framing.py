@@ -1,0 +1,166 @@
+"""Messages in the bytes of a call: a flag byte, four bytes of length, the message, perhaps compressed.
+
+Invariants, which the fuzzer holds:
+
+1. However the bytes of a call are split, the same messages or the same error come out.
+2. What is held is never more than was received, and a message over the limit is refused as soon as its length is known.
+
+Source: "gRPC over HTTP/2", Length-Prefixed-Message.
+"""
+
+import zlib
+from collections.abc import Sequence
+
+from charonia.wire.grpc_status import RpcError, Status
+
+Buffer = bytes | memoryview
+
+PREFIX_BYTES = 5
+
+ENCODINGS = (b"identity", b"deflate", b"gzip")
+"""Message encodings that are understood."""
+
+COMPRESS_ABOVE_BYTES = 256
+"""Smaller messages are sent as they are: compressing would make them larger or cost more than it saves."""
+
+VIEW_ABOVE_BYTES = 32 * 1024
+"""Larger messages come as views of what was received; smaller ones are copied, which is cheaper to read."""
+
+_WINDOW_BITS = {b"gzip": 31, b"deflate": 15}
+"""zlib's container formats; gRPC's "deflate" is the zlib format."""
+
+
+def sole_message(data: bytes, limit: int) -> Buffer | None:
+    """Return the message where `data` is exactly one that is not compressed and within `limit`, else None."""
+    size = len(data) - PREFIX_BYTES
+    if size < 0 or data[0] or size > limit or int.from_bytes(data[1:5], "big") != size:
+        return None
+    return data[5:] if size <= VIEW_ABOVE_BYTES else memoryview(data)[5:]
+
+
+def prefix(size: int, compressed: bool = False) -> bytes:
+    """Return the bytes before a message of `size` bytes."""
+    return (b"\1" if compressed else b"\0") + size.to_bytes(4, "big")
+
+
+def framed(parts: Sequence[Buffer], encoding: bytes = b"identity", level: int = 0) -> list[Buffer]:
+    """Return the bytes of a message that consists of `parts`, in pieces: one where it is small.
+
+    Args:
+        parts: The message, in pieces.
+        encoding: How to compress it, where that pays.
+        level: zlib's level, 1 to 9.
+    """
+    size = sum(map(len, parts))
+    if encoding != b"identity" and size > COMPRESS_ABOVE_BYTES:
+        message = compress(b"".join(parts), encoding, level)
+        return [prefix(len(message), compressed=True) + message]
+    if size <= VIEW_ABOVE_BYTES:
+        return [b"".join((prefix(size), *parts))]
+    return [prefix(size) + parts[0], *parts[1:]]
+
+
+class MessageReader:
+    """Takes the bytes of one direction of a call and gives its messages.
+
+    Attributes:
+        pending_bytes: Bytes received and not yet given out.
+    """
+
+    __slots__ = ("_buffer", "_encoding", "_limit", "_position")
+
+    def __init__(self, encoding: bytes, limit: int) -> None:
+        """Make a reader.
+
+        Args:
+            encoding: Encoding of compressed messages, one of `ENCODINGS`.
+            limit: Largest message in bytes, as received and decompressed.
+        """
+        self._encoding = encoding
+        self._limit = limit
+        self._buffer = bytearray()
+        self._position = 0
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes received and not yet given out."""
+        return len(self._buffer) - self._position
+
+    def feed(self, data: bytes) -> None:
+        """Take bytes.
+
+        Raises:
+            RpcError: RESOURCE_EXHAUSTED when the message that comes next is over the limit.
+        """
+        self._buffer += data
+        self._next_size()
+
+    def next_message(self) -> Buffer | None:
+        """Return the next message, or None until more bytes come.
+
+        Raises:
+            RpcError: The message is over the limit, or cannot be decompressed.
+        """
+        size = self._next_size()
+        start = self._position + PREFIX_BYTES
+        if size < 0 or len(self._buffer) < start + size:
+            return None
+        flag = self._buffer[self._position]
+        self._position = start + size
+        if self._position == len(self._buffer) and size > VIEW_ABOVE_BYTES:
+            # The reader lets go of the buffer, so a view of it costs no copy.
+            message: Buffer = memoryview(self._buffer)[start : self._position]
+            self._buffer, self._position = bytearray(), 0
+        else:
+            message = bytes(memoryview(self._buffer)[start : self._position])
+            self._forget()
+        if flag == 0:
+            return message
+        if flag != 1 or self._encoding == b"identity":
+            raise RpcError(Status.INTERNAL, f"message has compression flag {flag}, but the call has no grpc-encoding")
+        return decompress(message, self._encoding, self._limit)
+
+    def _next_size(self) -> int:
+        """Return the size of the next message, -1 where it is not known yet."""
+        start = self._position
+        if len(self._buffer) - start < PREFIX_BYTES:
+            return -1
+        size = int.from_bytes(self._buffer[start + 1 : start + PREFIX_BYTES], "big")
+        if size > self._limit:
+            raise too_large(f"{size} bytes", self._limit)
+        return size
+
+    def _forget(self) -> None:
+        # Cutting the front off costs a move of the rest, so it waits until the rest is the smaller part.
+        if self._position * 2 >= len(self._buffer):
+            del self._buffer[: self._position]
+            self._position = 0
+
+
+def too_large(size: str, limit: int) -> RpcError:
+    """Return the error for a message of `size` where `limit` bytes are allowed."""
+    return RpcError(Status.RESOURCE_EXHAUSTED, f"message too large: at most {limit} bytes are accepted, got {size}")
+
+
+def compress(message: bytes, encoding: bytes, level: int) -> bytes:
+    """Return the message in an encoding other than identity."""
+    compressor = zlib.compressobj(level, wbits=_WINDOW_BITS[encoding])
+    return compressor.compress(message) + compressor.flush()
+
+
+def decompress(data: Buffer, encoding: bytes, limit: int) -> bytes:
+    """Return what a compressed message holds.
+
+    Raises:
+        RpcError: RESOURCE_EXHAUSTED for more than `limit` bytes, INTERNAL for data that is not in the encoding.
+    """
+    decompressor = zlib.decompressobj(_WINDOW_BITS[encoding])
+    try:
+        message = decompressor.decompress(data, limit + 1)
+    except zlib.error as error:
+        raise RpcError(Status.INTERNAL, f"message cannot be decompressed as {encoding.decode()}: {error}") from error
+    if len(message) > limit:
+        raise too_large("more after decompression", limit)
+    if not decompressor.eof or decompressor.unused_data:
+        raise RpcError(Status.INTERNAL, f"message is not exactly one {encoding.decode()} stream")
+    return message

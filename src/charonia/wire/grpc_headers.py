@@ -1,0 +1,151 @@
+"""Headers of a gRPC call: what a request's say, and those of each kind of response.
+
+Source: "gRPC over HTTP/2".
+"""
+
+from charonia.wire.grpc_framing import ENCODINGS
+from charonia.wire.grpc_status import RpcError, Status, percent_encoded
+
+Header = tuple[bytes, bytes]
+Headers = tuple[Header, ...]
+
+HEADER_OVERHEAD_BYTES = 32
+"""What HTTP/2 adds to each header when it counts the size of a list."""
+
+ACCEPT_ENCODING: Header = (b"grpc-accept-encoding", b",".join(ENCODINGS))
+OK_TRAILERS: Headers = ((b"grpc-status", b"0"),)
+
+_STATUS_200: Header = (b":status", b"200")
+_CONTENT_TYPE: Header = (b"content-type", b"application/grpc")
+
+RESPONSE_HEAD: dict[bytes, Headers] = {
+    b"identity": (_STATUS_200, _CONTENT_TYPE),
+    **{name: (_STATUS_200, _CONTENT_TYPE, (b"grpc-encoding", name)) for name in ENCODINGS if name != b"identity"},
+}
+"""Headers of a response by the encoding of its messages."""
+
+_UNIT_NS = {
+    ord("H"): 3_600_000_000_000,
+    ord("M"): 60_000_000_000,
+    ord("S"): 1_000_000_000,
+    ord("m"): 1_000_000,
+    ord("u"): 1_000,
+    ord("n"): 1,
+}
+_TIMEOUT_DIGITS_MAX = 8
+_CONTENT_TYPES = (b"application/grpc+proto", b"application/grpc;")
+
+
+class NotGrpcError(Exception):
+    """A request that is no gRPC call.
+
+    Attributes:
+        status: HTTP status to answer with.
+        headers: Headers that say what would have been right.
+    """
+
+    def __init__(self, status: int, *headers: Header) -> None:
+        super().__init__(f"HTTP status {status}")
+        self.status = status
+        self.headers: Headers = ((b":status", str(status).encode()), *headers)
+
+
+class CallHead:
+    """What the headers of a call say.
+
+    Attributes:
+        path: "/package.Service/Method".
+        timeout_ns: Time the caller waits, in ns; 0 without a limit.
+        encoding: Encoding of the request's compressed messages.
+        accepts: Encodings that the caller understands.
+        wants_grpc_errors: Whether an error ends an inference stream with its status (`triton_grpc_error: true`).
+        headers: All of them, in order.
+    """
+
+    __slots__ = ("accepts", "encoding", "headers", "path", "timeout_ns", "wants_grpc_errors")
+
+    def __init__(self) -> None:
+        self.path = b""
+        self.timeout_ns = 0
+        self.encoding = b"identity"
+        self.accepts: tuple[bytes, ...] = ()
+        self.wants_grpc_errors = False
+        self.headers: Headers = ()
+
+    def header(self, name: bytes) -> bytes | None:
+        """Return the last header of a lower-case name, None where there is none."""
+        return next((value for key, value in reversed(self.headers) if key == name), None)
+
+
+def parse_head(headers: Headers, size_max: int) -> CallHead:
+    """Return what the headers of a request say.
+
+    Args:
+        headers: All of them, in order.
+        size_max: Largest size that is accepted, counted as HTTP/2 counts it.
+
+    Raises:
+        NotGrpcError: The request is no gRPC call.
+        RpcError: It is one, but cannot be understood.
+    """
+    size = sum(len(name) + len(value) + HEADER_OVERHEAD_BYTES for name, value in headers)
+    if size > size_max:
+        raise RpcError(Status.RESOURCE_EXHAUSTED, f"request headers: at most {size_max} bytes are accepted, got {size}")
+    head = CallHead()
+    head.headers = headers
+    method = content_type = timeout = b""
+    for name, value in headers:
+        if name == b":path":
+            head.path = value
+        elif name == b":method":
+            method = value
+        elif name == b"content-type":
+            content_type = value
+        elif name == b"grpc-timeout":
+            timeout = value
+        elif name == b"grpc-encoding":
+            head.encoding = value
+        elif name == b"grpc-accept-encoding":
+            head.accepts = tuple(part.strip() for part in value.split(b","))
+        elif name == b"triton_grpc_error":
+            head.wants_grpc_errors = value == b"true"
+    if method != b"POST":
+        raise NotGrpcError(405, (b"allow", b"POST"))
+    if content_type != b"application/grpc" and not content_type.startswith(_CONTENT_TYPES):
+        raise NotGrpcError(415, (b"accept-post", b"application/grpc"))
+    if timeout:
+        head.timeout_ns = parse_timeout(timeout)
+    if head.encoding not in ENCODINGS:
+        raise RpcError(
+            Status.UNIMPLEMENTED,
+            f"grpc-encoding '{head.encoding.decode('ascii', 'replace')}' is not supported: "
+            f"expected one of {', '.join(name.decode() for name in ENCODINGS)}",
+        )
+    return head
+
+
+def parse_timeout(value: bytes) -> int:
+    """Return the nanoseconds of a `grpc-timeout`, at least 1.
+
+    Raises:
+        RpcError: INVALID_ARGUMENT for anything but 1 to 8 digits and a unit.
+    """
+    digits = value[:-1]
+    unit = _UNIT_NS.get(value[-1]) if value else None
+    if unit is None or not digits.isdigit() or len(digits) > _TIMEOUT_DIGITS_MAX:
+        text = value.decode("ascii", "replace")
+        raise RpcError(
+            Status.INVALID_ARGUMENT, f"grpc-timeout: expected 1 to 8 digits and a unit of HMSmun, got '{text}'"
+        )
+    return max(int(digits) * unit, 1)
+
+
+def error_trailers(error: RpcError) -> Headers:
+    """Return the trailers of a call that fails after its response has begun."""
+    return ((b"grpc-status", b"%d" % error.status), (b"grpc-message", percent_encoded(error.message)))
+
+
+def error_head(error: RpcError) -> Headers:
+    """Return the headers, trailers in one, of a call that fails before its response has begun."""
+    head = (_STATUS_200, _CONTENT_TYPE, *error_trailers(error))
+    return (*head, ACCEPT_ENCODING) if error.status is Status.UNIMPLEMENTED else head

@@ -1,0 +1,439 @@
+"""Inference requests and responses as gRPC messages.
+
+Reading: protobuf's C parser builds the message, and the inputs become views of its `raw_input_contents`. That parser
+copies twice what it hands out, so the tensors of large messages are cut out before it sees them.
+
+Writing: a response is put together here, byte by byte, because building a message object for it costs several times as
+much. The parts that repeat from response to response (names, shapes) are kept. The bytes are those that protobuf
+writes.
+
+Source: KServe v2 protocol, gRPC, and Triton's extensions of it.
+"""
+
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from charonia.core.dtypes import BY_WIRE, DataType
+from charonia.core.errors import ServingError, internal, invalid
+from charonia.core.request import SEQUENCE_END, SEQUENCE_START, InferRequest, ParameterValue, RequestedOutput
+from charonia.core.response import InferResponse
+from charonia.core.tensor import Array, Tensor
+from charonia.schema.pool import message_class
+from charonia.wire.grpc_framing import VIEW_ABOVE_BYTES, Buffer
+from charonia.wire.grpc_status import RpcError, Status
+from charonia.wire.shared_memory import (
+    BYTE_SIZE,
+    NO_PLACES,
+    OFFSET,
+    REGION,
+    Place,
+    Regions,
+    Span,
+    places,
+    span,
+    view,
+    write,
+)
+from charonia.wire.tensors import bytes_array, decode_tensor, encode_tensor
+
+EMPTY_FINAL = "triton_enable_empty_final_response"
+"""The one request parameter with this prefix that a caller may send."""
+
+CACHED_HEADS_MAX = 4096
+"""Encoded names and output heads that are kept."""
+
+TOP_LEVEL_FIELDS_MAX = 256
+"""Large messages with more fields than this are left to the parser as a whole."""
+
+INT64_MAX = 2**63 - 1
+UINT64_MAX = 2**64 - 1
+
+_RAW_INPUTS_TAG = 0x3A
+_VARINT_1 = tuple(bytes((value,)) for value in range(128))
+_FINAL = {
+    # Field 4, a map entry: key "triton_final_response", value {bool_param}.
+    True: b"\x22\x1b\x0a\x15triton_final_response\x12\x02\x08\x01",
+    False: b"\x22\x1b\x0a\x15triton_final_response\x12\x02\x08\x00",
+}
+_CONTENTS: dict[DataType, str] = {
+    DataType.BOOL: "bool_contents",
+    DataType.INT8: "int_contents",
+    DataType.INT16: "int_contents",
+    DataType.INT32: "int_contents",
+    DataType.INT64: "int64_contents",
+    DataType.UINT8: "uint_contents",
+    DataType.UINT16: "uint_contents",
+    DataType.UINT32: "uint_contents",
+    DataType.UINT64: "uint64_contents",
+    DataType.FP32: "fp32_contents",
+    DataType.FP64: "fp64_contents",
+    DataType.BYTES: "bytes_contents",
+}
+
+
+class InferCall(NamedTuple):
+    """What a ModelInferRequest says.
+
+    Attributes:
+        request: What goes to the engine.
+        wants_empty_final: Whether it asks for an empty final response.
+        places: Where an output goes in shared memory, by name, for those that go there.
+    """
+
+    request: InferRequest
+    wants_empty_final: bool
+    places: Mapping[str, Place]
+
+
+def decode_infer(data: Buffer, regions: Regions | None = None) -> InferCall:
+    """Return what a ModelInferRequest says.
+
+    Args:
+        data: The message.
+        regions: Shared memory of clients; None where it is not offered.
+
+    Raises:
+        RpcError: INTERNAL when the bytes are no such message.
+        ServingError: INVALID_ARG for a request that contradicts itself, UNSUPPORTED for what is not offered.
+    """
+    raw: list[Buffer] | None = None
+    if len(data) > VIEW_ABOVE_BYTES:
+        data, raw = split_raw_inputs(data)
+    message = _parsed(data)
+    if raw is None:
+        raw = message.raw_input_contents
+    model_name = message.model_name
+    request = InferRequest(model_name, _inputs(message, raw or (), regions), id=message.id)
+    request.model_version = message.model_version
+    targets = NO_PLACES
+    if message.outputs:
+        request.outputs, spans = _requested_outputs(message.outputs)
+        if spans:
+            targets = places(spans, regions)
+    enable_empty_final = False
+    if message.parameters:
+        enable_empty_final = _apply_parameters(request, message.parameters)
+    return InferCall(request, enable_empty_final, targets)
+
+
+def decode_infer_identity(data: Buffer) -> InferRequest:
+    """Return which request a ModelInferRequest is, without inputs: for one that `decode_infer` refused.
+
+    Raises:
+        RpcError: INTERNAL when the bytes are no such message.
+    """
+    message = _parsed(data)
+    return InferRequest(message.model_name, {}, model_version=message.model_version, id=message.id)
+
+
+def _parsed(data: Buffer) -> Any:
+    try:
+        return message_class("inference.ModelInferRequest").FromString(data)  # type: ignore[arg-type]  # any buffer
+    except DecodeError as error:
+        raise RpcError(Status.INTERNAL, "the bytes received are no ModelInferRequest") from error
+
+
+def split_raw_inputs(data: Buffer) -> tuple[Buffer, list[Buffer] | None]:
+    """Return a ModelInferRequest without its `raw_input_contents`, and those as views.
+
+    Bytes that are not plainly such a message come back as they are, with None, for the parser to judge.
+    """
+    view = memoryview(data)
+    raw: list[Buffer] = []
+    rest: list[Buffer] = []
+    position, end = 0, len(view)
+    for _ in range(TOP_LEVEL_FIELDS_MAX):
+        if position == end:
+            return b"".join(rest), raw
+        start = position
+        if view[position] & 0x87 != 2:  # A number below 16 and a length-delimited value: all that the message has.
+            return data, None
+        size, body = _length(view, position + 1)
+        position = body + size
+        if size < 0 or position > end:
+            return data, None
+        if view[start] == _RAW_INPUTS_TAG:
+            raw.append(view[body:position])
+        else:
+            rest.append(view[start:position])
+    return data, None
+
+
+def _length(view: memoryview, position: int) -> tuple[int, int]:
+    """Return the length at `position` and where its field begins; -1 where it is no number below 2**35."""
+    size = shift = 0
+    for byte in view[position : position + 5]:
+        size |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            return size, position + shift // 7
+    return -1, position
+
+
+def _inputs(message: Any, raw: Any, regions: Regions | None) -> dict[str, Tensor]:
+    model_name = message.model_name
+    inputs: dict[str, Tensor] = {}
+    raw_count = len(raw)
+    used = 0
+    for item in message.inputs:
+        name = item.name
+        datatype = BY_WIRE.get(item.datatype)
+        if datatype is None:
+            raise invalid(f"input '{name}': expected a datatype such as FP32 or BYTES, got '{item.datatype}'")
+        shape = tuple(item.shape)
+        if shape and min(shape) < 0:
+            raise invalid(f"input '{name}': expected dimensions of 0 or more, got {list(shape)}")
+        if name in inputs:
+            raise invalid(f"input '{name}' already exists in request")
+        part = _span(f"input '{name}'", item.parameters) if item.parameters else None
+        if part is not None:
+            if item.HasField("contents"):
+                raise invalid(f"contents field must not be specified when '{REGION}' is, for input '{name}'")
+            inputs[name] = decode_tensor(name, datatype, shape, view(part, regions))
+        elif item.HasField("contents"):
+            if raw_count:
+                raise invalid(
+                    f"contents field must not be specified when using raw_input_contents for '{name}' "
+                    f"for model '{model_name}'"
+                )
+            inputs[name] = Tensor(name, datatype, _contents_array(name, datatype, shape, item.contents))
+        elif used < raw_count:
+            inputs[name] = decode_tensor(name, datatype, shape, raw[used])
+            used += 1
+        elif raw_count or 0 not in shape:
+            raise invalid(f"unable to find data for input tensor '{name}' for model '{model_name}' in request.")
+        else:
+            inputs[name] = decode_tensor(name, datatype, shape, b"")
+    if used != raw_count:
+        raise invalid(
+            f"unexpected additional input data for model '{model_name}': "
+            f"{used} inputs take raw_input_contents, got {raw_count}"
+        )
+    return inputs
+
+
+def _contents_array(name: str, datatype: DataType, shape: tuple[int, ...], contents: Any) -> Array:
+    field = _CONTENTS.get(datatype)
+    if field is None:
+        raise invalid(f"input '{name}': {datatype.wire} has no field in contents", hint="send it in raw_input_contents")
+    set_fields = [descriptor.name for descriptor, _ in contents.ListFields()]
+    if set_fields not in ([], [field]):
+        raise invalid(f"input '{name}': {datatype.wire} elements are expected in {field}, got {', '.join(set_fields)}")
+    elements = getattr(contents, field)
+    if datatype is DataType.BYTES:
+        return bytes_array(name, shape, elements)
+    flat: Array = np.fromiter(elements, _wide(datatype), len(elements))
+    if flat.dtype != datatype.numpy:
+        limits = np.iinfo(datatype.numpy.name)
+        if flat.size and (flat.min() < limits.min or flat.max() > limits.max):
+            raise invalid(f"input '{name}': {datatype.wire} holds {limits.min} to {limits.max}, got a value beyond")
+        flat = flat.astype(datatype.numpy)
+    return decode_tensor(name, datatype, shape, flat.data.cast("B") if flat.size else b"").array
+
+
+def _wide(datatype: DataType) -> "np.dtype[np.generic]":
+    """Return the dtype of the field that holds a datatype's elements."""
+    if datatype in (DataType.INT8, DataType.INT16):
+        return DataType.INT32.numpy
+    return DataType.UINT32.numpy if datatype in (DataType.UINT8, DataType.UINT16) else datatype.numpy
+
+
+def _requested_outputs(items: Any) -> tuple[tuple[RequestedOutput, ...], dict[str, Span]]:
+    outputs: list[RequestedOutput] = []
+    spans: dict[str, Span] = {}
+    names: set[str] = set()
+    for item in items:
+        name = item.name
+        if name in names:
+            raise invalid(f"output '{name}' already exists in request")
+        names.add(name)
+        classes = 0
+        if item.parameters:
+            part = _span(f"output '{name}'", item.parameters)
+            if part is not None:
+                spans[name] = part
+            if "classification" in item.parameters:
+                if part is not None:
+                    raise invalid(f"Output can't set both '{REGION}' and 'classification': output '{name}'")
+                value = item.parameters["classification"]
+                classes = value.int64_param
+                if value.WhichOneof("parameter_choice") != "int64_param" or classes < 1:
+                    raise invalid(f"output '{name}': expected 'classification' as int64_param of 1 or more")
+        outputs.append(RequestedOutput(name, classes))
+    return tuple(outputs), spans
+
+
+def _span(owner: str, parameters: Any) -> Span | None:
+    """Return the part of a region that a tensor's parameters name, None where they name none."""
+    if REGION not in parameters:
+        return None
+    return span(owner, *(_value(parameters[key]) if key in parameters else None for key in (REGION, OFFSET, BYTE_SIZE)))
+
+
+def _value(parameter: Any) -> Any:
+    choice = parameter.WhichOneof("parameter_choice")
+    return getattr(parameter, choice) if choice is not None else None
+
+
+def _apply_parameters(request: InferRequest, parameters: Any) -> bool:
+    """Set the fields and custom parameters of a request; return whether an empty final response is asked for."""
+    enable_empty_final = False
+    for key in parameters:
+        value = _value(parameters[key])
+        if key == "sequence_id":
+            named = _of_type(key, value, int, str)
+            # Ids are unsigned; clients send one that int64 cannot hold as the negative number of the same bits.
+            request.correlation_id = named & UINT64_MAX if type(named) is int else named
+        elif key == "sequence_start":
+            request.flags |= SEQUENCE_START if _of_type(key, value, bool) else 0
+        elif key == "sequence_end":
+            request.flags |= SEQUENCE_END if _of_type(key, value, bool) else 0
+        elif key == "priority":
+            request.priority = _natural(key, value)
+        elif key == "timeout":
+            request.timeout_us = _natural(key, value)
+        elif key == EMPTY_FINAL:
+            enable_empty_final = _of_type(key, value, bool)
+        elif key.startswith("triton_"):
+            raise invalid(
+                f"parameter '{key}': parameter keys starting with 'triton_' are reserved for Triton usage "
+                "and should not be specified."
+            )
+        elif value is None:
+            raise invalid(f"parameter '{key}' has no value")
+        else:
+            request.parameters[key] = value
+    return enable_empty_final
+
+
+def _of_type(key: str, value: Any, *types: type) -> Any:
+    if type(value) not in types:
+        expected = " or ".join(kind.__name__ for kind in types)
+        raise invalid(f"parameter '{key}': expected {expected}, got {type(value).__name__}")
+    return value
+
+
+def _natural(key: str, value: Any) -> int:
+    number: int = _of_type(key, value, int)
+    if number < 0:
+        raise invalid(f"parameter '{key}': expected 0 or more, got {number}")
+    return number
+
+
+def encode_response(
+    response: InferResponse, final: bool | None = None, places: Mapping[str, Place] = NO_PLACES
+) -> list[Buffer]:
+    """Return a ModelInferResponse in pieces: all but large tensors in the first.
+
+    Args:
+        response: The response.
+        final: Value of the parameter `triton_final_response`; None leaves it out.
+        places: Where an output goes in shared memory, by name; it is written there.
+
+    Raises:
+        ServingError: INTERNAL when a response parameter has a type that the protocol does not know, or a place cannot
+            hold its output.
+    """
+    head: list[bytes] = [_names(response.model_name, response.model_version)]
+    if response.id:
+        encoded = response.id.encode()
+        head += (b"\x1a", _varint(len(encoded)), encoded)
+    if final is not None:
+        head.append(_FINAL[final])
+    if response.parameters:
+        head.append(_parameters(response.parameters))
+    tail: list[Buffer] = []
+    for tensor in response.outputs:
+        data = encode_tensor(tensor)
+        if places and tensor.name in places:
+            write(places[tensor.name], tensor.name, data)
+            data = b""
+        head.append(_output(tensor.name, tensor.datatype.wire, tensor.array.shape))
+        tail += (b"\x32", _varint(len(data)), data)
+    return _merged(head, tail)
+
+
+def encode_stream_response(
+    response: InferResponse, final: bool, places: Mapping[str, Place] = NO_PLACES
+) -> list[Buffer]:
+    """Return a ModelStreamInferResponse with a response, in pieces. Raises as `encode_response`."""
+    parts = encode_response(response, final, places)
+    size = sum(map(len, parts))
+    return [b"".join((b"\x12", _varint(size), parts[0])), *parts[1:]]
+
+
+def encode_stream_error(error: ServingError, request: InferRequest, final: bool = True) -> list[Buffer]:
+    """Return a ModelStreamInferResponse with an error and what tells which request it is for."""
+    message: Any = message_class("inference.ModelStreamInferResponse")()
+    # Text of a model may hold what UTF-8 cannot.
+    message.error_message = str(error).encode("utf-8", "replace").decode()
+    message.infer_response.id = request.id
+    message.infer_response.model_name = request.model_name
+    message.infer_response.model_version = request.model_version
+    message.infer_response.parameters["triton_final_response"].bool_param = final
+    return [message.SerializeToString()]
+
+
+def _merged(head: list[bytes], tail: Iterable[Buffer]) -> list[Buffer]:
+    """Return the pieces of a message, small neighbours joined."""
+    pieces: list[Buffer] = []
+    pending: list[Buffer] = [*head]
+    for part in tail:
+        if len(part) > VIEW_ABOVE_BYTES:
+            pieces += (b"".join(pending), part)
+            pending = []
+        else:
+            pending.append(part)
+    if pending:
+        pieces.append(b"".join(pending))
+    return pieces
+
+
+def _varint(value: int) -> bytes:
+    if value < 128:
+        return _VARINT_1[value]
+    encoded = bytearray()
+    while value >= 128:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
+
+
+@lru_cache(CACHED_HEADS_MAX)
+def _names(model_name: str, model_version: str) -> bytes:
+    message: Any = message_class("inference.ModelInferResponse")(model_name=model_name, model_version=model_version)
+    encoded: bytes = message.SerializeToString()
+    return encoded
+
+
+@lru_cache(CACHED_HEADS_MAX)
+def _output(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
+    message: Any = message_class("inference.ModelInferResponse")()
+    message.outputs.add(name=name, datatype=datatype, shape=shape)
+    encoded: bytes = message.SerializeToString()
+    return encoded
+
+
+def _parameters(parameters: dict[str, ParameterValue]) -> bytes:
+    message: Any = message_class("inference.ModelInferResponse")()
+    for key, value in parameters.items():
+        if isinstance(value, bool):
+            field = "bool_param"
+        elif isinstance(value, int):
+            field = "uint64_param" if value > INT64_MAX else "int64_param"
+        else:
+            field = "double_param" if isinstance(value, float) else "string_param"
+        try:
+            setattr(message.parameters[key], field, value)
+        except (TypeError, ValueError) as error:
+            raise internal(
+                f"response parameter '{key}': expected a boolean, an integer of 64 bits, a number or a string, got "
+                f"{type(value).__name__}"
+            ) from error
+    encoded: bytes = message.SerializeToString()
+    return encoded

@@ -1,0 +1,158 @@
+"""Requests and responses of the log settings, as JSON and as gRPC messages.
+
+Source: Triton's logging extension.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from charonia.core.errors import ServingError, invalid, unsupported
+from charonia.wire.grpc_framing import Buffer
+from charonia.wire.grpc_messages import new, parsed, serialized
+from charonia.wire.json_text import kind_of, parse_object
+
+
+class LogFormat(Enum):
+    """Prefix of a log line."""
+
+    DEFAULT = "default"
+    ISO8601 = "ISO8601"
+
+
+class AccessLogFormat(Enum):
+    """Form of the access log."""
+
+    NONE = "none"
+    TEXT = "text"
+    JSON = "json"
+
+
+@dataclass(frozen=True, slots=True)
+class LogOptions:
+    """The server's own log and the access log.
+
+    Attributes:
+        verbose: 0 for none, 1 and up for more and more detail.
+        info: Whether informational lines are written.
+        warning: Whether warnings are written.
+        error: Whether errors are written.
+        format: Prefix of a line.
+        file: Path to append to, "" for stderr.
+        escape: Whether messages are quoted, so that no client's text can forge a line.
+        access: Form of the access log, one line a request.
+        access_file: Path of the access log, "" for stderr.
+    """
+
+    verbose: int = 0
+    info: bool = True
+    warning: bool = True
+    error: bool = True
+    format: LogFormat = LogFormat.DEFAULT
+    file: str = ""
+    escape: bool = True
+    access: AccessLogFormat = AccessLogFormat.NONE
+    access_file: str = ""
+
+
+VERBOSE_MAX = 2**31 - 1
+
+_FIELDS = {
+    "log_info": "info",
+    "log_warning": "warning",
+    "log_error": "error",
+    "log_verbose_level": "verbose",
+    "log_format": "format",
+}
+_FORMATS = {each.value: each for each in LogFormat}
+_KINDS = {"bool_param": "a boolean", "uint32_param": "an unsigned number", "string_param": "a string"}
+
+
+def decode_json(body: bytes | memoryview, options: LogOptions) -> LogOptions:
+    """Return the options that follow from a body; null changes nothing.
+
+    Raises:
+        ServingError: UNSUPPORTED for the file, INVALID_ARG for what is no setting or not its value.
+    """
+    document = parse_object(body) if len(body) else {}
+    given = {name: value for name, value in document.items() if value is not None}
+    return _changed(options, given, kind_of)
+
+
+def describe(options: LogOptions) -> dict[str, object]:
+    """Return all settings as the JSON document that answers."""
+    return {
+        "log_file": options.file,
+        "log_info": options.info,
+        "log_warning": options.warning,
+        "log_error": options.error,
+        "log_verbose_level": options.verbose,
+        "log_format": options.format.value,
+    }
+
+
+def decode_message(data: Buffer, options: LogOptions) -> LogOptions:
+    """Return the options that follow from a `LogSettingsRequest`.
+
+    Raises:
+        RpcError: INTERNAL when the bytes are no such message.
+        ServingError: As `decode_json`.
+    """
+    request = parsed("inference.LogSettingsRequest", data)
+    given: dict[str, object] = {}
+    kinds: dict[str, str] = {}
+    for name, setting in request.settings.items():
+        choice = setting.WhichOneof("parameter_choice")
+        given[name] = getattr(setting, choice) if choice else None
+        kinds[name] = _KINDS.get(choice or "", "nothing")
+    return _changed(options, given, lambda name: kinds[str(name)], by_name=True)
+
+
+def encode_message(options: LogOptions) -> bytes:
+    """Return all settings as a `LogSettingsResponse`."""
+    response = new("inference.LogSettingsResponse")
+    for name, value in describe(options).items():
+        setting = response.settings[name]
+        if isinstance(value, bool):
+            setting.bool_param = value
+        elif isinstance(value, int):
+            setting.uint32_param = value
+        else:
+            setting.string_param = str(value)
+    return serialized(response)
+
+
+def _changed(
+    options: LogOptions, given: Mapping[str, object], kind: Callable[[object], str], *, by_name: bool = False
+) -> LogOptions:
+    if "log_file" in given:
+        raise unsupported("log file location can not be updated through network protocol", hint="--log-file sets it")
+    changes: dict[str, bool | int | LogFormat] = {}
+    for name, value in given.items():
+        got = kind(name if by_name else value)
+        if name not in _FIELDS:
+            raise invalid(f"there is no log setting '{name}'", hint=f"expected one of {', '.join(_FIELDS)}")
+        changes[_FIELDS[name]] = _value(name, value, got)
+    return replace(options, **changes)  # type: ignore[arg-type]
+
+
+def _value(name: str, value: object, got: str) -> bool | int | LogFormat:
+    if name == "log_format":
+        if type(value) is not str:
+            raise invalid(f"expect string for 'log_format', got {got}")
+        if value not in _FORMATS:
+            raise _bad_format(value)
+        return _FORMATS[value]
+    if name == "log_verbose_level":
+        if type(value) is not int:
+            raise invalid(f"expect int32 for 'log_verbose_level', got {got}")
+        if not 0 <= value <= VERBOSE_MAX:
+            raise invalid(f"'log_verbose_level': expected 0 to {VERBOSE_MAX}, got {value}")
+        return value
+    if type(value) is not bool:
+        raise invalid(f"expect boolean for '{name}', got {got}")
+    return value
+
+
+def _bad_format(text: str) -> ServingError:
+    return invalid(f"invalid argument for log_format, got: {text}", hint=f"expected {' or '.join(_FORMATS)}")

@@ -1,0 +1,147 @@
+"""What the client asks a server: a request in the bytes of its wire, and how its answer is read.
+
+A dialect makes the queries of one protocol; how a query is sent, and who waits for it, is the clients' part.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from charonia.core.errors import internal
+from charonia.core.metadata import ModelIndexEntry, ModelMetadata, ServerMetadata
+from charonia.core.request import InferRequest
+from charonia.core.response import InferResponse
+from charonia.wire.grpc_codec import GrpcRequest
+from charonia.wire.http_codec import HttpRequest
+from charonia.wire.transport import Answer
+
+T = TypeVar("T")
+R = TypeVar("R", HttpRequest, GrpcRequest)
+Json = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class SharedMemoryRegion:
+    """A region of system shared memory that is registered with a server.
+
+    Attributes:
+        name: Name that requests use.
+        key: Name of the memory object, as `shm_open` takes it.
+        byte_size: Size in bytes.
+        offset: Where the region begins in the object, in bytes.
+    """
+
+    name: str
+    key: str
+    byte_size: int
+    offset: int = 0
+
+
+TRACE_LEVEL = "trace_level"
+"""The trace setting that may have several values."""
+
+TraceChange = Mapping[str, str | int | Sequence[str] | None]
+"""New values by the name of a trace setting; None goes back to what is above it."""
+
+
+def trace_texts(change: TraceChange) -> dict[str, list[str]]:
+    """Return a change with every value as a list of texts, an empty one to clear a setting."""
+    texts: dict[str, list[str]] = {}
+    for name, value in change.items():
+        if value is None:
+            texts[name] = []
+        else:
+            texts[name] = [str(value)] if isinstance(value, str | int) else [str(each) for each in value]
+    return texts
+
+
+@dataclass(frozen=True, slots=True)
+class Query(Generic[R, T]):
+    """A request and how its answer is read.
+
+    Attributes:
+        request: What to send.
+        decode: Reads a successful answer that is as the protocol says.
+    """
+
+    request: R
+    decode: Callable[[Answer], T]
+
+    def read(self, answer: Answer) -> T:
+        """Return what a successful answer says.
+
+        Raises:
+            ServingError: INTERNAL for an answer that is not as the protocol says; any code for an error in a stream.
+        """
+        try:
+            return self.decode(answer)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise internal(f"the server's answer is not as the protocol says: {error!r:.200}") from error
+
+
+class Dialect(Protocol[R]):
+    """The queries of one protocol."""
+
+    def live(self) -> Query[R, bool]:
+        """Whether the server answers."""
+        ...
+
+    def ready(self) -> Query[R, bool]:
+        """Whether the server takes inference requests."""
+        ...
+
+    def model_ready(self, model: str, version: str) -> Query[R, bool]:
+        """Whether a model takes them."""
+        ...
+
+    def server_metadata(self) -> Query[R, ServerMetadata]:
+        """Who answers."""
+        ...
+
+    def model_metadata(self, model: str, version: str) -> Query[R, ModelMetadata]:
+        """A model's tensors."""
+        ...
+
+    def model_config(self, model: str, version: str) -> Query[R, Json]:
+        """A model's configuration."""
+        ...
+
+    def statistics(self, model: str, version: str) -> Query[R, list[Json]]:
+        """What was counted."""
+        ...
+
+    def index(self, ready: bool) -> Query[R, list[ModelIndexEntry]]:
+        """The models of the repositories."""
+        ...
+
+    def load(self, model: str, config: str, files: Mapping[str, bytes]) -> Query[R, None]:
+        """Load a model."""
+        ...
+
+    def unload(self, model: str, dependents: bool) -> Query[R, None]:
+        """Unload a model."""
+        ...
+
+    def register(self, region: SharedMemoryRegion) -> Query[R, None]:
+        """Register shared memory."""
+        ...
+
+    def unregister(self, name: str) -> Query[R, None]:
+        """Forget a region, or all."""
+        ...
+
+    def regions(self, name: str) -> Query[R, list[SharedMemoryRegion]]:
+        """The regions that are registered."""
+        ...
+
+    def trace_settings(self, model: str, change: TraceChange) -> Query[R, Json]:
+        """The settings of tracing, of a model or with "" of the server, after a change where it is not empty."""
+        ...
+
+    def infer(self, request: InferRequest) -> Query[R, InferResponse]:
+        """Run a model that answers once."""
+        ...
+
+    def stream(self, request: InferRequest) -> Query[R, InferResponse]:
+        """Run a model that answers any number of times; each answer is read alone."""
+        ...

@@ -1,0 +1,221 @@
+"""Requests and responses of the trace settings, as JSON and as gRPC messages.
+
+Source: Triton's trace extension.
+
+Settings of tracing, and how they are changed at run time.
+
+A model that has no setting of its own has that of the whole server, and that one, where it was not changed, is what the
+command line said. A change to None goes back to it, field by field.
+
+Names, ranges and the order of fall-back are those of Triton's trace extension.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from charonia.core.errors import ServingError, invalid, unsupported
+from charonia.core.trace import TraceLevel
+from charonia.wire.grpc_framing import Buffer
+from charonia.wire.grpc_messages import new, parsed, serialized
+from charonia.wire.json_text import kind_of, parse_object
+
+UINT32_MAX = 2**32 - 1
+INT32_MAX = 2**31 - 1
+
+UNLIMITED = -1
+"""A count of traces without end."""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSettings:
+    """Which requests are traced, and what of them.
+
+    Attributes:
+        level: What is noted; OFF for no trace at all.
+        rate: One of so many requests is traced.
+        count: So many traces are made in all, `UNLIMITED` for no end.
+        log_frequency: So many traces go into a file of their own, 0 for one file of all.
+    """
+
+    level: TraceLevel = TraceLevel.OFF
+    rate: int = 1000
+    count: int = UNLIMITED
+    log_frequency: int = 0
+
+
+Change = Mapping[str, int | None]
+"""New value by field of `TraceSettings`; None goes back to what is above it."""
+
+_FIELDS = {"trace_level": "level", "trace_rate": "rate", "trace_count": "count", "log_frequency": "log_frequency"}
+_RANGES = {"trace_rate": (0, UINT32_MAX), "trace_count": (UNLIMITED, INT32_MAX), "log_frequency": (0, UINT32_MAX)}
+
+
+def read_change(texts: Mapping[str, Sequence[str] | None]) -> Change:
+    """Return what a client asks for.
+
+    Args:
+        texts: Values by name in the protocol; None or no value clears the setting.
+
+    Raises:
+        ServingError: UNSUPPORTED for the file, INVALID_ARG for anything else that is not a setting or not its value.
+    """
+    if "trace_file" in texts:
+        raise unsupported(
+            "trace file location can not be updated through network protocol",
+            hint="it is set by --trace-config triton,file=PATH",
+        )
+    change: dict[str, int | None] = {}
+    for name, values in texts.items():
+        if name not in _FIELDS:
+            raise invalid(f"there is no trace setting '{name}'", hint=f"expected one of {', '.join(_FIELDS)}")
+        if not values:
+            change[_FIELDS[name]] = None
+        elif name == "trace_level":
+            change["level"] = read_level(values)
+        elif len(values) > 1:
+            raise invalid(f"expect only 1 value for '{name}', got {len(values)}")
+        else:
+            change[_FIELDS[name]] = _number(name, values[0])
+    return change
+
+
+def read_level(names: Sequence[str]) -> TraceLevel:
+    """Return the sum of these levels.
+
+    Raises:
+        ServingError: INVALID_ARG for an unknown one, or for OFF beside others.
+    """
+    level = TraceLevel.OFF
+    for name in names:
+        if name not in TraceLevel.__members__:
+            raise invalid(f"there is no trace level '{name}'", hint=f"expected {', '.join(TraceLevel.__members__)}")
+        level |= TraceLevel[name]
+    if "OFF" in names and len(names) > 1:
+        raise invalid("Expect only one trace level 'OFF' is specified", hint="leave out OFF, or the others")
+    return level
+
+
+def level_names(level: TraceLevel) -> list[str]:
+    """Return the names of the levels in a sum."""
+    return [each.name or "" for each in TraceLevel if each and each in level] or ["OFF"]
+
+
+class SettingsTable:
+    """The settings of the server and of its models.
+
+    Args:
+        default: What the command line said.
+    """
+
+    def __init__(self, default: TraceSettings) -> None:
+        self._default = default
+        self._server: dict[str, int] = {}
+        self._models: dict[str, dict[str, int]] = {}
+
+    @property
+    def models(self) -> list[str]:
+        """Models with a setting of their own."""
+        return list(self._models)
+
+    def of_server(self) -> TraceSettings:
+        """Return the settings of models without their own."""
+        return _with(self._default, self._server)
+
+    def of_model(self, model: str) -> TraceSettings:
+        """Return the settings of a model."""
+        return _with(self.of_server(), self._models.get(model, {}))
+
+    def change(self, model: str, change: Change) -> None:
+        """Change the settings of a model, or with "" of the server."""
+        own = dict(self._models.get(model, {}) if model else self._server)
+        for name, value in change.items():
+            if value is None:
+                own.pop(name, None)
+            else:
+                own[name] = value
+        if not model:
+            self._server = own
+        elif own:
+            self._models[model] = own
+        else:
+            self._models.pop(model, None)
+
+    def copy(self) -> "SettingsTable":
+        """Return a table with the same settings, to try a change on."""
+        other = SettingsTable(self._default)
+        other._server = dict(self._server)
+        other._models = {model: dict(own) for model, own in self._models.items()}
+        return other
+
+
+def _with(settings: TraceSettings, own: Mapping[str, int]) -> TraceSettings:
+    values: dict[str, int] = {**own}
+    if "level" in values:
+        values["level"] = TraceLevel(values["level"])
+    return replace(settings, **values)  # type: ignore[arg-type]
+
+
+def _number(name: str, text: str) -> int:
+    lowest, highest = _RANGES[name]
+    try:
+        number = int(text)
+    except ValueError:
+        raise _unreadable(name, text) from None
+    if name == "trace_count" and number < lowest:
+        raise invalid(f"Unable to parse 'trace_count'. Expecting value >= {lowest}, got: {text}")
+    if not lowest <= number <= highest:
+        raise invalid(f"Unable to parse '{name}', value is out of range [ {lowest}, {highest} ], got: {text}")
+    return number
+
+
+def _unreadable(name: str, text: str) -> ServingError:
+    return invalid(f"Unable to parse '{name}', got: {text}", hint="expected a whole number")
+
+
+TraceTexts = Mapping[str, Sequence[str]]
+"""Settings by name, each a list of texts."""
+
+
+def decode_json(body: bytes | memoryview) -> Change:
+    """Return the change that a body asks for.
+
+    Raises:
+        ServingError: INVALID_ARG or UNSUPPORTED, as `charonia.wire.trace_settings.read_change`.
+    """
+    texts: dict[str, Sequence[str] | None] = {}
+    for name, value in (parse_object(body) if len(body) else {}).items():
+        if value is None:
+            texts[name] = None
+        elif name == "trace_level":
+            if type(value) is not list or any(type(level) is not str for level in value):
+                raise invalid(f"'trace_level': expected a list of strings, got {kind_of(value)}")
+            texts[name] = value
+        elif type(value) in (str, int):
+            texts[name] = [str(value)]
+        else:
+            raise invalid(f"'{name}': expected a string, got {kind_of(value)}")
+    return read_change(texts)
+
+
+def describe(settings: TraceTexts) -> dict[str, object]:
+    """Return settings as the JSON document that answers."""
+    return {name: list(texts) if name == "trace_level" else texts[0] for name, texts in settings.items()}
+
+
+def decode_message(data: Buffer) -> tuple[str, Change]:
+    """Return the model and the change that a `TraceSettingRequest` asks for.
+
+    Raises:
+        RpcError: INTERNAL when the bytes are no such message.
+        ServingError: As `decode_json`.
+    """
+    request = parsed("inference.TraceSettingRequest", data)
+    return request.model_name, read_change({name: list(s.value) for name, s in request.settings.items()})
+
+
+def encode_message(settings: TraceTexts) -> bytes:
+    """Return settings as a `TraceSettingResponse`."""
+    response = new("inference.TraceSettingResponse")
+    for name, texts in settings.items():
+        response.settings[name].value.extend(texts)
+    return serialized(response)

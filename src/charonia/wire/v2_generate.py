@@ -1,0 +1,142 @@
+"""The generate extension: tensors as plain members of a JSON object, as language models are asked.
+
+A key that names an input of the model is that tensor; every other key is a request parameter. `id` is the request's id,
+and `parameters` an object of further keys under the same rule. A response has a key for each output and parameter, and
+an array of one element is that element.
+
+A shape follows from the number of elements and the configuration: the last variable dimension takes what the others
+leave, which are 1. Source: Triton's generate extension.
+"""
+
+import json
+from collections.abc import Mapping
+from itertools import chain
+from math import isfinite, prod
+
+import numpy as np
+
+from charonia.config.model import ModelConfig
+from charonia.core.errors import ServingError, invalid
+from charonia.core.request import InferRequest
+from charonia.core.response import InferResponse
+from charonia.core.tensor import Tensor
+from charonia.wire.json_text import Object, dump, kind_of, parse_object, string_at
+from charonia.wire.v2_data import decode_data, encode_data
+from charonia.wire.v2_request import apply_parameters
+
+NESTED = "parameters"
+"""The key with further keys."""
+
+
+def decode_generate(config: ModelConfig, version: str, body: bytes | memoryview, tensor_bytes_max: int) -> InferRequest:
+    """Return the request in a body.
+
+    Args:
+        config: The model's configuration.
+        version: Version of the URL, "" for none.
+        body: A JSON object.
+        tensor_bytes_max: Most bytes that a tensor may take.
+
+    Raises:
+        ServingError: INVALID_ARG, with what is wrong.
+    """
+    text = bytes(body)
+    document = parse_object(text)
+    inputs = {given.name: (given.data_type, given.dims) for given in config.input if given.data_type is not None}
+    _check_unique(text, inputs)
+    lead = (-1,) if config.max_batch_size > 0 else ()
+    tensors: dict[str, Tensor] = {}
+    parameters: Object = {}
+    for members in (document, _nested(document)):
+        for key, value in members.items():
+            given = inputs.get(key)
+            if given is None:
+                if members is not document or key not in ("id", NESTED):
+                    parameters[key] = value
+            elif key in tensors:
+                raise _repeated(key)
+            else:
+                datatype, dims = given
+                shape = infer_shape(key, (*lead, *dims), _count(value))
+                tensors[key] = decode_data(key, datatype, shape, value, tensor_bytes_max)
+    request = InferRequest(config.name, tensors, model_version=version)
+    if "id" not in inputs:
+        request.id = string_at(document, "id")
+    apply_parameters(request, parameters)
+    return request
+
+
+def infer_shape(name: str, dims: tuple[int, ...], count: int) -> tuple[int, ...]:
+    """Return the shape of an input with so many elements.
+
+    Args:
+        name: Name of the input.
+        dims: Its dimensions, with the batch's; -1 for variable ones.
+        count: Number of elements.
+
+    Raises:
+        ServingError: INVALID_ARG where there is none.
+    """
+    fixed = prod(dim for dim in dims if dim != -1)
+    last = max((index for index, dim in enumerate(dims) if dim == -1), default=None)
+    if count % fixed or (last is None and count != fixed):
+        raise invalid(
+            f"The schema can not convert input '{name}' to tensor with proper shape: its shape is {list(dims)}, "
+            f"got {count} elements"
+        )
+    return tuple((count // fixed if index == last else 1) if dim == -1 else dim for index, dim in enumerate(dims))
+
+
+def encode_generated(response: InferResponse) -> bytes:
+    """Return a response as a JSON object.
+
+    Raises:
+        ServingError: INVALID_ARG when JSON cannot carry an output.
+    """
+    document: dict[str, object] = {"id": response.id} if response.id else {}
+    document["model_name"] = response.model_name
+    document["model_version"] = response.model_version
+    document.update(response.parameters)
+    literals = any(isinstance(value, float) and not isfinite(value) for value in response.parameters.values())
+    for tensor in response.outputs:
+        data = encode_data(tensor)
+        if not isinstance(data, list):
+            literals = literals or (data.dtype.kind == "f" and not np.isfinite(data).all())
+        document[tensor.name] = data if len(data) != 1 else data[0]
+    return dump(document, literals=literals)
+
+
+def _nested(document: Object) -> Object:
+    nested = document.get(NESTED, {})
+    if type(nested) is not dict:
+        raise invalid(f"Expected JSON object for keyword: '{NESTED}', got {kind_of(nested)}")
+    return nested
+
+
+def _count(value: object) -> int:
+    """Return the number of elements of a value: its own, or those of nested arrays."""
+    if type(value) is not list:
+        return 1
+    level = value
+    while level and type(level[0]) is list:  # it ends: the parser limits nesting
+        level = list(chain.from_iterable(item if type(item) is list else [item] for item in level))
+    return len(level)
+
+
+def _check_unique(text: bytes, inputs: Mapping[str, object]) -> None:
+    """Refuse an input that is there twice in one object, which a parser does not tell."""
+    if all(text.count(b'"%b"' % name.encode()) < 2 for name in inputs):
+        return
+
+    def pairs(members: list[tuple[str, object]]) -> Object:
+        names = [name for name, _ in members if name in inputs]
+        for name in names:
+            if names.count(name) > 1:
+                raise _repeated(name)
+        return dict(members)
+
+    json.loads(text.decode(), object_pairs_hook=pairs)
+
+
+def _repeated(name: str) -> ServingError:
+    return invalid(f"input '{name}' already exists in request")

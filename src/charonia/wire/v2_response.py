@@ -1,0 +1,101 @@
+"""The body of an inference response: JSON, and after it the bytes of the outputs that were asked for in binary form.
+
+Source: KServe v2 protocol and Triton's binary tensor data extension.
+"""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from math import isfinite
+
+import numpy as np
+
+from charonia.core.request import ParameterValue
+from charonia.core.response import InferResponse
+from charonia.core.tensor import Tensor
+from charonia.wire.json_text import dump
+from charonia.wire.shared_memory import NO_PLACES, Place, write
+from charonia.wire.tensors import encode_tensor
+from charonia.wire.v2_data import encode_data
+
+REMEMBERED_MAX = 512
+"""Most JSON parts that are remembered."""
+
+
+def encode_response(
+    response: InferResponse, binary: bool, forms: Mapping[str, bool], places: Mapping[str, Place] = NO_PLACES
+) -> tuple[bytes, list[bytes | memoryview]]:
+    """Return the JSON part of a response and the binary outputs that follow it, none when all outputs are in the JSON.
+
+    Args:
+        response: The response.
+        binary: Whether outputs are binary unless `forms` says otherwise.
+        forms: Whether an output is binary, by name, for those that say so.
+        places: Where an output goes in shared memory, by name; it is written there.
+
+    Raises:
+        ServingError: JSON cannot carry an output, or its place cannot hold it.
+    """
+    if not (response.id or response.parameters or places):
+        repeated = _repeated(response, binary, forms)
+        if repeated is not None:
+            return repeated
+    blobs: list[bytes | memoryview] = []
+    outputs: list[dict[str, object]] = []
+    literals = False
+    for tensor in response.outputs:
+        entry: dict[str, object] = {
+            "name": tensor.name,
+            "datatype": tensor.datatype.wire,
+            "shape": tensor.array.shape,
+        }
+        if places and tensor.name in places:
+            # Clients know where it is, and those in C++ take any parameter for the sign of a binary output.
+            write(places[tensor.name], tensor.name, encode_tensor(tensor))
+        elif forms.get(tensor.name, binary):
+            blob = encode_tensor(tensor)
+            entry["parameters"] = {"binary_data_size": len(blob)}
+            blobs.append(blob)
+        else:
+            entry["data"] = encode_data(tensor)
+            literals = literals or _has_literals(tensor)
+        outputs.append(entry)
+    document: dict[str, object] = {"id": response.id} if response.id else {}
+    document["model_name"] = response.model_name
+    document["model_version"] = response.model_version
+    if response.parameters:
+        document["parameters"] = response.parameters
+        literals = literals or any(_is_literal(value) for value in response.parameters.values())
+    document["outputs"] = outputs
+    return dump(document, literals=literals), blobs
+
+
+def _repeated(
+    response: InferResponse, binary: bool, forms: Mapping[str, bool]
+) -> tuple[bytes, list[bytes | memoryview]] | None:
+    """Return a response with binary outputs only: its JSON part is that of others before it. None for any other."""
+    blobs: list[bytes | memoryview] = []
+    outputs: list[tuple[str, str, tuple[int, ...], int]] = []
+    for tensor in response.outputs:
+        if not forms.get(tensor.name, binary):
+            return None
+        blob = encode_tensor(tensor)
+        blobs.append(blob)
+        outputs.append((tensor.name, tensor.datatype.wire, tensor.array.shape, len(blob)))
+    return _binary_document(response.model_name, response.model_version, tuple(outputs)), blobs
+
+
+@lru_cache(REMEMBERED_MAX)
+def _binary_document(model: str, version: str, outputs: tuple[tuple[str, str, tuple[int, ...], int], ...]) -> bytes:
+    described = [
+        {"name": name, "datatype": datatype, "shape": shape, "parameters": {"binary_data_size": size}}
+        for name, datatype, shape, size in outputs
+    ]
+    return dump({"model_name": model, "model_version": version, "outputs": described})
+
+
+def _has_literals(tensor: Tensor) -> bool:
+    return tensor.array.dtype.kind == "f" and not np.isfinite(tensor.array).all()
+
+
+def _is_literal(value: ParameterValue) -> bool:
+    return isinstance(value, float) and not isfinite(value)

@@ -1,0 +1,164 @@
+"""Restrictions by header, and keys with scopes."""
+
+import pytest
+
+from charonia.core.errors import RefusalKind, ServingError
+from charonia.server.access.rules import (
+    KEYS_MAX,
+    Api,
+    ApiKey,
+    Gate,
+    Header,
+    KeyRing,
+    Operation,
+    Restriction,
+    Scope,
+    digest_of,
+    parse_keys,
+)
+
+KEY = "a-key-of-sixteen-or-more"
+INFER = Operation(Api.INFERENCE, Scope.INFER)
+HEALTH = Operation(Api.HEALTH, None)
+LOAD = Operation(Api.MODEL_REPOSITORY, Scope.ADMIN)
+
+
+def headers(**given: str) -> Header:
+    return {name.replace("_", "-").encode(): value.encode() for name, value in given.items()}.get
+
+
+def ring(*lines: str) -> KeyRing:
+    return KeyRing(parse_keys("\n".join(lines or (f"ci infer,read {KEY}",))), b"secret")
+
+
+def gate(*restrictions: Restriction, keys: KeyRing | None = None, prefix: str = "") -> Gate:
+    return Gate(restrictions, keys, what="API", prefix=prefix)
+
+
+def test_a_restricted_part_asks_for_its_header_and_its_value() -> None:
+    given = gate(Restriction((Api.INFERENCE, Api.TRACE), "X-Key", "secret"))
+
+    assert given.check(INFER, headers(x_key="secret")) is None
+    for wrong in (headers(), headers(x_key=""), headers(x_key="Secret"), headers(x_key="secret ")):
+        refusal = given.check(INFER, wrong)
+        assert refusal is not None
+        assert refusal.kind is RefusalKind.RESTRICTED
+        assert refusal.message == "This API is restricted, expecting header 'X-Key'"
+    assert given.check(HEALTH, headers()) is None
+
+
+def test_the_header_of_a_restriction_may_have_a_prefix() -> None:
+    given = gate(Restriction((Api.INFERENCE,), "Key", "v"), prefix="triton-grpc-protocol-")
+
+    refusal = given.check(INFER, headers(key="v"))
+    assert refusal is not None
+    assert refusal.message.endswith("'triton-grpc-protocol-Key'")
+    assert given.check(INFER, headers(triton_grpc_protocol_key="v")) is None
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        headers(authorization=f"Bearer {KEY}"),
+        headers(authorization=f"bearer  {KEY} "),
+        headers(x_api_key=KEY),
+        headers(authorization="Basic abc", x_api_key=KEY),
+    ],
+)
+def test_a_key_is_taken_from_either_header(sent: Header) -> None:
+    assert gate(keys=ring()).check(INFER, sent) is None
+
+
+@pytest.mark.parametrize(
+    ("sent", "fragment"),
+    [
+        (headers(), "needs an API key"),
+        (headers(authorization="Bearer "), "needs an API key"),
+        (headers(authorization=f"Basic {KEY}"), "needs an API key"),
+        (headers(authorization=f"Bearer {KEY}x"), "not known"),
+        (headers(x_api_key=digest_of(KEY)), "not known"),
+    ],
+)
+def test_a_call_without_a_known_key_is_not_authenticated(sent: Header, fragment: str) -> None:
+    refusal = gate(keys=ring()).check(INFER, sent)
+
+    assert refusal is not None
+    assert refusal.kind is RefusalKind.UNAUTHENTICATED
+    assert fragment in refusal.message
+    assert KEY not in refusal.message
+
+
+def test_a_key_without_the_scope_is_forbidden_and_told_which_it_needs() -> None:
+    refusal = gate(keys=ring()).check(LOAD, headers(x_api_key=KEY))
+
+    assert refusal is not None
+    assert refusal.kind is RefusalKind.FORBIDDEN
+    assert refusal.message == "This call needs the scope 'admin', the key 'ci' has infer, read"
+
+
+@pytest.mark.parametrize("scope", list(Scope))
+def test_admin_is_good_for_everything(scope: Scope) -> None:
+    assert ring(f"ops admin {KEY}").check(scope, headers(x_api_key=KEY)) is None
+
+
+def test_what_needs_no_key_is_open_unless_it_is_restricted() -> None:
+    assert gate(keys=ring()).check(HEALTH, headers()) is None
+    assert gate(Restriction((Api.HEALTH,), "h", "v"), keys=ring()).check(HEALTH, headers()) is not None
+
+
+def test_a_restriction_and_a_key_are_both_asked_for() -> None:
+    given = gate(Restriction((Api.INFERENCE,), "h", "v"), keys=ring())
+
+    assert given.check(INFER, headers(h="v")) is not None
+    assert given.check(INFER, headers(x_api_key=KEY)) is not None
+    assert given.check(INFER, headers(h="v", x_api_key=KEY)) is None
+
+
+def test_other_keys_take_the_place_of_those_there_were() -> None:
+    keys = ring()
+
+    keys.replace(parse_keys("new infer another-key-of-sixteen"))
+
+    assert keys.check(Scope.INFER, headers(x_api_key=KEY)) is not None
+    assert keys.check(Scope.INFER, headers(x_api_key="another-key-of-sixteen")) is None
+
+
+def test_a_file_holds_keys_or_their_digests_and_remarks() -> None:
+    digest = digest_of("the-key-of-operations").upper().replace("SHA", "sha")
+    text = f"# who\n\n  ci infer,read  {KEY}\nops\tadmin {digest}\n"
+
+    assert parse_keys(text) == [
+        ApiKey("ci", frozenset({Scope.INFER, Scope.READ}), bytes.fromhex(digest_of(KEY)[7:])),
+        ApiKey("ops", frozenset({Scope.ADMIN}), bytes.fromhex(digest_of("the-key-of-operations")[7:])),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "fragment"),
+    [
+        ("", "there is no key in it"),
+        ("# only\n", "there is no key in it"),
+        ("ci infer", "line 1: expected NAME SCOPES KEY, got 2 words"),
+        (f"ci infer {KEY} more", "got 4 words"),
+        (f"c!i infer {KEY}", "expected a name"),
+        (f"ci infer,write {KEY}", "key 'ci': expected scopes of infer, read, admin, got 'write'"),
+        (f"ci , {KEY}", "got ''"),
+        ("ci infer short", "key 'ci': expected 16 to 1024 printable ASCII characters"),
+        ("ci infer " + "k" * 1025, "expected 16 to 1024"),
+        ("ci infer schl\u00fcssel-der-lang-ist", "printable ASCII"),
+        ("ci infer sha256:abc", "expected 64 hexadecimal digits"),
+        (f"a infer {KEY}\nb read {digest_of(KEY)}", "line 2: the key of 'b' is also that of 'a'"),
+        ("x\ny", "line 1: expected NAME SCOPES KEY, got 1 words; line 2"),
+    ],
+)
+def test_a_file_that_is_wrong_is_refused_with_every_line_but_never_a_key(text: str, fragment: str) -> None:
+    with pytest.raises(ServingError) as caught:
+        parse_keys(text)
+
+    assert fragment in caught.value.message
+    assert KEY not in str(caught.value)
+
+
+def test_there_is_a_limit_on_the_number_of_keys() -> None:
+    with pytest.raises(ServingError, match=f"at most {KEYS_MAX} keys"):
+        parse_keys("\n".join(f"k{n} read sha256:{n:064x}" for n in range(KEYS_MAX + 1)))

@@ -1,0 +1,419 @@
+"""Tensors of GPUs between worker processes, the server and clients, with GPUs that are pretended.
+
+The memory of these GPUs is files that every process maps which opens their handle, so elements really cross.
+"""
+
+import ctypes
+import gc
+import os
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.http as httpclient
+from tests.support import pretended_cuda
+from tests.support.pretended_cuda import LIBRARY, PretendedCuda
+
+import charonia
+from charonia import Code, ServingError
+from charonia.server.backends.python.worker import charonia_cuda
+
+VALUES = np.arange(100_000, dtype=np.float32)  # more than goes inline
+
+CONFIG = """
+backend: "python"
+max_batch_size: {batch}
+input {{ name: "IN" data_type: TYPE_FP32 dims: [ -1 ] }}
+output {{ name: "OUT" data_type: TYPE_FP32 dims: [ -1 ] }}
+output {{ name: "PID" data_type: TYPE_INT64 dims: [ 1 ] }}
+"""
+
+PARAMETER = 'parameters {{ key: "{0}" value {{ string_value: "{1}" }} }}\n'
+
+HEAD = """
+import ctypes, os, signal, time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+from charonia.testing import pretended_cuda
+
+if pretended_cuda.is_installed():
+    cuda = ctypes.CDLL(pretended_cuda.LIBRARY)  # in a thread of the server
+else:
+    cuda = pretended_cuda.install({folder!r}, pretended_cuda.GPUS[{gpus}])
+
+def on_gpu(name, source):
+    return pb_utils.Tensor.from_dlpack(name, source)
+
+def given(request):
+    return pb_utils.get_input_tensor_by_name(request, "IN")
+
+def answer(tensor, **more):
+    pid = pb_utils.Tensor("PID", np.full((tensor.shape()[0], 1) if BATCHES else 1, os.getpid(), np.int64))
+    return pb_utils.InferenceResponse([tensor, pid])
+
+def call(model, tensor, on_gpu=True):
+    memory = pb_utils.TRITONSERVER_MEMORY_GPU if on_gpu else pb_utils.TRITONSERVER_MEMORY_CPU
+    return pb_utils.InferenceRequest(
+        model_name=model, requested_output_names=["OUT", "PID"], inputs=[tensor],
+        preferred_memory=pb_utils.PreferredMemory(memory, 0),
+    ).exec()
+
+def outputs(response):
+    assert not response.has_error(), response.error().message()
+    return [pb_utils.get_output_tensor_by_name(response, name) for name in ("OUT", "PID")]
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.one(request) for request in requests]
+
+    def one(self, request):
+"""
+
+MAKER = "return answer(on_gpu('OUT', cuda.put(given(request).as_numpy() * 2)))"
+ECHO = """
+tensor = given(request)
+assert not tensor.is_cpu()
+return answer(on_gpu("OUT", tensor))
+"""
+ADDER = """
+tensor = given(request)
+assert not tensor.is_cpu()
+return answer(on_gpu("OUT", cuda.put(cuda.adopt(tensor).elements + 1)))
+"""
+
+
+class Bench:
+    """A repository, the server that serves it in this process, and the GPUs."""
+
+    def __init__(self, folder: Path, cuda: PretendedCuda) -> None:
+        self.cuda = cuda
+        self.folder = folder
+        self.gpu_folder = folder / "gpu"
+        self.repository = folder / "models"
+
+    def model(self, name: str, body: str, *, gpus: str = ":1", batch: int = 0, extra: str = "", **given: str) -> None:
+        """Write a model; `given` are its parameters, without any it takes tensors of GPUs."""
+        version = self.repository / name / "1"
+        version.mkdir(parents=True)
+        parameters = given or {"FORCE_CPU_ONLY_INPUT_TENSORS": "no"}
+        text = CONFIG.format(batch=batch) + extra + "".join(PARAMETER.format(*item) for item in parameters.items())
+        (version.parent / "config.pbtxt").write_text(text)
+        lines = textwrap.indent(textwrap.dedent(body).strip(), " " * 8)
+        head = HEAD.format(folder=str(self.gpu_folder), gpus=gpus).replace("BATCHES", str(batch > 0))
+        (version / "model.py").write_text(head + lines + "\n")
+
+    def serve(self) -> charonia.Server:
+        return charonia.Server(self.repository, http=True)
+
+    def counts(self) -> dict[str, int]:
+        """Return how often elements were copied to the memory of the CPU, by models and by the driver."""
+        return {"models": self.cuda.noted("cpu"), "driver": self.cuda.noted("cuMemcpyDtoH_v2")}
+
+    def opened_here(self) -> int:
+        return self.cuda.noted("open", os.getpid())
+
+    def is_clear(self) -> bool:
+        """Return whether, soon, no memory of a GPU is allocated and none is open."""
+        return soon(lambda: self.cuda.files() == set() and self.cuda.noted("open") == self.cuda.noted("close"))
+
+
+def soon(condition: Callable[[], bool]) -> bool:
+    end = time.monotonic() + 10
+    while not condition() and time.monotonic() < end:
+        gc.collect()
+        time.sleep(0.01)
+    return condition()
+
+
+NO_COPIES = {"models": 0, "driver": 0}
+
+
+@pytest.fixture
+def cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendedCuda]:
+    (tmp_path / "gpu").mkdir()
+    monkeypatch.setattr(ctypes, "CDLL", ctypes.CDLL)  # to be put back
+    pretended = pretended_cuda.install(tmp_path / "gpu")
+    charonia_cuda.driver.cache_clear()
+    yield pretended
+    charonia_cuda.driver.cache_clear()
+
+
+@pytest.fixture
+def bench(tmp_path: Path, cuda: PretendedCuda) -> Bench:
+    return Bench(tmp_path, cuda)
+
+
+def http_infer(server: charonia.Server, model: str, values: Any = VALUES) -> Any:
+    client = httpclient.InferenceServerClient(f"127.0.0.1:{server.http_port}")
+    tensor = httpclient.InferInput("IN", list(values.shape), "FP32")
+    tensor.set_data_from_numpy(values)
+    try:
+        return client.infer(model, [tensor]).as_numpy("OUT")
+    finally:
+        client.close()
+
+
+def test_what_a_worker_leaves_on_the_gpu_reaches_a_client_by_one_copy(bench: Bench) -> None:
+    bench.model("maker", MAKER)
+
+    with bench.serve() as server:
+        result = http_infer(server, "maker")
+
+        assert result.tolist() == (VALUES * 2).tolist()
+        assert bench.counts() == {"models": 0, "driver": 1}
+        assert bench.opened_here() == 1
+        assert bench.is_clear(), "given back though no other request follows"
+
+
+def test_inputs_are_in_the_memory_of_the_cpu_unless_the_model_says_otherwise(bench: Bench) -> None:
+    bench.model("maker", MAKER)
+    body = (
+        "tensor = given(request)\nassert tensor.is_cpu()\nreturn answer(pb_utils.Tensor('OUT', tensor.as_numpy() + 1))"
+    )
+    bench.model("plain", body, EXECUTION_MODE="process")
+    bench.model("plain_thread", body, EXECUTION_MODE="thread")
+    for name in ("plain", "plain_thread"):
+        bench.model(f"front_{name}", f"return call('{name}', on_gpu('IN', cuda.put(given(request).as_numpy())))")
+
+    with bench.serve() as server:
+        for name in ("front_plain", "front_plain_thread"):
+            assert server.infer(name, {"IN": VALUES})["OUT"].tolist() == (VALUES + 1).tolist()
+
+        assert bench.counts() == {"models": 0, "driver": 2}
+        assert bench.is_clear()
+
+
+def test_a_tensor_goes_from_worker_to_worker_and_back_without_a_copy(bench: Bench) -> None:
+    bench.model("adder", ADDER)
+    bench.model(
+        "front",
+        """
+        mine = cuda.put(given(request).as_numpy())
+        out, pid = outputs(call("adder", on_gpu("IN", mine)))
+        assert not out.is_cpu()
+        assert pid.is_cpu() and pid.as_numpy()[0] != os.getpid()
+        assert mine.elements[3] == 3
+        return answer(pb_utils.Tensor("OUT", cuda.adopt(out).elements.copy()))
+        """,
+    )
+
+    with bench.serve() as server:
+        result = server.infer("front", {"IN": VALUES})["OUT"]
+
+        assert result.tolist() == (VALUES + 1).tolist()
+        assert bench.counts() == NO_COPIES
+        assert bench.opened_here() == 0, "the server only passes handles on"
+        assert bench.cuda.noted("open") == 2
+        assert bench.is_clear()
+
+
+def test_what_comes_back_as_it_was_is_the_very_tensor_and_a_part_of_it_lies_in_it(bench: Bench) -> None:
+    bench.model("echo", ECHO)
+    bench.model("tail", 'return answer(on_gpu("OUT", cuda.adopt(given(request))[10:]))')
+    bench.model(
+        "front",
+        """
+        mine = cuda.put(given(request).as_numpy())
+        out, _ = outputs(call("echo", on_gpu("IN", mine)))
+        assert cuda.adopt(out).address == mine.address
+        for start in (10, 20, 30):
+            out, _ = outputs(call("tail", on_gpu("IN", out)))
+            assert cuda.adopt(out).address == mine.address + 4 * start
+        return answer(pb_utils.Tensor("OUT", cuda.adopt(out).elements.copy()))
+        """,
+    )
+
+    with bench.serve() as server:
+        assert server.infer("front", {"IN": VALUES})["OUT"].tolist() == VALUES[30:].tolist()
+
+        assert bench.counts() == NO_COPIES
+        assert bench.opened_here() == 0
+        assert bench.is_clear()
+
+
+def test_outputs_of_a_call_are_copied_for_a_model_that_does_not_ask_for_them_on_the_gpu(bench: Bench) -> None:
+    bench.model("maker", MAKER)
+    body = """
+    out, _ = outputs(call("maker", pb_utils.Tensor("IN", given(request).as_numpy()), on_gpu=False))
+    assert out.is_cpu()
+    return answer(pb_utils.Tensor("OUT", out.as_numpy()))
+    """
+    bench.model("front", body)
+    bench.model("front_thread", body, EXECUTION_MODE="thread")
+
+    with bench.serve() as server:
+        for name in ("front", "front_thread"):
+            assert server.infer(name, {"IN": VALUES})["OUT"].tolist() == (VALUES * 2).tolist()
+
+        assert bench.counts() == {"models": 0, "driver": 2}
+        assert bench.is_clear()
+
+
+def test_threads_and_processes_exchange_tensors_of_gpus(bench: Bench) -> None:
+    bench.model("adder", ADDER)
+    bench.model("echo", ECHO)
+    takes_gpu: Any = {"FORCE_CPU_ONLY_INPUT_TENSORS": "no", "EXECUTION_MODE": "thread"}
+    bench.model("thread_adder", ADDER, **takes_gpu)
+    bench.model(
+        "front",
+        """
+        tensor = on_gpu("IN", cuda.put(given(request).as_numpy()))
+        for model in ("adder", "thread_adder", "echo", "adder", "thread_adder"):
+            out, _ = outputs(call(model, tensor))
+            tensor = on_gpu("IN", out)
+        return answer(pb_utils.Tensor("OUT", cuda.adopt(out).elements.copy()))
+        """,
+        **takes_gpu,
+    )
+
+    with bench.serve() as server:
+        assert server.infer("front", {"IN": VALUES})["OUT"].tolist() == (VALUES + 4).tolist()
+
+        assert bench.counts() == NO_COPIES
+        assert bench.is_clear()
+
+
+def test_tensors_stay_on_the_gpu_between_the_steps_of_an_ensemble(bench: Bench) -> None:
+    bench.model("maker", MAKER)
+    bench.model("adder", ADDER)
+    (bench.repository / "both" / "1").mkdir(parents=True)
+    (bench.repository / "both" / "config.pbtxt").write_text(
+        """
+        platform: "ensemble"
+        input { name: "IN" data_type: TYPE_FP32 dims: [ -1 ] }
+        output { name: "OUT" data_type: TYPE_FP32 dims: [ -1 ] }
+        output { name: "FIRST" data_type: TYPE_FP32 dims: [ -1 ] }
+        ensemble_scheduling {
+          step { model_name: "maker" model_version: -1
+            input_map { key: "IN" value: "IN" } output_map { key: "OUT" value: "FIRST" } }
+          step { model_name: "adder" model_version: -1
+            input_map { key: "IN" value: "FIRST" } output_map { key: "OUT" value: "OUT" } }
+        }
+        """
+    )
+
+    with bench.serve() as server:
+        assert http_infer(server, "both").tolist() == (VALUES * 2 + 1).tolist()
+
+        assert bench.counts() == {"models": 0, "driver": 2}, "the answer's two outputs"
+        assert bench.is_clear()
+
+
+def test_a_worker_that_is_killed_takes_its_tensors_with_it_and_nothing_else(bench: Bench) -> None:
+    bench.model("maker", MAKER)
+    bench.model("adder", ADDER)
+    bench.model(
+        "front",
+        """
+        values = pb_utils.Tensor("IN", given(request).as_numpy())
+        out, pid = outputs(call("maker", values))
+        number = int(pid.as_numpy()[0])
+        os.kill(number, signal.SIGKILL)
+        while os.path.exists(f"/proc/{number}"):
+            time.sleep(0.01)
+        failed = call("adder", on_gpu("IN", out))
+        return pb_utils.InferenceResponse(error=failed.error())
+        """,
+    )
+
+    with bench.serve() as server:
+        with pytest.raises(ServingError, match="the worker process that made it has ended") as caught:
+            server.infer("front", {"IN": VALUES})
+
+        assert caught.value.code is Code.UNAVAILABLE
+        assert http_infer(server, "maker").tolist() == (VALUES * 2).tolist(), "by its successor"
+        assert soon(lambda: bench.cuda.noted("open") == bench.cuda.noted("close"))
+
+
+def test_a_gpu_that_a_model_does_not_see_fails_its_request_and_not_those_that_share_the_batch(bench: Bench) -> None:
+    bench.model(
+        "blind",
+        "return answer(pb_utils.Tensor('OUT', given(request).as_numpy() + 1))",
+        gpus="1:",
+        batch=8,
+        extra="dynamic_batching { preferred_batch_size: [ 2 ] max_queue_delay_microseconds: 5000000 }\n",
+    )
+    bench.model(
+        "front",
+        """
+        ones = given(request).as_numpy()[None, :]
+        def begin(tensor):
+            return pb_utils.InferenceRequest(
+                model_name="blind", requested_output_names=["OUT"], inputs=[tensor]).async_exec()
+        failed, plain = await asyncio.gather(begin(on_gpu("IN", cuda.put(ones))), begin(pb_utils.Tensor("IN", ones)))
+        assert not plain.has_error(), plain.error().message()
+        return pb_utils.InferenceResponse(error=failed.error())
+        """,
+    )
+    path = bench.repository / "front" / "1" / "model.py"
+    text = path.read_text().replace("def one(", "async def one(").replace("def execute", "async def execute")
+    path.write_text(text.replace("[self.one(", "[await self.one(").replace("import ctypes,", "import asyncio, ctypes,"))
+
+    with bench.serve() as server:
+        with pytest.raises(ServingError, match="tensor 'IN' in the memory of a GPU cannot be reached from 'blind"):
+            server.infer("front", {"IN": VALUES})
+
+        assert bench.is_clear()
+
+
+@pytest.mark.parametrize("reason", ["no handle", "no GPU", "exclusive"])
+def test_what_the_server_cannot_open_is_copied_by_the_model(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    if reason == "no GPU":
+        monkeypatch.setattr(bench.cuda, "_gpus", ())
+    if reason == "exclusive":
+        bench.cuda.compute_mode = 3
+    bench.model("maker", MAKER.replace("* 2)", f"* 2, has_handle={reason != 'no handle'})"))
+    bench.model("adder", "return answer(pb_utils.Tensor('OUT', given(request).as_numpy() + 1))")
+    bench.model(
+        "front",
+        """
+        out, _ = outputs(call("maker", pb_utils.Tensor("IN", given(request).as_numpy())))
+        assert out.is_cpu()
+        out, _ = outputs(call("adder", on_gpu("IN", out)))
+        return answer(out)
+        """,
+    )
+
+    with bench.serve() as server:
+        assert server.infer("front", {"IN": VALUES})["OUT"].tolist() == (VALUES * 2 + 1).tolist()
+
+        assert bench.counts() == {"models": 1, "driver": 0}
+        assert bench.is_clear()
+
+
+def test_many_requests_at_once_leave_nothing(bench: Bench) -> None:
+    bench.model("adder", ADDER)
+    bench.model("front", "return call('adder', on_gpu('IN', cuda.put(given(request).as_numpy())))")
+
+    with bench.serve() as server:
+
+        def ask(index: int) -> bool:
+            values = VALUES[: 1000 + index]
+            return bool((server.infer("front", {"IN": values})["OUT"] == values + 1).all())
+
+        with ThreadPoolExecutor(8) as pool:
+            assert all(pool.map(ask, range(100)))
+
+        assert bench.is_clear()
+
+
+def test_the_parameter_is_yes_or_no(bench: Bench) -> None:
+    bench.model("maker", MAKER, FORCE_CPU_ONLY_INPUT_TENSORS="maybe")
+
+    with (
+        pytest.raises(ServingError, match="FORCE_CPU_ONLY_INPUT_TENSORS: expected yes or no, got 'maybe'"),
+        bench.serve(),
+    ):
+        pass
+
+
+def test_the_pretended_library_is_found_where_the_drivers_would_be(cuda: PretendedCuda) -> None:
+    found: Any = ctypes.CDLL(LIBRARY)
+    assert found is cuda

@@ -1,0 +1,17 @@
+import os
+
+import numpy as np
+
+from charonia.server.backends.python.worker.charonia_regions import Mappings, make_memory
+
+
+def test_an_array_outlives_the_mapping_that_it_lies_in() -> None:
+    fd = make_memory(4096)
+    os.write(fd, np.arange(1024, dtype=np.int32).tobytes())
+    mappings = Mappings()
+    mappings.add(1, fd)
+    array = np.ndarray((1024,), np.int32, mappings.view(1, 4096))
+
+    mappings.close()
+
+    assert array.sum() == 1023 * 512

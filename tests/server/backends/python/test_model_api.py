@@ -1,0 +1,943 @@
+"""What a Python model may do with requests, responses and senders, over a host that only takes notes."""
+
+import asyncio
+import contextlib
+import gc
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from charonia.server.backends.python.worker import triton_python_backend_utils as unbound
+from charonia.server.backends.python.worker.charonia_errors import RESCHEDULED, TritonError, TritonModelException
+from charonia.server.backends.python.worker.charonia_host import Batch, Binding, Call, Inbox
+from charonia.server.backends.python.worker.charonia_requests import InferenceRequest, InferenceTrace, PreferredMemory
+from charonia.server.backends.python.worker.charonia_responses import InferenceResponse
+from charonia.server.backends.python.worker.charonia_runner import ModelRunner
+from charonia.server.backends.python.worker.charonia_tensor import Tensor
+
+HEAD = "import asyncio, gc, json, threading\nimport numpy as np\nimport triton_python_backend_utils as pb_utils\n"
+FIELDS = ("id-1", 7, 3, 100, 2, '{"k": 1}', ("OUT",), '{"traceparent": "00-1"}')
+
+
+class FakeHost:
+    """Answers calls with what `outcomes` says, in the thread that waits."""
+
+    def __init__(self) -> None:
+        self.name = "m_0_0"
+        self.logged: list[tuple[int, str]] = []
+        self.responses: list[tuple[int, int, Any, bool]] = []
+        self.calls: list[Call] = []
+        self.ended: list[int] = []
+        self.asked: list[tuple[str, str, dict[str, object]]] = []
+        self.updates: list[tuple[object, ...]] = []
+        self.families: list[tuple[object, ...]] = []
+        self.polls = 0
+        self.outcomes: Callable[[Call], list[tuple[InferenceResponse | None, bool]]] = lambda call: [(answer(), True)]
+        self.refusal = ""
+
+    def log(self, level: int, message: str, file: str, line: int) -> None:
+        self.logged.append((level, message))
+
+    def respond(self, batch: Batch, index: int, result: Any, final: bool) -> None:
+        self.responses.append((batch.number, index, result, final))
+
+    def poll(self) -> None:
+        self.polls += 1
+
+    def begin(self, call: Call) -> None:
+        self.calls.append(call)
+        call.number = len(self.calls)
+        for outcome in self.outcomes(call):
+            call.inbox.put(outcome)
+
+    def end(self, call: Call) -> None:
+        self.ended.append(call.number)
+
+    def wait(self, inbox: Inbox[Any]) -> None:
+        assert inbox.items, "nothing will ever come"
+
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        pass
+
+    def control(self, action: str, model_name: str, options: dict[str, object]) -> Any:
+        if self.refusal:
+            raise TritonModelException(self.refusal)
+        self.asked.append((action, model_name, options))
+        return True
+
+    def make_number(self) -> int:
+        return len(self.families) + len(self.updates) + 1
+
+    def declare_family(self, number: int, name: str, description: str, kind: str) -> None:
+        if self.refusal:
+            raise TritonModelException(self.refusal)
+        self.families.append((number, name, description, kind))
+
+    def metrics(self, updates: list[tuple[object, ...]]) -> None:
+        self.updates += updates
+
+    def later(self, action: Callable[[], None]) -> None:
+        action()
+
+
+class Model:
+    """A model that is loaded, and what its host has noted."""
+
+    loaded: ClassVar[list["Model"]] = []
+
+    def __init__(self, folder: Path, code: str, *, decoupled: bool = False, name: str = "m") -> None:
+        version = folder / name / "1"
+        version.mkdir(parents=True, exist_ok=True)
+        (version / "model.py").write_text(HEAD + code)
+        self.host = FakeHost()
+        self.runner = ModelRunner(self.host, shares_process=True)
+        self.capabilities = self.runner.initialize(
+            str(version / "model.py"), str(version), str(version.parent), {"model_name": name}, decoupled
+        )
+        self.batches = 0
+        self.loaded.append(self)
+
+    def run(self, *values: float) -> list[Any]:
+        self.batches += 1
+        self.batch = Batch(self.batches, len(values))
+        sent = [(FIELDS, [Tensor("IN", np.array([value], np.float32))]) for value in values]
+        results, _ = self.runner.execute(self.batch, sent)
+        gc.collect()
+        return results
+
+
+@pytest.fixture(autouse=True)
+def _finalize_models() -> Iterator[None]:
+    yield
+    for model in Model.loaded:
+        with contextlib.suppress(TritonModelException):
+            model.runner.finalize()
+    Model.loaded.clear()
+
+
+def answer(value: float = 1, name: str = "OUT") -> InferenceResponse:
+    return InferenceResponse([Tensor(name, np.array([value], np.float32))])
+
+
+def values_of(result: Any) -> list[float]:
+    assert result[0] == -1, result
+    return [float(tensor.as_numpy()[0]) for tensor in result[1]]
+
+
+def execute(body: str, *, is_async: bool = False) -> str:
+    lines = "\n".join("        " + line for line in body.strip().splitlines())
+    return f"""
+def answer(value, **more):
+    return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([value], np.float32))], **more)
+
+def call(name="other", **more):
+    return pb_utils.InferenceRequest(model_name=name, requested_output_names=["OUT"], inputs=[], **more)
+
+class TritonPythonModel:
+    {"async " if is_async else ""}def execute(self, requests):
+{lines}
+"""
+
+
+def test_every_name_of_the_module_is_documented() -> None:
+    pages = Path(__file__).parents[4] / "docs"
+    text = (pages / "python_models.md").read_text(encoding="utf-8")
+
+    assert [name for name in unbound.__all__ if name not in text] == []
+
+
+# Requests
+
+
+def test_a_request_tells_what_it_carries(tmp_path: Path) -> None:
+    model = Model(
+        tmp_path,
+        execute(
+            """
+r, = requests
+r.set_flags(1)
+r.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_ALL)
+seen = [r.request_id(), r.correlation_id(), r.flags(), r.timeout(), r.priority(), r.parameters(),
+        r.requested_output_names(), r.trace().get_context(), r.is_cancelled(), len(r.inputs())]
+return [answer(0, parameters={"seen": json.dumps(seen)})]
+"""
+        ),
+    )
+
+    ((_, _, parameters),) = model.run(5)
+
+    seen = json.loads(parameters["seen"])
+    assert seen == ["id-1", 7, 1, 100, 2, '{"k": 1}', ["OUT"], '{"traceparent": "00-1"}', False, 1]
+    assert model.host.polls == 1
+
+
+def bound() -> tuple[Any, FakeHost, Binding]:
+    host = FakeHost()
+    binding = Binding(host, "/models/m/1")
+    binding.is_serving = True
+    return unbound.bound_to(binding), host, binding
+
+
+def test_a_made_request_reaches_the_host_as_it_was_made() -> None:
+    pb_utils, host, binding = bound()
+    binding.running, binding.thread = 5, threading.get_ident()
+    tensor = Tensor("IN", np.ones(2, np.float32))
+
+    request = pb_utils.InferenceRequest(
+        model_name=b"other",
+        model_version=2,
+        requested_output_names=["B", "A", "B"],
+        inputs=[tensor],
+        request_id="mine",
+        correlation_id="sequence",
+        flags=1,
+        timeout=1000,
+        preferred_memory=PreferredMemory(pb_utils.TRITONSERVER_MEMORY_CPU, 0),
+        trace=InferenceTrace('{"traceparent": "00-1"}'),
+        parameters={"a": 1, "b": True, "c": "text"},
+    )
+    response = request.exec()
+
+    (call,) = host.calls
+    assert (call.batch, call.model_name, call.model_version, call.decoupled) == (5, "other", "2", False)
+    assert call.fields[:5] == ("mine", "sequence", 1, 1000, 0)
+    assert json.loads(call.fields[5]) == {"a": 1, "b": True, "c": "text"}
+    assert call.fields[6:] == (("B", "A"), '{"traceparent": "00-1"}')
+    assert call.inputs == [tensor]
+    assert not response.has_error()
+    assert request.trace().get_context() == '{"traceparent": "00-1"}'
+    assert not request.is_cancelled()
+    assert request.correlation_id() == "sequence"
+
+
+GOOD: dict[str, Any] = {"model_name": "other", "requested_output_names": [], "inputs": []}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"model_name": None}, "argument 'model_name' is missing"),
+        ({"inputs": None}, "argument 'inputs' is missing"),
+        ({"requested_output_names": None}, "argument 'requested_output_names' is missing"),
+        ({"model_name": 5}, "expected a string as model_name, got int"),
+        ({"model_version": "1"}, "expected an integer as model_version, got str"),
+        ({"model_version": -2}, "model_version -2 is not within"),
+        ({"inputs": [np.ones(1)]}, "expected Tensor objects as inputs, got ndarray"),
+        ({"inputs": 5}, "expected a list of inputs, got int"),
+        ({"requested_output_names": "OUT"}, "expected a list as requested_output_names, got str"),
+        ({"requested_output_names": [1]}, "name of a requested output, got int"),
+        ({"correlation_id": 1.5}, "Correlation ID must be integer or string"),
+        ({"correlation_id": -1}, "correlation_id -1 is not within"),
+        ({"flags": 2**32}, "flags 4294967296 is not within"),
+        ({"timeout": -1}, "timeout -1 is not within"),
+        ({"timeout": True}, "expected an integer as timeout, got bool"),
+        ({"preferred_memory": 1}, "expected a PreferredMemory, got int"),
+        ({"trace": "x"}, "expected an InferenceTrace, got str"),
+        ({"parameters": [1]}, "expected a dict as parameters, got list"),
+        ({"parameters": {1: 2}}, "expected strings as names of parameters"),
+        ({"parameters": {"x": 1.5}}, "must be a string, an integer or a boolean, got float"),
+        ({"parameters": {"x": 2**64}}, "parameter 'x' does not fit 64 bits"),
+    ],
+)
+def test_a_request_that_is_made_wrongly_is_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(TritonModelException, match=message):
+        InferenceRequest(**{**GOOD, **arguments})
+
+
+def test_a_request_that_was_made_is_not_rescheduled() -> None:
+    with pytest.raises(TritonModelException, match="cannot be rescheduled"):
+        InferenceRequest(**GOOD).set_release_flags(unbound.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+    with pytest.raises(TritonModelException, match="unsupported flags 4"):
+        InferenceRequest(**GOOD).set_release_flags(4)
+
+
+AGAIN = (RESCHEDULED, "")
+RESCHEDULE = "set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)"
+
+
+def test_a_model_may_ask_for_requests_again(tmp_path: Path) -> None:
+    model = Model(
+        tmp_path,
+        execute(
+            f"""
+requests[0].{RESCHEDULE}
+requests[1].{RESCHEDULE}
+requests[2].{RESCHEDULE}
+requests[2].set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_ALL)
+requests[3].get_response_sender().send(answer(4))
+requests[3].{RESCHEDULE}
+return [None, answer(2), answer(3), None]
+"""
+        ),
+    )
+
+    first, second, third, fourth = model.run(1, 2, 3, 4)
+
+    assert first == AGAIN
+    assert "must return None for such a request" in second[1]
+    assert values_of(third) == [3]
+    assert fourth is None
+
+
+def test_a_decoupled_model_may_send_responses_and_ask_for_the_request_again(tmp_path: Path) -> None:
+    model = Model(
+        tmp_path,
+        execute(
+            f"""
+sender = requests[0].get_response_sender()
+sender.send(answer(5))
+requests[0].{RESCHEDULE}
+requests[1].{RESCHEDULE}
+requests[2].get_response_sender().send(flags=1)
+requests[2].{RESCHEDULE}
+try:
+    sender.send(answer(6))
+finally:
+    self.kept = sender
+"""
+        ),
+        decoupled=True,
+    )
+
+    assert model.run(1, 2, 3) == [AGAIN, AGAIN, None]
+    assert [(index, final) for _, index, _, final in model.host.responses] == [(0, False), (2, True), (0, False)]
+
+
+def test_an_async_decoupled_model_asks_when_it_is_done(tmp_path: Path) -> None:
+    body = f"requests[0].{RESCHEDULE}; requests[1].get_response_sender().send(flags=1); requests[1].{RESCHEDULE}"
+    model = Model(tmp_path, execute(body, is_async=True), decoupled=True)
+    arrived = threading.Event()
+    respond = model.host.respond
+
+    def watch(batch: Batch, index: int, result: Any, final: bool) -> None:
+        respond(batch, index, result, final)
+        if index == 0:
+            arrived.set()
+
+    model.host.respond = watch  # type: ignore[method-assign]
+    model.run(1, 2)
+
+    assert arrived.wait(10)
+    assert model.host.responses == [(1, 1, None, True), (1, 0, AGAIN, True)]
+
+
+def test_a_model_that_raises_asks_for_nothing(tmp_path: Path) -> None:
+    (result,) = Model(tmp_path, execute(f"requests[0].{RESCHEDULE}; raise ValueError('no')")).run(1)
+
+    assert "ValueError: no" in result[1]
+
+
+def test_a_made_request_has_no_sender() -> None:
+    with pytest.raises(TritonModelException, match="has no response sender"):
+        InferenceRequest(**GOOD).get_response_sender()
+
+
+def test_a_given_request_is_not_executed(tmp_path: Path) -> None:
+    model = Model(tmp_path, execute("requests[0].exec()"))
+
+    ((code, text),) = model.run(1)
+
+    assert code == TritonError.INTERNAL
+    assert "a request that the model was given cannot be executed" in text
+
+
+def test_a_module_without_a_model_calls_nobody() -> None:
+    for misuse in (
+        lambda: unbound.InferenceRequest(**GOOD).exec(),
+        lambda: unbound.is_model_ready("m"),
+        lambda: unbound.load_model("m"),
+    ):
+        with pytest.raises(TritonModelException, match="BLS is only supported during the 'execute' function"):
+            misuse()
+    with pytest.raises(TritonModelException, match="only in a model that a server runs"):
+        unbound.MetricFamily("n", "d", unbound.MetricFamily.GAUGE)
+    unbound.Logger.log_info("to nobody")
+
+
+@pytest.mark.parametrize("where", ["initialize", "finalize"])
+def test_other_models_are_called_during_execute_only(tmp_path: Path, where: str) -> None:
+    code = execute("return [answer(0)]") + f"\n    def {where}(self, *args):\n        call().exec()\n"
+
+    with pytest.raises(TritonModelException, match="BLS is only supported during the 'execute' function"):
+        Model(tmp_path, code).runner.finalize()
+
+
+# Responses
+
+
+@pytest.mark.parametrize("code", range(8))
+def test_an_error_of_every_code_is_passed_on(tmp_path: Path, code: int) -> None:
+    model = Model(tmp_path, execute(f"return [pb_utils.InferenceResponse(error=pb_utils.TritonError('no', {code}))]"))
+
+    assert model.run(1) == [(code, "no")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"output_tensors": [1]}, "expected Tensor objects as outputs, got int"),
+        ({"error": "no"}, "expected a TritonError as error, got str"),
+        ({"parameters": {"x": None}}, "must be a string, an integer or a boolean, got NoneType"),
+        ({"parameters": "x"}, "expected a dict as parameters, got str"),
+        ({"parameters": {"x": -(2**63) - 1}}, "parameter 'x' does not fit 64 bits"),
+    ],
+)
+def test_a_response_that_is_made_wrongly_is_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(TritonModelException, match=message):
+        InferenceResponse(**arguments)
+
+
+def test_an_exception_whose_text_cannot_be_had_fails_its_batch_like_any_other(tmp_path: Path) -> None:
+    body = "class Silent(Exception):\n    def __str__(self):\n        raise RuntimeError('no text')\nraise Silent"
+    model = Model(tmp_path, execute(body))
+
+    ((code, text),) = model.run(1)
+
+    assert code == TritonError.INTERNAL
+    assert "Silent, whose text cannot be had" in text
+
+
+def test_an_error_takes_its_own_codes_only() -> None:
+    with pytest.raises(TritonModelException, match="codes 0 to 7"):
+        TritonError("x", 8)
+    assert str(TritonError("x")) == "x"
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("return answer(1)", "Expected a list in the execute return, found type 'InferenceResponse'"),
+        ("return None", "Expected a list in the execute return, found type 'NoneType'"),
+        ("return []", "do not match the number of InferenceRequest"),
+        ("return [1]", "Expected an 'InferenceResponse' object in the execute function return list"),
+        ("return [None]", "whose response sender it has not asked for"),
+        ("raise ValueError('pity')", "Failed to process the request(s) for model 'm_0_0', message: ValueError: pity"),
+        ("return [pb_utils.InferenceResponse([])]", "did not return the requested output(s) OUT"),
+    ],
+)
+def test_what_execute_does_wrong_is_the_answer(tmp_path: Path, body: str, message: str) -> None:
+    model = Model(tmp_path, execute(body))
+
+    ((code, text),) = model.run(1)
+
+    assert code == TritonError.INTERNAL
+    assert message in text
+
+
+def test_outputs_that_nobody_asked_for_are_dropped(tmp_path: Path) -> None:
+    model = Model(
+        tmp_path,
+        execute("return [pb_utils.InferenceResponse(answer(1).output_tensors() + [pb_utils.Tensor('X', np.ones(1))])]"),
+    )
+
+    ((_, tensors, _),) = model.run(1)
+
+    assert [tensor.name() for tensor in tensors] == ["OUT"]
+
+
+def test_a_model_may_empty_the_list_of_requests(tmp_path: Path) -> None:
+    model = Model(tmp_path, execute("return [answer(requests.pop(0).inputs()[0].as_numpy()[0]) for _ in range(2)]"))
+
+    assert [values_of(r) for r in model.run(1, 2)] == [[1], [2]]
+
+
+# Senders
+
+
+def test_an_ordinary_model_may_answer_through_the_sender(tmp_path: Path) -> None:
+    model = Model(
+        tmp_path,
+        execute(
+            """
+sender = requests[0].get_response_sender()
+assert sender is requests[0].get_response_sender()
+sender.send(answer(5))
+sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+return [None, answer(6)]
+"""
+        ),
+    )
+
+    first, second = model.run(1, 2)
+
+    ((number, index, result, final),) = model.host.responses
+    assert (number, index, final) == (1, 0, True)
+    assert values_of(result) == [5]
+    assert first is None
+    assert values_of(second) == [6]
+
+
+def test_an_ordinary_model_may_return_nothing_where_it_sends_everything(tmp_path: Path) -> None:
+    model = Model(tmp_path, execute("for r in requests: r.get_response_sender().send(answer(1), 1)"))
+
+    assert model.run(1, 2) == [None, None]
+    assert [index for _, index, _, _ in model.host.responses] == [0, 1]
+
+
+def test_a_response_after_the_senders_is_dropped_and_logged(tmp_path: Path) -> None:
+    model = Model(tmp_path, execute("requests[0].get_response_sender().send(answer(1)); return [answer(2)]"))
+
+    assert model.run(1) == [None]
+    assert "response for request 'id-1', which its response sender had answered" in model.host.logged[0][1]
+
+
+def test_an_unused_sender_does_not_keep_the_returned_response(tmp_path: Path) -> None:
+    model = Model(tmp_path, execute("requests[0].get_response_sender(); return [answer(2)]"))
+
+    assert values_of(model.run(1)[0]) == [2]
+    assert model.host.responses == []
+
+
+SENDER_MISUSE = [
+    (False, "s.send()", "Inference Response object must be provided when the response flags is set to zero"),
+    (False, "s.send(answer(1), flags=2)", "Unable to send response. Unsupported flag provided"),
+    (False, "s.send(1)", "Expected an InferenceResponse, got int"),
+    (False, "s.send(flags=1)", "Non-decoupled model cannot send complete final before sending a response"),
+    (False, "s.send(answer(1)); s.send(answer(1))", "Non-decoupled model cannot send more than one response"),
+    (False, "s.send(answer(1), 1); s.send(answer(1))", "Response sender has been closed"),
+    (True, "s.send(flags=1); s.send(answer(1))", "Response sender has been closed"),
+    (True, "s.send(flags=1); s.send(flags=1)", "Response sender has been closed"),
+    (True, "s.send()", "Inference Response object must be provided"),
+]
+
+
+@pytest.mark.parametrize(("decoupled", "body", "message"), SENDER_MISUSE)
+def test_wrong_use_of_a_sender_is_refused(tmp_path: Path, decoupled: bool, body: str, message: str) -> None:
+    model = Model(
+        tmp_path,
+        execute(
+            f"""
+s = requests[0].get_response_sender()
+try:
+    {body}
+except pb_utils.TritonModelException as error:
+    pb_utils.Logger.log_error(error)
+s._is_closed = True
+"""
+        ),
+        decoupled=decoupled,
+    )
+    model.run(1)
+
+    (logged,) = model.host.logged
+    assert message in logged[1]
+
+
+def test_a_decoupled_model_sends_any_number_of_responses(tmp_path: Path) -> None:
+    model = Model(
+        tmp_path,
+        execute(
+            """
+for request in requests:
+    sender = request.get_response_sender()
+    for i in range(int(request.inputs()[0].as_numpy()[0])):
+        sender.send(answer(i))
+    sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+        ),
+        decoupled=True,
+    )
+
+    assert model.run(0, 2) == [None, None]
+
+    seen = [(index, result and values_of(result), final) for _, index, result, final in model.host.responses]
+    assert seen == [(0, None, True), (1, [0], False), (1, [1], False), (1, None, True)]
+
+
+def test_a_decoupled_response_may_leave_outputs_out(tmp_path: Path) -> None:
+    model = Model(
+        tmp_path,
+        execute("requests[0].get_response_sender().send(pb_utils.InferenceResponse([]), 1)"),
+        decoupled=True,
+    )
+
+    model.run(1)
+
+    assert model.host.responses == [(1, 0, (-1, [], {}), True)]
+
+
+def test_a_decoupled_model_returns_nothing(tmp_path: Path) -> None:
+    model = Model(
+        tmp_path,
+        execute("requests[0].get_response_sender().send(answer(1), 1)\nreturn [answer(1), answer(2)]"),
+        decoupled=True,
+    )
+
+    first, second = model.run(1, 2)
+
+    assert first is None
+    assert "is using the decoupled mode and the execute function must return None" in second[1]
+
+
+def test_requests_that_a_decoupled_model_forgets_are_answered(tmp_path: Path) -> None:
+    model = Model(tmp_path, execute("requests[1].get_response_sender().send(answer(1))"), decoupled=True)
+
+    assert model.run(1, 2) == [None, None]
+
+    assert len(model.host.responses) == 3
+    for _, _, result, final in model.host.responses[1:]:
+        assert result[0] == TritonError.INTERNAL
+        assert "without a final response" in result[1]
+        assert final
+
+
+def test_a_request_that_is_kept_stays_open(tmp_path: Path) -> None:
+    model = Model(tmp_path, execute("TritonPythonModel.kept = requests[0]"), decoupled=True)
+    model.run(1)
+    assert model.host.responses == []
+
+    kept = type(model.runner._model).kept
+    assert kept.inputs()[0].as_numpy()[0] == 1
+    kept.get_response_sender().send(flags=1)
+
+    assert model.host.responses == [(1, 0, None, True)]
+
+
+def test_threads_may_send_after_execute_has_returned(tmp_path: Path) -> None:
+    model = Model(
+        tmp_path,
+        execute(
+            """
+senders = [request.get_response_sender() for request in requests]
+self.go = threading.Event()
+def work(sender):
+    self.go.wait(10)
+    for i in range(50):
+        sender.send(answer(i))
+    sender.send(flags=1)
+self.threads = [threading.Thread(target=work, args=(sender,)) for sender in senders]
+for thread in self.threads:
+    thread.start()
+"""
+        ),
+        decoupled=True,
+    )
+    model.run(*range(8))
+    assert model.host.responses == []
+
+    model.runner._model.go.set()
+    for thread in model.runner._model.threads:
+        thread.join(10)
+
+    for i in range(8):
+        own = [(result, final) for _, index, result, final in model.host.responses if index == i]
+        assert [values_of(result)[0] for result, _ in own[:-1]] == list(range(50))
+        assert own[-1] == (None, True)
+
+
+def test_cancellation_is_seen_by_request_and_sender(tmp_path: Path) -> None:
+    model = Model(tmp_path, execute("TritonPythonModel.kept = requests"), decoupled=True)
+    model.run(1, 2)
+    first, second = type(model.runner._model).kept
+
+    model.batch.cancelled.add(1)
+
+    assert not first.is_cancelled()
+    assert second.is_cancelled()
+    assert second.get_response_sender().is_cancelled()
+    for request in (first, second):
+        request.get_response_sender().send(flags=1)
+
+
+def test_what_raises_after_some_responses_ends_the_others(tmp_path: Path) -> None:
+    model = Model(
+        tmp_path,
+        execute("requests[0].get_response_sender().send(answer(1), 1)\nraise KeyError('x')"),
+        decoupled=True,
+    )
+
+    first, second = model.run(1, 2)
+
+    assert first is None
+    assert "KeyError" in second[1]
+
+
+# async
+
+
+def test_an_async_model_waits_for_several_calls_at_once(tmp_path: Path) -> None:
+    model = Model(
+        tmp_path,
+        execute(
+            """
+a, b = await asyncio.gather(call("a").async_exec(), call("b").async_exec())
+c = call("c").exec()
+return [answer(sum(r.output_tensors()[0].as_numpy()[0] for r in (a, b, c)))]
+""",
+            is_async=True,
+        ),
+    )
+
+    assert values_of(model.run(1)[0]) == [3]
+    assert values_of(model.run(1)[0]) == [3]
+    assert [call.model_name for call in model.host.calls[:3]] == ["a", "b", "c"]
+
+
+def test_async_exec_starts_at_once(tmp_path: Path) -> None:
+    model = Model(
+        tmp_path,
+        execute(
+            """
+started = [call("a").async_exec(), call("b").async_exec()]
+self.count = len(pb_utils.InferenceRequest._binding.host.calls)
+for each in started:
+    await each
+return [answer(self.count)]
+""",
+            is_async=True,
+        ),
+    )
+
+    assert values_of(model.run(1)[0]) == [2]
+
+
+def test_async_exec_needs_an_event_loop(tmp_path: Path) -> None:
+    model = Model(tmp_path, execute("call().async_exec()"))
+
+    assert "async_exec needs a running event loop" in model.run(1)[0][1]
+    assert model.host.calls == []
+
+
+def test_a_cancelled_task_gives_its_call_up(tmp_path: Path) -> None:
+    model = Model(
+        tmp_path,
+        execute(
+            """
+tasks = [call().async_exec(), call(timeout=5).async_exec()]
+tasks[0].cancel()
+try:
+    await asyncio.wait_for(tasks[1], 0.01)
+except asyncio.TimeoutError:
+    pass
+await asyncio.gather(*tasks, return_exceptions=True)
+return [answer(1)]
+""",
+            is_async=True,
+        ),
+    )
+    model.host.outcomes = lambda call: []
+
+    assert values_of(model.run(1)[0]) == [1]
+    assert sorted(model.host.ended) == [1, 2]
+
+
+def test_an_async_model_that_is_cancelled_or_raises_says_so(tmp_path: Path) -> None:
+    model = Model(tmp_path, execute("raise asyncio.CancelledError('gone')", is_async=True))
+
+    assert "CancelledError: gone" in model.run(1)[0][1]
+
+
+def test_batches_of_a_decoupled_async_model_run_side_by_side(tmp_path: Path) -> None:
+    model = Model(
+        tmp_path,
+        """
+class TritonPythonModel:
+    def initialize(self, args):
+        self.both = None
+        self.seen = 0
+
+    async def execute(self, requests):
+        if self.both is None:
+            self.both = asyncio.Event()
+        self.seen += 1
+        if self.seen == 2:
+            self.both.set()
+        await self.both.wait()
+        value = requests[0].inputs()[0].as_numpy()[0]
+        if value == 3:
+            raise ValueError("three")
+        requests[0].get_response_sender().send(flags=1)
+        return 1 if value == 2 else None
+""",
+        decoupled=True,
+    )
+    arrived = threading.Event()
+    notes = model.host.responses
+    respond = model.host.respond
+
+    def watch(batch: Batch, index: int, result: Any, final: bool) -> None:
+        respond(batch, index, result, final)
+        if len(notes) >= 3:
+            arrived.set()
+
+    model.host.respond = watch  # type: ignore[method-assign]
+
+    assert model.run(1) == [None]
+    assert notes == []
+    assert model.run(2) == [None]
+    assert model.run(3) == [None]
+
+    assert arrived.wait(10)
+    model.runner.finalize()
+    by_batch = {number: result for number, _, result, final in notes if final}
+    assert by_batch[1] is None
+    assert by_batch[2] is None
+    assert "ValueError: three" in by_batch[3][1]
+
+
+# Calls of other models
+
+
+def test_a_failed_call_is_a_response_with_an_error(tmp_path: Path) -> None:
+    model = Model(
+        tmp_path,
+        execute("r = call().exec(); return [pb_utils.InferenceResponse(error=r.error())]"),
+    )
+    failure = InferenceResponse(error=TritonError("Model 'other' is not ready", TritonError.UNAVAILABLE))
+    model.host.outcomes = lambda call: [(failure, True)]
+
+    assert model.run(1) == [(TritonError.UNAVAILABLE, "Model 'other' is not ready")]
+
+
+def test_a_call_that_gets_no_response_is_an_error(tmp_path: Path) -> None:
+    for is_async in (False, True):
+        get = "await call().async_exec()" if is_async else "call().exec()"
+        code = execute(f"return [pb_utils.InferenceResponse(error=({get}).error())]", is_async=is_async)
+        model = Model(tmp_path, code)
+        model.host.outcomes = lambda call: [(None, True)]
+
+        assert model.run(1) == [(TritonError.INTERNAL, "model 'other' sent no response")]
+
+
+def test_an_iterator_gives_the_responses_in_order(tmp_path: Path) -> None:
+    stream = [(answer(1), False), (answer(2), False), (answer(3), True)]
+    for outcomes in (stream, [*[(r, False) for r, _ in stream], (None, True)]):
+        for body, is_async in (
+            ("got = list(call().exec(decoupled=True))", False),
+            ("got = list(await call().async_exec(decoupled=True))", True),
+            ("got = [r async for r in await call().async_exec(decoupled=True)]", True),
+        ):
+            total = body + "\nreturn [answer(sum(r.output_tensors()[0].as_numpy()[0] for r in got))]"
+            model = Model(tmp_path, execute(total, is_async=is_async))
+            model.host.outcomes = lambda call, o=outcomes: list(o)  # type: ignore[misc]
+
+            assert values_of(model.run(1)[0]) == [6]
+            assert model.host.calls[0].decoupled
+            assert model.host.ended == []
+
+
+def test_an_iterator_that_is_cancelled_says_so_once(tmp_path: Path) -> None:
+    for body, is_async in (
+        ("i = call().exec(decoupled=True)\nfirst = next(i)\ni.cancel()\ni.cancel()\nrest = list(i)", False),
+        (
+            "i = await call().async_exec(decoupled=True)\nfirst = next(i)\ni.cancel()\nrest = [r async for r in i]",
+            True,
+        ),
+    ):
+        check = "\nassert len(rest) == 1 and list(i) == []\nreturn [pb_utils.InferenceResponse(error=rest[0].error())]"
+        model = Model(tmp_path, execute(body + check, is_async=is_async))
+        model.host.outcomes = lambda call: [(answer(1), False), (answer(2), False)]
+
+        ((code, text),) = model.run(1)
+
+        assert (code, text) == (TritonError.CANCELLED, "the request was cancelled by the model")
+        assert model.host.ended == [1]
+
+
+def test_an_iterator_that_is_dropped_gives_the_call_up(tmp_path: Path) -> None:
+    model = Model(tmp_path, execute("next(call().exec(decoupled=True)); gc.collect(); return [answer(1)]"))
+    model.host.outcomes = lambda call: [(answer(1), False)]
+
+    assert values_of(model.run(1)[0]) == [1]
+    assert model.host.ended == [1]
+
+
+def test_a_call_is_made_for_the_batch_that_waits_for_it(tmp_path: Path) -> None:
+    body = """
+thread = threading.Thread(target=lambda: call("thread").exec())
+thread.start()
+thread.join()
+call("main").exec()
+"""
+    ordinary = Model(tmp_path, execute(body + "return [answer(1)]"))
+    ordinary.run(1)
+    decoupled = Model(tmp_path, execute(body + "requests[0].get_response_sender().send(flags=1)"), decoupled=True)
+    decoupled.run(1)
+
+    assert [(call.model_name, call.batch) for call in ordinary.host.calls] == [("thread", 1), ("main", 1)]
+    assert [(call.model_name, call.batch) for call in decoupled.host.calls] == [("thread", 0), ("main", 1)]
+
+
+# Control of other models
+
+
+def test_models_are_controlled_in_the_words_of_the_host() -> None:
+    pb_utils, host, _ = bound()
+
+    pb_utils.load_model("m", config='{"backend": "python"}', files={"file:1/model.py": bytearray(b"x")})
+    pb_utils.unload_model(model_name="m", unload_dependents=True)
+    ready = pb_utils.is_model_ready("m", model_version="2")
+
+    assert ready is True
+    assert [(action, name) for action, name, _ in host.asked] == [("load", "m"), ("unload", "m"), ("ready", "m")]
+    load, unload, question = (options for _, _, options in host.asked)
+    assert load["config"] == '{"backend": "python"}'
+    assert load["files"] == {"1/model.py": b"x"}
+    assert unload["unload_dependents"] is True
+    assert question["version"] == "2"
+    assert question["config"] is None
+    assert pb_utils.get_model_dir() == "/models/m/1"
+
+
+@pytest.mark.parametrize(
+    ("use", "message"),
+    [
+        (lambda p: p.load_model(5), "expected a string as model_name"),
+        (lambda p: p.load_model("m", config={}), "expected a string as config"),
+        (lambda p: p.load_model("m", files={"1/model.py": b""}), "expected 'file:<path>' as key"),
+        (lambda p: p.load_model("m", files={"file:1/model.py": "x"}), "expected bytes as content"),
+        (lambda p: p.is_model_ready("m", model_version=1), "expected a string as model_version"),
+    ],
+)
+def test_wrong_control_of_models_is_refused(use: Callable[[Any], object], message: str) -> None:
+    with pytest.raises(TritonModelException, match=message):
+        use(bound()[0])
+
+
+def test_what_the_server_refuses_is_raised() -> None:
+    pb_utils, host, _ = bound()
+    host.refusal = "explicit mode only"
+
+    with pytest.raises(TritonModelException, match="explicit mode only"):
+        pb_utils.load_model("m")
+
+
+# Log
+
+
+def test_the_log_gets_levels_and_places(tmp_path: Path) -> None:
+    body = "log = pb_utils.Logger\nlog.log('a')\nlog.log('b', log.ERROR)\nlog.log_info(1)\nlog.log_warn('w')\n"
+    model = Model(tmp_path, execute(body + "log.log_error('e')\nlog.log_verbose('v')\nreturn [answer(1)]"))
+
+    model.run(1)
+
+    assert model.host.logged == [(0, "a"), (2, "b"), (0, "1"), (1, "w"), (2, "e"), (3, "v")]
+    with pytest.raises(TritonModelException, match="expected one of its levels"):
+        unbound.Logger.log("x", 4)
+
+
+# Readiness
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("", True),
+        ("def is_ready(self): return False", False),
+        ("async def is_ready(self): return True", True),
+        ("def is_ready(self): return 1", "is_ready must return a bool, got int"),
+        ("def is_ready(self): raise ValueError('not yet')", "ValueError: not yet"),
+    ],
+)
+def test_a_model_may_say_whether_it_is_ready(tmp_path: Path, body: str, expected: bool | str) -> None:
+    model = Model(tmp_path, execute("return [answer(1)]") + f"\n    {body}\n")
+
+    readiness = model.runner.readiness()
+
+    assert model.capabilities == {"has_is_ready": bool(body)}
+    assert (isinstance(expected, bool) and readiness is expected) or str(readiness).startswith(str(expected))

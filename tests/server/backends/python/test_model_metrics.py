@@ -1,0 +1,174 @@
+"""Metrics that a Python model makes, over a host that only takes notes."""
+
+import gc
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from charonia.server.backends.python.worker import triton_python_backend_utils as unbound
+from charonia.server.backends.python.worker.charonia_errors import TritonModelException
+from charonia.server.backends.python.worker.charonia_host import Binding
+
+
+class Notes:
+    """The part of a host that is about metrics."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.told: list[tuple[object, ...]] = []
+        self.refusal = ""
+
+    def make_number(self) -> int:
+        self.number += 1
+        return self.number
+
+    def declare_family(self, number: int, *family: str) -> None:
+        if self.refusal:
+            raise TritonModelException(self.refusal)
+        self.told.append(("family", number, *family))
+
+    def metrics(self, updates: list[tuple[object, ...]]) -> None:
+        self.told += updates
+
+    def later(self, action: Callable[[], None]) -> None:
+        action()
+
+
+@pytest.fixture
+def notes() -> Notes:
+    return Notes()
+
+
+@pytest.fixture
+def pb_utils(notes: Notes) -> Any:
+    return unbound.bound_to(Binding(notes))  # type: ignore[arg-type] # the part that is needed
+
+
+def test_a_counter_counts_and_goes_with_its_object(notes: Notes, pb_utils: Any) -> None:
+    family = pb_utils.MetricFamily(name="n", description="d", kind=pb_utils.MetricFamily.COUNTER)
+    metric = family.Metric(labels={"a": "b"})
+    metric.increment(2)
+    metric.increment(0.5)
+
+    assert metric.value() == 2.5
+    del metric, family
+    gc.collect()
+    assert notes.told == [
+        ("family", 1, "n", "d", "counter"),
+        ("metric", 2, 1, {"a": "b"}, None),
+        ("add", 2, 2.0),
+        ("add", 2, 0.5),
+        ("drop_metric", 2),
+        ("drop_family", 1),
+    ]
+
+
+def test_a_metric_keeps_its_family(notes: Notes, pb_utils: Any) -> None:
+    metric = pb_utils.MetricFamily("n", "d", pb_utils.MetricFamily.GAUGE).Metric()
+    gc.collect()
+
+    metric.set(3)
+
+    assert notes.told[-1] == ("set", 2, 3.0)
+    assert metric.value() == 3
+
+
+def test_a_gauge_goes_up_and_down(notes: Notes, pb_utils: Any) -> None:
+    metric = pb_utils.MetricFamily("n", "d", pb_utils.MetricFamily.GAUGE).Metric()
+
+    metric.set(5)
+    metric.increment(-2)
+
+    assert metric.value() == 3
+    assert notes.told[-2:] == [("set", 2, 5.0), ("add", 2, -2.0)]
+
+
+def test_a_histogram_observes(notes: Notes, pb_utils: Any) -> None:
+    family = pb_utils.MetricFamily("n", "d", pb_utils.MetricFamily.HISTOGRAM)
+    metric = family.Metric(labels={}, buckets=[1, 2.5, 10])
+
+    metric.observe(3)
+
+    assert notes.told[1:] == [("metric", 2, 1, {}, [1.0, 2.5, 10.0]), ("observe", 2, 3.0)]
+
+
+KINDS = {"counter": 0, "gauge": 1, "histogram": 2}
+
+
+@pytest.mark.parametrize(
+    ("kind", "use", "message"),
+    [
+        ("counter", lambda m: m.increment(-1), "counter cannot be incremented by a negative value, -1"),
+        ("counter", lambda m: m.set(1), "counter cannot be set; only a gauge can"),
+        ("counter", lambda m: m.observe(1), "counter cannot observe values"),
+        ("gauge", lambda m: m.observe(1), "gauge cannot observe values"),
+        ("gauge", lambda m: m.set("much"), "expected a number, got 'much'"),
+        ("gauge", lambda m: m.set(None), "expected a number, got None"),
+        ("gauge", lambda m: m.set(math.nan), "expected a number, got NaN"),
+        ("histogram", lambda m: m.increment(1), "histogram cannot be incremented"),
+        ("histogram", lambda m: m.set(1), "histogram cannot be set"),
+        ("histogram", lambda m: m.value(), "histogram cannot be read as one value"),
+    ],
+)
+def test_what_a_kind_of_metric_cannot_do_is_refused(
+    pb_utils: Any, kind: str, use: Callable[[Any], object], message: str
+) -> None:
+    buckets = [1.0] if kind == "histogram" else None
+    metric = pb_utils.MetricFamily("n", "d", KINDS[kind]).Metric(buckets=buckets)
+
+    with pytest.raises(TritonModelException, match=message):
+        use(metric)
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "message"),
+    [
+        ("counter", {"labels": ["a"]}, "expected a dict as labels, got list"),
+        ("counter", {"labels": {"a": 1}}, "expected strings as labels, got 'a': 1"),
+        ("counter", {"buckets": [1]}, "unexpected buckets: a counter has none"),
+        ("histogram", {}, "a histogram needs buckets"),
+        ("histogram", {"buckets": []}, "a histogram needs buckets"),
+        ("histogram", {"buckets": [1, 1]}, "expected buckets that increase"),
+        ("histogram", {"buckets": [2, 1]}, "expected buckets that increase"),
+        ("histogram", {"buckets": [math.nan]}, "expected buckets that increase"),
+        ("histogram", {"buckets": ["x"]}, "expected numbers as buckets"),
+    ],
+)
+def test_a_metric_that_is_made_wrongly_is_refused(
+    notes: Notes, pb_utils: Any, kind: str, arguments: dict[str, Any], message: str
+) -> None:
+    family = pb_utils.MetricFamily("n", "d", KINDS[kind])
+
+    with pytest.raises(TritonModelException, match=message):
+        family.Metric(**arguments)
+    gc.collect()
+    assert len(notes.told) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("n", "d", 3), "expected COUNTER, GAUGE or HISTOGRAM as kind, got 3"),
+        (("n", "d", "counter"), "expected COUNTER, GAUGE or HISTOGRAM"),
+        ((1, "d", 0), "expected a string as name"),
+        (("n", 1, 0), "expected a string as description"),
+    ],
+)
+def test_a_family_that_is_made_wrongly_is_refused(
+    notes: Notes, pb_utils: Any, arguments: tuple[Any, ...], message: str
+) -> None:
+    with pytest.raises(TritonModelException, match=message):
+        pb_utils.MetricFamily(*arguments)
+    gc.collect()
+    assert notes.told == []
+
+
+def test_a_family_that_contradicts_another_is_refused_in_the_servers_words(notes: Notes, pb_utils: Any) -> None:
+    notes.refusal = "family 'n' is a gauge of model 'other'"
+
+    with pytest.raises(TritonModelException, match="is a gauge of model 'other'"):
+        pb_utils.MetricFamily("n", "d", pb_utils.MetricFamily.COUNTER)
+    gc.collect()
+    assert notes.told == []

@@ -1,0 +1,610 @@
+"""Python models in real worker processes: what they answer, and what happens when they fail, die or hang."""
+
+import asyncio
+import os
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from tests.support.process import shared_memory_of
+from tests.support.python_model import Loaded, config, load, request, write
+
+from charonia.config.kinds import InstanceKind
+from charonia.config.model import ModelConfig
+from charonia.core.dtypes import DataType
+from charonia.core.errors import Code, ServingError
+from charonia.server.backends.api import BackendSettings, Outputs, Placement, Result
+from charonia.server.backends.python import health as health_module
+from charonia.server.backends.python import instance as instance_module
+from charonia.server.backends.python.backend import PythonBackend, PythonModel
+from charonia.server.backends.python.worker.charonia_channel import INLINE_BYTES_MAX
+
+HEAD = """
+import os, signal, sys, time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+def value_of(request):
+    return pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
+
+def answer(array):
+    return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", array)])
+"""
+
+IDENTITY = (
+    HEAD
+    + """
+class TritonPythonModel:
+    def execute(self, requests):
+        return [answer(value_of(r)) for r in requests]
+"""
+)
+
+MISCHIEF = (
+    HEAD
+    + """
+class TritonPythonModel:
+    def initialize(self, args):
+        print("this is standard output")
+
+    def execute(self, requests):
+        what = value_of(requests[0])[0].decode()
+        if what == "raise":
+            raise ValueError("what a pity")
+        if what == "count":
+            return []
+        if what == "type":
+            return {"OUT": 1}
+        if what == "element":
+            return ["OUT"]
+        if what == "missing":
+            return [pb_utils.InferenceResponse([])]
+        if what == "error":
+            error = pb_utils.TritonError("not you", pb_utils.TritonError.NOT_FOUND)
+            return [pb_utils.InferenceResponse(error=error)]
+        if what == "exit":
+            sys.exit("bye")
+        if what == "_exit":
+            print("the last words", file=sys.stderr)
+            os._exit(3)
+        if what == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if what == "hang":
+            time.sleep(60)
+        if what == "misuse":
+            pb_utils.InferenceRequest(model_name="x", requested_output_names=[])
+        return [answer(value_of(r)) for r in requests]
+"""
+)
+
+
+async def killed(loaded: Loaded) -> None:
+    """Kill the worker, and return when it is dead."""
+    worker = psutil.Process(loaded.instance.pid)
+    worker.kill()
+    with suppress(psutil.NoSuchProcess):
+        while worker.status() != psutil.STATUS_ZOMBIE:
+            await asyncio.sleep(0.005)
+
+
+def run(scenario: Callable[[], Coroutine[object, object, None]]) -> None:
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def array_of(result: Result) -> "np.ndarray":
+    assert isinstance(result, Outputs), result
+    return result.tensors[0].array
+
+
+def error_of(result: Result) -> ServingError:
+    assert isinstance(result, ServingError)
+    return result
+
+
+def text(value: str) -> "np.ndarray":
+    array = np.empty(1, object)
+    array[0] = value.encode()
+    return array
+
+
+STRINGS = config(DataType.BYTES)
+
+
+@pytest.mark.usefixtures("execution_mode")
+@pytest.mark.parametrize("datatype", [d for d in DataType if d is not DataType.BYTES])
+def test_every_datatype_comes_back_as_it_was_sent(tmp_path: Path, datatype: DataType) -> None:
+    model = (
+        IDENTITY
+        if datatype is not DataType.BF16
+        else IDENTITY.replace("value_of(r)", "r.inputs()[0]").replace('pb_utils.Tensor("OUT", array)', "rename(array)")
+        + "\ndef rename(t):\n    t._name = 'OUT'\n    return t\n"
+    )
+
+    async def scenario() -> None:
+        loaded = await load(tmp_path, model, config(datatype))
+        sent = np.arange(6).astype(datatype.numpy).reshape(2, 3)
+        (result,) = await loaded.run([request(sent, datatype)])
+        np.testing.assert_array_equal(array_of(result), sent)
+        assert array_of(result).dtype == datatype.numpy
+        await loaded.close()
+
+    run(scenario)
+
+
+@pytest.mark.usefixtures("execution_mode")
+def test_strings_come_back_whatever_bytes_they_hold(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        loaded = await load(tmp_path, IDENTITY, STRINGS)
+        sent = np.array([b"", b"plain", b"\x00\xff\x00", "träger".encode(), b"x" * 200_000], object)
+        (result,) = await loaded.run([request(sent, DataType.BYTES)])
+        assert array_of(result).tolist() == sent.tolist()
+        await loaded.close()
+
+    run(scenario)
+
+
+@pytest.mark.usefixtures("execution_mode")
+@pytest.mark.parametrize("count", [0, 1, INLINE_BYTES_MAX // 4, INLINE_BYTES_MAX // 4 + 1, 3_000_000])
+def test_tensors_of_any_size_come_back(tmp_path: Path, count: int) -> None:
+    async def scenario() -> None:
+        loaded = await load(tmp_path, IDENTITY)
+        sent = np.random.default_rng(0).random(count, "f4")
+        for _ in range(3):
+            (result,) = await loaded.run([request(sent)])
+            np.testing.assert_array_equal(array_of(result), sent)
+        await loaded.close()
+
+    run(scenario)
+
+
+@pytest.mark.usefixtures("execution_mode")
+def test_a_response_stays_what_it_was_while_later_batches_run(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        loaded = await load(tmp_path, IDENTITY)
+        kept = []
+        for i in range(8):
+            (result,) = await loaded.run([request(np.full(100_000, i, "<f4"))])
+            kept.append(array_of(result))
+        assert [set(array.tolist()) for array in kept] == [{float(i)} for i in range(8)]
+        await loaded.close()
+
+    run(scenario)
+
+
+@pytest.mark.usefixtures("execution_mode")
+def test_a_batch_of_requests_of_mixed_sizes_is_answered_in_order(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        loaded = await load(tmp_path, IDENTITY)
+        rng = np.random.default_rng(1)
+        for _ in range(20):
+            arrays = [rng.random(int(rng.integers(1, 60_000)), "f4") for _ in range(10)]
+            results = await loaded.run([request(a) for a in arrays])
+            for sent, result in zip(arrays, results, strict=True):
+                np.testing.assert_array_equal(array_of(result), sent)
+        await loaded.close()
+
+    run(scenario)
+
+
+@pytest.mark.usefixtures("execution_mode")
+def test_the_model_sees_what_the_request_carries(tmp_path: Path) -> None:
+    model = (
+        HEAD
+        + """
+import json
+class TritonPythonModel:
+    def initialize(self, args):
+        self.args = args
+    def execute(self, requests):
+        (r,) = requests
+        seen = {
+            "id": r.request_id(), "correlation": r.correlation_id(), "flags": r.flags(), "timeout": r.timeout(),
+            "priority": r.priority(), "parameters": json.loads(r.parameters()), "outputs": r.requested_output_names(),
+            "cancelled": r.is_cancelled(), "args": sorted(self.args), "name": self.args["model_instance_name"],
+            "dir": os.path.basename(pb_utils.get_model_dir()), "config": json.loads(self.args["model_config"])["name"],
+        }
+        return [answer(np.array([json.dumps(seen)], np.object_))]
+"""
+    )
+
+    async def scenario() -> None:
+        import json
+
+        loaded = await load(tmp_path, model, STRINGS)
+        sent = request(
+            text("x"),
+            DataType.BYTES,
+            id="r",
+            correlation_id=7,
+            flags=1,
+            timeout_us=5,
+            priority=2,
+            parameters={"a": 1.5},
+        )
+        (result,) = await loaded.run([sent])
+        seen = json.loads(array_of(result)[0])
+        assert seen["args"] == [
+            "model_config",
+            "model_instance_device_id",
+            "model_instance_kind",
+            "model_instance_name",
+            "model_name",
+            "model_repository",
+            "model_version",
+        ]
+        del seen["args"]
+        assert seen == {
+            "id": "r",
+            "correlation": 7,
+            "flags": 1,
+            "timeout": 5,
+            "priority": 2,
+            "parameters": {"a": 1.5},
+            "outputs": ["OUT"],
+            "cancelled": False,
+            "name": "m_0_0",
+            "dir": "1",
+            "config": "m",
+        }
+        await loaded.close()
+
+    run(scenario)
+
+
+@pytest.mark.usefixtures("execution_mode")
+def test_an_asynchronous_execute_is_awaited(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        code = IDENTITY.replace("    def execute", "    async def execute").replace(
+            "        return", "        import asyncio; await asyncio.sleep(0)\n        return"
+        )
+        loaded = await load(tmp_path, code)
+        for i in range(3):
+            (result,) = await loaded.run([request(np.array([i], "<f4"))])
+            assert array_of(result).tolist() == [i]
+        await loaded.close()
+
+    run(scenario)
+
+
+@pytest.mark.usefixtures("execution_mode")
+def test_outputs_that_were_not_asked_for_are_dropped(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        code = IDENTITY.replace(
+            "[answer(value_of(r)) for r in requests]",
+            "[pb_utils.InferenceResponse([pb_utils.Tensor(n, value_of(r)) for n in ('OUT', 'OUT1', 'X')]) "
+            "for r in requests]",
+        )
+        loaded = await load(tmp_path, code, config(outputs=2))
+        results = await loaded.run([request(np.zeros(1, "<f4")), request(np.zeros(1, "<f4"), DataType.FP32, "OUT1")])
+        names = [[t.name for t in r.tensors] for r in results if isinstance(r, Outputs)]
+        assert names == [["OUT", "OUT1"], ["OUT1"]]
+        await loaded.close()
+
+    run(scenario)
+
+
+@pytest.mark.usefixtures("execution_mode")
+@pytest.mark.parametrize(
+    ("what", "code", "expected"),
+    [
+        ("raise", Code.INTERNAL, "ValueError: what a pity"),
+        ("raise", Code.INTERNAL, "model.py("),
+        ("count", Code.INTERNAL, "do not match the number of InferenceRequest"),
+        ("type", Code.INTERNAL, "Expected a list in the execute return, found type 'dict'"),
+        ("element", Code.INTERNAL, "found type 'str'"),
+        ("missing", Code.INTERNAL, "did not return the requested output(s) OUT"),
+        ("error", Code.NOT_FOUND, "not you"),
+        ("misuse", Code.INTERNAL, "argument 'inputs' is missing"),
+    ],
+)
+def test_a_model_that_fails_answers_with_the_reason_and_goes_on(
+    tmp_path: Path, what: str, code: Code, expected: str
+) -> None:
+    async def scenario() -> None:
+        loaded = await load(tmp_path, MISCHIEF, STRINGS)
+        (failed,) = await loaded.run([request(text(what), DataType.BYTES)])
+        assert error_of(failed).code is code
+        assert expected in str(failed)
+        (result,) = await loaded.run([request(text("fine"), DataType.BYTES)])
+        assert array_of(result).tolist() == [b"fine"]
+        await loaded.close()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("what", "expected"),
+    [
+        ("exit", "exited with status 1"),
+        ("_exit", "exited with status 3"),
+        ("_exit", "the last words"),
+        ("kill", "SIGKILL"),
+        ("hang", "did not finish within 0.5 s"),
+    ],
+)
+def test_a_worker_that_dies_or_hangs_fails_its_batch_and_comes_back(tmp_path: Path, what: str, expected: str) -> None:
+    async def scenario() -> None:
+        loaded = await load(tmp_path, MISCHIEF, config(DataType.BYTES, EXECUTE_TIMEOUT_SECONDS="0.5"))
+        pid = loaded.instance.pid
+        (failed,) = await loaded.run([request(text(what), DataType.BYTES)])
+        assert expected in str(error_of(failed))
+        (result,) = await loaded.run([request(text("fine"), DataType.BYTES)])
+        assert array_of(result).tolist() == [b"fine"]
+        assert loaded.instance.pid != pid
+        await loaded.close()
+
+    run(scenario)
+
+
+def test_a_worker_that_is_killed_between_batches_comes_back(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        loaded = await load(tmp_path, IDENTITY)
+        for _ in range(2):
+            await killed(loaded)
+            await asyncio.sleep(0.05)
+            (result,) = await loaded.run([request(np.ones(1, "<f4"))])
+            assert array_of(result).tolist() == [1]
+        await loaded.close()
+
+    run(scenario)
+
+
+def test_a_worker_that_does_not_come_back_fails_the_batch_in_bounded_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(instance_module, "RESTART_WAIT_S_MAX", 0.3)
+    monkeypatch.setattr(health_module, "RESTART_DELAY_S", 600.0)
+
+    async def scenario() -> None:
+        loaded = await load(tmp_path, IDENTITY)
+        await killed(loaded)
+        await asyncio.sleep(0.3)
+        (failed,) = await loaded.run([request(np.ones(1, "<f4"))])
+        assert error_of(failed).code is Code.UNAVAILABLE
+        await loaded.close()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("import no_such_module_anywhere", "No module named 'no_such_module_anywhere'"),
+        ("def broken(:", "SyntaxError"),
+        ("class Other: pass", "TritonPythonModel"),
+        ("class TritonPythonModel: pass", "has no method 'execute'"),
+        (IDENTITY + "\n    def initialize(self, args):\n        raise RuntimeError('no weights')", "no weights"),
+        (IDENTITY + "\n    def initialize(self, args):\n        os._exit(7)", "exited with status 7"),
+    ],
+)
+def test_a_model_that_cannot_be_initialized_says_why(tmp_path: Path, code: str, expected: str) -> None:
+    async def scenario() -> None:
+        with pytest.raises(ServingError) as caught:
+            await load(tmp_path, code)
+        assert expected in str(caught.value)
+
+    run(scenario)
+
+
+def test_initialize_has_a_time_limit(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        code = IDENTITY + "\n    def initialize(self, args):\n        time.sleep(60)"
+        with pytest.raises(ServingError, match=r"did not initialize within 0\.3 s"):
+            await load(tmp_path, code, config(INITIALIZE_TIMEOUT_SECONDS="0.3"))
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("cfg", "expected"),
+    [
+        (config(EXECUTE_TIMEOUT_SECONDS="soon"), "expected a number of seconds, got 'soon'"),
+        (config(EXECUTE_TIMEOUT_SECONDS="-1"), "expected a number of seconds, got '-1'"),
+        (config(EXECUTION_ENV_PATH="/x.tar.gz"), "EXECUTION_ENV_PATH"),
+    ],
+)
+def test_settings_that_cannot_be_met_are_refused(tmp_path: Path, cfg: ModelConfig, expected: str) -> None:
+    async def scenario() -> None:
+        with pytest.raises(ServingError, match=expected):
+            await load(tmp_path, IDENTITY, cfg)
+
+    run(scenario)
+
+
+@pytest.mark.usefixtures("execution_mode")
+def test_sibling_modules_of_version_and_model_folder_are_imported(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        write(tmp_path, "")
+        (tmp_path / "m" / "1" / "near.py").write_text("FACTOR = 3")
+        (tmp_path / "m" / "far.py").write_text("SUMMAND = 4")
+        code = "import near, far\nfrom .near import FACTOR\n" + IDENTITY.replace(
+            "answer(value_of(r))", "answer(value_of(r) * np.float32(FACTOR) + np.float32(far.SUMMAND))"
+        )
+        loaded = await load(tmp_path, code)
+        (result,) = await loaded.run([request(np.ones(1, "<f4"))])
+        assert array_of(result).tolist() == [7]
+        await loaded.close()
+
+    run(scenario)
+
+
+def test_finalize_runs_and_the_process_ends(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        code = IDENTITY + "\n    def finalize(self):\n        open(__file__ + '.done', 'w').close()"
+        loaded = await load(tmp_path, code)
+        pid = loaded.instance.pid
+        await loaded.close()
+        assert (tmp_path / "m" / "1" / "model.py.done").exists()
+        assert not psutil.pid_exists(pid)
+        (failed,) = await loaded.run([request(np.ones(1, "<f4"))])
+        assert error_of(failed).code is Code.UNAVAILABLE
+
+    run(scenario)
+
+
+def test_what_a_model_prints_and_logs_reaches_the_servers_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        code = IDENTITY + (
+            "\n    def initialize(self, args):\n        print('on standard output')"
+            "\n        pb_utils.Logger.log_warn('mind the gap')\n"
+        )
+        loaded = await load(tmp_path, code)
+        await loaded.run([request(np.ones(1, "<f4"))])
+        await loaded.close()
+
+    caplog.set_level("INFO")
+    run(scenario)
+    assert "[m_0_0] on standard output" in caplog.text
+    warning = next(r for r in caplog.records if "mind the gap" in r.getMessage())
+    assert warning.levelname == "WARNING"
+    assert "model.py:" in warning.getMessage()
+
+
+def test_a_thousand_batches_leave_descriptors_and_shared_memory_as_they_were(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        loaded = await load(tmp_path, IDENTITY)
+        worker = psutil.Process(loaded.instance.pid)
+        rng = np.random.default_rng(2)
+
+        async def batches(count: int) -> None:
+            for _ in range(count):
+                await loaded.run([request(rng.random(int(rng.integers(1, 80_000)), "f4"))])
+
+        await batches(100)
+        ours, theirs = psutil.Process().num_fds(), worker.num_fds()
+        await batches(1000)
+        assert abs(psutil.Process().num_fds() - ours) <= 2
+        assert abs(worker.num_fds() - theirs) <= 2
+        assert shared_memory_of(worker.pid) == set()
+        await loaded.close()
+
+    before = shared_memory_of(os.getpid())
+    run(scenario)
+    assert shared_memory_of(os.getpid()) == before
+
+
+AUTO_COMPLETE = (
+    IDENTITY
+    + """
+    @staticmethod
+    def auto_complete_config(config):
+        config.add_input({"name": "IN", "data_type": "TYPE_FP32", "dims": [4]})
+        config.add_output({"name": "OUT", "data_type": "TYPE_FP32", "dims": [4]})
+        config.set_max_batch_size(16)
+        config.set_dynamic_batching()
+        return config
+"""
+)
+
+
+def complete(tmp_path: Path, code: str, cfg: ModelConfig) -> ModelConfig:
+    completed: list[ModelConfig] = []
+
+    async def scenario() -> None:
+        completion = await PythonBackend().complete(write(tmp_path, code), cfg, BackendSettings())
+        completed.append(completion.config)
+
+    run(scenario)
+    return completed[0]
+
+
+def test_auto_complete_config_fills_in_the_configuration(tmp_path: Path) -> None:
+    completed = complete(tmp_path, AUTO_COMPLETE, ModelConfig(name="m", backend="python"))
+    assert completed.max_batch_size == 16
+    assert completed.dynamic_batching is not None
+    assert [(i.name, i.data_type, i.dims) for i in completed.input] == [("IN", DataType.FP32, (4,))]
+
+
+@pytest.mark.parametrize("code", [IDENTITY, AUTO_COMPLETE])
+def test_a_model_that_nobody_gave_tensors_is_noted(tmp_path: Path, code: str) -> None:
+    async def scenario() -> None:
+        files = write(tmp_path, code)
+        notes = (
+            await PythonBackend().complete(files, ModelConfig(name="m", backend="python"), BackendSettings())
+        ).notes
+        assert ("no input and no output" in " ".join(notes)) == (code is IDENTITY)
+
+    run(scenario)
+
+
+def test_a_model_without_auto_complete_config_leaves_the_configuration_alone(tmp_path: Path) -> None:
+    assert complete(tmp_path, IDENTITY, config()) == config()
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("return None", "must return a valid pb.ModelConfig object"),
+        ("raise RuntimeError('cannot say')", "cannot say"),
+        ("config.add_input({'name': 'IN', 'dims': [1]}); return config", "is missing 'data_type' property"),
+        (
+            "config.add_input({'name': 'IN', 'data_type': 'TYPE_FP32', 'dims': [1], 'x': 1}); return config",
+            "contains property other than",
+        ),
+        ("config.set_max_batch_size(2); return config", "specified max_batch_size 2"),
+        ("import os; os._exit(5)", "exited with status 5"),
+    ],
+)
+def test_a_wrong_auto_complete_config_is_explained(tmp_path: Path, body: str, expected: str) -> None:
+    code = IDENTITY + f"\n    @staticmethod\n    def auto_complete_config(config):\n        {body}\n"
+    with pytest.raises(ServingError, match=expected):
+        complete(tmp_path, code, ModelConfig(name="m", backend="python", max_batch_size=4))
+
+
+def test_several_instances_start_side_by_side_and_report_their_memory(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        model = await PythonBackend().load(write(tmp_path, IDENTITY), config(), BackendSettings())
+        assert isinstance(model, PythonModel)
+        placements = [Placement(f"m_0_{i}", InstanceKind.KIND_CPU) for i in range(2)]
+        instances = await asyncio.gather(*(model.create_instance(p) for p in placements))
+        assert len({i.pid for i in instances if isinstance(i, instance_module.PythonInstance)}) == 2
+        (usage,) = model.memory()
+        assert usage.byte_size > 10_000_000
+        for each in instances:
+            await each.aclose()
+        await model.aclose()
+
+    run(scenario)
+
+
+@pytest.mark.usefixtures("execution_mode")
+def test_values_that_only_look_plain_are_sent_as_plain_ones(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        code = IDENTITY.replace(
+            "[answer(value_of(r)) for r in requests]",
+            "[pb_utils.InferenceResponse([pb_utils.Tensor(np.str_('OUT'), value_of(r))], "
+            "parameters={np.str_('unit'): np.str_('mm'), 'sure': True, 'count': Level.TWO}) for r in requests]",
+        )
+        loaded = await load(tmp_path, "import enum\nclass Level(enum.IntEnum):\n    TWO = 2\n" + code)
+        (result,) = await loaded.run([request(np.ones(1, "<f4"))])
+        assert array_of(result).tolist() == [1]
+        assert isinstance(result, Outputs)
+        assert result.parameters == {"unit": "mm", "sure": True, "count": 2}
+        await loaded.close()
+
+    run(scenario)
+
+
+@pytest.mark.usefixtures("execution_mode")
+def test_a_log_level_that_does_not_exist_is_the_models_error(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        code = IDENTITY.replace("        return", "        pb_utils.Logger.log('text', 9)\n        return")
+        loaded = await load(tmp_path, code)
+        (failed,) = await loaded.run([request(np.ones(1, "<f4"))])
+        assert "Logger: expected one of its levels, got 9" in str(error_of(failed))
+        await loaded.close()
+
+    run(scenario)
+
+
+def test_what_a_model_prints_in_finalize_reaches_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        loaded = await load(tmp_path, IDENTITY + "\n    def finalize(self):\n        print('the last word')")
+        await loaded.close()
+
+    caplog.set_level("INFO")
+    run(scenario)
+    assert "[m_0_0] the last word" in caplog.text

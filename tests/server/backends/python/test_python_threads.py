@@ -1,0 +1,750 @@
+"""Python models in threads of the server: what is particular to them. The rest is tested together with processes."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.support.python_model import config, request, write
+
+from charonia.config.kinds import InstanceKind
+from charonia.config.model import ModelConfig, TransactionPolicy
+from charonia.core.caller import CallFrame
+from charonia.core.calls import Reply
+from charonia.core.dtypes import DataType
+from charonia.core.errors import Code, ServingError, invalid
+from charonia.core.request import InferRequest
+from charonia.core.response import InferResponse
+from charonia.core.tensor import Array, Tensor
+from charonia.server.backends.api import BackendSettings, Outputs, Placement, Result
+from charonia.server.backends.python import thread as thread_module
+from charonia.server.backends.python.backend import PythonBackend
+from charonia.server.backends.python.thread import ThreadInstance
+from charonia.server.backends.python.worker import charonia_host
+from charonia.server.metrics.custom import CustomMetrics
+
+HEAD = """
+import os, sys, threading, time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+def value_of(request):
+    return pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
+
+def answer(array):
+    return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", array)])
+
+def call(value, **more):
+    given = dict(model_name="other", requested_output_names=["Y"], inputs=[pb_utils.Tensor("X", value)])
+    return pb_utils.InferenceRequest(**{**given, **more})
+
+class TritonPythonModel:
+"""
+
+IDENTITY = HEAD + "    def execute(self, requests):\n        return [answer(value_of(r)) for r in requests]\n"
+ONE = np.ones(1, np.float32)
+
+
+def executing(body: str) -> str:
+    """Return a model whose `execute` does this with each `request`."""
+    lines = "\n".join(f"            {line}" for line in body.strip().split("\n"))
+    return HEAD + f"    def execute(self, requests):\n        for request in requests:\n{lines}\n"
+
+
+class Sink:
+    """Collects what a batch is answered."""
+
+    def __init__(self, count: int = 1) -> None:
+        self.responses: list[list[Result | None]] = [[] for _ in range(count)]
+        self.cancelled: set[int] = set()
+        self.error: ServingError | None = None
+        self.leaves_open = False
+        self.done = asyncio.Event()
+        self.is_final = [asyncio.Event() for _ in range(count)]
+
+    def respond(self, index: int, result: Result | None, final: bool) -> None:
+        self.responses[index].append(result)
+        if final:
+            self.is_final[index].set()
+
+    def finish(
+        self, input_end_ns: int, output_start_ns: int, error: ServingError | None = None, *, leaves_open: bool = False
+    ) -> None:
+        assert input_end_ns <= output_start_ns
+        self.error = error
+        self.leaves_open = leaves_open
+        self.done.set()
+
+    def is_cancelled(self, index: int) -> bool:
+        return index in self.cancelled
+
+    def frame(self) -> CallFrame:
+        return CallFrame("m", "1", "m_0_0")
+
+
+class FakeTicket:
+    def __init__(self, reply: Reply) -> None:
+        self.reply = reply
+
+    def cancel(self) -> None:
+        self.reply(ServingError(Code.CANCELLED, "the request was cancelled"), True)
+
+
+class FakeModels:
+    """A model `other` that doubles its input, as often as `responses` says, and one `deaf` that never answers."""
+
+    def __init__(self, responses: int = 1, *, is_decoupled: bool = False) -> None:
+        self.requests: list[InferRequest] = []
+        self.done: list[tuple[object, ...]] = []
+        self._responses = responses
+        self._is_decoupled = is_decoupled
+
+    def infer(self, request: InferRequest, reply: Reply) -> FakeTicket:
+        self.requests.append(request)
+        if request.model_name == "other":
+            response = InferResponse("other", "1", "", [Tensor("Y", DataType.FP32, request.inputs["X"].array * 2)], {})
+            for number in range(self._responses):
+                reply(response, not self._is_decoupled and number == self._responses - 1)
+            if self._is_decoupled:
+                reply(None, True)
+        return FakeTicket(reply)
+
+    async def model_ready(self, name: str, version: str = "") -> bool:
+        return name == "other"
+
+    def is_loadable(self, name: str) -> bool:
+        return False
+
+    def model_config(self, name: str, version: str = "") -> ModelConfig:
+        if name == "missing":
+            raise ServingError(Code.NOT_FOUND, "there is no model 'missing'")
+        return ModelConfig(name=name, model_transaction_policy=TransactionPolicy(decoupled=self._is_decoupled))
+
+    async def load_model(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
+        await asyncio.sleep(0)
+        self.done.append(("load", name, config, dict(files or {})))
+        if name == "broken":
+            raise invalid("it is broken")
+
+    async def unload_model(self, name: str, unload_dependents: bool = False) -> None:
+        self.done.append(("unload", name, unload_dependents))
+
+
+def in_thread(datatype: DataType = DataType.FP32, *, decoupled: bool = False, **parameters: str) -> ModelConfig:
+    cfg = replace(config(datatype), parameters={"EXECUTION_MODE": "thread", **parameters})
+    return replace(cfg, model_transaction_policy=TransactionPolicy(decoupled=True)) if decoupled else cfg
+
+
+async def load(
+    folder: Path, code: str, cfg: ModelConfig | None = None, settings: BackendSettings | None = None
+) -> ThreadInstance:
+    model = await PythonBackend().load(write(folder, code), cfg or in_thread(), settings or BackendSettings())
+    instance = await model.create_instance(Placement("m_0_0", InstanceKind.KIND_CPU))
+    assert isinstance(instance, ThreadInstance)
+    return instance
+
+
+async def run_one(instance: ThreadInstance, given: InferRequest) -> Result:
+    sink = Sink()
+    instance.start([given], sink)
+    await sink.done.wait()
+    await sink.is_final[0].wait()
+    (result,) = sink.responses[0]
+    assert result is not None
+    return result
+
+
+def run(scenario: Callable[[], Coroutine[object, object, None]]) -> None:
+    asyncio.run(asyncio.wait_for(scenario(), 30))
+
+
+def array_of(result: Result | None) -> Array:
+    assert isinstance(result, Outputs), result
+    return result.tensors[0].array
+
+
+def error_of(result: Result | None) -> ServingError:
+    assert isinstance(result, ServingError)
+    return result
+
+
+# -- tensors
+
+
+@pytest.mark.parametrize("datatype", [DataType.FP32, DataType.BYTES])
+def test_tensors_are_handed_over_without_a_copy(tmp_path: Path, datatype: DataType) -> None:
+    async def scenario() -> None:
+        instance = await load(tmp_path, IDENTITY, in_thread(datatype))
+        sent = np.array([b"a", b"b"], object) if datatype is DataType.BYTES else np.ones(2, np.float32)
+
+        result = await run_one(instance, request(sent, datatype))
+
+        assert np.shares_memory(array_of(result), sent)
+        await instance.aclose()
+
+    run(scenario)
+
+
+def test_an_input_cannot_be_written_to_since_others_may_look_at_it(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        instance = await load(tmp_path, executing("value_of(request)[0] = 7"))
+        sent = np.ones(2, np.float32)
+
+        error = error_of(await run_one(instance, request(sent)))
+
+        assert "read-only" in error.message
+        assert sent.tolist() == [1, 1]
+        await instance.aclose()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        ("np.array(['ä', b'\\xff', 7], object)", ["ä".encode(), b"\xff", b"7"]),
+        ("np.array(['text'])", [b"text"]),
+        ("np.array([bytearray(b'x'), None], object)[:1]", [b"x"]),
+    ],
+)
+def test_strings_are_sent_as_bytes(tmp_path: Path, expression: str, expected: list[bytes]) -> None:
+    async def scenario() -> None:
+        instance = await load(tmp_path, executing(f"return [answer({expression})]"), in_thread(DataType.BYTES))
+
+        result = await run_one(instance, request(np.array([b""], object), DataType.BYTES))
+
+        assert array_of(result).tolist() == expected
+        await instance.aclose()
+
+    run(scenario)
+
+
+def test_an_element_that_cannot_be_sent_fails_its_request_alone(tmp_path: Path) -> None:
+    code = HEAD + (
+        "    def execute(self, requests):\n"
+        "        return [answer(np.array([self], object)), answer(np.array([b'fine'], object))]\n"
+        "    def __str__(self):\n        raise ValueError('no text')\n"
+    )
+
+    async def scenario() -> None:
+        instance = await load(tmp_path, code, in_thread(DataType.BYTES))
+        sink = Sink(2)
+        instance.start([request(np.array([b""], object), DataType.BYTES)] * 2, sink)
+        await sink.done.wait()
+
+        assert "cannot be sent: no text" in error_of(sink.responses[0][0]).message
+        assert array_of(sink.responses[1][0]).tolist() == [b"fine"]
+        await instance.aclose()
+
+    run(scenario)
+
+
+def test_outputs_come_in_c_order(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        instance = await load(tmp_path, executing("return [answer(value_of(request)[::2])]"))
+
+        array = array_of(await run_one(instance, request(np.arange(6, dtype=np.float32))))
+
+        assert array.flags.c_contiguous
+        assert array.tolist() == [0, 2, 4]
+        await instance.aclose()
+
+    run(scenario)
+
+
+# -- life
+
+
+@pytest.mark.parametrize("body", ["sys.exit('bye')", "raise KeyboardInterrupt('bye')", "raise GeneratorExit('bye')"])
+def test_what_would_end_a_process_fails_the_batch_and_no_more(tmp_path: Path, body: str) -> None:
+    async def scenario() -> None:
+        code = executing(f"if value_of(request)[0]:\n    {body}\nreturn [answer(value_of(request))]")
+        instance = await load(tmp_path, code)
+
+        assert "bye" in error_of(await run_one(instance, request(ONE))).message
+        assert array_of(await run_one(instance, request(ONE * 0))).tolist() == [0]
+        await instance.aclose()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("import no_such_module_anywhere", "No module named 'no_such_module_anywhere'"),
+        ("class TritonPythonModel: pass", "has no method 'execute'"),
+        (IDENTITY + "    def initialize(self, args):\n        raise RuntimeError('no weights')", "no weights"),
+        (IDENTITY + "    def initialize(self, args):\n        sys.exit('bye')", "SystemExit: bye"),
+    ],
+)
+def test_a_model_that_cannot_be_initialized_says_why(tmp_path: Path, code: str, expected: str) -> None:
+    async def scenario() -> None:
+        with pytest.raises(ServingError, match="instance 'm_0_0' failed to start") as caught:
+            await load(tmp_path, code)
+        assert expected in caught.value.message
+
+    run(scenario)
+
+
+def test_initialize_has_a_time_limit_after_which_nobody_waits(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        gate = tmp_path / "gate"
+        body = f"        while not os.path.exists({str(gate)!r}):\n            time.sleep(0.005)"
+        code = IDENTITY + "    def initialize(self, args):\n" + body
+        with pytest.raises(ServingError, match=r"did not initialize within 0\.1 s"):
+            await load(tmp_path, code, in_thread(INITIALIZE_TIMEOUT_SECONDS="0.1"))
+        gate.touch()
+
+    run(scenario)
+
+
+def test_finalize_runs_when_the_model_is_closed(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        code = IDENTITY + "    def finalize(self):\n        open(__file__ + '.done', 'w').close()"
+        instance = await load(tmp_path, code)
+        await run_one(instance, request(ONE))
+
+        await instance.aclose()
+
+        assert (tmp_path / "m" / "1" / "model.py.done").exists()
+        sink = Sink()
+        instance.start([request(ONE)], sink)
+        assert sink.error is not None
+        assert sink.error.code is Code.UNAVAILABLE
+
+    run(scenario)
+
+
+def test_a_finalize_that_fails_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        instance = await load(tmp_path, IDENTITY + "    def finalize(self):\n        raise ValueError('too late')")
+        await instance.aclose()
+
+    run(scenario)
+    assert "finalize of 'm_0_0' failed: ValueError: too late" in caplog.text
+
+
+def test_a_model_that_does_not_end_is_left_to_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(thread_module, "FINALIZE_S_MAX", 0.05)
+
+    async def scenario() -> None:
+        gate = tmp_path / "gate"
+        body = f"        while not os.path.exists({str(gate)!r}):\n            time.sleep(0.005)"
+        instance = await load(tmp_path, IDENTITY + "    def finalize(self):\n" + body)
+        await instance.aclose()
+        assert "its thread goes on" in caplog.text
+        gate.touch()
+
+    run(scenario)
+    time.sleep(0.1)  # it ends without a trace
+
+
+def test_models_have_modules_of_their_own_whatever_their_names(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        found = []
+        for name in ("a", "b"):
+            folder = tmp_path / name
+            write(folder, "")
+            (folder / "m" / "1" / "helper.py").write_text(f"LETTER = '{name}'")
+            code = "import helper\n" + executing("return [answer(np.array([helper.LETTER], object))]")
+            found.append(await load(folder, code, in_thread(DataType.BYTES)))
+        letters = [
+            array_of(await run_one(instance, request(np.array([b""], object), DataType.BYTES))).tolist()
+            for instance in found
+        ]
+        for instance in found:
+            await instance.aclose()
+
+        assert letters == [[b"a"], [b"b"]]
+
+    run(scenario)
+
+
+def test_what_a_model_logs_has_file_and_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        instance = await load(
+            tmp_path, IDENTITY + "    def initialize(self, a): pb_utils.Logger.log_warn('mind the gap')"
+        )
+        await instance.aclose()
+
+    caplog.set_level(logging.INFO)
+    run(scenario)
+    (warning,) = [r for r in caplog.records if "mind the gap" in r.getMessage()]
+    assert warning.levelname == "WARNING"
+    assert "model.py:" in warning.getMessage()
+
+
+# -- senders and cancellation
+
+
+def test_a_decoupled_model_answers_from_another_thread_after_execute(tmp_path: Path) -> None:
+    code = (
+        HEAD
+        + """
+    def execute(self, requests):
+        self.gate = threading.Event()
+        threading.Thread(target=self.answer, args=(requests[0].get_response_sender(),)).start()
+
+    def answer(self, sender):
+        time.sleep(0.05)
+        for number in range(3):
+            sender.send(answer(np.array([number], np.float32)))
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+    )
+
+    async def scenario() -> None:
+        instance = await load(tmp_path, code, in_thread(decoupled=True))
+        sink = Sink()
+        instance.start([request(ONE)], sink)
+
+        await sink.done.wait()
+        assert sink.leaves_open
+        await sink.is_final[0].wait()
+
+        *responses, last = sink.responses[0]
+        assert [array_of(r).tolist() for r in responses] == [[0], [1], [2]]
+        assert last is None
+        await instance.aclose()
+
+    run(scenario)
+
+
+def test_a_sender_that_is_dropped_answers_its_request(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        instance = await load(tmp_path, executing("request.get_response_sender()"), in_thread(decoupled=True))
+        sink = Sink()
+        instance.start([request(ONE)], sink)
+        await sink.is_final[0].wait()
+
+        assert "dropped the response sender" in error_of(sink.responses[0][0]).message
+        await instance.aclose()
+
+    run(scenario)
+
+
+def test_a_model_is_told_that_its_caller_has_gone(tmp_path: Path) -> None:
+    body = "while not request.is_cancelled():\n    time.sleep(0.01)\nreturn [answer(value_of(request))]"
+
+    async def scenario() -> None:
+        instance = await load(tmp_path, executing(body))
+        running, queued = Sink(), Sink()
+        instance.start([request(ONE)], running)
+        instance.start([request(ONE)], queued)
+        for sink in (queued, running):
+            sink.cancelled.add(0)
+            instance.cancel(sink, 0)
+        instance.cancel(Sink(), 0)  # one that is not known
+
+        await running.done.wait()
+        await queued.done.wait()
+        await instance.aclose()
+
+    run(scenario)
+
+
+# -- other models
+
+
+def test_a_model_calls_another_and_tensors_are_handed_over(tmp_path: Path) -> None:
+    models = FakeModels()
+    body = """
+response = call(value_of(request), request_id="7", timeout=5_000_000, parameters={"a": True}).exec()
+return [answer(pb_utils.get_output_tensor_by_name(response, "Y").as_numpy() + np.float32(1))]
+"""
+
+    async def scenario() -> None:
+        instance = await load(tmp_path, executing(body), settings=BackendSettings(models=models))
+        sent = np.array([3], np.float32)
+        result = await run_one(instance, request(sent))
+        await instance.aclose()
+
+        assert array_of(result).tolist() == [7]
+        (made,) = models.requests
+        assert np.shares_memory(made.inputs["X"].array, sent)
+        assert (made.id, made.parameters, [o.name for o in made.outputs]) == ("7", {"a": True}, ["Y"])
+        assert made.caller is not None
+        assert made.deadline_ns > 0
+
+    run(scenario)
+
+
+def test_calls_of_an_asynchronous_execute_run_side_by_side(tmp_path: Path) -> None:
+    code = (
+        HEAD
+        + """
+    async def execute(self, requests):
+        import asyncio
+        responses = await asyncio.gather(*(call(value_of(requests[0]) * np.float32(i)).async_exec() for i in range(3)))
+        return [answer(sum(pb_utils.get_output_tensor_by_name(r, "Y").as_numpy() for r in responses))]
+"""
+    )
+
+    async def scenario() -> None:
+        instance = await load(tmp_path, code, settings=BackendSettings(models=FakeModels()))
+        assert array_of(await run_one(instance, request(ONE))).tolist() == [6]
+        assert array_of(await run_one(instance, request(ONE * 2))).tolist() == [12]
+        await instance.aclose()
+
+    run(scenario)
+
+
+def test_a_model_takes_any_number_of_responses(tmp_path: Path) -> None:
+    body = """
+responses = call(value_of(request)).exec(decoupled=True)
+values = [r.output_tensors()[0].as_numpy()[0] for r in responses]
+return [answer(np.array([sum(values)], np.float32))]
+"""
+
+    async def scenario() -> None:
+        models = FakeModels(responses=5, is_decoupled=True)
+        instance = await load(tmp_path, executing(body), settings=BackendSettings(models=models))
+        assert array_of(await run_one(instance, request(ONE))).tolist() == [10]
+        await instance.aclose()
+
+    run(scenario)
+
+
+def test_a_call_whose_responses_are_not_read_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(charonia_host, "RESPONSES_UNREAD_MAX", 3)
+    body = """
+responses = call(value_of(request)).exec(decoupled=True)
+time.sleep(0.1)
+*_, last = responses
+return [answer(np.array([last.error().message()], object))]
+"""
+
+    async def scenario() -> None:
+        models = FakeModels(responses=10, is_decoupled=True)
+        instance = await load(tmp_path, executing(body), settings=BackendSettings(models=models))
+        (text,) = array_of(await run_one(instance, request(ONE))).tolist()
+        assert text == b"the responses of model 'other' were not read fast enough"
+        await instance.aclose()
+
+    run(scenario)
+
+
+def test_a_sender_waits_while_the_event_loop_has_much_to_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thread_module, "RESPONSES_UNTAKEN_MAX", 2)
+    code = (
+        HEAD
+        + """
+    def execute(self, requests):
+        sender = requests[0].get_response_sender()
+        with open(__file__ + ".sent", "w") as file:
+            for number in range(20):
+                sender.send(answer(np.array([number], np.float32)))
+                print(number, file=file, flush=True)
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+    )
+
+    async def scenario() -> None:
+        instance = await load(tmp_path, code, in_thread(decoupled=True))
+        sink = Sink()
+        instance.start([request(ONE)], sink)
+        sent = tmp_path / "m" / "1" / "model.py.sent"
+        while not sent.exists() or sent.read_text().split() != ["0", "1"]:  # the event loop is held up
+            time.sleep(0.005)
+        time.sleep(0.05)
+        assert sent.read_text().split() == ["0", "1"]
+        await sink.is_final[0].wait()
+        assert len(sink.responses[0]) == 21
+        await instance.aclose()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("model_name='missing'", "3:Failed for execute the inference request. Model 'missing' is not ready"),
+        ("model_name='deaf', timeout=1000", "has not answered in time"),
+    ],
+)
+def test_a_call_that_fails_is_a_response_with_an_error(tmp_path: Path, arguments: str, expected: str) -> None:
+    body = f"""
+error = call(value_of(request), {arguments}).exec().error()
+return [answer(np.array([str(error.code()) + ":" + error.message()], object))]
+"""
+
+    async def scenario() -> None:
+        instance = await load(tmp_path, executing(body), in_thread(DataType.FP32), BackendSettings(models=FakeModels()))
+        (text,) = array_of(await run_one(instance, request(ONE))).tolist()
+        assert expected.removeprefix("3:") in text.decode()
+        await instance.aclose()
+
+    run(scenario)
+
+
+def test_a_call_ends_when_nobody_waits_for_the_batch(tmp_path: Path) -> None:
+    body = "call(value_of(request), model_name='deaf').exec()\nreturn [answer(value_of(request))]"
+
+    async def scenario() -> None:
+        models = FakeModels()
+        instance = await load(tmp_path, executing(body), settings=BackendSettings(models=models))
+        sink = Sink()
+        instance.start([request(ONE)], sink)
+        while not models.requests:
+            await asyncio.sleep(0.005)
+        sink.cancelled.add(0)
+        instance.cancel(sink, 0)
+
+        await sink.done.wait()
+        await instance.aclose()
+
+    run(scenario)
+
+
+def test_a_model_loads_unloads_and_asks_for_others(tmp_path: Path) -> None:
+    body = """
+pb_utils.load_model("other", config="{}", files={"file:1/x": b"content"})
+pb_utils.unload_model("other", unload_dependents=True)
+try:
+    pb_utils.load_model("broken")
+except pb_utils.TritonModelException as error:
+    reason = str(error)
+return [answer(np.array([reason, str(pb_utils.is_model_ready("other")), str(pb_utils.is_model_ready("x"))], object))]
+"""
+
+    async def scenario() -> None:
+        models = FakeModels()
+        instance = await load(tmp_path, executing(body), settings=BackendSettings(models=models))
+
+        assert array_of(await run_one(instance, request(ONE))).tolist() == [b"it is broken", b"True", b"False"]
+        assert models.done[:2] == [("load", "other", "{}", {"1/x": b"content"}), ("unload", "other", True)]
+        await instance.aclose()
+
+    run(scenario)
+
+
+def test_metrics_of_a_model_last_as_long_as_it(tmp_path: Path) -> None:
+    code = (
+        HEAD
+        + """
+    def initialize(self, args):
+        self.family = pb_utils.MetricFamily("seen_total", "Requests seen", pb_utils.MetricFamily.COUNTER)
+        self.metric = self.family.Metric(labels={"a": "b"})
+        try:
+            pb_utils.MetricFamily("seen_total", "Requests seen", pb_utils.MetricFamily.GAUGE)
+        except pb_utils.TritonModelException as error:
+            self.refusal = str(error)
+
+    def execute(self, requests):
+        self.metric.increment(len(requests))
+        return [answer(np.array([self.refusal], object)) for _ in requests]
+"""
+    )
+
+    async def scenario() -> None:
+        metrics = CustomMetrics()
+        instance = await load(tmp_path, code, settings=BackendSettings(metrics=metrics))
+
+        (text,) = array_of(await run_one(instance, request(ONE))).tolist()
+
+        assert b"'seen_total' exists with kind counter" in text
+        (family,) = metrics.families()
+        (metric,) = family.metrics.values()
+        assert (metric.labels, metric.value) == ((("a", "b"),), 1)
+        await instance.aclose()
+        assert list(metrics.families()) == []
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("body", "expected", "logged"),
+    [
+        ("", True, ""),
+        ("def is_ready(self): return True", True, ""),
+        ("async def is_ready(self): return False", False, ""),
+        ("def is_ready(self): sys.exit(3)", False, "SystemExit: 3"),
+    ],
+)
+def test_a_model_says_whether_it_is_ready(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, body: str, expected: bool, logged: str
+) -> None:
+    async def scenario() -> None:
+        instance = await load(tmp_path, f"{IDENTITY}    {body}\n")
+        assert await instance.is_ready() is expected
+        assert array_of(await run_one(instance, request(ONE))).tolist() == [1]
+        await instance.aclose()
+        assert not await instance.is_ready()
+
+    run(scenario)
+
+    assert logged in caplog.text
+
+
+def test_a_thread_that_computes_does_not_hold_up_who_asks_others(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    body = f"while not os.path.exists({str(gate)!r}):\n    time.sleep(0.005)\nreturn [answer(value_of(request))]"
+    code = executing(body) + "    def is_ready(self): return True\n"
+
+    async def scenario() -> None:
+        instance = await load(tmp_path, code)
+        sink = Sink()
+        instance.start([request(ONE)], sink)
+        asking = asyncio.ensure_future(instance.is_ready())
+        await asyncio.sleep(0.05)
+        assert not asking.done()
+        gate.touch()
+        assert await asking
+        assert sink.done.is_set()
+        await instance.aclose()
+
+    run(scenario)
+
+
+# -- what cannot be
+
+
+@pytest.mark.parametrize(
+    ("parameters", "code", "expected"),
+    [
+        ({"EXECUTION_MODE": "fiber"}, Code.INVALID_ARG, "expected process or thread, got 'fiber'"),
+        (
+            {"EXECUTION_ENV_PATH": "env"},
+            Code.UNSUPPORTED,
+            "EXECUTION_ENV_PATH cannot be met with EXECUTION_MODE thread",
+        ),
+        ({"EXECUTE_TIMEOUT_SECONDS": "1"}, Code.UNSUPPORTED, "a thread that hangs cannot be ended"),
+    ],
+)
+def test_what_a_thread_cannot_have_is_refused(
+    tmp_path: Path, parameters: dict[str, str], code: Code, expected: str
+) -> None:
+    cfg = ModelConfig(name="m", backend="python", parameters={"EXECUTION_MODE": "thread", **parameters})
+    files = write(tmp_path, IDENTITY)
+
+    for action in (PythonBackend().load, PythonBackend().complete):
+        with pytest.raises(ServingError) as caught:
+            asyncio.run(action(files, cfg, BackendSettings()))
+        assert caught.value.code is code
+        assert expected in caught.value.message
+
+
+def test_requirements_are_refused_unless_they_are_to_be_ignored(tmp_path: Path) -> None:
+    files = write(tmp_path, IDENTITY)
+    (files.model_dir / "requirements.txt").write_text("tiny\n")
+
+    with pytest.raises(ServingError, match=r"requirements\.txt cannot be met with EXECUTION_MODE thread"):
+        asyncio.run(PythonBackend().load(files, in_thread(), BackendSettings()))
+    asyncio.run(PythonBackend().load(files, in_thread(), BackendSettings({"environment-builder": "none"})))
+
+
+def test_auto_complete_config_runs_in_a_process(tmp_path: Path) -> None:
+    code = IDENTITY + (
+        "    @staticmethod\n    def auto_complete_config(config):\n"
+        "        config.set_max_batch_size(16)\n        return config\n"
+    )
+
+    completion = asyncio.run(PythonBackend().complete(write(tmp_path, code), in_thread(), BackendSettings()))
+
+    assert completion.config.max_batch_size == 16

@@ -1,0 +1,332 @@
+"""The processes of Python models: when they end, what ends with them, and who notices."""
+
+import asyncio
+import logging
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import uvloop
+from tests.support.process import shared_memory_of
+from tests.support.python_model import config, load, request, write
+
+from charonia.config.kinds import InstanceKind
+from charonia.core.errors import Code, ServingError
+from charonia.server.backends.api import BackendSettings, Outputs, Placement, Result
+from charonia.server.backends.python import process as process_module
+from charonia.server.backends.python.backend import PythonBackend, PythonModel
+from charonia.server.backends.python.reaper import reaper
+from charonia.server.backends.python.worker.charonia_channel import INLINE_BYTES_MAX
+
+HEAD = """
+import multiprocessing, os, subprocess, sys, threading, time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+def value_of(request):
+    return pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
+
+def answer(array):
+    return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", array)])
+"""
+
+IDENTITY = (
+    HEAD
+    + """
+class TritonPythonModel:
+    def execute(self, requests):
+        return [answer(value_of(r)) for r in requests]
+"""
+)
+
+PARENT = (
+    HEAD
+    + """
+class TritonPythonModel:
+    def initialize(self, args):
+        self.child = os.fork()
+        if not self.child:
+            pb_utils.Logger.log_warn("this is the child")
+            time.sleep(60)
+            os._exit(0)
+
+    def execute(self, requests):
+        if value_of(requests[0])[0]:
+            os._exit(3)
+        return [answer(np.array([self.child], np.float32)) for _ in requests]
+"""
+)
+
+ONE = np.ones(1, np.float32)
+ZERO = np.zeros(1, np.float32)
+
+
+def error_of(result: Result) -> ServingError:
+    assert isinstance(result, ServingError)
+    return result
+
+
+def value_of(result: Result) -> int:
+    assert isinstance(result, Outputs)
+    return int(result.tensors[0].array[0])
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_a_crash_in_a_library_says_where_the_model_was(tmp_path: Path) -> None:
+    code = IDENTITY.replace("return", "import ctypes; ctypes.string_at(0)  #")
+
+    async def scenario() -> None:
+        loaded = await load(tmp_path, code)
+        (result,) = await loaded.run([request(ZERO)])
+        message = error_of(result).message
+        assert "ended by SIGSEGV; its last output:" in message
+        assert "Fatal Python error: Segmentation fault" in message
+        assert re.search(r'model\.py", line \d+ in execute', message)
+        await loaded.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("has_pidfd", [True, False])
+def test_a_child_of_the_worker_does_not_hide_that_it_died_and_ends_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_pidfd: bool
+) -> None:
+    if not has_pidfd:
+        monkeypatch.setattr(process_module, "_open_pidfd", lambda _: None)
+
+    async def scenario() -> None:
+        loaded = await load(tmp_path, PARENT)
+        (result,) = await loaded.run([request(ZERO)])
+        child = value_of(result)
+        assert is_running(child)
+
+        start = time.monotonic()
+        (result,) = await loaded.run([request(ONE)])
+
+        assert "exited with status 3" in error_of(result).message
+        assert time.monotonic() - start < 40  # the child would have gone on for a minute
+        if has_pidfd:
+            assert wait_until(lambda: not is_running(child))
+        else:
+            os.kill(child, signal.SIGKILL)
+        (result,) = await loaded.run([request(ZERO)])
+        last = value_of(result)
+        await loaded.close()
+        if is_running(last) and not has_pidfd:
+            os.kill(last, signal.SIGKILL)
+        assert wait_until(lambda: not is_running(last))
+
+    asyncio.run(scenario())
+
+
+def test_what_a_forked_child_logs_reaches_the_log_as_output(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        loaded = await load(tmp_path, PARENT)
+        await loaded.run([request(ZERO)])
+        while "this is the child" not in caplog.text:
+            await asyncio.sleep(0.01)
+        await loaded.close()
+
+    with caplog.at_level(logging.INFO):
+        asyncio.run(asyncio.wait_for(scenario(), 30))
+
+
+def test_a_start_that_is_given_up_ends_at_once(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        code = (
+            HEAD
+            + "class TritonPythonModel:\n    def initialize(self, args): time.sleep(60)\n    def execute(s, r): 0\n"
+        )
+        reaper.watch(0)  # so that it is there before, too
+        reaper.forget(0)
+        before = set(psutil.Process().children())
+        starting = asyncio.ensure_future(load(tmp_path, code))
+        while not set(psutil.Process().children()) > before:
+            await asyncio.sleep(0.01)
+
+        start = time.monotonic()
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+
+        assert time.monotonic() - start < 40  # of a minute
+        assert set(psutil.Process().children()) == before
+
+    asyncio.run(scenario())
+
+
+def test_slow_models_start_side_by_side_while_the_event_loop_runs_on(tmp_path: Path) -> None:
+    """None of them is ready before all have begun, and before the event loop has seen that."""
+    code = (
+        IDENTITY
+        + """
+    def initialize(self, args):
+        folder = os.path.dirname(__file__)
+        open(os.path.join(folder, f"{os.getpid()}.begun"), "w").close()
+        while not os.path.exists(os.path.join(folder, "seen")):
+            time.sleep(0.005)
+"""
+    )
+
+    async def scenario() -> None:
+        model = await PythonBackend().load(write(tmp_path, code), config(), BackendSettings())
+        assert isinstance(model, PythonModel)
+        starts = asyncio.gather(
+            *(model.create_instance(Placement(f"m_0_{i}", InstanceKind.KIND_CPU)) for i in range(3))
+        )
+        folder = tmp_path / "m" / "1"
+        while len(list(folder.glob("*.begun"))) < 3:
+            assert not starts.done()
+            await asyncio.sleep(0.005)
+        (folder / "seen").touch()
+        for instance in await starts:
+            await instance.aclose()
+
+    asyncio.run(asyncio.wait_for(scenario(), 120))
+
+
+def test_no_worker_and_nothing_that_it_has_started_survives_a_killed_server(tmp_path: Path) -> None:
+    code = (
+        HEAD
+        + """
+class TritonPythonModel:
+    def initialize(self, args):
+        started = [subprocess.Popen(["sleep", "60"]).pid]
+        forked = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,), daemon=True)
+        forked.start()
+        with open(args["model_repository"] + "/started", "w") as file:
+            print(*started, forked.pid, file=file)
+
+    def execute(self, requests):
+        print("executing", flush=True)
+        time.sleep(60)
+"""
+    )
+    write(tmp_path, code)
+    script = tmp_path / "server.py"
+    script.write_text(
+        """
+import asyncio, sys
+from pathlib import Path
+import numpy as np
+from tests.support.python_model import load, request
+
+async def main():
+    loaded = await load(Path(sys.argv[1]), Path(sys.argv[1], "m/1/model.py").read_text())
+    running = asyncio.ensure_future(loaded.run([request(np.zeros(1, np.float32))]))
+    await asyncio.sleep(0.1)
+    print(loaded.instance.pid, flush=True)
+    await running
+
+asyncio.run(main())
+"""
+    )
+    with subprocess.Popen([sys.executable, str(script), str(tmp_path)], stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        worker = int(server.stdout.readline())
+        started = [int(pid) for pid in (tmp_path / "m" / "started").read_text().split()]
+        everything = [worker, *started]
+        assert len(everything) == 3
+        assert all(is_running(pid) for pid in everything)
+        assert not any(shared_memory_of(pid) for pid in (server.pid, *everything))  # or some could be left
+
+        server.kill()
+
+    assert wait_until(lambda: not any(is_running(pid) for pid in everything))
+
+
+def test_only_the_last_lines_of_output_are_in_the_error(tmp_path: Path) -> None:
+    code = (
+        HEAD
+        + """
+class TritonPythonModel:
+    def execute(self, requests):
+        for number in range(200):
+            print(f"line {number}.", file=sys.stderr)
+        print("half a line", end="")
+        sys.stdout.flush()
+        os._exit(7)
+"""
+    )
+
+    async def scenario() -> None:
+        loaded = await load(tmp_path, code)
+        (result,) = await loaded.run([request(ZERO)])
+        error = error_of(result)
+        assert error.code is Code.INTERNAL
+        assert "exited with status 7" in error.message
+        assert "line 199.\nhalf a line" in error.message
+        assert "line 150." in error.message
+        assert "line 149." not in error.message
+        await loaded.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_batches_of_random_sizes_come_back_right_on_every_event_loop(
+    tmp_path: Path, run: Callable[..., object]
+) -> None:
+    rng = random.Random(20)
+    limit = INLINE_BYTES_MAX // 4
+    counts = [
+        rng.choice([0, 1, rng.randrange(100), limit + rng.randrange(-1, 2), rng.randrange(8 * limit)])
+        for _ in range(200)
+    ]
+
+    async def scenario() -> None:
+        loaded = await load(tmp_path, IDENTITY)
+        position = 0
+        while position < len(counts):
+            batch = counts[position : position + rng.randrange(1, 6)]
+            arrays = [np.full(count, position + i, np.float32) for i, count in enumerate(batch)]
+            for array, result in zip(arrays, await loaded.run([request(a) for a in arrays]), strict=True):
+                assert isinstance(result, Outputs)
+                np.testing.assert_array_equal(result.tensors[0].array, array)
+            position += len(batch)
+        await loaded.close()
+
+    run(scenario())
+
+
+def test_auto_complete_does_not_wait_for_what_the_model_left_running(tmp_path: Path) -> None:
+    files = write(tmp_path, IDENTITY + "\nthreading.Thread(target=time.sleep, args=(60,)).start()\n")
+    start = time.monotonic()
+
+    completion = asyncio.run(PythonBackend().complete(files, config(), BackendSettings()))
+
+    assert completion.config == config()
+    assert time.monotonic() - start < 50  # it runs for a minute
+
+
+def test_an_environment_that_is_not_there_is_refused_before_the_model_is_imported(tmp_path: Path) -> None:
+    files = write(tmp_path, "import a_module_of_the_environment")
+
+    with pytest.raises(ServingError, match="there is no folder or archive") as caught:
+        asyncio.run(PythonBackend().complete(files, config(EXECUTION_ENV_PATH="env.tar.gz"), BackendSettings()))
+
+    assert caught.value.code is Code.INVALID_ARG

@@ -1,0 +1,357 @@
+"""The worker as a process, under every Python that is at hand, with a server's end that is played here."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from charonia.server.backends.python.worker import charonia_channel as channel
+from charonia.server.backends.python.worker.charonia_channel import Incoming, Outgoing, Receiver
+from charonia.server.backends.python.worker.charonia_regions import Mappings, RegionPool
+
+SCRIPT = Path(channel.__file__).with_name("charonia_worker.py")
+
+PIPELINE = """
+import asyncio, threading
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+def other(value, **more):
+    tensor = pb_utils.Tensor("IN", np.array([value], np.float32))
+    return pb_utils.InferenceRequest(model_name="double", requested_output_names=["OUT"], inputs=[tensor], **more)
+
+def value_of(response):
+    if response.has_error():
+        raise pb_utils.TritonModelException(response.error().message())
+    return float(response.output_tensors()[0].as_numpy()[0])
+
+def answer(value):
+    return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([value], np.float32))])
+"""
+
+SYNC = (
+    PIPELINE
+    + """
+class TritonPythonModel:
+    def execute(self, requests):
+        results = [None] * 4
+        def work(i):
+            results[i] = value_of(other(i).exec())
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(3)]
+        for thread in threads:
+            thread.start()
+        work(3)
+        for thread in threads:
+            thread.join()
+        streamed = [value_of(r) for r in other(10).exec(decoupled=True)]
+        return [answer(sum(results) + sum(streamed)) for _ in requests]
+"""
+)
+
+ASYNC = (
+    PIPELINE
+    + """
+class TritonPythonModel:
+    async def execute(self, requests):
+        first = await asyncio.gather(*(other(i).async_exec() for i in range(3)))
+        nested = other(3).exec()
+        streamed = [value_of(r) async for r in await other(10).async_exec(decoupled=True)]
+        return [answer(sum(map(value_of, [*first, nested])) + sum(streamed)) for _ in requests]
+"""
+)
+
+OWN_LOOP = (
+    PIPELINE
+    + """
+class TritonPythonModel:
+    def execute(self, requests):
+        async def together():
+            calls = [other(i).async_exec() for i in range(4)]
+            streamed = [value_of(r) for r in await other(10).async_exec(decoupled=True)]
+            return sum(map(value_of, await asyncio.gather(*calls))) + sum(streamed)
+        return [answer(asyncio.run(together())) for _ in requests]
+"""
+)
+
+DECOUPLED_ASYNC = (
+    PIPELINE
+    + """
+class TritonPythonModel:
+    async def execute(self, requests):
+        values = await asyncio.gather(*(other(i).async_exec() for i in range(4)))
+        streamed = [value_of(r) async for r in await other(10).async_exec(decoupled=True)]
+        for request in requests:
+            request.get_response_sender().send(answer(sum(map(value_of, values)) + sum(streamed)), 1)
+"""
+)
+
+TOTAL = 2.0 * (0 + 1 + 2 + 3) + 20 + 21
+
+
+class Worker:
+    """A worker process and the server's end of its connection."""
+
+    def __init__(self, folder: Path, code: str, *, decoupled: bool = False, python: str = sys.executable) -> None:
+        version = folder / "m" / "1"
+        version.mkdir(parents=True)
+        (version / "model.py").write_text(code)
+        ours_out, theirs_in = socket.socketpair()
+        theirs_out, ours_in = socket.socketpair()
+        self.out, self.incoming = ours_out, ours_in
+        self.incoming.settimeout(30)
+        numbers = [theirs_in.fileno(), theirs_out.fileno()]
+        with theirs_in, theirs_out:
+            self.process = subprocess.Popen(
+                [python, str(SCRIPT), *map(str, numbers), str(os.getpid())], pass_fds=numbers, start_new_session=True
+            )
+        self.pool = RegionPool()
+        self.receiver = Receiver(Mappings(), self.pool)
+        self.waiting: list[Incoming] = []
+        path = str(version / "model.py")
+        self.send(("initialize", path, str(version), str(version.parent), {}, "m_0_0", {"decoupled": decoupled}))
+
+    def send(self, header: tuple[object, ...], outgoing: Outgoing | None = None) -> None:
+        outgoing = outgoing or Outgoing(self.pool)
+        channel.send_all(self.out, outgoing.frame(header), outgoing.fds)
+
+    def execute(self, number: int, *values: float) -> None:
+        outgoing = Outgoing(self.pool)
+        requests = [(("", 0, 0, 0, 0, "{}", ("OUT",), ""), [place("IN", value, outgoing)]) for value in values]
+        self.send(("execute", [(number, requests)], [], []), outgoing)
+
+    def receive(self) -> Incoming:
+        while not self.waiting:
+            data, fds = channel.receive(self.incoming)
+            if not data:
+                raise EOFError
+            self.waiting += self.receiver.feed(data, fds)
+        return self.waiting.pop(0)
+
+    def serve_until(self, *kinds: str) -> Incoming:
+        """Answer calls, with twice the input, until a message of one of these kinds comes."""
+        while (message := self.receive()).header[0] not in kinds:
+            if message.header[0] == "call":
+                number, decoupled, tensors = message.header[1], message.header[5], message.header[8]
+                value = 2 * value_in(message, tensors)
+                for extra in range(2 if decoupled else 1):
+                    outgoing = Outgoing(self.pool)
+                    result: tuple[object, ...] = (-1, [place("OUT", value + extra, outgoing)], {})
+                    self.send(("reply", number, result, not decoupled, [], []), outgoing)
+                if decoupled:
+                    self.send(("reply", number, None, True, [], []))
+        return message
+
+    def close(self) -> None:
+        self.out.close()
+        self.incoming.close()
+        self.process.kill()
+        self.process.wait(10)
+        self.receiver.close()
+
+
+def place(name: str, value: float, outgoing: Outgoing) -> tuple[object, ...]:
+    return (name, "FP32", (1,), outgoing.place(np.array([value], np.float32).tobytes()))
+
+
+def value_in(message: Incoming, tensors: Any) -> float:
+    return float(np.frombuffer(message.find(tensors[0][3]), np.float32)[0])
+
+
+@pytest.fixture
+def workers() -> Iterator[list[Worker]]:
+    started: list[Worker] = []
+    yield started
+    for worker in started:
+        worker.close()
+
+
+def other_pythons() -> list[str]:
+    """Interpreters of other versions that have numpy, as a model's environment may."""
+    found = []
+    for minor in (8, 9, 10, 12, 13):
+        path = shutil.which(f"python3.{minor}")
+        if path and minor != sys.version_info.minor:
+            check = subprocess.run([path, "-c", "import numpy"], capture_output=True, check=False)
+            found += [path] if check.returncode == 0 else []
+    return found
+
+
+@pytest.mark.parametrize("python", [sys.executable, *other_pythons()])
+@pytest.mark.parametrize("code", [SYNC, ASYNC, OWN_LOOP], ids=["threads", "async", "own-loop"])
+def test_a_model_calls_others_in_every_way(tmp_path: Path, workers: list[Worker], code: str, python: str) -> None:
+    worker = Worker(tmp_path, code, python=python)
+    workers.append(worker)
+    assert worker.receive().header == ("ready", {"has_is_ready": False})
+
+    for number in (1, 2):
+        worker.execute(number, 0)
+        done = worker.serve_until("done")
+        assert done.header[2][0][0] == -1, done.header
+        assert value_in(done, done.header[2][0][1]) == TOTAL
+
+    worker.send(("finalize",))
+    assert worker.process.wait(10) == 0
+
+
+def test_an_async_decoupled_model_runs_batches_side_by_side(tmp_path: Path, workers: list[Worker]) -> None:
+    worker = Worker(tmp_path, DECOUPLED_ASYNC, decoupled=True)
+    workers.append(worker)
+    worker.receive()
+
+    worker.execute(1, 0)
+    worker.execute(2, 0)
+
+    # Both `execute` have returned before any call is answered; one message at a time, as nothing is read ahead.
+    kinds: list[str] = []
+    calls: list[Incoming] = []
+    while kinds.count("done") < 2 or len(calls) < 8:
+        message = worker.receive()
+        kinds.append(message.header[0])
+        if message.header[0] == "call":
+            calls.append(message)
+    worker.waiting += calls
+    for _ in range(2):
+        response = worker.serve_until("response")
+        assert value_in(response, response.header[3][1]) == TOTAL
+        assert response.header[4] is True
+    worker.send(("finalize",))
+    assert worker.process.wait(10) == 0
+
+
+def test_a_model_is_told_of_cancellation_while_it_computes(tmp_path: Path, workers: list[Worker]) -> None:
+    code = (
+        PIPELINE
+        + """
+import time
+class TritonPythonModel:
+    def execute(self, requests):
+        pb_utils.Logger.log_info("begun")
+        while not requests[1].is_cancelled():
+            time.sleep(0.001)
+        assert not requests[0].is_cancelled()
+        error = pb_utils.TritonError("gone", pb_utils.TritonError.CANCELLED)
+        return [answer(1), pb_utils.InferenceResponse(error=error)]
+"""
+    )
+    worker = Worker(tmp_path, code)
+    workers.append(worker)
+    worker.receive()
+    worker.execute(1, 0, 0)
+    assert worker.receive().header[0] == "log"
+
+    worker.send(("cancel", 1, 1))
+
+    done = worker.receive()
+    assert done.header[2][1] == (7, "gone")
+
+
+def test_metrics_are_declared_while_the_model_initializes(tmp_path: Path, workers: list[Worker]) -> None:
+    code = (
+        PIPELINE
+        + """
+class TritonPythonModel:
+    def initialize(self, args):
+        self.family = pb_utils.MetricFamily("n", "d", pb_utils.MetricFamily.COUNTER)
+        self.metric = self.family.Metric(labels={"a": "b"})
+    def execute(self, requests):
+        self.metric.increment(2)
+        return [answer(self.metric.value())]
+"""
+    )
+    worker = Worker(tmp_path, code)
+    workers.append(worker)
+    ((_, number, *family),) = worker.receive().header[1]
+    worker.send(("answer", number, ("ok", None)))
+    worker.serve_until("ready")
+    worker.execute(1, 0)
+
+    updates = []
+    while (message := worker.receive()).header[0] == "metrics":
+        updates += message.header[1]
+
+    assert family == ["n", "d", "counter"]
+    assert ("add", number + 1, 2.0) in updates
+    assert value_in(message, message.header[2][0][1]) == 2
+
+
+def test_a_family_that_is_refused_fails_the_model_with_the_servers_words(tmp_path: Path, workers: list[Worker]) -> None:
+    code = (
+        PIPELINE + "class TritonPythonModel:\n    def execute(self, requests): pass\n    def initialize(self, args):\n"
+    )
+    worker = Worker(tmp_path, code + "        pb_utils.MetricFamily('n', 'd', 0)\n")
+    workers.append(worker)
+    ((_, number, *_),) = worker.receive().header[1]
+
+    worker.send(("answer", number, ("error", 6, "another model has a gauge of that name")))
+
+    kind, text = worker.receive().header
+    assert kind == "failed"
+    assert "TritonModelException: another model has a gauge of that name" in text
+
+
+def test_a_model_is_asked_whether_it_is_ready(tmp_path: Path, workers: list[Worker]) -> None:
+    code = PIPELINE + (
+        "class TritonPythonModel:\n    def execute(self, requests): pass\n    async def is_ready(self): return False\n"
+    )
+    worker = Worker(tmp_path, code)
+    workers.append(worker)
+    assert worker.receive().header == ("ready", {"has_is_ready": True})
+
+    worker.send(("is_ready", 5))
+
+    assert worker.receive().header == ("answer_ready", 5, False)
+
+
+def test_a_model_that_waits_for_a_call_ends_with_the_server(tmp_path: Path, workers: list[Worker]) -> None:
+    code = (
+        PIPELINE
+        + """
+class TritonPythonModel:
+    def execute(self, requests):
+        return [answer(value_of(other(1).exec()))]
+"""
+    )
+    worker = Worker(tmp_path, code)
+    workers.append(worker)
+    worker.receive()
+    worker.execute(1, 0)
+    assert worker.receive().header[0] == "call"
+
+    worker.out.close()
+    worker.incoming.close()
+
+    assert worker.process.wait(60) == 0
+
+
+def test_a_forked_child_is_told_that_it_cannot_call(tmp_path: Path, workers: list[Worker]) -> None:
+    code = (
+        PIPELINE
+        + """
+import os
+class TritonPythonModel:
+    def execute(self, requests):
+        read, write = os.pipe()
+        child = os.fork()
+        if not child:
+            try:
+                other(1).exec()
+            except BaseException as error:
+                os.write(write, str(error).encode())
+            os._exit(0)
+        os.waitpid(child, 0)
+        return [pb_utils.InferenceResponse(error=pb_utils.TritonError(os.read(read, 1000).decode()))]
+"""
+    )
+    worker = Worker(tmp_path, code)
+    workers.append(worker)
+    worker.receive()
+    worker.execute(1, 0)
+
+    assert "a process that a model has forked cannot reach the server" in worker.receive().header[2][0][1]

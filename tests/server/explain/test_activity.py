@@ -1,0 +1,191 @@
+"""What a model version did of late: marks of its counters, and what came between them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from charonia.server.explain.activity import MARKS_MAX, Activity, Counts, History, Shortage, counts_of
+from charonia.server.metrics.model_metrics import FailureReason, Meter
+from charonia.server.scheduling.api import CloseReason
+
+S = 1_000_000_000
+MS = 1_000_000
+
+
+def batch(meter: Meter, size: int, *, begin_ns: int = 0, reason: CloseReason = CloseReason.FULL) -> None:
+    """Run a batch whose requests waited 2 ms: 1 ms of input, 7 of computing, 2 of output."""
+    marks = (begin_ns, begin_ns + MS, begin_ns + 8 * MS, begin_ns + 10 * MS)
+    meter.batch_done(
+        arrivals_ns=[begin_ns - 2 * MS] * size,
+        inferences=size,
+        batch_size=size,
+        reason=reason,
+        marks_ns=marks,
+        wall_ms=0,
+    )
+
+
+def test_what_happened_between_the_marks_is_the_difference_of_the_counters() -> None:
+    meter, history = Meter("m", "1"), History()
+    batch(meter, 8)
+    meter.failed(FailureReason.REJECTED, MS)
+    history.mark(meter, 0, 0, 0.0)
+    batch(meter, 4, reason=CloseReason.DELAY)
+    batch(meter, 4)
+    meter.failed(FailureReason.BACKEND, MS)
+    history.mark(meter, S, 3, 1.5)
+
+    found = history.activity()
+
+    assert (found.seconds, found.active_seconds, found.queued, found.idle_cores) == (1, 1, (3,), 1.5)
+    assert found.counts.success == found.counts.inferences == 8
+    assert found.counts.batches == {4: 2}
+    assert found.counts.closes == {CloseReason.DELAY: 1, CloseReason.FULL: 1}
+    assert found.counts.failed == {FailureReason.BACKEND: 1}
+    assert (found.counts.infer_ns, found.counts.moving_ns) == (14 * MS, 6 * MS)
+    assert found.counts.queue_ns == 8 * 2 * MS
+    assert (found.batch_count, found.mean_batch, found.counts.ended) == (2, 4, 9)
+    assert found.closed(CloseReason.DELAY) == 0.5
+    assert found.closed(CloseReason.SHAPE) == 0
+
+
+def test_only_the_last_minute_counts() -> None:
+    meter, history = Meter("m", "1"), History()
+    for second in range(100):
+        batch(meter, 1)
+        history.mark(meter, second * S, 0, 0.0)
+
+    found = history.activity()
+
+    assert found.seconds == MARKS_MAX - 1 == 60
+    assert found.batch_count == 60
+
+
+def test_seconds_without_requests_do_not_make_a_model_look_idle() -> None:
+    meter, history = Meter("m", "1"), History()
+    for second in range(11):
+        if second in (3, 4, 5):
+            for _ in range(100 if second == 4 else 50):
+                batch(meter, 1)
+        history.mark(meter, second * S, 0, 0.5 if second in (3, 4, 5) else 2.0)
+
+    found = history.activity()
+
+    # In the first and the last one half as much ended as between them: 200 batches of 10 ms in 2 s.
+    assert (found.seconds, found.active_seconds) == (10, 2)
+    assert found.occupancy(1) == pytest.approx(1)
+    assert found.idle_cores == 0.5
+
+
+def test_a_second_in_which_requests_only_waited_is_an_active_one() -> None:
+    meter, history = Meter("m", "1"), History()
+    for second, queued in enumerate((0, 0, 7, 0, 0)):
+        history.mark(meter, second * S, queued, 0.0)
+
+    assert history.activity().active_seconds == 2  # before and after it was seen
+
+
+def test_what_was_waited_for_is_counted_in_the_active_seconds() -> None:
+    meter, history = Meter("m", "1"), History()
+    needs = ("disk", "licence", "memory")
+    seen = [
+        Shortage(9 * S, needs),
+        Shortage(9 * S, needs, ("disk", "memory"), ("a",)),
+        Shortage(10 * S, needs, ("memory",), ("b", "a")),
+        *[Shortage(11 * S, needs)] * 4,
+    ]
+    for second, (queued, shortage) in enumerate(zip((0, 3, 3, 3, 3, 0, 0), seen, strict=True)):
+        history.mark(meter, second * S, queued, 0.0, shortage)
+
+    found = history.activity()
+
+    assert found.short == pytest.approx(2 / 5)  # of five seconds that had work
+    assert found.resources == ("memory", "disk")
+    assert found.holders == ("a", "b")
+
+
+def test_what_was_never_seen_to_be_missing_may_be_anything_that_is_needed() -> None:
+    meter, history = Meter("m", "1"), History()
+    for second in range(3):
+        history.mark(meter, second * S, 1, 0.0, Shortage(second * S // 2, ("disk", "memory")))
+
+    found = history.activity()
+
+    assert (found.short, found.resources, found.holders) == (0.5, ("disk", "memory"), ())
+
+
+def test_requests_that_take_longer_than_a_second_keep_a_model_busy() -> None:
+    meter, history = Meter("m", "1"), History()
+    for second in range(6):
+        if second in (2, 4):
+            batch(meter, 1)
+        history.mark(meter, second * S, 1, 0.0)
+
+    assert history.activity().active_seconds == 5
+
+
+def test_nothing_is_copied_while_nothing_happens() -> None:
+    meter, history = Meter("m", "1"), History()
+    batch(meter, 1)
+    for second in range(3):
+        history.mark(meter, second * S, 0, 0.0)
+
+    counts = {id(mark.counts) for mark in history._marks}
+
+    assert len(counts) == 1
+
+
+def test_before_the_second_mark_nothing_is_known() -> None:
+    history = History()
+
+    assert history.activity() == Activity()
+
+    history.mark(Meter("m", "1"), 0, 4, 0.0)
+    assert history.activity() == Activity(queued=(4,))
+
+
+def test_without_requests_there_are_no_shares() -> None:
+    found = Activity()
+
+    assert (found.mean_batch, found.occupancy(1), found.wait_ns(0.5), found.counts.ended) == (0, 0, 0, 0)
+    assert found.closed(CloseReason.FULL) == 0
+
+
+@pytest.mark.parametrize(
+    ("waits", "share", "expected"),
+    [
+        ((4, 0, 0), 0.5, 5),  # half of those in the bucket up to 10
+        ((2, 2, 0), 0.75, 15),
+        ((0, 4, 0), 1.0, 20),
+        ((0, 0, 4), 0.99, 20),  # above the last bound
+        ((1, 0, 3), 0.25, 10),
+    ],
+)
+def test_a_share_of_the_waits_is_read_off_the_buckets(waits: tuple[int, ...], share: float, expected: float) -> None:
+    found = Activity(counts=Counts(waits=waits), wait_bounds_ns=(10, 20))
+
+    assert found.wait_ns(share) == expected
+
+
+@given(st.lists(st.integers(1, 16), max_size=30), st.lists(st.integers(1, 16), max_size=30))
+def test_a_difference_holds_what_came_in_between_and_nothing_else(before: list[int], after: list[int]) -> None:
+    meter, history = Meter("m", "1"), History()
+    for size in before:
+        batch(meter, size)
+    history.mark(meter, 0, 0, 0.0)
+    for size in after:
+        batch(meter, size)
+    history.mark(meter, S, 0, 0.0)
+
+    found = history.activity().counts
+
+    fresh = Meter("m", "1")
+    for size in after:
+        batch(fresh, size)
+    expected = counts_of(fresh)
+    assert (found.success, found.batches, found.infer_ns, found.queue_ns) == (
+        expected.success,
+        expected.batches,
+        expected.infer_ns,
+        expected.queue_ns,
+    )

@@ -1,0 +1,502 @@
+"""What a connection does about clients that break rules, and how it ends."""
+
+import asyncio
+from typing import Any
+
+import ngh2
+import pytest
+from tests.support.grpc_memory import MemoryResponse, MemoryTransport, frame, request_headers
+
+from charonia.server.grpc.frontend import GrpcLimits
+from charonia.server.grpc.http2 import PREFACE
+from charonia.server.listening import GRACE_S
+from charonia.wire.grpc_status import Status
+
+ENHANCE_YOUR_CALM = 11
+INFER = b"\x0a\x08identity"  # a ModelInferRequest with no more than a model name
+SETTINGS_FRAME = b"\0\0\0\4\0\0\0\0\0"
+
+
+def raw_connection(bench: Any) -> tuple[Any, MemoryTransport]:
+    protocol = bench.frontend.connect()
+    transport = MemoryTransport(protocol)
+    protocol.connection_made(transport)
+    return protocol, transport
+
+
+def goaway_code(data: bytes) -> int:
+    """Return the code of the GOAWAY frame that ends what a server sent."""
+    while data[3] != 7:
+        data = data[9 + int.from_bytes(data[:3], "big") :]
+    return int.from_bytes(data[13:17], "big")
+
+
+@pytest.mark.parametrize(
+    "request_line", [b"GET / HTTP/1.1\r\nhost: x\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00", b"hello"]
+)
+def test_a_client_that_speaks_something_else_is_told_and_closed(play: Any, request_line: bytes) -> None:
+    async def scenario(bench: Any) -> None:
+        protocol, transport = raw_connection(bench)
+        protocol.data_received(request_line)
+
+        answer = transport.take()
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 505 ")
+        assert f"content-length: {len(body)}".encode() in head
+        assert transport.is_closed
+
+    play(scenario)
+
+
+def test_a_preface_in_pieces_is_understood(play: Any) -> None:
+    async def scenario(bench: Any) -> None:
+        protocol, transport = raw_connection(bench)
+        for byte in PREFACE + SETTINGS_FRAME:
+            protocol.data_received(bytes((byte,)))
+
+        assert not transport.is_closed
+        assert transport.take()
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        (PREFACE + SETTINGS_FRAME + b"\0\0\4\0\1\0\0\0\7abcd", 1),
+        (PREFACE + SETTINGS_FRAME + b"\0\0\5\1\5\0\0\0\1\xff\xff\xff\xff\xff", 9),
+        (PREFACE + SETTINGS_FRAME * 3000, ENHANCE_YOUR_CALM),
+        (PREFACE + SETTINGS_FRAME + b"\0\0\x08\6\0\0\0\0\0abcdefgh" * 3000, ENHANCE_YOUR_CALM),
+    ],
+    ids=["data of no stream", "headers that cannot be read", "a flood of settings", "a flood of pings"],
+)
+def test_a_violation_ends_the_connection_with_its_reason(play: Any, data: bytes, code: int) -> None:
+    async def scenario(bench: Any) -> None:
+        protocol, transport = raw_connection(bench)
+        protocol.data_received(data)
+
+        assert goaway_code(transport.take()) == code
+        assert transport.is_closed
+
+    play(scenario)
+
+
+def test_what_follows_a_violation_is_not_looked_at(play: Any) -> None:
+    async def scenario(bench: Any) -> None:
+        protocol, transport = raw_connection(bench)
+        protocol.data_received(b"nonsense")
+        transport.take()
+        protocol.data_received(PREFACE)
+
+        assert transport.take() == b""
+
+    play(scenario)
+
+
+def test_a_violation_cancels_what_is_in_flight(play: Any) -> None:
+    async def scenario(bench: Any) -> None:
+        bench.engine.hold = True
+        client = bench.client()
+        client.start("ModelInfer", INFER)
+        client.feed(b"\0\0\4\0\1\0\0\0\7abcd")
+        await client.settle()
+
+        assert bench.engine.tickets[0].cancelled
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("changes", "status"),
+    [
+        ({b":method": b"GET"}, b"405"),
+        ({b"content-type": b"application/json"}, b"415"),
+        ({b"content-type": None}, b"415"),
+    ],
+)
+def test_a_request_that_is_no_call_gets_an_http_status(play: Any, changes: Any, status: bytes) -> None:
+    async def scenario(bench: Any) -> None:
+        client = bench.client()
+        headers = {**dict(request_headers("ServerLive")), **changes}
+        stream_id = client.http2.send_request([(n, v) for n, v in headers.items() if v is not None])
+        client.responses[stream_id] = MemoryResponse()
+        client.exchange()
+
+        response = client.responses[stream_id]
+        assert (response.headers[b":status"], response.reset_code) == (status, 0)
+        assert (await client.call("ServerLive")).status == Status.OK
+
+    play(scenario)
+
+
+def test_headers_over_the_limit_are_refused_and_the_connection_lives(play: Any) -> None:
+    async def scenario(bench: Any) -> None:
+        client = bench.client()
+        response = await client.call("ServerLive", b"", (b"x-large", b"v" * 2000))
+
+        assert response.status == Status.RESOURCE_EXHAUSTED
+        assert "at most 2000 bytes" in response.message
+        assert (await client.call("ServerLive")).status == Status.OK
+
+    play(scenario, GrpcLimits(header_list_bytes_max=2000))
+
+
+def test_headers_far_over_the_limit_end_the_connection(play: Any) -> None:
+    async def scenario(bench: Any) -> None:
+        client = bench.client()
+        client.start("ServerLive", b"", *((b"x-%d" % number, b"v" * 1000) for number in range(10)))
+
+        assert client.goaways == [(ENHANCE_YOUR_CALM, b"")]
+        assert client.transport.is_closed
+
+    play(scenario, GrpcLimits(header_list_bytes_max=2000))
+
+
+def test_streams_beyond_the_limit_are_refused_one_by_one(play: Any) -> None:
+    async def scenario(bench: Any) -> None:
+        protocol, transport = raw_connection(bench)
+        client = ngh2.Connection(ngh2.Role.CLIENT, ngh2.Configuration(peer_max_concurrent_streams=10))
+        client.initiate_connection()
+        streams = [client.send_request(request_headers("ModelStreamInfer")) for _ in range(3)]
+        protocol.data_received(client.data_to_send())
+        client.receive_data(transport.take())
+
+        resets = [event for event in client.events() if isinstance(event, ngh2.StreamReset)]
+        assert [(event.stream_id, event.error_code) for event in resets] == [(streams[2], 7)]
+
+    play(scenario, GrpcLimits(streams_max=2))
+
+
+def test_a_client_that_cancels_too_much_is_sent_away(play: Any) -> None:
+    async def scenario(bench: Any) -> None:
+        client = bench.client()
+        for _ in range(10):
+            stream_id = client.start("ModelStreamInfer")
+            client.http2.reset_stream(stream_id)
+            client.exchange()
+        assert client.goaways == []
+        stream_id = client.start("ModelStreamInfer")
+        client.http2.reset_stream(stream_id)
+        client.exchange()
+
+        assert client.goaways == [(ENHANCE_YOUR_CALM, b"too_many_resets")]
+        assert client.transport.is_closed
+
+    play(scenario, GrpcLimits(resets_burst=10, resets_per_s=0))
+
+
+def test_a_client_that_pings_too_much_is_sent_away(play: Any) -> None:
+    async def scenario(bench: Any) -> None:
+        client = bench.client()
+        for _ in range(3):
+            client.http2.ping()
+            client.exchange()
+        assert client.goaways == []
+        client.http2.ping()
+        client.exchange()
+
+        assert client.goaways == [(ENHANCE_YOUR_CALM, b"too_many_pings")]
+        assert client.transport.is_closed
+
+    play(scenario)
+
+
+def test_pings_between_answers_are_no_strikes(play: Any) -> None:
+    async def scenario(bench: Any) -> None:
+        client = bench.client()
+        for _ in range(10):
+            client.http2.ping()
+            client.exchange()
+            await client.call("ServerLive")
+
+        assert client.goaways == []
+
+    play(scenario)
+
+
+def test_a_connection_that_says_nothing_is_closed(play: Any) -> None:
+    async def scenario(bench: Any) -> None:
+        _, transport = raw_connection(bench)
+        await asyncio.sleep(0.05)
+
+        assert transport.is_closed
+
+    play(scenario, GrpcLimits(handshake_timeout_s=0.02))
+
+
+def test_a_silent_client_is_pinged_and_closed_when_it_does_not_answer(play: Any) -> None:
+    async def scenario(bench: Any) -> None:
+        client = bench.client()
+        client.start("ModelStreamInfer")
+        await asyncio.sleep(0.09)
+        client.exchange()
+        assert client.pings == 1
+        await asyncio.sleep(0.3)
+
+        assert client.transport.is_closed
+
+    play(scenario, GrpcLimits(keepalive_time_s=0.04, keepalive_timeout_s=0.1))
+
+
+def test_a_client_that_answers_pings_stays(play: Any) -> None:
+    async def scenario(bench: Any) -> None:
+        client = bench.client()
+        client.start("ModelStreamInfer")
+        for _ in range(20):
+            await asyncio.sleep(0.02)
+            client.exchange()
+
+        assert client.pings == 2
+        assert not client.transport.is_closed
+
+    play(scenario, GrpcLimits(keepalive_time_s=0.03, keepalive_timeout_s=0.2))
+
+
+@pytest.mark.parametrize(("permit", "pings"), [(False, 0), (True, 1)])
+def test_without_calls_pings_are_sent_only_where_permitted(play: Any, permit: bool, pings: int) -> None:
+    async def scenario(bench: Any) -> None:
+        client = bench.client()
+        await asyncio.sleep(0.1)
+        client.exchange()
+
+        assert client.pings == pings
+
+    play(scenario, GrpcLimits(keepalive_time_s=0.03, keepalive_without_calls=permit))
+
+
+def test_an_old_connection_is_retired_gently(play: Any) -> None:
+    async def scenario(bench: Any) -> None:
+        client = bench.client()
+        stream_id = client.start("ModelStreamInfer")
+        await asyncio.sleep(0.3)
+        client.exchange()
+        assert client.goaways[0] == (0, b"")
+        assert not client.transport.is_closed
+        client.http2.end_stream(stream_id)
+        client.exchange()
+        await client.settle()
+
+        assert client.responses[stream_id].status == Status.OK
+        assert client.transport.is_closed
+
+    play(scenario, GrpcLimits(connection_age_max_s=0.05))
+
+
+def test_an_old_connection_is_closed_when_its_grace_is_over(play: Any) -> None:
+    async def scenario(bench: Any) -> None:
+        client = bench.client()
+        client.start("ModelStreamInfer")
+        await asyncio.sleep(0.3)
+
+        assert client.transport.is_closed
+
+    play(scenario, GrpcLimits(connection_age_max_s=0.02, connection_age_grace_s=0.05))
+
+
+def test_an_idle_connection_is_retired(play: Any) -> None:
+    async def scenario(bench: Any) -> None:
+        client = bench.client()
+        await client.call("ServerLive")
+        await asyncio.sleep(0.3)
+
+        assert client.transport.is_closed
+
+    play(scenario, GrpcLimits(connection_idle_max_s=0.03))
+
+
+def test_a_connection_with_calls_is_not_idle(play: Any) -> None:
+    async def scenario(bench: Any) -> None:
+        client = bench.client()
+        client.start("ModelStreamInfer")
+        await asyncio.sleep(0.3)
+
+        assert not client.transport.is_closed
+
+    play(scenario, GrpcLimits(connection_idle_max_s=0.03))
+
+
+def test_while_writing_is_paused_nothing_is_written_or_read(play: Any) -> None:
+    async def scenario(bench: Any) -> None:
+        client = bench.client()
+        client.protocol.pause_writing()
+        stream_id = client.start("ServerLive", b"")
+        await client.settle()
+        assert not client.transport.is_reading_on
+        assert client.responses[stream_id].status is None
+        client.protocol.resume_writing()
+        await client.settle()
+
+        assert client.transport.is_reading_on
+        assert client.responses[stream_id].status == Status.OK
+
+    play(scenario)
+
+
+def test_draining_finishes_what_is_in_flight_and_closes(play: Any) -> None:
+    async def scenario(bench: Any) -> None:
+        bench.engine.hold = True
+        client, idle = bench.client(), bench.client()
+        stream_id = client.start("ModelInfer", INFER)
+        bench.frontend.stop_accepting()
+        client.exchange()
+        drained = asyncio.ensure_future(bench.frontend.drain(10.0))
+        await asyncio.sleep(0.15)
+        assert (client.transport.is_closed, idle.transport.is_closed, drained.done()) == (False, True, False)
+        bench.engine.release(0)
+        await client.settle()
+        await drained
+
+        assert client.goaways[0][0] == 0
+        assert client.responses[stream_id].status == Status.OK
+        assert client.transport.is_closed
+
+    play(scenario)
+
+
+def test_draining_does_not_wait_for_ever(play: Any) -> None:
+    async def scenario(bench: Any) -> None:
+        bench.engine.hold = True
+        client = bench.client()
+        client.start("ModelInfer", INFER)
+        bench.frontend.stop_accepting()
+        await bench.frontend.drain(0.05)
+
+        assert client.transport.is_closed
+        assert bench.engine.tickets[0].cancelled
+
+    play(scenario)
+
+
+def test_draining_waits_for_responses_that_wait_for_the_callers_window(play: Any) -> None:
+    async def scenario(bench: Any) -> None:
+        client = bench.client({ngh2.Setting.INITIAL_WINDOW_SIZE: 10}, opens_window=False)
+        stream_id = client.start("ServerMetadata", b"")
+        bench.frontend.stop_accepting()
+        await asyncio.sleep(0.15)
+        client.exchange()
+        assert (client.transport.is_closed, client.responses[stream_id].status) == (False, None)
+        client.http2.update_settings({ngh2.Setting.INITIAL_WINDOW_SIZE: 65_535})
+        client.exchange()
+        await client.settle()
+
+        assert client.responses[stream_id].status == Status.OK
+        assert client.transport.is_closed
+
+    play(scenario)
+
+
+def test_a_client_that_opens_its_window_bit_by_bit_gets_its_whole_answer_while_the_server_stops(play: Any) -> None:
+    async def scenario(bench: Any) -> None:
+        client = bench.client({ngh2.Setting.INITIAL_WINDOW_SIZE: 0}, opens_window=False)
+        stream_id = client.start("ServerMetadata", b"")
+        bench.frontend.stop_accepting()
+        draining = asyncio.create_task(bench.frontend.drain(1000.0))
+        rounds = 0
+        while client.responses[stream_id].status is None:
+            assert not client.transport.is_closed
+            rounds += 1
+            client.http2.update_settings({ngh2.Setting.INITIAL_WINDOW_SIZE: 10 * rounds})
+            client.exchange()
+            await asyncio.sleep(GRACE_S * 0.9)
+            client.exchange()
+        assert await draining
+
+        assert rounds > 3
+        assert client.responses[stream_id].status == Status.OK
+
+    play(scenario)
+
+
+def test_a_client_that_never_opens_its_window_is_given_up_when_the_server_stops(play: Any) -> None:
+    async def scenario(bench: Any) -> None:
+        client = bench.client({ngh2.Setting.INITIAL_WINDOW_SIZE: 0}, opens_window=False)
+        client.start("ServerMetadata", b"")
+        loop = asyncio.get_running_loop()
+        begin_s = loop.time()
+        bench.frontend.stop_accepting()
+
+        assert await bench.frontend.drain(1000.0)
+        assert loop.time() - begin_s < 2 * GRACE_S
+
+    play(scenario)
+
+
+def test_a_client_that_still_reads_what_it_was_sent_is_not_cut_off_when_the_server_stops(play: Any) -> None:
+    async def scenario(bench: Any) -> None:
+        client = bench.client()
+        client.transport.may_end = True
+        await client.call("ServerLive")
+        bench.frontend.stop_accepting()
+        draining = asyncio.create_task(bench.frontend.drain(1000.0))
+        for _ in range(5):
+            await asyncio.sleep(GRACE_S * 0.9)
+            client.feed(b"\0\0\4\10\0\0\0\0\0\0\0\1\0")  # of what it has read, 256 bytes more may come
+            assert (client.transport.is_ended, client.transport.is_closed) == (True, False)
+        await draining
+
+    play(scenario)
+
+
+def test_a_connection_that_has_drained_is_left_to_the_client_to_close(play: Any) -> None:
+    async def scenario(bench: Any) -> None:
+        client = bench.client({ngh2.Setting.INITIAL_WINDOW_SIZE: 10}, opens_window=False)
+        client.transport.may_end = True
+        stream_id = client.start("ServerMetadata", b"")
+        bench.frontend.stop_accepting()
+        await asyncio.sleep(0.15)
+        client.exchange()
+        client.protocol.pause_writing()
+        client.http2.update_settings({ngh2.Setting.INITIAL_WINDOW_SIZE: 65_535})
+        client.exchange()
+        client.protocol.resume_writing()
+        await client.settle()
+
+        assert client.responses[stream_id].status == Status.OK
+        assert (client.transport.is_ended, client.transport.is_closed) == (True, False)
+        assert client.transport.is_reading_on
+
+    play(scenario)
+
+
+def test_closing_does_not_wait_for_a_client_that_does_not_read(play: Any) -> None:
+    async def scenario(bench: Any) -> None:
+        client = bench.client()
+        client.transport.is_stuck = True
+        bench.frontend.stop_accepting()
+        await bench.frontend.drain(0.15)
+
+        assert client.transport.is_closed
+
+    play(scenario)
+
+
+def test_a_connection_that_ends_waits_for_its_client_as_long_as_that_reads(play: Any) -> None:
+    async def scenario(bench: Any) -> None:
+        protocol, transport = raw_connection(bench)
+        transport.is_stuck = True
+        protocol.data_received(b"hello")
+        for _ in range(3):
+            await asyncio.sleep(0.07)
+            del transport.written[:10]
+        assert not transport.is_closed
+        await asyncio.sleep(0.25)
+
+        assert transport.is_closed
+
+    play(scenario, GrpcLimits(keepalive_timeout_s=0.1))
+
+
+def test_data_of_a_stream_that_was_answered_early_does_not_use_up_the_window(play: Any) -> None:
+    async def scenario(bench: Any) -> None:
+        client = bench.client()
+        for _ in range(40):
+            stream_id = client.http2.send_request(request_headers("/no.Service/Method"))
+            client.responses[stream_id] = MemoryResponse()
+            client.http2.send_data(stream_id, frame(bytes(4000)))
+            client.exchange()
+        response = await client.call("ServerLive")
+
+        assert response.status == Status.OK
+        assert client.http2.remote_window_size > 16_000
+
+    play(scenario, GrpcLimits(connection_window_bytes=65_535))

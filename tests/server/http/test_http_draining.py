@@ -1,0 +1,119 @@
+"""The end of an HTTP endpoint whose clients are slow, in memory."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from tests.support.fake_engine import FakeEngine
+from tests.support.http_memory import MemoryClient, request
+from tests.support.idle_time import IdleTimeLoop
+
+from charonia.server.http.connection import LINGER_S
+from charonia.server.http.frontend import HttpFrontend, HttpLimits
+from charonia.server.listening import GRACE_S
+
+METADATA = request("/v2", method="GET")
+PIECE_BYTES = 40
+
+
+def play(scenario: Callable[[HttpFrontend, MemoryClient], Coroutine[Any, Any, None]]) -> None:
+    async def main() -> None:
+        frontend = HttpFrontend(FakeEngine(), HttpLimits())
+        await scenario(frontend, MemoryClient(frontend))
+
+    with asyncio.Runner(loop_factory=IdleTimeLoop) as runner:
+        runner.run(main())
+
+
+def ask(client: MemoryClient) -> None:
+    client.transport.is_blocked = True
+    client.send(METADATA)
+
+
+async def until_closed(client: MemoryClient) -> None:
+    while not client.transport.is_closed:
+        await asyncio.sleep(0.01)
+    client.leave()
+
+
+def test_a_client_that_reads_slowly_gets_its_whole_answer() -> None:
+    async def scenario(frontend: HttpFrontend, client: MemoryClient) -> None:
+        ask(client)
+        rounds = -(-len(client.transport.pending) // PIECE_BYTES)
+        leaving = asyncio.create_task(until_closed(client))
+        draining = asyncio.create_task(frontend.drain(1000.0))
+        for _ in range(rounds):
+            await asyncio.sleep(GRACE_S * 0.9)
+            assert (client.transport.is_half_closed, client.transport.is_closed) == (True, False)
+            client.transport.let_through(PIECE_BYTES)
+        assert await draining
+        await leaving
+
+        assert rounds > 3
+        assert [response.status for response in client.responses] == [200]
+
+    play(scenario)
+
+
+def test_a_client_that_reads_nothing_is_given_up() -> None:
+    async def scenario(frontend: HttpFrontend, client: MemoryClient) -> None:
+        ask(client)
+        leaving = asyncio.create_task(until_closed(client))
+        loop = asyncio.get_running_loop()
+        begin_s = loop.time()
+        assert await frontend.drain(1000.0)
+        await leaving
+
+        assert GRACE_S <= loop.time() - begin_s < 2 * GRACE_S
+
+    play(scenario)
+
+
+def test_a_client_that_is_still_reading_when_time_is_up_is_cut_off_and_told_of() -> None:
+    async def scenario(frontend: HttpFrontend, client: MemoryClient) -> None:
+        ask(client)
+        leaving = asyncio.create_task(until_closed(client))
+        draining = asyncio.create_task(frontend.drain(GRACE_S * 2))
+        for _ in range(3):
+            await asyncio.sleep(GRACE_S * 0.9)
+            client.transport.let_through(1)
+
+        assert not await draining
+        await leaving
+
+    play(scenario)
+
+
+def test_an_answer_that_comes_while_the_server_stops_is_delivered_before_the_connection_closes() -> None:
+    async def scenario(frontend: HttpFrontend, client: MemoryClient) -> None:
+        frontend.stop_accepting()
+        reader = MemoryClient(frontend)
+        ask(reader)
+        assert (reader.transport.is_half_closed, reader.transport.is_closed) == (True, False)
+        for _ in range(10):
+            frontend.now_s += LINGER_S * 0.9
+            reader.connection.check_time(frontend.now_s)
+            reader.transport.let_through(1)
+        assert not reader.transport.is_closed
+
+        frontend.now_s += LINGER_S * 2
+        reader.connection.check_time(frontend.now_s)
+        frontend.now_s += LINGER_S * 2
+        reader.connection.check_time(frontend.now_s)
+        assert reader.transport.is_closed
+
+    play(scenario)
+
+
+def test_one_that_is_still_sending_is_waited_for_no_longer_than_before() -> None:
+    async def scenario(frontend: HttpFrontend, client: MemoryClient) -> None:
+        client.send(METADATA[:10])
+        leaving = asyncio.create_task(until_closed(client))
+        loop = asyncio.get_running_loop()
+        begin_s = loop.time()
+        assert await frontend.drain(1000.0)
+        await leaving
+
+        assert GRACE_S <= loop.time() - begin_s < 2 * GRACE_S
+
+    play(scenario)

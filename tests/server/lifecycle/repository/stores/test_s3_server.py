@@ -1,0 +1,236 @@
+"""Repositories in a real S3 server on this machine, served to the stock clients."""
+
+import logging
+import os
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpc_client
+import tritonclient.http as http_client
+from tests.support.models import identity, identity_pbtxt
+from tests.support.process import ServeProcess
+from tritonclient.utils import InferenceServerException
+
+from charonia.core.errors import Code, ServingError
+from charonia.server.lifecycle.repository.sources import Sources, StoreOptions
+from charonia.server.lifecycle.repository.stores.location import parse_address
+from charonia.server.lifecycle.repository.stores.remote import ObjectStore, RemoteFile
+
+pytest.importorskip("obstore")
+moto = pytest.importorskip("moto.server")
+
+CONFIG = identity_pbtxt("onnxruntime", dims=(4,))
+WAIT_S = 60.0
+
+
+class S3:
+    """A server, and a bucket in it."""
+
+    def __init__(self) -> None:
+        self._server: Any = None
+        self.port = 0
+
+    def start(self) -> None:
+        self._server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=self.port, verbose=False)
+        self._server.start()
+        self.port = self._server.get_host_and_port()[1]
+
+    def stop(self) -> None:
+        self._server.stop()
+
+    @property
+    def uri(self) -> str:
+        return f"s3://127.0.0.1:{self.port}/bucket/models"
+
+    def put(self, path: str, content: bytes | str) -> None:
+        self._ask("PUT", f"bucket/models/{path}", content if isinstance(content, bytes) else content.encode())
+
+    def delete(self, path: str) -> None:
+        self._ask("DELETE", f"bucket/models/{path}")
+
+    def make_bucket(self) -> None:
+        self._ask("PUT", "bucket")
+
+    def _ask(self, method: str, path: str, body: bytes | None = None) -> None:
+        url = f"http://127.0.0.1:{self.port}/{path}"
+        headers = {"Content-Type": "application/octet-stream", "x-amz-acl": "public-read"}
+        request = urllib.request.Request(url, method=method, data=body, headers=headers)
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            answer.read()
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    moto_backends = pytest.importorskip("moto.backends")
+    moto_backends.get_backend("s3").reset()
+    server = S3()
+    server.start()
+    server.make_bucket()
+    yield server
+    server.stop()
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def infer(client: Any, library: Any, model: str = "m", output: str = "OUTPUT0") -> list[float]:
+    tensor = library.InferInput("INPUT0", [1, 4], "FP32")
+    tensor.set_data_from_numpy(np.array([[1, 2, 3, 4]], np.float32))
+    values: list[float] = client.infer(model, [tensor]).as_numpy(output).ravel().tolist()
+    return values
+
+
+def test_a_bucket_is_served_to_the_stock_clients(s3: S3, tmp_path: Path) -> None:
+    s3.put("m/config.pbtxt", CONFIG)
+    s3.put("m/1/model.onnx", identity(dims=(4,)))
+
+    with ServeProcess(s3.uri, f"--model-store-cache={tmp_path}") as server:
+        http, grpc = http_client.InferenceServerClient(server.http), grpc_client.InferenceServerClient(server.grpc)
+
+        assert infer(http, http_client) == infer(grpc, grpc_client) == [1, 2, 3, 4]
+        assert [(e["name"], e["state"]) for e in http.get_model_repository_index()] == [("m", "READY")]
+        http.close()
+        grpc.close()
+
+
+def test_a_change_in_the_bucket_is_followed_and_only_what_changed_is_fetched(s3: S3, tmp_path: Path) -> None:
+    s3.put("m/config.pbtxt", CONFIG)
+    s3.put("m/1/model.onnx", identity(dims=(4,)))
+    arguments = ("--model-control-mode=poll", "--repository-poll-secs=1", f"--model-store-cache={tmp_path}")
+
+    with ServeProcess(s3.uri, *arguments) as server:
+        client = http_client.InferenceServerClient(server.http)
+        s3.put("m/config.pbtxt", CONFIG + 'metric_tags { key: "state" value: "new" }')
+        until(lambda: client.get_model_config("m").get("metric_tags") == {"state": "new"})
+        s3.put("n/1/model.onnx", identity(dims=(4,)))
+        until(lambda: bool(client.is_model_ready("n")))
+        s3.delete("m/config.pbtxt")
+        s3.delete("m/1/model.onnx")
+        until(lambda: not client.is_model_ready("m"))
+        client.close()
+
+    assert "fetching 1 of 2 files of 'm'" in server.log
+
+
+def test_models_stay_while_the_store_is_down_and_what_failed_comes_when_it_is_back(s3: S3, tmp_path: Path) -> None:
+    s3.put("m/config.pbtxt", CONFIG)
+    s3.put("m/1/model.onnx", identity(dims=(4,)))
+    arguments = ("--model-control-mode=poll", "--repository-poll-secs=1", f"--model-store-cache={tmp_path}")
+
+    with ServeProcess(s3.uri, *arguments) as server:
+        client = http_client.InferenceServerClient(server.http)
+        s3.stop()
+        until(lambda: "what it had at the last look counts" in server.log)
+        assert infer(client, http_client) == [1, 2, 3, 4]
+        s3.start()
+        s3.put("n/1/model.onnx", identity(dims=(4,)))
+        until(lambda: bool(client.is_model_ready("n")))
+        client.close()
+
+
+def test_a_load_request_looks_into_the_bucket(s3: S3, tmp_path: Path) -> None:
+    s3.put("m/config.pbtxt", CONFIG)
+
+    with ServeProcess(s3.uri, "--model-control-mode=explicit", f"--model-store-cache={tmp_path}") as server:
+        client = http_client.InferenceServerClient(server.http)
+        with pytest.raises(InferenceServerException, match="at least one version"):
+            client.load_model("m")
+        s3.put("m/1/model.onnx", identity(dims=(4,)))
+        client.load_model("m")
+        assert infer(client, http_client) == [1, 2, 3, 4]
+        s3.stop()
+        with pytest.raises(InferenceServerException, match="cannot be read"):
+            client.load_model("other")
+        client.load_model("m")  # the cache still has it
+        assert infer(client, http_client) == [1, 2, 3, 4]
+        s3.start()
+        client.close()
+
+
+def test_a_store_that_is_down_at_start_ends_the_server_unless_it_may_wait(tmp_path: Path) -> None:
+    nobody = "s3://127.0.0.1:1/bucket/models"
+    arguments = (f"--model-store-cache={tmp_path}", "--model-control-mode=poll", "--repository-poll-secs=1")
+    with pytest.raises(RuntimeError, match="cannot be read"), ServeProcess(nobody, *arguments):
+        pass
+
+    with ServeProcess(nobody, "--exit-on-error=false", *arguments) as server:
+        client = http_client.InferenceServerClient(server.http)
+        assert client.is_server_live()
+        client.close()
+
+
+def test_a_file_that_changes_while_it_is_fetched_is_not_taken_for_the_old_one(s3: S3) -> None:
+    s3.put("m/1/a", b"old")
+    store = ObjectStore(parse_address(s3.uri))
+    (listed,) = store.files()
+    s3.put("m/1/a", b"new")
+
+    with pytest.raises(ServingError, match="has changed or gone"):
+        list(store.read(listed, 0, 3))
+    with pytest.raises(ServingError, match="has changed or gone"):
+        list(store.read(RemoteFile("m/1/none", 3, ""), 0, 3))
+
+
+def test_a_bucket_that_is_not_there_is_named(s3: S3, tmp_path: Path) -> None:
+    sources = Sources([f"s3://127.0.0.1:{s3.port}/nothing"], StoreOptions(cache=tmp_path))
+
+    (reason,) = sources.look().unread
+
+    assert reason.startswith(f"model repository 's3://127.0.0.1:{s3.port}/nothing' cannot be read: ")
+    sources.close()
+
+
+def test_google_cloud_storage_is_read_by_its_own_protocol(
+    s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The XML interface of Google Cloud Storage lists and reads as S3 does, so this server can stand in for it.
+    s3.put("m/1/a", b"content")
+    monkeypatch.setenv("GOOGLE_BASE_URL", f"http://127.0.0.1:{s3.port}")
+    monkeypatch.setenv("GOOGLE_SKIP_SIGNATURE", "true")
+    sources = Sources(["gs://bucket/models"], StoreOptions(cache=tmp_path))
+
+    folder, _ = sources.fetch(sources.look().models["m"])
+
+    assert (folder.path / "1" / "a").read_bytes() == b"content"
+    sources.close()
+
+
+@pytest.mark.parametrize(("content", "reason"), [("{", "is not JSON"), (None, "cannot read")])
+def test_a_credential_file_that_cannot_be_used_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None, reason: str
+) -> None:
+    path = tmp_path / "credentials.json"
+    if content is not None:
+        path.write_text(content)
+    monkeypatch.setenv("TRITON_CLOUD_CREDENTIAL_PATH", os.fspath(path))
+
+    with pytest.raises(ServingError, match=reason) as caught:
+        Sources(["s3://bucket"], StoreOptions(cache=tmp_path))
+
+    assert caught.value.code is Code.INVALID_ARG
+
+
+def test_the_keys_of_a_credential_file_are_used(s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    s3.put("m/1/a", b"content")
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    path = tmp_path / "credentials.json"
+    path.write_text('{"s3": {"": {"key_id": "of-file", "secret_key": "s", "region": "eu-west-1"}}}')
+    monkeypatch.setenv("TRITON_CLOUD_CREDENTIAL_PATH", os.fspath(path))
+
+    sources = Sources([s3.uri], StoreOptions(cache=tmp_path / "cache"))
+
+    assert list(sources.look().models) == ["m"]
+    sources.close()

@@ -1,0 +1,91 @@
+import stat
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from charonia.core.errors import Code, ServingError
+from charonia.server.lifecycle.repository import overrides
+from charonia.server.lifecycle.repository.overrides import remove_override, write_override
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_files_are_written_into_a_folder_that_only_this_user_can_enter(temporary: Path) -> None:
+    folder = write_override({"1/model.onnx": b"graph", "./labels.txt": b"cat"})
+
+    assert folder.parent == temporary
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert (folder / "1" / "model.onnx").read_bytes() == b"graph"
+    assert (folder / "labels.txt").read_bytes() == b"cat"
+
+
+def test_a_removed_folder_is_gone_and_removing_it_again_is_no_error() -> None:
+    folder = write_override({"1/model.onnx": b"graph"})
+
+    remove_override(folder)
+    remove_override(folder)
+
+    assert not folder.exists()
+
+
+def test_nothing_but_an_override_folder_is_ever_removed(temporary: Path) -> None:
+    (temporary / "precious").mkdir()
+
+    with pytest.raises(ServingError, match="is not a folder of model overrides"):
+        remove_override(temporary / "precious")
+
+    assert (temporary / "precious").exists()
+
+
+@pytest.mark.parametrize("path", ["../x", "/etc/passwd", "1/../../x", "//x", "1/.."])
+def test_a_path_out_of_the_model_folder_is_refused(temporary: Path, path: str) -> None:
+    with pytest.raises(ServingError, match="must stay within model directory") as caught:
+        write_override({"1/model.onnx": b"", path: b""})
+
+    assert caught.value.code is Code.INVALID_ARG
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.parametrize("path", ["", ".", "1/", "a\\b", "a\0b", "a\nb", "\ud800", "x" * 1025])
+def test_a_path_that_is_no_files_is_refused(temporary: Path, path: str) -> None:
+    with pytest.raises(ServingError, match="model override file"):
+        write_override({path: b""})
+
+    assert list(temporary.iterdir()) == []
+
+
+def test_one_path_in_two_spellings_and_a_file_that_is_also_a_folder_are_refused() -> None:
+    with pytest.raises(ServingError, match="is there twice"):
+        write_override({"1/model.onnx": b"", "./1//model.onnx": b""})
+    with pytest.raises(ServingError, match="'1' is a file, too"):
+        write_override({"1": b"", "1/model.onnx": b""})
+
+
+def test_too_many_files_and_too_many_bytes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overrides, "FILES_MAX", 1)
+    monkeypatch.setattr(overrides, "TOTAL_BYTES_MAX", 3)
+
+    with pytest.raises(ServingError, match="at most 1 files, got 2"):
+        write_override({"a": b"", "b": b""})
+    with pytest.raises(ServingError, match="at most 3 bytes in all, got 4"):
+        write_override({"a": b"1234"})
+
+
+def test_a_failed_write_leaves_nothing_behind(temporary: Path) -> None:
+    with pytest.raises(ServingError, match=r"cannot be written .*: file name too long") as caught:
+        write_override({"a": b"1", "x" * 300: b""})
+
+    assert caught.value.code is Code.INTERNAL
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_missing_folder_for_temporary_files_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/no/where")
+
+    with pytest.raises(ServingError, match="no such file or directory"):
+        write_override({"a": b""})

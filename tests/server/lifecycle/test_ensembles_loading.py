@@ -1,0 +1,489 @@
+"""Ensembles follow the models of their steps through loads, reloads and unloads."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.support.models import identity_pbtxt, write_model
+
+from charonia.core.dtypes import DataType
+from charonia.core.errors import Code, ServingError
+from charonia.core.metadata import ModelState, ServerMetadata
+from charonia.core.request import InferRequest, RequestedOutput
+from charonia.core.response import InferResponse
+from charonia.core.tensor import Tensor
+from charonia.server.backends.registry import installed_backends
+from charonia.server.engine import ModelEngine
+from charonia.server.lifecycle.backends import Backends
+from charonia.server.lifecycle.lifecycle import Lifecycle, LifecycleOptions
+from charonia.server.options import ControlMode
+
+READY, UNAVAILABLE = ModelState.READY, ModelState.UNAVAILABLE
+
+
+class Harness:
+    """An engine over one repository folder."""
+
+    def __init__(self, repository: Path, mode: ControlMode = ControlMode.EXPLICIT) -> None:
+        self.backends = Backends(installed_backends())
+        self.lifecycle = Lifecycle(LifecycleOptions((repository,), mode, cores=2), self.backends)
+        self.engine = ModelEngine(self.lifecycle, ServerMetadata("test", "0", ()))
+
+    async def infer(
+        self, model: str = "e", name: str = "IN", *, outputs: tuple[RequestedOutput, ...] = ()
+    ) -> InferResponse:
+        future: asyncio.Future[InferResponse] = asyncio.get_running_loop().create_future()
+
+        def reply(outcome: object, final: bool) -> None:
+            if isinstance(outcome, InferResponse):
+                future.set_result(outcome)
+            else:
+                future.set_exception(outcome if isinstance(outcome, ServingError) else AssertionError(outcome))
+
+        tensor = Tensor(name, DataType.FP32, np.arange(4, dtype="<f4"))
+        self.engine.infer(InferRequest(model, {name: tensor}, outputs=outputs), reply)
+        return await asyncio.wait_for(future, 10)
+
+    def states(self) -> dict[str, ModelState | None]:
+        return {entry.name: entry.state for entry in self.engine.repository_index()}
+
+    def reason(self, model: str = "e") -> str:
+        return next(entry.reason for entry in self.engine.repository_index() if entry.name == model)
+
+    async def settle(self) -> None:
+        """Let what was unloaded go."""
+        while ModelState.UNLOADING in self.states().values():
+            await asyncio.sleep(0.001)
+
+    async def close(self) -> None:
+        await self.lifecycle.drain()
+        await self.backends.aclose()
+
+
+def run(scenario: Callable[[], Coroutine[object, object, None]]) -> None:
+    asyncio.run(asyncio.wait_for(scenario(), 30))
+
+
+def step(
+    model: str, given: str, wanted: str, *, version: int = -1, keys: tuple[str, str] = ("INPUT0", "OUTPUT0")
+) -> str:
+    return (
+        f'step {{ model_name: "{model}" model_version: {version} input_map {{ key: "{keys[0]}" value: "{given}" }} '
+        f'output_map {{ key: "{keys[1]}" value: "{wanted}" }} }} '
+    )
+
+
+NESTED = ("IN", "OUT")
+
+
+def write_identity(
+    repository: Path, name: str, *, dims: tuple[int, ...] = (4,), more: str = "", version: int = 1
+) -> None:
+    config = identity_pbtxt(dims=dims, max_batch_size=0, more=more)
+    write_model(repository, name, "", config=config, version=version)
+
+
+def write_ensemble(repository: Path, *steps: str, name: str = "e", output: str = "") -> None:
+    tensor = "data_type: TYPE_FP32 dims: [ 4 ]"
+    config = (
+        f'platform: "ensemble" input {{ name: "IN" {tensor} }} output {{ name: "OUT" {tensor} {output} }} '
+        f"ensemble_scheduling {{ {' '.join(steps)} }}"
+    )
+    write_model(repository, name, "", config=config)
+
+
+def write_chain(repository: Path) -> None:
+    write_identity(repository, "a")
+    write_identity(repository, "b")
+    write_ensemble(repository, step("a", "IN", "mid"), step("b", "mid", "OUT"))
+
+
+@pytest.mark.parametrize("mode", [ControlMode.NONE, ControlMode.POLL])
+def test_at_start_ensembles_wait_for_their_models_whatever_they_are_called(tmp_path: Path, mode: ControlMode) -> None:
+    async def scenario() -> None:
+        write_identity(tmp_path, "z", more='parameters { key: "creation_delay_sec" value { string_value: "0.05" } }')
+        write_ensemble(tmp_path, step("middle", "IN", "OUT", keys=NESTED), name="a")
+        write_ensemble(tmp_path, step("z", "IN", "OUT"), name="middle")
+        harness = Harness(tmp_path, mode)
+
+        assert await harness.lifecycle.load_at_start(()) == []
+
+        assert set(harness.states().values()) == {READY}
+        response = await harness.infer("a")
+        assert response.outputs[0].array.tolist() == [0, 1, 2, 3]
+        assert [s.name for s in harness.engine.model_statistics()] == ["a", "middle", "z"]
+        assert {s.success.count for s in harness.engine.model_statistics()} == {1}
+        assert harness.engine.model_metadata("a").platform == "ensemble"
+        await harness.close()
+
+    run(scenario)
+
+
+def test_an_explicit_load_brings_the_models_along_and_an_unload_leaves_those_that_were_asked_for(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        write_chain(tmp_path)
+        harness = Harness(tmp_path)
+        await harness.engine.load_model("b")
+
+        await harness.engine.load_model("e")
+        assert set(harness.states().values()) == {READY}
+        await harness.engine.unload_model("e", unload_dependents=True)
+        await harness.settle()
+
+        assert harness.states() == {"a": UNAVAILABLE, "b": READY, "e": UNAVAILABLE}
+        assert harness.reason() == harness.reason("a") == "unloaded"
+        await harness.close()
+
+    run(scenario)
+
+
+def test_models_stay_without_unload_dependents_and_while_another_ensemble_needs_them(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        write_chain(tmp_path)
+        write_ensemble(tmp_path, step("a", "IN", "OUT"), name="f")
+        write_ensemble(tmp_path, step("e", "IN", "OUT", keys=NESTED), name="outer")
+        harness = Harness(tmp_path)
+        assert await harness.lifecycle.load_at_start(("outer", "f")) == []
+
+        await harness.engine.unload_model("f")
+        await harness.settle()
+        assert harness.states() == {"a": READY, "b": READY, "e": READY, "f": UNAVAILABLE, "outer": READY}
+        await harness.engine.load_model("f")
+        await harness.engine.unload_model("outer", unload_dependents=True)
+        await harness.settle()
+        assert harness.states() == {
+            "a": READY,
+            "b": UNAVAILABLE,
+            "e": UNAVAILABLE,
+            "f": READY,
+            "outer": UNAVAILABLE,
+        }
+        await harness.close()
+
+    run(scenario)
+
+
+def test_models_of_an_ensemble_stay_until_its_last_requests_are_answered(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        slow = 'parameters { key: "execute_delay_ms" value { string_value: "100" } }'
+        write_chain(tmp_path)
+        write_identity(tmp_path, "a", more=slow)
+        harness = Harness(tmp_path)
+        await harness.engine.load_model("e")
+
+        request = asyncio.ensure_future(harness.infer())
+        await asyncio.sleep(0)
+        await harness.engine.unload_model("e", unload_dependents=True)
+
+        assert (await request).outputs[0].array.tolist() == [0, 1, 2, 3]
+        while harness.states() != {"a": UNAVAILABLE, "b": UNAVAILABLE, "e": UNAVAILABLE}:
+            await asyncio.sleep(0.005)
+        await harness.close()
+
+    run(scenario)
+
+
+def test_an_ensemble_goes_with_a_model_of_its_steps_and_comes_back_with_it(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        write_chain(tmp_path)
+        write_ensemble(tmp_path, step("e", "IN", "OUT", keys=NESTED), name="outer")
+        harness = Harness(tmp_path)
+        await harness.engine.load_model("outer")
+
+        await harness.engine.unload_model("b")
+        await harness.settle()
+        assert harness.states() == {"a": READY, "b": UNAVAILABLE, "e": UNAVAILABLE, "outer": UNAVAILABLE}
+        assert "ensemble 'e' depends on 'b' which has no loaded version." in harness.reason()
+        assert "ensemble 'outer' depends on 'e' which has no loaded version. Model 'e' loading failed with error: " in (
+            harness.reason("outer")
+        )
+        with pytest.raises(ServingError, match="'outer' has no available versions"):
+            await harness.infer("outer")
+
+        await harness.engine.load_model("b")
+        assert set(harness.states().values()) == {READY}
+        assert len((await harness.infer("outer")).outputs) == 1
+        await harness.close()
+
+    run(scenario)
+
+
+def test_an_ensemble_that_was_unloaded_does_not_come_back_by_itself(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        write_chain(tmp_path)
+        harness = Harness(tmp_path)
+        await harness.engine.load_model("e")
+        await harness.engine.unload_model("e")
+
+        await harness.engine.load_model("b")
+        await harness.settle()
+
+        assert harness.states() == {"a": READY, "b": READY, "e": UNAVAILABLE}
+        await harness.close()
+
+    run(scenario)
+
+
+def test_an_ensemble_is_looked_at_again_when_a_model_is_reloaded(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        write_chain(tmp_path)
+        harness = Harness(tmp_path)
+        await harness.engine.load_model("e")
+        await harness.infer()
+
+        await harness.engine.load_model("b")
+        assert harness.engine.model_statistics("e")[0].success.count == 1
+        await harness.infer()
+        assert harness.engine.model_statistics("e")[0].success.count == 2
+
+        write_identity(tmp_path, "b", dims=(5,))
+        await harness.engine.load_model("b")
+        assert harness.states()["e"] is UNAVAILABLE
+        assert "ensemble tensor mid: inconsistent shape: [4] is inferred from model a while [5]" in harness.reason()
+
+        write_identity(tmp_path, "b")
+        await harness.engine.load_model("b")
+        assert harness.states()["e"] is READY
+        await harness.infer()
+        await harness.close()
+
+    run(scenario)
+
+
+def test_missing_models_and_versions_are_all_named(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        write_chain(tmp_path)
+        write_model(tmp_path, "broken", "", config="max_batch_size: banana")
+        write_ensemble(
+            tmp_path,
+            *(step("ghost", "IN", "x"), step("spirit", "x", "y"), step("broken", "y", "z")),
+            step("a", "z", "OUT", version=3),
+        )
+        harness = Harness(tmp_path)
+
+        with pytest.raises(ServingError, match="load failed for model 'e'") as raised:
+            await harness.engine.load_model("e")
+
+        assert raised.value.code is Code.INVALID_ARG
+        text = str(raised.value)
+        assert "ensemble e contains models that are not available or ambiguous: ghost, spirit" in text
+        assert (
+            "ensemble 'e' depends on 'broken' which has no loaded version. Model 'broken' loading failed with" in text
+        )
+        assert "step[3].model_version: ensemble 'e' depends on 'a' whose required version 3 is not loaded." in text
+        assert harness.states()["e"] is UNAVAILABLE
+        assert "ghost" not in harness.states()
+        await harness.close()
+
+    run(scenario)
+
+
+def test_what_only_the_whole_graph_tells_is_named(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        decoupled = "model_transaction_policy { decoupled: true }"
+        write_identity(tmp_path, "a", more=decoupled)
+        pair = (
+            'backend: "identity" input { name: "INPUT0" data_type: TYPE_FP32 dims: [ 4 ] } '
+            'input { name: "INPUT1" data_type: TYPE_FP32 dims: [ 4 ] } '
+            'output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 4 ] } '
+            'output { name: "OUTPUT1" data_type: TYPE_FP32 dims: [ 4 ] } '
+        )
+        write_model(tmp_path, "pair", "", config=pair)
+        inputs = 'input_map {{ key: "INPUT0" value: "{}" }} input_map {{ key: "INPUT1" value: "{}" }} '
+        outputs = 'output_map {{ key: "OUTPUT0" value: "{}" }}'
+        both = f'step {{ model_name: "pair" model_version: -1 {inputs.format("x", "y")} {outputs.format("OUT")} }}'
+        circle = step("a", "p", "q") + step("a", "q", "p")
+        write_ensemble(tmp_path, step("a", "IN", "x"), step("a", "IN", "y"), both, circle)
+        harness = Harness(tmp_path)
+
+        with pytest.raises(ServingError) as raised:
+            await harness.engine.load_model("e")
+
+        text = str(raised.value)
+        assert "step[2].input_map: in ensemble e, step pair receives inputs originated from different decoupled" in text
+        assert "step[3].input_map: in ensemble e, step a can never run" in text
+        assert "step[4].input_map: in ensemble e, step a can never run" in text
+        await harness.close()
+
+    run(scenario)
+
+
+def test_an_ensemble_whose_load_failed_answers_once_its_model_does(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        write_chain(tmp_path)
+        write_model(tmp_path, "b", "", config="max_batch_size: banana")
+        harness = Harness(tmp_path, ControlMode.POLL)
+        assert len(await harness.lifecycle.load_at_start(())) == 2
+
+        write_identity(tmp_path, "b")
+        while harness.states()["e"] is not READY:
+            await harness.lifecycle.poll()
+
+        await harness.infer()
+        await harness.close()
+
+    run(scenario)
+
+
+def test_polling_follows_models_that_go_and_come_back(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        write_chain(tmp_path)
+        harness = Harness(tmp_path, ControlMode.POLL)
+        await harness.lifecycle.load_at_start(())
+
+        (tmp_path / "b").rename(tmp_path / ".b")
+        while harness.states()["e"] is READY:
+            await harness.lifecycle.poll()
+        assert "depends on 'b'" in harness.reason()
+        (tmp_path / ".b").rename(tmp_path / "b")
+        while harness.states()["e"] is not READY:
+            await harness.lifecycle.poll()
+
+        await harness.infer()
+        await harness.close()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("mode", [ControlMode.NONE, ControlMode.EXPLICIT])
+def test_ensembles_that_contain_each_other_are_refused(tmp_path: Path, mode: ControlMode) -> None:
+    async def scenario() -> None:
+        for name, inner in (("e", "f"), ("f", "g"), ("g", "e")):
+            write_ensemble(tmp_path, step(inner, "IN", "OUT", keys=NESTED), name=name)
+        harness = Harness(tmp_path, mode)
+
+        failures = await harness.lifecycle.load_at_start(() if mode is ControlMode.NONE else ("e",))
+
+        assert "circular dependency between ensembles: " in " ".join(failures)
+        assert set(harness.states().values()) == {UNAVAILABLE}
+        if mode is ControlMode.EXPLICIT:
+            write_identity(tmp_path, "a")
+            write_ensemble(tmp_path, step("a", "IN", "OUT"), name="g")
+            await harness.engine.load_model("g")
+            assert set(harness.states().values()) == {READY}
+            await harness.infer()
+        await harness.close()
+
+    run(scenario)
+
+
+def test_a_reload_that_fails_leaves_the_ensemble_as_it_was(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        write_chain(tmp_path)
+        harness = Harness(tmp_path)
+        await harness.engine.load_model("e")
+        for steps in (step("ghost", "IN", "OUT"), step("e", "IN", "OUT", keys=NESTED)):
+            write_ensemble(tmp_path, steps)
+            with pytest.raises(ServingError):
+                await harness.engine.load_model("e")
+            assert len((await harness.infer()).outputs) == 1
+
+        await harness.engine.load_model("a")
+        assert harness.states() == {"a": READY, "b": READY, "e": READY}
+        write_identity(tmp_path, "e")
+        await harness.engine.load_model("e")
+        await harness.engine.unload_model("a")
+        await harness.settle()
+        assert harness.states()["e"] is READY
+        await harness.close()
+
+    run(scenario)
+
+
+def test_a_model_that_two_loads_need_is_loaded_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        write_chain(tmp_path)
+        write_ensemble(tmp_path, step("a", "IN", "OUT"), name="f")
+        harness = Harness(tmp_path)
+
+        with caplog.at_level("INFO"):
+            await asyncio.gather(*(harness.engine.load_model(name) for name in ("a", "e", "f")))
+
+        assert [record.message for record in caplog.records].count("loading: a:1") == 1
+        assert set(harness.states().values()) == {READY}
+        await harness.close()
+
+    run(scenario)
+
+
+def test_labels_are_those_of_the_model_that_writes_the_output(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        write_identity(tmp_path, "a")
+        config = tmp_path / "a" / "config.pbtxt"
+        config.write_text(config.read_text().replace('name: "OUTPUT0"', 'name: "OUTPUT0" label_filename: "labels.txt"'))
+        (tmp_path / "a" / "labels.txt").write_text("zero\none\ntwo\nthree\n")
+        write_ensemble(tmp_path, step("a", "IN", "OUT"), name="f")
+        write_ensemble(tmp_path, step("f", "IN", "OUT", keys=NESTED))
+        write_ensemble(tmp_path, step("f", "IN", "OUT", keys=NESTED), name="own", output='label_filename: "own.txt"')
+        (tmp_path / "own" / "own.txt").write_text("a\nb\nc\nd\n")
+        harness = Harness(tmp_path)
+        await harness.lifecycle.load_at_start(("*",))
+        top = (RequestedOutput("OUT", 1),)
+
+        assert (await harness.infer(outputs=top)).outputs[0].array.tolist() == [b"3.000000:3:three"]
+        assert (await harness.infer("own", outputs=top)).outputs[0].array.tolist() == [b"3.000000:3:d"]
+        (tmp_path / "a" / "labels.txt").write_text("null\neins\nzwei\ndrei\n")
+        await harness.engine.load_model("a")
+        assert (await harness.infer(outputs=top)).outputs[0].array.tolist() == [b"3.000000:3:drei"]
+        await harness.close()
+
+    run(scenario)
+
+
+def test_an_ensemble_without_a_version_folder_says_what_to_make(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        write_chain(tmp_path)
+        (tmp_path / "e" / "1").rmdir()
+        harness = Harness(tmp_path)
+
+        with pytest.raises(ServingError, match=r"at least one version must be available.*make an empty one, e/1"):
+            await harness.engine.load_model("e")
+        await harness.close()
+
+    run(scenario)
+
+
+def test_a_step_that_was_unloaded_in_between_is_named(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        slow = 'parameters { key: "execute_delay_ms" value { string_value: "50" } }'
+        write_chain(tmp_path)
+        write_identity(tmp_path, "a", more=slow)
+        harness = Harness(tmp_path)
+        await harness.engine.load_model("e")
+
+        request = asyncio.ensure_future(harness.infer())
+        await asyncio.sleep(0)
+        await harness.engine.unload_model("b")
+
+        with pytest.raises(
+            ServingError, match=r"^in ensemble 'e', step 'b': Request for unknown model: 'b' has no avail"
+        ):
+            await request
+        await harness.close()
+
+    run(scenario)
+
+
+def test_what_is_in_flight_at_shutdown_still_has_its_models(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        slow = 'parameters { key: "execute_delay_ms" value { string_value: "50" } }'
+        write_chain(tmp_path)
+        write_identity(tmp_path, "a", more=slow)
+        harness = Harness(tmp_path)
+        await harness.engine.load_model("e")
+        request = asyncio.ensure_future(harness.infer())
+        await asyncio.sleep(0)
+
+        harness.engine.begin_exit()
+        await harness.lifecycle.drain()
+
+        assert len((await request).outputs) == 1
+        with pytest.raises(ServingError):
+            await harness.infer("a", "INPUT0")
+        await harness.close()
+
+    run(scenario)

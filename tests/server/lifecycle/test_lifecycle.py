@@ -1,0 +1,526 @@
+"""Loading, reloading and unloading with a backend that does what the test says."""
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from charonia.config.model import ModelConfig
+from charonia.core.dtypes import DataType
+from charonia.core.errors import Code, ServingError, invalid
+from charonia.core.metadata import ModelState, ServerMetadata
+from charonia.core.request import InferRequest
+from charonia.core.response import InferResponse
+from charonia.core.statistics import MemoryUsage
+from charonia.core.tensor import Tensor
+from charonia.server.backends.api import (
+    BackendSettings,
+    Completion,
+    Execution,
+    ModelFiles,
+    Outputs,
+    Placement,
+)
+from charonia.server.engine import ModelEngine
+from charonia.server.execution.clock import now_ns
+from charonia.server.lifecycle.backends import Backends
+from charonia.server.lifecycle.lifecycle import Lifecycle, LifecycleOptions
+from charonia.server.options import ControlMode
+
+CONFIG = """
+backend: "fake"
+input { name: "IN" data_type: TYPE_FP32 dims: [ 1 ] }
+output { name: "OUT" data_type: TYPE_FP32 dims: [ 1 ] }
+"""
+
+
+class FakeInstance:
+    def __init__(self, model: "FakeModel") -> None:
+        self.model = model
+
+    def execute(self, requests: Sequence[InferRequest]) -> Execution:
+        self.model.backend.gate()
+        value = np.array([self.model.value], "<f4")
+        now = now_ns()
+        return Execution([Outputs([Tensor("OUT", DataType.FP32, value)]) for _ in requests], now, now)
+
+    def close(self) -> None:
+        self.model.backend.open_instances -= 1
+
+
+class FakeModel:
+    def __init__(self, backend: "FakeBackend", value: float) -> None:
+        self.backend = backend
+        self.value = value
+
+    async def create_instance(self, placement: Placement) -> FakeInstance:
+        if self.backend.instance_error is not None and placement.name.endswith("_1"):
+            raise self.backend.instance_error
+        self.backend.open_instances += 1
+        return FakeInstance(self)
+
+    def memory(self) -> list[MemoryUsage]:
+        return []
+
+    async def aclose(self) -> None:
+        self.backend.open_models -= 1
+
+
+class FakeBackend:
+    """Answers with the number in the version's `value.txt`; a model without it fails to load."""
+
+    name = "fake"
+
+    def __init__(self) -> None:
+        self.open_models = 0
+        self.open_instances = 0
+        self.failures_left = 0
+        self.instance_error: ServingError | None = None
+        self.gate: Callable[[], object] = lambda: None
+
+    def uses_gpus(self) -> bool:
+        return False
+
+    async def complete(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Completion:
+        return Completion(config)
+
+    async def load(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> FakeModel:
+        if self.failures_left:
+            self.failures_left -= 1
+            raise invalid("not this time")
+        path = files.version_dir / "value.txt"
+        if not path.exists():
+            raise invalid("there is no value.txt")
+        self.open_models += 1
+        return FakeModel(self, float(path.read_text()))
+
+    async def aclose(self) -> None:
+        pass
+
+
+class Harness:
+    """A life cycle over one repository folder."""
+
+    def __init__(
+        self, repository: Path, mode: ControlMode = ControlMode.EXPLICIT, *more: Path, retries: int = 0
+    ) -> None:
+        self.repository = repository
+        self.backend = FakeBackend()
+        options = LifecycleOptions((repository, *more), mode, cores=2, load_retries=retries)
+        self.lifecycle = Lifecycle(options, Backends({"fake": lambda: self.backend}))
+        self.engine = ModelEngine(self.lifecycle, ServerMetadata("test", "0", ()))
+
+    async def value(self, model: str = "m", version: str = "") -> float:
+        future: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+
+        def reply(outcome: object, final: bool) -> None:
+            if isinstance(outcome, InferResponse):
+                future.set_result(float(outcome.outputs[0].array[0]))
+            else:
+                future.set_exception(outcome if isinstance(outcome, ServingError) else AssertionError(outcome))
+
+        tensor = Tensor("IN", DataType.FP32, np.zeros(1, "<f4"))
+        self.engine.infer(InferRequest(model, {"IN": tensor}, model_version=version), reply)
+        return await asyncio.wait_for(future, 10)
+
+    def states(self, model: str = "m") -> dict[str, ModelState | None]:
+        return {e.version: e.state for e in self.engine.repository_index() if e.name == model}
+
+    def reason(self, model: str = "m") -> str:
+        return next(e.reason for e in self.engine.repository_index() if e.name == model)
+
+
+def write_model(repository: Path, name: str = "m", *, config: str = CONFIG, **values: float) -> Path:
+    folder = repository / name
+    for version, value in (values or {"v1": 1}).items():
+        (folder / version[1:]).mkdir(parents=True, exist_ok=True)
+        (folder / version[1:] / "value.txt").write_text(str(value))
+    (folder / "config.pbtxt").write_text(config)
+    return folder
+
+
+def run(scenario: Callable[[], Coroutine[object, object, None]]) -> None:
+    asyncio.run(asyncio.wait_for(scenario(), 30))
+
+
+def test_everything_is_loaded_at_start_and_a_broken_model_leaves_the_others_alone(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        write_model(tmp_path, "good", v1=5)
+        (write_model(tmp_path, "bad") / "1" / "value.txt").unlink()
+        write_model(tmp_path, "garbled", config="max_batch_size: banana")
+        harness = Harness(tmp_path, ControlMode.NONE)
+
+        failures = await harness.lifecycle.load_at_start(())
+        harness.engine.started()
+
+        assert await harness.value("good") == 5
+        assert len(failures) == 2
+        assert harness.states("bad") == {"1": ModelState.UNAVAILABLE}
+        assert "there is no value.txt" in harness.reason("bad")
+        assert harness.states("garbled") == {"": ModelState.UNAVAILABLE}
+        assert not harness.engine.is_ready()
+        with pytest.raises(ServingError, match="explicit model load / unload is not allowed"):
+            await harness.engine.load_model("good")
+        await harness.lifecycle.drain()
+        assert (harness.backend.open_models, harness.backend.open_instances) == (0, 0)
+
+    run(scenario)
+
+
+def test_explicit_mode_loads_what_it_is_asked_for(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        write_model(tmp_path, "a")
+        write_model(tmp_path, "b")
+        harness = Harness(tmp_path)
+        assert await harness.lifecycle.load_at_start(("a",)) == []
+        harness.engine.started()
+
+        assert harness.states("a") == {"1": ModelState.READY}
+        assert harness.states("b") == {"": None}
+        assert harness.engine.is_ready()
+        with pytest.raises(ServingError, match="'b' is not found"):
+            await harness.value("b")
+        await harness.engine.load_model("b")
+        assert await harness.value("b") == 1
+        await harness.engine.unload_model("b")
+        with pytest.raises(ServingError, match="'b' has no available versions"):
+            await harness.value("b")
+        await harness.lifecycle.drain()
+        assert harness.reason("b") == "unloaded"
+        await harness.engine.unload_model("never heard of")
+
+    run(scenario)
+
+
+def test_a_star_loads_everything_in_explicit_mode(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        write_model(tmp_path, "a")
+        write_model(tmp_path, "b")
+        harness = Harness(tmp_path)
+        await harness.lifecycle.load_at_start(("*",))
+        assert await harness.value("a") == await harness.value("b") == 1
+        await harness.lifecycle.drain()
+
+    run(scenario)
+
+
+def test_a_reload_keeps_the_old_version_answering_until_the_new_one_is_ready(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        folder = write_model(tmp_path, v1=1)
+        harness = Harness(tmp_path)
+        await harness.engine.load_model("m")
+        (folder / "1" / "value.txt").write_text("2")
+
+        reload = asyncio.ensure_future(harness.engine.load_model("m"))
+        seen = []
+        while not reload.done():
+            seen.append(await harness.value())
+            await asyncio.sleep(0)
+        await reload
+
+        assert seen[0] == 1
+        assert sorted(seen) == seen
+        assert await harness.value() == 2
+        assert harness.states() == {"1": ModelState.READY}
+        while harness.backend.open_models > 1:
+            await asyncio.sleep(0.001)
+        await harness.lifecycle.drain()
+        assert harness.backend.open_instances == 0
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("breakage", ["value", "config"])
+def test_a_failed_reload_keeps_the_old_version(tmp_path: Path, breakage: str) -> None:
+    async def scenario() -> None:
+        folder = write_model(tmp_path, v1=1)
+        harness = Harness(tmp_path)
+        await harness.engine.load_model("m")
+        harness.engine.started()
+        if breakage == "value":
+            (folder / "1" / "value.txt").unlink()
+        else:
+            (folder / "config.pbtxt").write_text("no such field: 1")
+
+        with pytest.raises(ServingError, match="load failed for model 'm'") as caught:
+            await harness.engine.load_model("m")
+
+        assert caught.value.code is Code.INVALID_ARG
+        assert await harness.value() == 1
+        assert harness.states() == {"1": ModelState.READY}
+        assert harness.engine.is_ready()
+        await harness.lifecycle.drain()
+
+    run(scenario)
+
+
+def test_requests_in_flight_of_an_unloaded_version_finish(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        import threading
+
+        write_model(tmp_path, v1=1)
+        harness = Harness(tmp_path)
+        await harness.engine.load_model("m")
+        gate = threading.Event()
+        harness.backend.gate = gate.wait
+
+        values = [asyncio.ensure_future(harness.value()) for _ in range(3)]
+        await asyncio.sleep(0.01)
+        await harness.engine.unload_model("m")
+        assert harness.states() == {"1": ModelState.UNLOADING}
+        assert harness.lifecycle.in_flight() == 1
+        with pytest.raises(ServingError) as refused:
+            await harness.value("m")
+        assert refused.value.hint == "version 1: is being unloaded"
+        gate.set()
+
+        assert await asyncio.gather(*values) == [1, 1, 1]
+        await harness.lifecycle.drain()
+        assert harness.states() == {"1": ModelState.UNAVAILABLE}
+        assert harness.backend.open_models == 0
+
+    run(scenario)
+
+
+def test_the_version_policy_decides_what_is_served_and_the_default_is_the_newest(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        write_model(tmp_path, config=CONFIG + "version_policy { latest { num_versions: 2 } }", v1=1, v2=2, v10=10)
+        harness = Harness(tmp_path)
+        await harness.engine.load_model("m")
+
+        assert harness.states() == {"2": ModelState.READY, "10": ModelState.READY}
+        assert await harness.value() == 10
+        assert await harness.value(version="2") == 2
+        assert harness.engine.model_metadata("m").versions == ("2", "10")
+        assert [s.version for s in harness.engine.model_statistics("m")] == ["2", "10"]
+        with pytest.raises(ServingError, match="version 1 is not found") as caught:
+            await harness.value(version="1")
+        assert (caught.value.code, caught.value.hint) == (Code.NOT_FOUND, "versions that are ready: 2, 10")
+        with pytest.raises(ServingError, match="failed to get model version from specified version string 'x'"):
+            await harness.value(version="x")
+        await harness.lifecycle.drain()
+
+    run(scenario)
+
+
+def test_a_version_that_is_no_longer_selected_is_unloaded_by_a_reload(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        write_model(tmp_path, v1=1)
+        harness = Harness(tmp_path)
+        await harness.engine.load_model("m")
+        write_model(tmp_path, v2=2)
+        await harness.engine.load_model("m")
+        assert await harness.value() == 2
+        while harness.states() != {"1": ModelState.UNAVAILABLE, "2": ModelState.READY}:
+            await asyncio.sleep(0.001)
+        harness.engine.started()
+        assert harness.engine.is_ready()
+        await harness.lifecycle.drain()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("remains", [True, False], ids=["beside the old one", "in place of the old one"])
+def test_a_version_answers_until_the_newer_one_that_replaces_it_does(tmp_path: Path, remains: bool) -> None:
+    async def scenario() -> None:
+        folder = write_model(tmp_path, v1=1)
+        harness = Harness(tmp_path)
+        await harness.engine.load_model("m")
+        (folder / "2").mkdir()  # its file is still on the way
+        if not remains:
+            (folder / "1").rename(folder / "old")
+
+        with pytest.raises(ServingError, match=r"version 2 is at UNAVAILABLE state: there is no value\.txt"):
+            await harness.engine.load_model("m")
+
+        assert await harness.value() == 1
+        assert harness.states() == {"1": ModelState.READY, "2": ModelState.UNAVAILABLE}
+        write_model(tmp_path, v2=2)
+        await harness.engine.load_model("m")
+        assert await harness.value() == 2
+        while harness.states() != {"1": ModelState.UNAVAILABLE, "2": ModelState.READY}:
+            await asyncio.sleep(0.001)
+        await harness.lifecycle.drain()
+        assert harness.backend.open_models == 0
+
+    run(scenario)
+
+
+def test_of_several_new_versions_one_that_fails_leaves_the_old_ones_answering(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        config = CONFIG + "version_policy { latest { num_versions: 2 } }"
+        folder = write_model(tmp_path, config=config, v1=1, v2=2)
+        harness = Harness(tmp_path)
+        await harness.engine.load_model("m")
+        write_model(tmp_path, config=config, v3=3)
+        (folder / "4").mkdir()
+
+        with pytest.raises(ServingError, match="version 4 is at UNAVAILABLE state"):
+            await harness.engine.load_model("m")
+
+        assert [await harness.value(version=version) for version in ("1", "2", "3")] == [1, 2, 3]
+        await harness.lifecycle.drain()
+
+    run(scenario)
+
+
+def test_an_override_of_configuration_and_files_replaces_the_folder(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        write_model(tmp_path, v1=1)
+        harness = Harness(tmp_path)
+        config = {
+            "backend": "fake",
+            "input": [{"name": "IN", "data_type": "TYPE_FP32", "dims": [1]}],
+            "output": [{"name": "OUT", "data_type": "TYPE_FP32", "dims": [1]}],
+        }
+        with pytest.raises(ServingError, match="'config' must be specified"):
+            await harness.engine.load_model("m", files={"1/value.txt": b"9"})
+        with pytest.raises(ServingError, match="must stay within model directory"):
+            await harness.engine.load_model("m", json.dumps(config), {"../1/value.txt": b"9"})
+
+        await harness.engine.load_model("m", json.dumps(config), {"7/value.txt": b"9"})
+
+        assert await harness.value() == 9
+        assert harness.states() == {"7": ModelState.READY}
+        await harness.engine.load_model("m")
+        assert await harness.value() == 1
+        await harness.lifecycle.drain()
+
+    run(scenario)
+
+
+def test_files_of_a_version_that_could_not_be_replaced_stay_while_it_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        repository = tmp_path / "models"
+        write_model(repository, v1=1)
+        private = tmp_path / "private"
+        private.mkdir()
+        monkeypatch.setattr("tempfile.tempdir", str(private))
+        harness = Harness(repository)
+        config = json.dumps(
+            {
+                "backend": "fake",
+                "input": [{"name": "IN", "data_type": "TYPE_FP32", "dims": [1]}],
+                "output": [{"name": "OUT", "data_type": "TYPE_FP32", "dims": [1]}],
+                "version_policy": {"all": {}},
+            }
+        )
+        await harness.engine.load_model("m", config, {"1/value.txt": b"1", "2/value.txt": b"2"})
+
+        with pytest.raises(ServingError, match="version 2 is at UNAVAILABLE state"):
+            await harness.engine.load_model("m", config, {"1/value.txt": b"3", "2/other.txt": b""})
+
+        assert [await harness.value(version="1"), await harness.value(version="2")] == [3, 2]
+        assert len(list(private.iterdir())) == 2
+        with pytest.raises(ServingError, match="version 2 is at UNAVAILABLE state"):
+            await harness.engine.load_model("m", config, {"1/value.txt": b"4", "2/other.txt": b""})
+        assert [await harness.value(version="1"), await harness.value(version="2")] == [4, 2]
+        assert len(list(private.iterdir())) == 2
+        await harness.engine.load_model("m", config, {"1/value.txt": b"5", "2/value.txt": b"6"})
+        assert len(list(private.iterdir())) == 1
+        await harness.lifecycle.drain()
+        assert list(private.iterdir()) == []
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("name", ["", "a/b", ".."])
+def test_names_that_are_no_folder_names_are_refused(tmp_path: Path, name: str) -> None:
+    async def scenario() -> None:
+        with pytest.raises(ServingError) as caught:
+            await Harness(tmp_path).engine.load_model(name)
+        assert caught.value.code is Code.INVALID_ARG
+
+    run(scenario)
+
+
+def test_a_model_that_is_not_there_cannot_be_loaded(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        with pytest.raises(ServingError, match="failed to poll from model repository") as caught:
+            await Harness(tmp_path).engine.load_model("nothing")
+        assert caught.value.code is Code.INTERNAL
+
+    run(scenario)
+
+
+def test_a_name_in_two_repositories_is_served_by_neither(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        write_model(tmp_path / "one")
+        write_model(tmp_path / "two")
+        harness = Harness(tmp_path / "one", ControlMode.NONE, tmp_path / "two")
+        (failure,) = await harness.lifecycle.load_at_start(())
+        assert "two or more repositories" in failure
+        assert harness.states() == {"": ModelState.UNAVAILABLE}
+
+    run(scenario)
+
+
+def test_loads_are_tried_again_as_often_as_asked(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        write_model(tmp_path, v1=1)
+        harness = Harness(tmp_path, retries=2)
+        harness.backend.failures_left = 2
+        await harness.engine.load_model("m")
+        assert await harness.value() == 1
+        await harness.lifecycle.drain()
+
+    run(scenario)
+
+
+def test_an_instance_that_cannot_be_made_takes_its_siblings_down_again(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        write_model(tmp_path, config=CONFIG + "instance_group { count: 3 kind: KIND_CPU }")
+        harness = Harness(tmp_path)
+        harness.backend.instance_error = invalid("no memory for a second one")
+        with pytest.raises(ServingError, match="no memory for a second one"):
+            await harness.engine.load_model("m")
+        assert (harness.backend.open_models, harness.backend.open_instances) == (0, 0)
+
+    run(scenario)
+
+
+def test_polling_follows_added_changed_and_removed_models_once_they_have_settled(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        import shutil
+
+        folder = write_model(tmp_path, "m", v1=1)
+        harness = Harness(tmp_path, ControlMode.POLL)
+        await harness.lifecycle.load_at_start(())
+        write_model(tmp_path, "added", v1=3)
+        (folder / "1" / "value.txt").write_text("22")
+        await harness.lifecycle.poll()
+        await harness.lifecycle.poll()
+        assert await harness.value("added") == 3
+        assert await harness.value("m") == 22
+        shutil.rmtree(tmp_path / "added")
+        await harness.lifecycle.poll()
+        await harness.lifecycle.poll()
+        with pytest.raises(ServingError):
+            await harness.value("added")
+        await harness.lifecycle.drain()
+
+    run(scenario)
+
+
+def test_nothing_is_taken_in_from_the_moment_the_server_exits(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        write_model(tmp_path)
+        harness = Harness(tmp_path)
+        await harness.engine.load_model("m")
+        harness.engine.started()
+        assert harness.engine.is_ready()
+        assert await harness.engine.model_ready("m")
+        harness.engine.begin_exit()
+        assert not harness.engine.is_ready()
+        assert not await harness.engine.model_ready("m")
+        with pytest.raises(ServingError, match="Server is stopping") as caught:
+            await harness.value()
+        assert caught.value.code is Code.UNAVAILABLE
+        await harness.lifecycle.drain()
+
+    run(scenario)

@@ -1,0 +1,116 @@
+"""The metrics page has every family, valid lines and the values of the meter."""
+
+import re
+
+from charonia.core.statistics import WorkerState
+from charonia.server.metrics.model_metrics import NOTES_MAX, FailureReason, Meter
+from charonia.server.metrics.prometheus import Machine, ModelSample, PageView, metric_names, render
+from charonia.server.scheduling.api import CloseReason
+
+US = 1000
+MACHINE = Machine(0.25, 1000, 400, 300)
+WORKERS = [WorkerState("m_0_0", 5000, 2, ""), WorkerState("m_0_1", 0, 7, "it has ended")]
+LINE = re.compile(r'[a-zA-Z_:][a-zA-Z0-9_:]*(\{([a-zA-Z_][a-zA-Z0-9_]*="(\\.|[^"\\\n])*",?)*\})? [-+0-9.eE]+')
+
+
+def meter() -> Meter:
+    made = Meter("m", "2")
+    made.batch_done(
+        arrivals_ns=[100 * US, 200 * US],
+        inferences=3,
+        batch_size=4,
+        reason=CloseReason.DELAY,
+        marks_ns=(300 * US, 310 * US, 400 * US, 405 * US),
+        wall_ms=77,
+    )
+    made.failed(FailureReason.BACKEND, 5 * US)
+    made.is_cached = True
+    return made
+
+
+def page(machine: Machine | None = MACHINE) -> str:
+    sample = ModelSample(meter(), {"team": 'a"b\\c\n'}, 6, WORKERS)
+    return render([sample], machine, view=PageView(quantiles=(0.5,))).decode()
+
+
+def test_a_batch_counts_once_and_its_requests_each() -> None:
+    statistics = meter().statistics
+    assert (statistics.execution_count, statistics.inference_count, statistics.last_inference_ms) == (1, 3, 77)
+    assert (statistics.success.count, statistics.success.ns) == (2, 305 * US + 205 * US)
+    assert (statistics.queue.count, statistics.queue.ns) == (2, 200 * US + 100 * US)
+    assert (statistics.compute_input.count, statistics.compute_input.ns) == (2, 2 * 10 * US)
+    assert (statistics.compute_infer.count, statistics.compute_infer.ns) == (2, 2 * 90 * US)
+    assert (statistics.compute_output.count, statistics.compute_output.ns) == (2, 2 * 5 * US)
+    assert (statistics.fail.count, statistics.fail.ns) == (1, 5 * US)
+    assert statistics.batches[4].compute_infer.count == 1
+
+
+def test_a_batch_without_a_success_is_an_execution_and_nothing_more() -> None:
+    made = Meter("m", "1")
+    made.batch_done(
+        arrivals_ns=[], inferences=0, batch_size=4, reason=CloseReason.FULL, marks_ns=(0, 1, 2, 3), wall_ms=1
+    )
+    assert (made.statistics.execution_count, made.statistics.inference_count, made.statistics.success.count) == (
+        1,
+        0,
+        0,
+    )
+
+
+def test_every_line_is_valid_and_every_family_has_its_head() -> None:
+    families = []
+    for line in page().splitlines():
+        if line.startswith("# TYPE "):
+            families.append(line.split()[2])
+        elif not line.startswith("#"):
+            assert LINE.fullmatch(line), line
+    assert tuple(families) == metric_names()
+
+
+def test_values_carry_the_labels_of_the_model() -> None:
+    labels = r'model="m",version="2",_team="a\"b\\c\n"'
+    text = page()
+    assert f"nv_inference_request_success{{{labels}}} 2" in text
+    assert f"nv_inference_count{{{labels}}} 3" in text
+    assert f"nv_inference_queue_duration_us{{{labels}}} 300" in text
+    assert f'nv_inference_request_failure{{{labels},reason="BACKEND"}} 1' in text
+    assert f"nv_inference_pending_request_count{{{labels}}} 6" in text
+    assert f'charonia_batches_closed_total{{{labels},reason="delay"}} 1' in text
+    assert f'charonia_batch_size_bucket{{{labels},le="4"}} 1' in text
+    assert f'charonia_batch_size_bucket{{{labels},le="2"}} 0' in text
+    assert f'charonia_request_duration_seconds_bucket{{{labels},le="0.00025"}} 1' in text
+    assert f'charonia_request_duration_seconds_bucket{{{labels},le="+Inf"}} 2' in text
+    assert f"charonia_request_duration_seconds_sum{{{labels}}} 0.00051" in text
+    assert "nv_cpu_utilization 0.25" in text
+
+
+def test_each_worker_has_its_own_lines() -> None:
+    text = page()
+
+    labels = r'model="m",version="2",_team="a\"b\\c\n",instance='
+    assert f'charonia_worker_up{{{labels}"m_0_0"}} 1\ncharonia_worker_up{{{labels}"m_0_1"}} 0\n' in text
+    assert f'charonia_worker_restarts_total{{{labels}"m_0_1"}} 7\n' in text
+    assert f'charonia_worker_memory_bytes{{{labels}"m_0_0"}} 5000\n' in text
+
+
+def test_a_utilization_that_is_not_known_yet_and_an_unwatched_machine_are_left_out() -> None:
+    assert "nv_cpu_utilization" not in page(Machine(None, 1, 1, 1))
+    assert "nv_cpu" not in page(None)
+
+
+def test_looking_often_or_once_gives_the_same_counts() -> None:
+    looked_at, left_alone = Meter("m", "1"), Meter("m", "1")
+    for number in range(3 * NOTES_MAX):
+        for each in (looked_at, left_alone):
+            each.batch_done(
+                arrivals_ns=[number, number + 1],
+                inferences=2,
+                batch_size=1 + number % 3,
+                reason=CloseReason.FULL,
+                marks_ns=(number + 10, number + 20, number + 40, number + 70),
+                wall_ms=number,
+            )
+        assert looked_at.statistics.execution_count == number + 1
+    assert looked_at.statistics == left_alone.statistics
+    assert looked_at.request_ns.counts == left_alone.request_ns.counts
+    assert looked_at.closes == left_alone.closes

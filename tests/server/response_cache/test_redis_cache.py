@@ -1,0 +1,262 @@
+"""Responses in a real Redis server: shared, renewed, and not missed when it is down."""
+
+import asyncio
+import signal
+import ssl
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trustme
+from tests.support.redis_server import RedisProcess, TlsEnd, free_port
+
+from charonia.core.dtypes import DataType
+from charonia.core.response import InferResponse
+from charonia.core.tensor import Tensor
+from charonia.server.response_cache import redis as circuit
+from charonia.server.response_cache.api import KeptResponse, Key
+from charonia.server.response_cache.options import RedisOptions
+from charonia.server.response_cache.redis import PREFIX, RedisCache
+
+HOST = "127.0.0.1"
+KEY = Key(b"space", b"digest")
+
+
+def response(size: int = 4) -> KeptResponse:
+    tensor = Tensor("OUT", DataType.FP32, np.arange(size, dtype="<f4"))
+    return KeptResponse.of(InferResponse("m", "1", "id", [tensor], {"p": "v"}))
+
+
+def options(port: int, **more: object) -> RedisOptions:
+    return replace(RedisOptions(HOST, port, pool_size=2), **more)  # type: ignore[arg-type] # fields of the record
+
+
+@asynccontextmanager
+async def connected(given: RedisOptions) -> AsyncIterator[RedisCache]:
+    cache = RedisCache(given)
+    await cache.connect()
+    try:
+        yield cache
+    finally:
+        await cache.aclose()
+
+
+async def look_up(cache: RedisCache, key: Key = KEY) -> KeptResponse | None:
+    done: asyncio.Future[KeptResponse | None] = asyncio.get_running_loop().create_future()
+    cache.get(key, done.set_result)
+    return await asyncio.wait_for(done, 10)
+
+
+async def keep(cache: RedisCache, kept: KeptResponse, key: Key = KEY) -> None:
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    cache.put(key, kept, lambda: done.set_result(None))
+    await asyncio.wait_for(done, 10)
+
+
+def values(cache: RedisCache) -> dict[str, float]:
+    return {family.name: sample.value for family in cache.families() for sample in family.samples}
+
+
+def run(scenario: Callable[[], Coroutine[object, object, None]]) -> None:
+    asyncio.run(asyncio.wait_for(scenario(), 30))
+
+
+def test_a_response_is_found_again_also_by_another_server_and_not_under_another_key(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        with RedisProcess(tmp_path) as redis:
+            async with connected(options(redis.port)) as one, connected(options(redis.port)) as other:
+                assert await look_up(one) is None
+                await keep(one, response())
+
+                for cache in (one, other):
+                    found = await look_up(cache)
+                    assert found is not None
+                    assert found.outputs[0].array.tolist() == [0, 1, 2, 3]
+                    assert (found.model_name, found.parameters) == ("m", {"p": "v"})
+                assert await look_up(other, Key(b"other", b"digest")) is None
+                assert await look_up(other, Key(b"space", b"other")) is None
+                counted = values(one)
+                assert (counted["nv_cache_num_hits"], counted["nv_cache_num_misses"]) == (1, 1)
+                assert (counted["charonia_cache_up"], counted["charonia_cache_errors_total"]) == (1, 0)
+                assert counted["nv_cache_lookup_duration"] > 0
+                one.forget(b"space")
+
+    run(scenario)
+
+
+def test_an_entry_goes_when_its_time_has_come(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        with RedisProcess(tmp_path) as redis:
+            async with connected(options(redis.port, ttl=100)) as cache, connected(options(redis.port, ttl=0)) as keeps:
+                await keep(cache, response())
+                await keep(keeps, response(), Key(b"space", b"for ever"))
+                name = PREFIX + b"space".hex().encode() + b":"
+
+                assert 0 < await cache._client.ttl(name + b"digest".hex().encode()) <= 100
+                assert await cache._client.ttl(name + b"for ever".hex().encode()) == -1
+
+    run(scenario)
+
+
+def test_a_first_load_shares_what_others_kept_and_a_reload_begins_anew(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        with RedisProcess(tmp_path) as redis:
+            async with connected(options(redis.port)) as one, connected(options(redis.port)) as other:
+                first = await one.space("m", "1", b"content")
+
+                assert await other.space("m", "1", b"content") == first
+                assert await one.space("m", "2", b"content") != first
+                assert await one.space("n", "1", b"content") != first
+                assert await one.space("m", "1", b"changed") != first
+                again = await one.space("m", "1", b"content")
+                assert again != first
+            async with connected(options(redis.port)) as restarted:
+                assert await restarted.space("m", "1", b"content") == again
+
+    run(scenario)
+
+
+def test_a_value_that_is_no_response_is_not_found(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        with RedisProcess(tmp_path) as redis:
+            async with connected(options(redis.port)) as cache:
+                await cache._client.set(PREFIX + b"space".hex().encode() + b":" + b"digest".hex().encode(), b"rubbish")
+
+                assert await look_up(cache) is None
+                assert values(cache)["charonia_cache_errors_total"] == 1
+                assert "is no response" in caplog.text
+
+    run(scenario)
+
+
+def test_what_cannot_be_kept_is_not_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        with RedisProcess(tmp_path) as redis:
+            async with connected(options(redis.port)) as cache:
+                monkeypatch.setattr("charonia.server.response_cache.redis.VALUE_BYTES_MAX", 100)
+                await keep(cache, response(1000))
+
+                assert await look_up(cache) is None
+
+    run(scenario)
+
+
+def test_without_redis_nothing_waits_and_it_is_used_as_soon_as_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(circuit, "PAUSE_S", 0.05)
+    monkeypatch.setattr(circuit, "PAUSE_S_MAX", 0.1)
+    port = free_port()
+
+    async def scenario() -> None:
+        async with connected(options(port)) as cache:
+            assert await look_up(cache) is None
+            await keep(cache, response())
+            assert len(await cache.space("m", "1", b"content")) == 16
+            assert values(cache)["charonia_cache_up"] == 0
+            assert values(cache)["charonia_cache_skipped_total"] == 2
+            while values(cache)["charonia_cache_errors_total"] < 3:
+                await asyncio.sleep(0.02)
+            assert caplog.text.count("cannot be reached, requests run without it") == 1  # not at every try
+
+            with RedisProcess(tmp_path, port=port):
+                while not values(cache)["charonia_cache_up"]:
+                    await asyncio.sleep(0.02)
+                await keep(cache, response())
+                assert await look_up(cache) is not None
+
+    caplog.set_level("INFO")
+    run(scenario)
+    assert "answers" in caplog.text
+
+
+def test_a_redis_that_dies_is_not_asked_any_more_and_its_return_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(circuit, "PAUSE_S", 0.05)
+
+    async def scenario() -> None:
+        redis = RedisProcess(tmp_path)
+        with redis:
+            async with connected(options(redis.port)) as cache:
+                await keep(cache, response())
+                redis.stop()
+
+                for _ in range(circuit.FAILURES_MAX):
+                    assert await look_up(cache) is None
+                assert values(cache)["charonia_cache_up"] == 0
+                errors = values(cache)["charonia_cache_errors_total"]
+                assert errors >= circuit.FAILURES_MAX
+                assert caplog.text.count("does not answer") == 1
+
+                with RedisProcess(tmp_path, port=redis.port):
+                    while not values(cache)["charonia_cache_up"]:
+                        await asyncio.sleep(0.02)
+                    await keep(cache, response())
+                    assert await look_up(cache) is not None
+
+    run(scenario)
+
+
+def test_a_redis_that_hangs_costs_a_look_up_its_time_limit_and_no_more(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        with RedisProcess(tmp_path) as redis:
+            async with connected(options(redis.port, socket_timeout=50)) as cache:
+                while not values(cache)["charonia_cache_up"]:  # connecting has the same time, and is tried again
+                    await asyncio.sleep(0.02)
+                redis.process.send_signal(signal.SIGSTOP)
+                for _ in range(circuit.FAILURES_MAX):
+                    assert await look_up(cache) is None
+                assert values(cache)["charonia_cache_up"] == 0
+
+    run(scenario)
+
+
+def test_user_password_and_database_are_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        with RedisProcess(
+            tmp_path, "--requirepass", "secret", "--user", *("me", "on", ">mine", "~*", "+@all")
+        ) as redis:
+            for name, password, up in (("", "secret", 1), ("me", "mine", 1), ("", "wrong", 0), ("", "", 0)):
+                async with connected(options(redis.port, user=name, password=password, db=3)) as cache:
+                    assert values(cache)["charonia_cache_up"] == up
+
+    run(scenario)
+    assert "mine" not in caplog.text
+    assert "mine" not in repr(options(1, password="mine"))
+
+
+def test_tls_checks_the_server_and_shows_our_certificate(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    certificate = authority.issue_cert("redis.example", HOST)
+    ours = authority.issue_cert("client.example")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    certificate.configure_cert(context)
+    authority.configure_trust(context)
+    context.verify_mode = ssl.CERT_REQUIRED
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    ours.private_key_and_cert_chain_pem.write_to_path(tmp_path / "ours.pem")
+    trust = {"tls_enabled": True, "cacert": str(tmp_path / "ca.pem")}
+    shown = {"cert": str(tmp_path / "ours.pem"), "key": str(tmp_path / "ours.pem")}
+
+    async def scenario() -> None:
+        with RedisProcess(tmp_path) as redis, TlsEnd(redis.port, context) as end:
+            async with connected(options(end.port, **trust, **shown, sni="redis.example")) as cache:
+                await keep(cache, response())
+                assert await look_up(cache) is not None
+                assert "redis.example" in end.names
+            async with connected(options(end.port, **trust, **shown)) as cache:
+                assert values(cache)["charonia_cache_up"] == 1
+            for wrong in (
+                {**trust, **shown, "sni": "other.example"},
+                trust,  # no certificate of ours
+                {"tls_enabled": True, **shown},  # an authority that we do not know
+                {},  # plain text
+            ):
+                async with connected(options(end.port, **wrong)) as cache:
+                    assert values(cache)["charonia_cache_up"] == 0
+
+    run(scenario)

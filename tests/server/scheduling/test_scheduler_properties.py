@@ -1,0 +1,323 @@
+"""Random traffic against a slow and obvious model of the rules."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from charonia.server.scheduling.api import (
+    BatchPolicy,
+    Cancel,
+    CloseReason,
+    Command,
+    Drop,
+    DropReason,
+    Event,
+    QueueLimits,
+    Run,
+    Scheduler,
+    SlotGone,
+    SlotIdle,
+    Stop,
+    Submit,
+    Tick,
+)
+from charonia.server.scheduling.default import DefaultScheduler
+from charonia.server.scheduling.dynamic import DynamicBatcher
+
+SLOTS = 3
+
+
+@dataclass
+class Waiting:
+    request: Submit
+    level: int
+    arrived_ns: int
+    deadline_ns: int | None
+    late_since_ns: int | None = None
+
+
+@dataclass
+class Model:
+    """The rules with plain lists, checked after every event. It checks choices; only mandatory ones it makes itself."""
+
+    policy: BatchPolicy
+    alone: bool  # the default scheduler: each request runs alone
+    waiting: list[Waiting] = field(default_factory=list)
+    idle: list[int] = field(default_factory=list)
+    stopping: bool = False
+    left: list[int] = field(default_factory=list)  # every id that left, in order
+
+    def limits(self, level: int) -> QueueLimits:
+        return dict(self.policy.level_limits).get(level, self.policy.limits)
+
+    def in_order(self) -> list[Waiting]:
+        def key(one: Waiting) -> tuple[int, int, int]:
+            late = one.late_since_ns
+            return one.level, late is not None, -1 if late is None else late
+
+        return sorted(self.waiting, key=key)  # stable: arrival decides the rest
+
+    def expire(self, now_ns: int) -> list[Command]:
+        due = [one for one in self.waiting if one.deadline_ns is not None and one.deadline_ns <= now_ns]
+        drops: list[Command] = []
+        for one in sorted(due, key=lambda one: (one.deadline_ns, one.request.id)):
+            if self.limits(one.level).delay_expired:
+                one.late_since_ns, one.deadline_ns = one.deadline_ns, None
+            else:
+                self.remove(one)
+                drops.append(Drop(one.request.id, DropReason.TIMEOUT))
+        return drops
+
+    def remove(self, one: Waiting) -> None:
+        self.waiting.remove(one)
+        self.left.append(one.request.id)
+
+    def add(self, request: Submit, now_ns: int) -> Waiting:
+        levels = self.policy.priority_levels
+        level = request.priority if 1 <= request.priority <= levels else self.policy.default_level
+        limits = self.limits(level)
+        timeouts = [limits.timeout_ns, request.timeout_us * 1000 if limits.timeout_override else 0]
+        timeout = min((ns for ns in timeouts if ns), default=None)
+        one = Waiting(request, level, now_ns, None if timeout is None else now_ns + timeout)
+        self.waiting.append(one)
+        return one
+
+    def head(self) -> tuple[list[Waiting], CloseReason | None]:
+        """What can run together, and the reason to send it without waiting, if any."""
+        order = self.in_order()
+        if self.alone:
+            return order[:1], CloseReason.FULL
+        run = order[:1]
+        cut = None
+        for one in order[1:]:
+            total = sum(each.request.batch_size for each in run)
+            if one.request.shape_key != run[0].request.shape_key and total < self.policy.size_max:
+                cut = CloseReason.SHAPE
+            elif total + one.request.batch_size > self.policy.size_max:
+                cut = CloseReason.FULL
+            if cut is not None:
+                break
+            run.append(one)
+        for count in range(len(run), 0, -1):
+            if sum(one.request.batch_size for one in run[:count]) in self.policy.preferred_sizes:
+                return run[:count], CloseReason.PREFERRED
+        if sum(one.request.batch_size for one in run) >= self.policy.size_max:
+            cut = CloseReason.FULL
+        if cut is None and (self.stopping or not self.policy.delay_ns):
+            cut = CloseReason.QUEUE_EMPTY
+        return run, cut
+
+    def due_ns(self) -> int | None:
+        """When the head is sent if nothing else happens: None if not before a slot is idle."""
+        if not self.waiting or not self.idle:
+            return None
+        run, _ = self.head()
+        return min(one.arrived_ns for one in run) + self.policy.delay_ns
+
+    def expected_runs(self, now_ns: int) -> list[Command]:
+        """With the delay exact (`adapt_delay` off) nothing is left to choose."""
+        runs: list[Command] = []
+        while self.idle and self.waiting:
+            run, reason = self.head()
+            if reason is None and now_ns >= min(one.arrived_ns for one in run) + self.policy.delay_ns:
+                reason = CloseReason.DELAY
+            if reason is None:
+                break
+            runs.append(self.start([one.request.id for one in run], reason))
+        return runs
+
+    def start(self, ids: Sequence[int], reason: CloseReason) -> Run:
+        for one in [one for one in self.waiting if one.request.id in ids]:
+            self.remove(one)
+        return Run(self.idle.pop(), tuple(ids), reason)
+
+    def handle(self, event: Event, now_ns: int) -> list[Command]:
+        """Return exactly the commands that the event must bring."""
+        commands = self.expire(now_ns)
+        newcomer = None
+        match event:
+            case Submit() if self.stopping:
+                self.left.append(event.id)
+                return [*commands, Drop(event.id, DropReason.STOPPING)]
+            case Submit():
+                newcomer = self.add(event, now_ns)
+            case Cancel():
+                for one in [one for one in self.waiting if one.request.id == event.id]:
+                    self.remove(one)
+            case SlotIdle():
+                self.idle.append(event.slot)
+            case SlotGone():
+                self.idle = [slot for slot in self.idle if slot != event.slot]
+            case Stop():
+                self.stopping = True
+            case Tick():
+                pass
+        commands += self.expected_runs(now_ns)
+        if newcomer is not None and newcomer in self.waiting:
+            size_max = self.limits(newcomer.level).size_max
+            if size_max and sum(one.level == newcomer.level for one in self.waiting) > size_max:
+                self.remove(newcomer)
+                commands.append(Drop(newcomer.request.id, DropReason.QUEUE_FULL))
+        return commands
+
+    def wake_ns(self) -> int | None:
+        times = [one.deadline_ns for one in self.waiting if one.deadline_ns is not None]
+        due_ns = self.due_ns()
+        return min(times if due_ns is None else [*times, due_ns], default=None)
+
+
+limits_strategy = st.builds(
+    QueueLimits,
+    size_max=st.sampled_from([0, 0, 1, 3]),
+    timeout_ns=st.sampled_from([0, 0, 3_000, 20_000]),
+    timeout_override=st.booleans(),
+    delay_expired=st.booleans(),
+)
+
+
+@st.composite
+def policies(draw: st.DrawFn) -> BatchPolicy:
+    levels = draw(st.sampled_from([0, 0, 3]))
+    size_max = draw(st.sampled_from([4, 1, 2, 5, 6, 16]))
+    return BatchPolicy(
+        size_max=size_max,
+        preferred_sizes=tuple(draw(st.lists(st.integers(2, 9), max_size=2))),
+        delay_ns=draw(st.sampled_from([0, 1_000, 7_000, 7_000])),
+        priority_levels=levels,
+        default_level=min(levels, 2),
+        limits=draw(limits_strategy),
+        level_limits=((1, draw(limits_strategy)),) if levels else (),
+        adapt_delay=False,
+    )
+
+
+# What happens (weighted), a number that the step uses as it likes, and how much time passes before (-1: until wake_at).
+# The first of each list is what a failure shrinks to.
+KINDS = ["tick", "tick", *["submit"] * 8, *["finish"] * 4, "cancel", "gone", "stop"]
+steps = st.tuples(
+    st.sampled_from(KINDS), st.integers(0, 99), st.sampled_from([-1, -1, 0, 0, 1, 499, 1_000, 2_500, 9_000])
+)
+requests = st.tuples(
+    st.sampled_from([1, 1, 1, 2, 3, 7]), st.sampled_from("aaab"), st.integers(0, 4), st.sampled_from([0, 0, 2, 5, 50])
+)
+
+
+class Traffic:
+    """Turns random steps into events that a correct shell could send."""
+
+    def __init__(self) -> None:
+        self.busy = list(range(SLOTS))
+        self.submitted = 0
+
+    def event(self, kind: str, number: int, request: tuple[int, str, int, int]) -> Event:
+        match kind:
+            case "submit":
+                self.submitted += 1
+                return Submit(self.submitted, *request)
+            case "finish" if self.busy:
+                return SlotIdle(self.busy.pop(number % len(self.busy)))
+            case "cancel":
+                return Cancel(number % (self.submitted + 1))
+            case "gone":
+                slot = number % SLOTS
+                self.busy = sorted({*self.busy, slot})
+                return SlotGone(slot)
+            case "stop" if number > 90:
+                return Stop()
+            case _:
+                return Tick()
+
+
+def check(
+    scheduler: Scheduler, model: Model, script: list[tuple[tuple[str, int, int], tuple[int, str, int, int]]]
+) -> None:
+    traffic = Traffic()
+    now_ns = 1_000
+    for (kind, number, passes_ns), request in script:
+        wake_ns = scheduler.wake_at()
+        now_ns = max(now_ns, wake_ns or 0) if passes_ns < 0 else now_ns + passes_ns
+        event = traffic.event(kind, number, request)
+
+        commands = scheduler.handle(event, now_ns)
+
+        assert commands == model.handle(event, now_ns)
+        assert scheduler.queued == len(model.waiting)
+        assert scheduler.wake_at() == model.wake_ns()
+        traffic.busy += [command.slot for command in commands if isinstance(command, Run)]
+    # Empty it: whoever is left runs, and then every id has left exactly once.
+    for _ in range(len(model.waiting) + 1):
+        ending: list[Event] = [Stop(), *(SlotIdle(slot) for slot in traffic.busy)]
+        for event in ending:
+            assert scheduler.handle(event, now_ns) == model.handle(event, now_ns)
+        traffic.busy = [slot for slot in range(SLOTS) if slot not in model.idle]
+    assert scheduler.queued == 0
+    assert scheduler.wake_at() is None
+    assert sorted(model.left) == list(range(1, traffic.submitted + 1))
+
+
+# Left alone, hypothesis draws five steps on average, in which little happens.
+scripts = st.lists(st.tuples(steps, requests), min_size=40, max_size=60)
+
+
+@settings(max_examples=200, deadline=None)
+@given(policy=policies(), script=scripts)
+def test_the_dynamic_batcher_does_what_the_rules_say_to_the_nanosecond(
+    policy: BatchPolicy, script: list[tuple[tuple[str, int, int], tuple[int, str, int, int]]]
+) -> None:
+    check(DynamicBatcher(policy), Model(policy, alone=False), script)
+
+
+@settings(max_examples=100, deadline=None)
+@given(limits=limits_strategy, script=scripts)
+def test_the_default_scheduler_does_what_the_rules_say_to_the_nanosecond(
+    limits: QueueLimits, script: list[tuple[tuple[str, int, int], tuple[int, str, int, int]]]
+) -> None:
+    check(DefaultScheduler(limits), Model(BatchPolicy(limits=limits), alone=True), script)
+
+
+@pytest.mark.parametrize("delay_ns", [1_000, 7_000])
+@settings(max_examples=100, deadline=None)
+@given(script=scripts)
+def test_an_adapting_batcher_sends_the_same_requests_in_the_same_order_and_never_later(
+    delay_ns: int, script: list[tuple[tuple[str, int, int], tuple[int, str, int, int]]]
+) -> None:
+    batcher = DynamicBatcher(BatchPolicy(size_max=4, delay_ns=delay_ns))
+    waiting: dict[int, tuple[Submit, int]] = {}
+    traffic = Traffic()
+    idle: set[int] = set()
+    now_ns = 1_000
+    for (kind, number, passes_ns), request in script:
+        wake_ns = batcher.wake_at()
+        now_ns = max(now_ns, wake_ns or 0) if passes_ns < 0 else now_ns + passes_ns
+        if wake_ns is not None and wake_ns < now_ns:
+            now_ns = wake_ns  # a shell that keeps its promise
+        event = traffic.event("tick" if kind == "stop" else kind, number, request)
+        match event:
+            case Submit():
+                waiting[event.id] = (event, now_ns)
+            case Cancel():
+                waiting.pop(event.id, None)
+            case SlotIdle():
+                idle.add(event.slot)
+            case SlotGone():
+                idle.discard(event.slot)
+            case _:
+                pass
+
+        for command in batcher.handle(event, now_ns):
+            assert isinstance(command, Run)
+            assert command.slot in idle
+            idle.remove(command.slot)
+            traffic.busy.append(command.slot)
+            assert list(command.ids) == list(waiting)[: len(command.ids)]
+            batch = [waiting.pop(request_id) for request_id in command.ids]
+            assert len({one.shape_key for one, _ in batch}) == 1
+            assert len(batch) == 1 or sum(one.batch_size for one, _ in batch) <= 4
+
+        assert batcher.queued == len(waiting)
+        if idle and waiting:  # nobody waits beside an idle slot for longer than the delay
+            assert now_ns < min(arrived_ns for _, arrived_ns in waiting.values()) + delay_ns
+            assert batcher.wake_at() == min(arrived_ns for _, arrived_ns in waiting.values()) + delay_ns

@@ -1,0 +1,85 @@
+"""The waiting line: what it holds on to."""
+
+import random
+
+import pytest
+
+from charonia.server.scheduling.api import QueueLimits, Submit
+from charonia.server.scheduling.queue import STALE_DEADLINES_MAX, WaitingLine
+
+
+def test_requests_that_left_early_leave_few_deadlines_behind() -> None:
+    line = WaitingLine(QueueLimits(timeout_ns=10**12))
+
+    for request_id in range(10_000):
+        line.add(Submit(request_id), 0, request_id)
+        line.remove(request_id)
+
+    # The sweep comes before the push, hence one more.
+    assert len(line.deadlines) <= STALE_DEADLINES_MAX + 1
+
+
+def test_a_sweep_keeps_the_deadlines_of_those_that_wait() -> None:
+    line = WaitingLine(QueueLimits(timeout_ns=1_000_000))
+    waiting = [0, 50, 190]
+
+    for request_id in range(200):
+        line.add(Submit(request_id), 0, request_id)
+        if request_id not in waiting:
+            line.remove(request_id)
+
+    assert line.next_deadline_ns() == 1_000_000
+    assert line.expire(1_000_049) == (0,)
+    assert line.expire(1_000_190) == (50, 190)
+    assert line.next_deadline_ns() is None
+
+
+def test_a_request_that_left_twice_was_only_there_once() -> None:
+    line = WaitingLine(QueueLimits())
+    line.add(Submit(1), 0, 0)
+
+    assert line.remove(1)
+    assert not line.remove(1)
+    assert len(line) == 0
+
+
+def test_levels_and_lanes_are_served_by_rank() -> None:
+    late = QueueLimits(timeout_ns=10, delay_expired=True)
+    line = WaitingLine(QueueLimits(), {1: late, 2: late})
+    for request_id, level in ((1, 2), (2, 1), (3, 3)):
+        line.add(Submit(request_id), level, 0)
+
+    assert line.expire(10) == ()
+    for request_id, level in ((4, 3), (5, 2), (6, 1)):
+        line.add(Submit(request_id), level, 11)
+
+    assert [entry.id for entry in line] == [6, 2, 5, 1, 3, 4]
+    assert line.first().id == 6
+
+
+def test_adding_tells_whether_the_request_is_the_very_last() -> None:
+    line = WaitingLine(QueueLimits(timeout_ns=5, delay_expired=True))
+
+    assert line.add(Submit(1), 2, 0)[1]
+    assert line.add(Submit(2), 2, 1)[1]
+    assert not line.add(Submit(3), 1, 2)[1]
+    assert line.expire(5) == ()
+    assert not line.add(Submit(4), 2, 5)[1]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_sweep_leaves_the_deadlines_in_order(seed: int) -> None:
+    line = WaitingLine(QueueLimits(timeout_override=True))
+    asked_us = random.Random(seed).sample(range(1, 10_000), 400)
+    for request_id, timeout_us in enumerate(asked_us):
+        line.add(Submit(request_id, timeout_us=timeout_us), 0, 0)
+    # A heap is an array in a loose order, which taking items out of the middle can spoil.
+    kept = sorted(range(400), key=asked_us.__getitem__)[200::2]
+    for request_id in set(range(400)) - set(kept):
+        line.remove(request_id)
+    assert len(asked_us) > 2 * len(line) + STALE_DEADLINES_MAX
+
+    line.add(Submit(999, timeout_us=20_000), 0, 0)
+
+    assert [line.expire(asked_us[request_id] * 1000) for request_id in kept] == [(request_id,) for request_id in kept]
+    assert line.next_deadline_ns() == 20_000_000

@@ -1,0 +1,156 @@
+"""How long a front end that stops waits for whom."""
+
+import asyncio
+import socket
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+from tests.support.idle_time import IdleTimeLoop
+
+from charonia.server.listening import GRACE_S, drain, unsent_bytes
+
+
+class Client:
+    """A connection as draining sees it, and what its client does with it."""
+
+    def __init__(self, connections: "set[Client]", untaken: int) -> None:
+        self._connections = connections
+        self.left = untaken
+        self.heard = 0
+        self.is_aborted = False
+        self.ends_when_taken = True
+        connections.add(self)
+
+    def untaken(self) -> tuple[int, int]:
+        return self.left, self.heard
+
+    def wind_down(self) -> None:
+        if self.ends_when_taken:
+            self._connections.discard(self)
+
+    def abort(self) -> None:
+        self.is_aborted = True
+        self._connections.discard(self)
+
+    async def take(self, each_s: float) -> None:
+        """Take a byte at a time."""
+        while self.left:
+            await asyncio.sleep(each_s)
+            self.left -= 1
+
+
+def play(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    with asyncio.Runner(loop_factory=IdleTimeLoop) as runner:
+        runner.run(scenario())
+
+
+def test_whoever_takes_something_now_and_then_gets_everything() -> None:
+    async def scenario() -> None:
+        connections: set[Client] = set()
+        slow = Client(connections, untaken=10)
+        taking = asyncio.create_task(slow.take(GRACE_S * 0.9))
+
+        assert await drain(connections, 1000.0)
+        await taking
+
+        assert (slow.left, slow.is_aborted) == (0, False)
+        assert 10 * GRACE_S * 0.9 <= asyncio.get_running_loop().time() < 10 * GRACE_S
+
+    play(scenario)
+
+
+def test_whoever_takes_nothing_is_given_up_soon_and_said_so(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        connections: set[Client] = set()
+        stuck, done = Client(connections, untaken=10), Client(connections, untaken=0)
+
+        assert await drain(connections, 1000.0)
+
+        assert (stuck.is_aborted, done.is_aborted) == (True, False)
+        assert GRACE_S <= asyncio.get_running_loop().time() < 2 * GRACE_S
+
+    play(scenario)
+    assert caplog.messages == ["1 connections are closed though their clients have not taken all of their answers"]
+
+
+def test_who_has_everything_is_waited_for_as_long_as_it_is_heard_of(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        connections: set[Client] = set()
+        reading = Client(connections, untaken=0)
+        reading.ends_when_taken = False
+
+        async def speak() -> None:
+            for _ in range(5):
+                await asyncio.sleep(GRACE_S * 0.9)
+                reading.heard += 1
+
+        speaking = asyncio.create_task(speak())
+        assert await drain(connections, 1000.0)
+        await speaking
+
+        assert reading.is_aborted
+        assert asyncio.get_running_loop().time() >= 5 * GRACE_S * 0.9 + GRACE_S
+
+    play(scenario)
+    assert not caplog.messages
+
+
+def test_when_time_is_up_nobody_is_waited_for() -> None:
+    async def scenario() -> None:
+        connections: set[Client] = set()
+        slow = Client(connections, untaken=100)
+        taking = asyncio.create_task(slow.take(1.0))
+
+        assert not await drain(connections, 10.0)
+        taking.cancel()
+
+        assert slow.is_aborted
+        assert slow.left > 80
+
+    play(scenario)
+
+
+def test_a_pause_of_the_machine_is_held_against_nobody() -> None:
+    async def scenario() -> None:
+        connections: set[Client] = set()
+        client = Client(connections, untaken=1)
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, IdleTimeLoop)
+
+        async def pause() -> None:
+            await asyncio.sleep(0.1)
+            loop._clock.now_s += 10 * GRACE_S
+            await asyncio.sleep(0.1)
+            client.left = 0
+
+        pausing = asyncio.create_task(pause())
+        assert await drain(connections, 1000.0)
+        await pausing
+
+        assert not client.is_aborted
+
+    play(scenario)
+
+
+class HalfTransport(asyncio.WriteTransport):
+    def __init__(self, sock: socket.socket | None, waiting: int) -> None:
+        super().__init__({"socket": sock})
+        self._waiting = waiting
+
+    def get_write_buffer_size(self) -> int:
+        return self._waiting
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says")
+def test_what_the_system_has_yet_to_deliver_counts() -> None:
+    here, there = socket.socketpair()
+    with here, there:
+        assert unsent_bytes(HalfTransport(here, 5)) == 5
+        here.sendall(bytes(1000))
+
+        assert unsent_bytes(HalfTransport(here, 5)) >= 1005
+        assert unsent_bytes(HalfTransport(None, 5)) == 5
+
+    assert unsent_bytes(HalfTransport(here, 5)) == 5

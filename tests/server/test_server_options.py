@@ -1,0 +1,119 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from charonia.core.errors import Code, ServingError
+from charonia.server.options import (
+    ControlMode,
+    GrpcOptions,
+    HttpOptions,
+    MetricsOptions,
+    ModelOptions,
+    ServerOptions,
+    TlsOptions,
+)
+
+
+def problems(**fields: object) -> str:
+    with pytest.raises(ServingError) as caught:
+        ServerOptions(**fields)  # type: ignore[arg-type]  # each test gives what its field takes
+    assert caught.value.code is Code.INVALID_ARG
+    return caught.value.message
+
+
+def test_the_defaults_are_tritons() -> None:
+    options = ServerOptions()
+
+    assert (options.http.port, options.grpc.port, options.metrics.port) == (8000, 8001, 8002)
+    assert options.id == "triton"
+    assert options.models.control_mode is ControlMode.NONE
+    assert options.http.input_bytes_max == 67108864
+
+
+def test_models_to_load_need_explicit_mode() -> None:
+    message = problems(models=ModelOptions(load=("bert",)))
+
+    assert message == "Use of '--load-model' requires setting '--model-control-mode=explicit' as well."
+
+
+def test_the_wildcard_stands_alone() -> None:
+    explicit = ControlMode.EXPLICIT
+
+    message = problems(models=ModelOptions(control_mode=explicit, load=("*", "bert")))
+
+    assert message == "Wildcard model name '*' must be the ONLY startup model if specified at all."
+    assert ServerOptions(models=ModelOptions(control_mode=explicit, load=("*", "*"))).models.load == ("*", "*")
+
+
+def test_the_repositories_are_polled_in_mode_poll_only() -> None:
+    assert ModelOptions(poll_secs=5).poll_interval_secs == 0
+    assert ModelOptions(poll_secs=5, control_mode=ControlMode.POLL).poll_interval_secs == 5
+    assert "at least 1" in problems(models=ModelOptions(poll_secs=0, control_mode=ControlMode.POLL))
+
+
+@pytest.mark.parametrize("name", ["../other", "a/b", ".."])
+def test_a_configuration_variant_is_a_name_and_no_path(name: str) -> None:
+    assert "expected a name without '/'" in problems(models=ModelOptions(config_name=name))
+
+
+def test_tls_needs_a_certificate_and_a_key_and_for_clients_a_root() -> None:
+    assert problems(http=HttpOptions(tls=TlsOptions(enabled=True))).splitlines() == [
+        "--http-use-ssl needs --http-server-cert",
+        "--http-use-ssl needs --http-server-key",
+    ]
+    assert problems(grpc=GrpcOptions(tls=TlsOptions(mutual=True, certificate="c", key="k"))) == (
+        "--grpc-use-ssl-mutual needs --grpc-root-cert, to check the certificates of clients"
+    )
+    complete = TlsOptions(mutual=True, certificate="c", key="k", root="r")
+    assert ServerOptions(grpc=GrpcOptions(tls=complete)).grpc.tls.active
+
+
+def test_two_endpoints_on_one_port_are_refused() -> None:
+    assert problems(http=HttpOptions(port=9000), grpc=GrpcOptions(port=9000)) == (
+        "--grpc-port: port 9000 is already that of --http-port"
+    )
+    assert problems(metrics=MetricsOptions(port=8001)) == "--metrics-port: port 8001 is already that of --grpc-port"
+
+
+def test_one_port_on_two_addresses_a_free_port_and_an_endpoint_that_is_off_collide_with_nothing() -> None:
+    ServerOptions(http=HttpOptions(address="127.0.0.1"), metrics=MetricsOptions(address="127.0.0.2", port=8000))
+    ServerOptions(http=HttpOptions(port=0), grpc=GrpcOptions(port=0), metrics=MetricsOptions(port=0))
+    ServerOptions(http=HttpOptions(enabled=False, port=8001))
+
+
+def test_metrics_listen_where_http_does_unless_told() -> None:
+    http = HttpOptions(address="127.0.0.1")
+
+    assert ServerOptions(http=http).metrics_address == "127.0.0.1"
+    assert ServerOptions(http=http, metrics=MetricsOptions(address="::1")).metrics_address == "::1"
+
+
+def test_all_problems_are_reported_together() -> None:
+    message = problems(
+        models=ModelOptions(load=("*", "a")),
+        http=HttpOptions(port=8001, tls=TlsOptions(enabled=True, key="k")),
+    )
+
+    assert len(message.splitlines()) == 4
+
+
+PORTS = st.integers(0, 3)
+ADDRESSES = st.sampled_from(["0.0.0.0", "::", "127.0.0.1", "10.0.0.1"])
+
+
+@given(ports=st.tuples(PORTS, PORTS), addresses=st.tuples(ADDRESSES, ADDRESSES))
+def test_a_collision_is_found_whichever_endpoint_comes_first(
+    ports: tuple[int, int], addresses: tuple[str, str]
+) -> None:
+    def collide(first: int, second: int) -> bool:
+        try:
+            ServerOptions(
+                http=HttpOptions(address=addresses[first], port=ports[first]),
+                grpc=GrpcOptions(address=addresses[second], port=ports[second]),
+                metrics=MetricsOptions(enabled=False),
+            )
+        except ServingError:
+            return True
+        return False
+
+    assert collide(0, 1) == collide(1, 0)

@@ -1,0 +1,133 @@
+"""A Python model in a real worker process, or in a thread, without an engine."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from charonia.config.kinds import InstanceKind
+from charonia.config.model import ModelConfig, ModelInput, ModelOutput
+from charonia.core.caller import CallFrame
+from charonia.core.dtypes import DataType
+from charonia.core.errors import ServingError
+from charonia.core.request import InferRequest, RequestedOutput
+from charonia.core.tensor import Tensor
+from charonia.server.backends.api import (
+    AsyncInstance,
+    BackendSettings,
+    BatchSink,
+    LoadedModel,
+    ModelFiles,
+    Placement,
+    Result,
+)
+from charonia.server.backends.python.backend import MODE, PROCESS, PythonBackend
+from charonia.server.backends.python.instance import PythonInstance
+
+default_mode = PROCESS
+"""Where models run whose configuration does not say: tests of both modes set it."""
+
+
+class Sink:
+    """Collects the outcome of one batch."""
+
+    def __init__(self, count: int) -> None:
+        self.results: list[Result | None] = [None] * count
+        self.done: asyncio.Future[ServingError | None] = asyncio.get_running_loop().create_future()
+
+    def respond(self, index: int, result: Result | None, final: bool) -> None:
+        """Take the answer of one request."""
+        assert final
+        assert self.results[index] is None
+        self.results[index] = result
+
+    def finish(
+        self, input_end_ns: int, output_start_ns: int, error: ServingError | None = None, *, leaves_open: bool = False
+    ) -> None:
+        """Take the end of the batch."""
+        self.done.set_result(error)
+
+    def is_cancelled(self, index: int) -> bool:
+        """Nobody leaves."""
+        return False
+
+    def frame(self) -> CallFrame:
+        """Return a frame of a model that nobody called."""
+        return CallFrame("m", "1", "m_0_0")
+
+
+class Loaded:
+    """One loaded model with one instance."""
+
+    def __init__(self, model: LoadedModel, instance: AsyncInstance) -> None:
+        self.model = model
+        self._instance = instance
+
+    @property
+    def instance(self) -> PythonInstance:
+        """The instance of a model in a worker process."""
+        assert isinstance(self._instance, PythonInstance)
+        return self._instance
+
+    def start(self, requests: Sequence[InferRequest], sink: BatchSink) -> None:
+        """Begin to run a batch."""
+        self._instance.start(requests, sink)
+
+    def cancel(self, sink: BatchSink, index: int) -> None:
+        """The caller of a request of a batch has gone."""
+        self._instance.cancel(sink, index)
+
+    async def run(self, requests: Sequence[InferRequest]) -> list[Result]:
+        """Run a batch; a failure of the whole batch becomes the result of each request."""
+        sink = Sink(len(requests))
+        self.start(requests, sink)
+        error = await asyncio.wait_for(sink.done, 60)
+        return [r if r is not None else error for r in sink.results]  # type: ignore[misc] # one of the two is there
+
+    async def close(self) -> None:
+        """Close instance and model."""
+        await self._instance.aclose()
+        await self.model.aclose()
+
+
+def config(
+    datatype: DataType = DataType.FP32, dims: tuple[int, ...] = (-1,), outputs: int = 1, **parameters: str
+) -> ModelConfig:
+    """Return the configuration of a model with input IN and outputs OUT, OUT1 and so on."""
+    return ModelConfig(
+        name="m",
+        backend="python",
+        max_batch_size=0,
+        input=(ModelInput("IN", datatype, dims=dims),),
+        output=tuple(ModelOutput("OUT" + (str(i) if i else ""), datatype, dims) for i in range(outputs)),
+        parameters=parameters,
+    )
+
+
+def write(folder: Path, code: str) -> ModelFiles:
+    """Write a model folder `m` with this model.py."""
+    version = folder / "m" / "1"
+    version.mkdir(parents=True, exist_ok=True)
+    (version / "model.py").write_text(code)
+    return ModelFiles(folder / "m", 1, version)
+
+
+async def load(folder: Path, code: str, cfg: ModelConfig | None = None) -> Loaded:
+    """Load a model and start one instance of it."""
+    cfg = cfg or config()
+    cfg = replace(cfg, parameters={MODE: default_mode, **cfg.parameters})
+    model = await PythonBackend().load(write(folder, code), cfg, BackendSettings())
+    instance = await model.create_instance(Placement("m_0_0", InstanceKind.KIND_CPU))
+    return Loaded(model, instance)
+
+
+def request(array: "np.ndarray", datatype: DataType = DataType.FP32, *outputs: str, **more: object) -> InferRequest:
+    """Return a request with input IN."""
+    return InferRequest(
+        "m",
+        {"IN": Tensor("IN", datatype, array)},
+        outputs=tuple(RequestedOutput(o) for o in outputs),
+        **more,  # type: ignore[arg-type] # fields of the request
+    )

@@ -1,0 +1,138 @@
+"""A load that was never sent: levels of the load generator in simulated time, the same on every machine."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from charonia.client.sync_client import Client
+from charonia.tools.perf import samples
+from charonia.tools.perf.api import LoadPlan, MeasurePlan, Progress, RunSettings, Stop, Target, silent
+from charonia.tools.perf.level import Context, measure
+from charonia.tools.perf.messages import Begin
+from charonia.tools.perf.observer import Observer
+from charonia.tools.perf.pool import Pool
+from charonia.tools.perf.samples import Chunk
+from charonia.tools.results.records import LevelResult, LoadLevel
+
+Times = NDArray[np.int64]
+
+BEGIN_NS = 1_000_000_000
+"""When a simulated level begins: soon after the machine started, so that who falls silent has long been silent."""
+
+STEP_NS = 50_000_000
+"""Simulated time between two messages of the process that would send load."""
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What becomes of a level's requests. Times are nanoseconds from its begin, one for each request, ascending.
+
+    Attributes:
+        intended_ns: When each is to be sent.
+        done_ns: When each ends, in any order.
+        is_open: Whether requests are sent at planned times.
+        sent_ns: When each is sent, where that is not when it is to be.
+        failed: Which of them fail, none where it is left out.
+        kind: Kind of their error.
+    """
+
+    intended_ns: Times
+    done_ns: Times
+    is_open: bool = False
+    sent_ns: Times | None = None
+    failed: NDArray[np.bool_] | None = None
+    kind: str = "UNAVAILABLE"
+
+    def rows(self) -> samples.Rows:
+        """Return the requests as a process that sends load tells them."""
+        rows = np.zeros((len(self.intended_ns), samples.WIDTH), np.int64)
+        rows[:, samples.INTENDED] = BEGIN_NS + self.intended_ns
+        rows[:, samples.SENT] = BEGIN_NS + (self.intended_ns if self.sent_ns is None else self.sent_ns)
+        rows[:, samples.DONE] = BEGIN_NS + self.done_ns
+        rows[:, samples.RESPONSES] = 1
+        if self.failed is not None:
+            rows[self.failed, samples.OUTCOME] = 1
+        return rows
+
+
+class SimulatedPool(Pool):
+    """Stands in for the processes that send load, and says at once what they would say in time.
+
+    Args:
+        traffic: What becomes of the requests.
+
+    Attributes:
+        waits_s: How long answers were to be waited for when the load was ended; one number for each time.
+    """
+
+    def __init__(self, traffic: Traffic) -> None:
+        super().__init__(_settings(MeasurePlan()), cast(Any, None), 0)
+        self.waits_s: list[float] = []
+        self._traffic = traffic
+        self._rows = traffic.rows()
+        self._until_ns = BEGIN_NS
+
+    @property
+    def count(self) -> int:
+        """One process."""
+        return 1
+
+    def prepare(self, begin: Begin) -> None:
+        """Be ready."""
+
+    def go(self) -> int:
+        """Begin at `BEGIN_NS`."""
+        return BEGIN_NS
+
+    def listen(self, seconds: float) -> Iterator[tuple[int, Chunk]]:
+        """Yield what happens in the next `STEP_NS`, or in the time that is waited for answers."""
+        from_ns = self._until_ns
+        self._until_ns += int(self.waits_s[-1] * 1e9) if self.waits_s else STEP_NS
+        yield 0, self._chunk(from_ns)
+
+    def end(self, wait_s: float) -> None:
+        """Send no more."""
+        self.waits_s.append(wait_s)
+        self._rows = self._rows[self._rows[:, samples.SENT] < self._until_ns]
+
+    def _chunk(self, from_ns: int) -> Chunk:
+        rows = self._rows
+        sent = rows[(rows[:, samples.SENT] >= from_ns) & (rows[:, samples.SENT] < self._until_ns)]
+        ended = samples.joined([samples.ended_within(rows, from_ns, self._until_ns)])
+        left = int(np.count_nonzero(rows[:, samples.DONE] >= self._until_ns))
+        unsent = int(np.count_nonzero(rows[:, samples.SENT] >= self._until_ns))
+        plan = np.ascontiguousarray(sent[:, [samples.INTENDED, samples.SENT]])
+        return Chunk(
+            until_ns=self._until_ns,
+            rows=ended.tobytes(),
+            sent=plan.tobytes() if self._traffic.is_open else b"",
+            in_flight=left - unsent,
+            cpu_ns=0,
+            kinds={1: self._traffic.kind},
+            messages=((1, "no luck today"),) if np.any(ended[:, samples.OUTCOME]) else (),
+            finished=bool(self.waits_s) or not left,
+        )
+
+
+def simulated_level(
+    level: LoadLevel, pool: SimulatedPool, plan: MeasurePlan, progress: Progress = silent, stop: Stop | None = None
+) -> LevelResult:
+    """Measure a level whose requests fare as the pool's do, without a server, a process or a pause.
+
+    Args:
+        level: What it is called.
+        pool: Says what becomes of its requests; enough of them for the time that the plan takes.
+        plan: When it has been measured.
+        progress: Is told what happens.
+        stop: Ends it early.
+    """
+    settings = _settings(plan)
+    observer = Observer(cast(Client, None), settings, [], has_statistics=False, processes=None)
+    return measure(Context(pool, observer, settings, 1, progress, stop or Stop()), level)
+
+
+def _settings(plan: MeasurePlan) -> RunSettings:
+    return RunSettings(Target("http://127.0.0.1:1", "m"), LoadPlan(), plan)

@@ -1,0 +1,335 @@
+import pickle
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from charonia.core.dtypes import DataType
+from charonia.core.errors import ServingError
+from charonia.tools.perf.data.files import read_path
+from charonia.tools.perf.data.load import load_inputs
+from charonia.tools.perf.data.spec import ModelSpec, TensorSpec
+from charonia.tools.perf.options import DataOptions, PerfOptions, TargetOptions
+
+D = DataType
+
+
+def model(*inputs: TensorSpec) -> ModelSpec:
+    return ModelSpec("m", "", 8, inputs, (TensorSpec("Y", D.FP32, (2,)),))
+
+
+X = TensorSpec("X", D.FP32, (2,))
+TEXT = TensorSpec("TEXT", D.BYTES, (-1,))
+PICTURE = TensorSpec("P", D.UINT8, (4, 6, 3))
+
+
+def refused(path: Path, spec: ModelSpec) -> str:
+    with pytest.raises(ServingError) as caught:
+        read_path(path, spec)
+    return str(caught.value)
+
+
+def draw(path: Path, width: int = 6, height: int = 4) -> None:
+    from PIL import Image
+
+    Image.fromarray(np.full((height, width, 3), (255, 0, 51), np.uint8)).save(path)
+
+
+def test_a_folder_has_a_file_for_each_input_and_output(tmp_path: Path) -> None:
+    (tmp_path / "X").write_bytes(np.array([1, 2], "<f4").tobytes())
+    (tmp_path / "TEXT").write_text("first\nsecond line\n")
+    np.save(tmp_path / "Y.npy", np.array([3, 4]))
+    (tmp_path / ".DS_Store").write_text("")
+
+    ((step,),) = read_path(tmp_path, model(X, TEXT))
+
+    assert step.inputs["X"].tolist() == [1, 2]
+    assert step.inputs["TEXT"].tolist() == [b"first", b"second line"]
+    assert step.expected is not None
+    assert step.expected["Y"].tolist() == [3.0, 4.0]
+
+
+def test_arrays_along_a_dimension_in_front_are_steps(tmp_path: Path) -> None:
+    np.save(tmp_path / "X.npy", np.arange(6).reshape(3, 2))
+
+    (stream,) = read_path(tmp_path / "X.npy", model(X))
+
+    assert [step.inputs["X"].tolist() for step in stream] == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_a_single_item_goes_with_every_step_of_the_others(tmp_path: Path) -> None:
+    np.save(tmp_path / "X.npy", np.arange(4).reshape(2, 2))
+    np.save(tmp_path / "TEXT.npy", np.array(["a", "b"]))
+
+    (stream,) = read_path(tmp_path, model(X, TEXT))
+
+    assert [step.inputs["TEXT"].tolist() for step in stream] == [[b"a", b"b"]] * 2
+
+
+def test_numbers_of_items_have_to_agree(tmp_path: Path) -> None:
+    np.save(tmp_path / "X.npy", np.zeros((3, 2)))
+    np.save(tmp_path / "Y.npy", np.zeros((2, 2)))
+
+    assert refused(tmp_path, model(X)) == f"{tmp_path.name}: 'Y': expected 3 items, as many as 'X', got 2"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("X", b"abc", "X: 'X': expected 2 elements (FP32 of shape [2]), which takes 8 bytes, got 3 bytes"),
+        ("X.npy", b"abc", "X.npy: 'X': expected an array in the format of .npy, got: "),
+        ("Z", b"", ": expected files named as inputs, 'X', or outputs, 'Y', got Z"),
+        ("Y", b"12345678", ": expected a file for input 'X', got none"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_named(tmp_path: Path, name: str, content: bytes, problem: str) -> None:
+    (tmp_path / name).write_bytes(content)
+
+    assert problem in refused(tmp_path, model(X))
+
+
+def test_an_array_of_another_shape_is_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "X.npy", np.zeros((3, 5)))
+
+    assert refused(tmp_path / "X.npy", model(X)) == (
+        "X.npy: 'X': expected FP32 of shape [2], or several of these, got shape [3, 5]"
+    )
+
+
+def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
+    assert refused(tmp_path, model(X)) == (f"{tmp_path}: expected a file for each input, 'X', got an empty folder")
+
+
+def test_two_files_of_one_input_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "X").write_bytes(b"")
+    (tmp_path / "X.npy").write_bytes(b"")
+
+    assert refused(tmp_path, model(X)) == f"{tmp_path}: 'X': expected one file, got X and X.npy"
+
+
+def test_one_file_needs_a_model_with_one_input(tmp_path: Path) -> None:
+    np.save(tmp_path / "X.npy", np.zeros(2))
+
+    assert refused(tmp_path / "X.npy", model(X, TEXT)) == (
+        "X.npy: expected a model with one input, got 'X', 'TEXT' (hint: put a file for each input into a folder)"
+    )
+
+
+def test_bf16_is_read_as_numbers_or_as_bit_patterns(tmp_path: Path) -> None:
+    spec = model(TensorSpec("X", D.BF16, (1,)))
+    np.save(tmp_path / "X.npy", np.array([1.5], np.float32))
+    numbers = read_path(tmp_path / "X.npy", spec)[0][0].inputs["X"].tolist()
+    np.save(tmp_path / "X.npy", np.array([0x3FC0], np.uint16))
+
+    assert numbers == read_path(tmp_path / "X.npy", spec)[0][0].inputs["X"].tolist() == [0x3FC0]
+
+
+def test_strings_need_an_array_of_strings(tmp_path: Path) -> None:
+    np.save(tmp_path / "TEXT.npy", np.zeros(2))
+
+    assert refused(tmp_path / "TEXT.npy", model(TEXT)) == (
+        "TEXT.npy: 'TEXT': expected strings for BYTES of shape [-1], got float64"
+    )
+
+
+def test_booleans_become_floats(tmp_path: Path) -> None:
+    np.save(tmp_path / "X.npy", np.array([True, False]))
+
+    assert read_path(tmp_path / "X.npy", model(X))[0][0].inputs["X"].tolist() == [1.0, 0.0]
+
+
+def test_files_that_are_too_large_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "X").write_bytes(b"12345678")
+    monkeypatch.setattr("charonia.tools.perf.data.files.FILE_BYTES_MAX", 5)
+
+    assert refused(tmp_path, model(X)) == "X: expected at most 5 bytes, got 8"
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    assert refused(tmp_path / "X.npy", model(X)) == f"{tmp_path / 'X.npy'}: cannot be read: No such file or directory"
+
+
+def test_pickles_are_not_loaded(tmp_path: Path) -> None:
+    np.save(tmp_path / "X.npy", np.array([{}, {}], object), allow_pickle=True)
+
+    assert "Object arrays cannot be loaded" in refused(tmp_path / "X.npy", model(X))
+
+
+def test_a_folder_of_pictures_is_a_stream(tmp_path: Path) -> None:
+    draw(tmp_path / "b.png")
+    draw(tmp_path / "a.png")
+
+    (stream,) = read_path(tmp_path, model(PICTURE))
+
+    assert [step.where for step in stream] == ["a.png", "b.png"]
+    assert stream[0].inputs["P"].shape == (4, 6, 3)
+    assert stream[0].inputs["P"][0, 0].tolist() == [255, 0, 51]
+
+
+@pytest.mark.parametrize(
+    ("spec", "shape", "first"),
+    [
+        (TensorSpec("P", D.FP32, (3, 4, 6)), (3, 4, 6), 1.0),
+        (TensorSpec("P", D.FP32, (3, 2, 2)), (3, 2, 2), 1.0),
+        (TensorSpec("P", D.UINT8, (-1, -1, 3)), (4, 6, 3), 255),
+        (TensorSpec("P", D.UINT8, (3, 8, 3), layout="HWC"), (3, 8, 3), 255),
+        (TensorSpec("P", D.FP16, (1, 4, 6)), (1, 4, 6), np.float16(82 / 255)),
+        (TensorSpec("P", D.UINT8, (4, 6)), (4, 6), 82),
+        (TensorSpec("P", D.UINT8, (-1, -1, -1), layout="HWC"), (4, 6, 3), 255),
+    ],
+    ids=["CHW", "resized", "any size", "configured", "grey", "flat grey", "any channels"],
+)
+def test_pictures_take_the_shape_of_the_input(
+    tmp_path: Path, spec: TensorSpec, shape: tuple[int, ...], first: float
+) -> None:
+    draw(tmp_path / "p.png")
+
+    array = read_path(tmp_path / "p.png", model(spec))[0][0].inputs["P"]
+
+    assert array.shape == shape
+    assert array.flat[0] == first
+
+
+@pytest.mark.parametrize("spec", [TensorSpec("P", D.UINT8, (-1,)), TensorSpec("P", D.BYTES, (1,))])
+def test_a_model_that_decodes_gets_the_file_itself(tmp_path: Path, spec: TensorSpec) -> None:
+    draw(tmp_path / "p.png")
+
+    array = read_path(tmp_path / "p.png", model(spec))[0][0].inputs["P"]
+
+    assert (
+        b"".join(array.tolist()) if spec.datatype is D.BYTES else array.tobytes() == (tmp_path / "p.png").read_bytes()
+    )
+
+
+@pytest.mark.parametrize(
+    ("spec", "problem"),
+    [
+        (
+            TensorSpec("P", D.INT64, (4, 6, 3)),
+            "p.png: input 'P': expected an input of UINT8, floating-point numbers or BYTES, got INT64",
+        ),
+        (
+            TensorSpec("P", D.FP32, (3, 6, 3)),
+            "p.png: input 'P': expected a first or a last dimension of 1 or 3 (channels), got [3, 6, 3] "
+            "(hint: `format: FORMAT_NCHW` or `FORMAT_NHWC` in the model's configuration says which it is)",
+        ),
+        (TensorSpec("P", D.UINT8, (4, 6, 5), layout="HWC"), "p.png: input 'P': expected 1 or 3 channels, got 5"),
+        (
+            TensorSpec("P", D.BYTES, (2,)),
+            "p.png: input 'P': expected an input that takes one file, got one of BYTES of shape [2]",
+        ),
+        (
+            TensorSpec("P", D.FP32, (16,)),
+            "p.png: input 'P': expected an input of 2 or 3 dimensions for a picture, got [16]",
+        ),
+    ],
+)
+def test_an_input_that_takes_no_pictures_is_refused(tmp_path: Path, spec: TensorSpec, problem: str) -> None:
+    draw(tmp_path / "p.png")
+
+    assert refused(tmp_path / "p.png", model(spec)) == problem
+
+
+def test_a_file_that_is_no_picture_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "p.png").write_text("no picture")
+
+    assert refused(tmp_path / "p.png", model(PICTURE)) == (
+        "p.png: input 'P': expected a picture, got: cannot identify image file 'p.png'"
+    )
+
+
+def test_without_pillow_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw(tmp_path / "p.png")
+    monkeypatch.setitem(sys.modules, "PIL", None)
+
+    assert refused(tmp_path / "p.png", model(PICTURE)) == (
+        "p.png: input 'P': pictures need the package Pillow (hint: pip install pillow)"
+    )
+
+
+def test_a_picture_of_too_many_pixels_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw(tmp_path / "p.png")
+    monkeypatch.setattr("charonia.tools.perf.data.files.PIXELS_MAX", 23)
+
+    assert refused(tmp_path / "p.png", model(PICTURE)) == "p.png: input 'P': expected at most 23 pixels, got 6 x 4"
+
+
+def inputs_of(path: Path, spec: ModelSpec, batch_size: int) -> list[list[object]]:
+    options = PerfOptions(TargetOptions("m", batch_size=batch_size), data=DataOptions((str(path),)))
+    inputs = pickle.loads(pickle.dumps(load_inputs(spec, options)))
+    return [inputs.request(0, step).inputs["X"].array.tolist() for step in range(inputs.step_count(0))]
+
+
+def test_batches_are_made_of_steps_one_after_the_other(tmp_path: Path) -> None:
+    (tmp_path / "d.json").write_text('{"data": [{"X": [0, 0]}, {"X": [1, 1]}, {"X": [2, 2]}]}')
+
+    assert inputs_of(tmp_path / "d.json", model(X), 2) == [
+        [[0.0, 0.0], [1.0, 1.0]],
+        [[2.0, 2.0], [0.0, 0.0]],
+        [[1.0, 1.0], [2.0, 2.0]],
+    ]
+
+
+def test_a_model_without_batches_gets_the_items_themselves(tmp_path: Path) -> None:
+    (tmp_path / "d.json").write_text('{"data": [{"X": [0, 0]}, {"X": [1, 1]}]}')
+
+    assert inputs_of(tmp_path / "d.json", ModelSpec("m", "", 0, (X,)), 1) == [[0.0, 0.0], [1.0, 1.0]]
+
+
+def test_items_of_different_shapes_do_not_make_a_batch(tmp_path: Path) -> None:
+    (tmp_path / "d.json").write_text('{"data": [{"X": [0, 0]}, {"X": [1]}]}')
+    spec = ModelSpec("m", "", 8, (TensorSpec("X", D.FP32, (-1,)),))
+
+    with pytest.raises(ServingError) as caught:
+        inputs_of(tmp_path / "d.json", spec, 2)
+
+    assert caught.value.message == (
+        "d.json: step 1: input 'X': expected shape [2], that of the step before it in the batch, got [1]"
+    )
+
+
+def test_validation_data_make_batches_too(tmp_path: Path) -> None:
+    (tmp_path / "d.json").write_text(
+        '{"data": [{"X": [0, 0]}, {"X": [1, 1]}], "validation_data": [{"Y": [5, 5]}, {"Y": [6, 6]}]}'
+    )
+    options = PerfOptions(TargetOptions("m", batch_size=2), data=DataOptions((str(tmp_path / "d.json"),)))
+
+    expected = load_inputs(model(X), options).expected(0, 0)
+
+    assert expected is not None
+    assert expected["Y"].array.tolist() == [[5, 5], [6, 6]]
+
+
+def test_generated_items_of_a_batch_differ_and_are_one_request() -> None:
+    options = PerfOptions(TargetOptions("m", batch_size=4, parameters=(("n", 5),)))
+
+    inputs = load_inputs(model(X), options)
+
+    assert (inputs.stream_count, inputs.step_count(0), inputs.batch_size) == (1, 1, 4)
+    request = inputs.request(0, 0)
+    assert request.inputs["X"].shape == (4, 2)
+    assert len(np.unique(request.inputs["X"].array)) == 8
+    assert request.parameters == {"n": 5}
+
+
+def test_zeros_are_one_item_for_any_batch() -> None:
+    options = PerfOptions(TargetOptions("m", batch_size=3), data=DataOptions(("zero",)))
+
+    inputs = load_inputs(model(X), options)
+
+    assert inputs.request(0, 0).inputs["X"].array.tolist() == [[0, 0]] * 3
+    assert inputs.expected(0, 0) is None
+
+
+def test_a_model_without_inputs_cannot_be_asked() -> None:
+    with pytest.raises(ServingError, match="model 'm': expected inputs, got none"):
+        load_inputs(model(), PerfOptions(TargetOptions("m")))
+
+
+def test_an_optional_input_is_in_all_items_of_a_batch_or_in_none(tmp_path: Path) -> None:
+    (tmp_path / "d.json").write_text('{"data": [{"X": [0, 0]}, {}]}')
+    spec = model(TensorSpec("X", D.FP32, (2,), optional=True))
+
+    with pytest.raises(ServingError, match=r"d\.json: step 1: input 'X': expected in all steps of a batch or in none"):
+        inputs_of(tmp_path / "d.json", spec, 2)

@@ -1,0 +1,108 @@
+"""Coverage is counted with fixed seeds: how often an interval holds the true value of a process that is known."""
+
+from collections.abc import Callable
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from charonia.tools.perf import intervals
+
+Floats = NDArray[np.float64]
+
+
+def autoregressive(random: np.random.Generator, count: int, correlation: float) -> Floats:
+    """Samples around 50, each resembling the one before it."""
+    noise = random.normal(size=count)
+    found = np.empty(count)
+    at = noise[0] / np.sqrt(1 - correlation**2)
+    for index in range(count):
+        at = correlation * at + noise[index]
+        found[index] = at
+    return found + 50
+
+
+def share_of(runs: int, held: Callable[[np.random.Generator], bool]) -> float:
+    random = np.random.default_rng(3)
+    return sum(held(random) for _ in range(runs)) / runs
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.5, 0.9])
+def test_a_mean_s_interval_holds_it_as_often_as_it_says(correlation: float) -> None:
+    def held(random: np.random.Generator) -> bool:
+        found = intervals.mean_interval(autoregressive(random, 2000, correlation), 0.95)
+        return found.low <= 50 <= found.high
+
+    assert share_of(120, held) >= 0.9
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.9])
+def test_a_percentile_s_interval_holds_it_as_often_as_it_says(correlation: float) -> None:
+    true = 50 + NormalDist().inv_cdf(0.9) / np.sqrt(1 - correlation**2)
+
+    def held(random: np.random.Generator) -> bool:
+        found = intervals.percentile_interval(autoregressive(random, 2000, correlation), 90, 0.95)
+        return bool(found.low <= true <= found.high)
+
+    assert share_of(120, held) >= 0.88
+
+
+def test_a_rate_s_interval_holds_it_as_often_as_it_says() -> None:
+    def held(random: np.random.Generator) -> bool:
+        times = np.cumsum(random.exponential(1e7, 1000)).astype(np.int64)
+        found = intervals.rate_interval(times[times < 5_000_000_000], 0, 5_000_000_000, 0.95)
+        return found.low <= 100 <= found.high
+
+    assert share_of(150, held) >= 0.9
+
+
+def test_more_samples_make_a_tighter_interval() -> None:
+    random = np.random.default_rng(1)
+
+    few, many = (intervals.mean_interval(random.normal(50, 5, count), 0.95) for count in (100, 10_000))
+
+    assert many.relative_half_width < few.relative_half_width / 3
+
+
+def test_too_few_samples_have_no_interval() -> None:
+    few = np.arange(5.0)
+
+    assert intervals.mean_interval(few, 0.95) == intervals.no_interval(2.0)
+    assert intervals.percentile_interval(few, 50, 0.95) == intervals.no_interval(2.0)
+    assert intervals.rate_interval(few.astype(np.int64), 0, 10**9, 0.95) == intervals.no_interval(5.0)
+    assert intervals.mean_interval(few[:0], 0.95) == intervals.no_interval(0.0)
+    assert intervals.percentile_interval(few[:0], 50, 0.95) == intervals.no_interval(0.0)
+    assert intervals.rate_interval(few.astype(np.int64), 5, 5, 0.95) == intervals.no_interval(0.0)
+
+
+def test_a_percentile_beyond_which_there_is_hardly_a_sample_has_no_interval() -> None:
+    found = intervals.percentile_interval(np.random.default_rng(1).normal(50, 5, 100), 99.9, 0.95)
+
+    assert found.confidence == 0.0
+    assert found.low <= found.value <= found.high
+
+
+def test_equal_samples_have_an_interval_without_width() -> None:
+    found = intervals.mean_interval(np.full(100, 7.0), 0.95)
+
+    assert (found.low, found.high) == (7.0, 7.0)
+
+
+def test_a_slow_begin_is_left_out() -> None:
+    random = np.random.default_rng(1)
+    samples = np.concatenate([np.linspace(100, 10, 100), random.normal(10, 1, 900)])
+
+    assert 80 <= intervals.warmup(samples) <= 130
+
+
+def test_a_steady_begin_is_kept() -> None:
+    samples = np.random.default_rng(1).normal(10, 1, 1000)
+
+    assert intervals.warmup(samples) < 250
+    assert intervals.warmup(samples[:20]) == 0
+
+
+@pytest.mark.parametrize(("freedom", "exact"), [(9, 2.2622), (19, 2.0930), (63, 1.9983)])
+def test_student_s_distribution_is_precise(freedom: int, exact: float) -> None:
+    assert intervals.student(0.95, freedom) == pytest.approx(exact, rel=1e-3)

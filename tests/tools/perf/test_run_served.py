@@ -1,0 +1,167 @@
+"""Whole runs against `charonia serve`: gRPC, streams, ensembles, and what the server says of itself."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from statistics import mean
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.support.process import ServeProcess
+
+from charonia.client.sync_client import Client
+from charonia.tools.perf.api import (
+    LoadPlan,
+    MeasurementMode,
+    MeasurePlan,
+    RunSettings,
+    ServerPlan,
+    Target,
+)
+from charonia.tools.perf.data.load import Inputs
+from charonia.tools.perf.data.spec import Step, model_spec
+from charonia.tools.perf.run import ask, run
+from charonia.tools.results.records import LoadMode, Run, Verdict
+
+TENSORS = """
+input [ { name: "INPUT0" data_type: TYPE_FP32 dims: [ 4 ] } ]
+output [ { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 4 ] } ]
+"""
+REPEATING = '''
+import time
+
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    """Gives each request three responses, not all at once."""
+
+    def execute(self, requests):
+        for request in requests:
+            array = pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy()
+            sender = request.get_response_sender()
+            for _ in range(3):
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", array)]))
+                time.sleep(0.002)
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+'''
+ANSWERED = MeasurePlan(MeasurementMode.COUNT_WINDOWS, window_request_count=1, trials_max=1)
+STEP = (
+    '{{ model_name: "{0}" model_version: -1 input_map {{ key: "INPUT0" value: "{1}" }}'
+    ' output_map {{ key: "OUTPUT0" value: "{2}" }} }}'
+)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
+    repository = tmp_path_factory.mktemp("repository")
+
+    def write(name: str, config: str, code: str = "") -> None:
+        (repository / name / "1").mkdir(parents=True)
+        (repository / name / "config.pbtxt").write_text(config + TENSORS)
+        if code:
+            (repository / name / "1" / "model.py").write_text(code)
+
+    write("same", 'backend: "identity" max_batch_size: 8')
+    write("again", 'backend: "python" model_transaction_policy { decoupled: true }', REPEATING)
+    steps = ", ".join((STEP.format("same", "INPUT0", "between"), STEP.format("same", "between", "OUTPUT0")))
+    write("both", f'platform: "ensemble" max_batch_size: 8 ensemble_scheduling {{ step [ {steps} ] }}')
+    with ServeProcess(repository) as process:
+        yield process
+
+
+def measured(served: ServeProcess, model: str, load: LoadPlan, plan: MeasurePlan, **more: Any) -> Run:
+    streaming, batch = more.pop("streaming", False), more.pop("batch", 1)
+    url = f"http://{served.http}" if more.pop("http", False) else f"grpc://{served.grpc}"
+    target = Target(url, model, streaming=streaming)
+    with Client(url) as client:
+        subject = ask(client, target)
+        spec = model_spec(subject.metadata, subject.config)
+        source = Inputs(spec, [[Step({"INPUT0": np.arange(4, dtype=np.float32)})]], batch)
+        return run(RunSettings(target, load, plan, **more), source, client, subject)
+
+
+@pytest.mark.parametrize("http", [True, False])
+def test_both_protocols_are_measured_with_batches(server: ServeProcess, http: bool) -> None:
+    load = LoadPlan(start=2, end=2)
+    (found,) = measured(server, "same", load, MeasurePlan(request_count=200), http=http, batch=4).levels
+
+    assert (found.verdict, found.request_count, found.errors) == (Verdict.COMPLETE, 200, ())
+    assert found.throughput.value == pytest.approx(4 * 200 / (found.duration_ns / 1e9))
+    model = found.server.model
+    assert model is not None
+    assert (model.success_count, model.inference_count) == (200, 800)
+    assert found.client.send_ns > 0
+    assert found.client.receive_ns > 0
+
+
+def test_the_server_s_processes_are_found_and_watched(server: ServeProcess) -> None:
+    # So many take CPU time that is seen in the system's coarse ticks, however fast the machine is.
+    (found,) = measured(server, "same", LoadPlan(start=4, end=4), MeasurePlan(request_count=5000)).levels
+
+    assert found.resources is not None
+    assert found.resources.cpu_seconds > 0
+    assert found.resources.cpu_cores * found.duration_ns / 1e9 == pytest.approx(found.resources.cpu_seconds)
+    assert found.resources.rss_bytes > 20 * 2**20
+    assert found.resources.process_count >= 2
+
+
+def test_all_responses_of_a_stream_are_counted_and_the_first_is_timed(server: ServeProcess) -> None:
+    made = measured(
+        server, "again", LoadPlan(start=2, end=2), MeasurePlan(request_count=50), streaming=True, keep_requests=True
+    )
+
+    (found,) = made.levels
+    assert made.model.decoupled
+    assert (found.request_count, found.response_count, found.errors) == (50, 150, ())
+    assert found.first_response_times is not None
+    assert found.first_response_times.mean < found.service_times.mean
+    assert all(len(record.response_ns) == 3 for record in found.requests)
+    assert len(found.requests) == 50
+
+
+def test_load_grows_as_the_responses_of_those_before_come(server: ServeProcess) -> None:
+    load = LoadPlan(LoadMode.PERIODIC, start=2, end=10, step=4, request_period=2)
+
+    (found,) = measured(server, "again", load, MeasurePlan(), streaming=True).levels
+
+    assert (found.verdict, found.request_count, found.response_count) == (Verdict.COMPLETE, 10, 30)
+
+
+def test_an_ensemble_brings_the_models_it_is_made_of(server: ServeProcess) -> None:
+    made = measured(server, "both", LoadPlan(start=2, end=2), MeasurePlan(request_count=100), http=True)
+
+    model = made.levels[0].server.model
+    assert model is not None
+    assert made.model.platform == "ensemble"
+    assert (model.success_count, [part.name for part in model.composing]) == (100, ["same"])
+    assert model.composing[0].success_count == 200
+
+
+def test_the_metrics_page_is_read(server: ServeProcess) -> None:
+    plan = ServerPlan(metrics_url=f"{server.metrics}/metrics", metrics_interval_ms=100)
+    counted = replace(ANSWERED, warmup_request_count=1)
+    (found,) = measured(server, "same", LoadPlan(), counted, server=plan).levels
+
+    assert found.metrics['nv_inference_request_success{model="same",version="1"}'] > 0
+    assert found.gpus == ()
+
+
+def test_a_metrics_page_that_is_not_there_is_said(server: ServeProcess) -> None:
+    plan = ServerPlan(metrics_url="127.0.0.1:1/metrics", metrics_interval_ms=100)
+    (found,) = measured(server, "same", LoadPlan(), ANSWERED, server=plan).levels
+
+    assert any("http://127.0.0.1:1/metrics could not be read" in note for note in found.server.notes)
+
+
+def test_an_open_loop_over_grpc_keeps_its_schedule(server: ServeProcess) -> None:
+    load = LoadPlan(LoadMode.REQUEST_RATE, start=200, end=200)
+    (found,) = measured(server, "same", load, MeasurePlan(request_count=200), keep_requests=True).levels
+
+    assert found.request_count == 200
+    assert found.offered is not None
+    assert found.offered.sent_rate * found.duration_ns / 1e9 == pytest.approx(200)
+    assert found.offered.sent_rate <= 200 / 0.995  # the last is sent 0.995 s after the first, or later
+    sent_ns = mean(record.begin_ns - found.epoch_ns for record in found.requests)
+    late_ns = found.response_times.mean - found.service_times.mean
+    assert sent_ns - late_ns == pytest.approx(mean(range(0, 1_000_000_000, 5_000_000)), abs=1)

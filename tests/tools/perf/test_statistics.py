@@ -1,0 +1,148 @@
+from typing import Any
+
+from charonia.tools.perf import metrics_page, statistics
+
+
+def entry(name: str, count: int, version: str = "1", fail: int = 0) -> dict[str, Any]:
+    """Statistics of a model that answered so many requests of 1000 ns, 100 of them in the queue."""
+
+    def duration(ns: int) -> dict[str, int]:
+        return {"count": count, "ns": count * ns}
+
+    return {
+        "name": name,
+        "version": version,
+        "inference_count": count * 2,
+        "execution_count": count,
+        "inference_stats": {
+            "success": duration(1000),
+            "fail": {"count": fail, "ns": 0},
+            "queue": duration(100),
+            "compute_input": duration(50),
+            "compute_infer": duration(700),
+            "compute_output": duration(50),
+        },
+    }
+
+
+def test_the_difference_is_what_happened_in_between() -> None:
+    before, after = (statistics.reading([entry("m", count)]) for count in (10, 30))
+
+    model, note = statistics.difference(before, after, "m")
+
+    assert note == ""
+    assert model is not None
+    assert (model.success_count, model.inference_count, model.execution_count) == (20, 40, 20)
+    assert (model.request_ns, model.overhead_ns, model.cache_hit_count) == (1000.0, 100.0, 0)
+
+
+def test_the_version_that_did_something_is_taken() -> None:
+    before = statistics.reading([entry("m", 5, "1"), entry("m", 5, "2"), entry("m", 5, "10")])
+    after = statistics.reading([entry("m", 5, "1"), entry("m", 9, "2"), entry("m", 5, "10")])
+
+    model, note = statistics.difference(before, after, "m")
+    assert model is not None
+    assert (model.version, model.success_count, note) == ("2", 4, "")
+
+    named, _ = statistics.difference(before, after, "m", "1")
+    assert named is not None
+    assert named.success_count == 0
+
+
+def test_several_busy_versions_are_said() -> None:
+    before = statistics.reading([entry("m", 0, "9"), entry("m", 0, "10")])
+    after = statistics.reading([entry("m", 5, "9"), entry("m", 7, "10")])
+
+    model, note = statistics.difference(before, after, "m")
+
+    assert model is not None
+    assert model.success_count == 7
+    assert note == "Several versions of 'm' were busy; these are the statistics of version 10."
+
+
+def test_a_model_that_is_not_there_has_no_statistics() -> None:
+    assert statistics.difference({}, {}, "m") == (None, "")
+
+
+def test_a_model_that_was_loaded_in_between_counts_from_zero() -> None:
+    model, _ = statistics.difference(statistics.reading([entry("m", 50)]), statistics.reading([entry("m", 3)]), "m")
+
+    assert model is not None
+    assert model.success_count == 0
+
+
+def test_other_clients_are_seen_by_the_count() -> None:
+    model, _ = statistics.difference({}, statistics.reading([entry("m", 24_688)]), "m")
+
+    side = statistics.server_side(model, [], [], ended=1824, in_flight=1)
+
+    assert side.other_traffic
+    assert "24688 requests and this client 1824" in side.notes[0]
+
+
+def test_requests_on_their_way_are_no_other_clients() -> None:
+    model, _ = statistics.difference({}, statistics.reading([entry("m", 1016)]), "m")
+
+    assert not statistics.server_side(model, [], ["A note."], ended=1000, in_flight=16).other_traffic
+
+
+def test_a_server_that_counts_less_is_said() -> None:
+    model, _ = statistics.difference({}, statistics.reading([entry("m", 40, fail=10)]), "m")
+
+    side = statistics.server_side(model, [], [], ended=100, in_flight=1)
+
+    assert not side.other_traffic
+    assert side.notes == ("The server counted only 50 of this client's 100 requests.",)
+
+
+def test_composing_models_come_along() -> None:
+    whole, _ = statistics.difference({}, statistics.reading([entry("e", 4)]), "e")
+    part, _ = statistics.difference({}, statistics.reading([entry("p", 4)]), "p")
+    assert part is not None
+
+    model = statistics.server_side(whole, [part], [], 4, 1).model
+
+    assert model is not None
+    assert model.composing == (part,)
+    assert statistics.server_side(None, [part], ["No."], 4, 1).notes == ("No.",)
+
+
+def test_an_ensemble_s_configuration_names_its_models_once() -> None:
+    steps = [{"model_name": "a", "model_version": -1}, {"model_name": "b", "model_version": 3}, {"model_name": "a"}]
+
+    assert statistics.composing_models({"ensemble_scheduling": {"step": steps}}) == [("a", ""), ("b", "3")]
+    assert statistics.composing_models({}) == []
+
+
+PAGE = """\
+# HELP nv_gpu_utilization GPU utilization rate
+# TYPE nv_gpu_utilization gauge
+nv_gpu_utilization{gpu_uuid="GPU-1"} 0.25
+nv_gpu_power_usage{gpu_uuid="GPU-1"} 41.5
+nv_gpu_memory_used_bytes{gpu_uuid="GPU-1"} 1e9
+nv_gpu_memory_total_bytes{gpu_uuid="GPU-1"} 2e9
+nv_inference_count{model="a b",version="1"} 7 1700000000000
+nv_broken NaN
+nv_word word
+what is this
+"""
+
+
+def test_a_metrics_page_is_read_by_name_and_labels() -> None:
+    page = metrics_page.parse(PAGE)
+
+    assert page['nv_inference_count{model="a b",version="1"}'] == 7
+    assert len(page) == 5
+
+
+def test_gpus_are_the_mean_and_the_most_of_several_pages() -> None:
+    pages = [metrics_page.parse(text) for text in (PAGE, PAGE.replace("0.25", "0.75").replace("1e9", "1.5e9"))]
+
+    (gpu,) = metrics_page.gpus(pages)
+
+    assert (gpu.uuid, gpu.utilization, gpu.power_watts) == ("GPU-1", 0.5, 41.5)
+    assert (gpu.memory_used_bytes, gpu.memory_total_bytes) == (1.5e9, 2e9)
+
+
+def test_a_page_without_gpus_has_none() -> None:
+    assert metrics_page.gpus([metrics_page.parse("up 1\n"), {}]) == ()

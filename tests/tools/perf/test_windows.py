@@ -1,0 +1,91 @@
+import numpy as np
+import pytest
+
+from charonia.tools.perf import samples, windows
+from charonia.tools.perf.samples import Rows
+from charonia.tools.results.records import Window
+
+SECOND = 1_000_000_000
+MS = 1_000_000
+
+
+def request(done_ns: int, took_ns: int, outcome: int = 0) -> list[int]:
+    row = [0] * samples.WIDTH
+    row[samples.INTENDED] = row[samples.SENT] = done_ns - took_ns
+    row[samples.DONE], row[samples.OUTCOME] = done_ns, outcome
+    return row
+
+
+def rows(*requests: list[int]) -> Rows:
+    return np.array(requests, np.int64)
+
+
+def window(throughput: float, latency_ms: float) -> Window:
+    return Window(0, SECOND, 10, 0, throughput, latency_ms * MS, used=False)
+
+
+def test_a_time_window_is_a_fifth_longer_than_asked_for() -> None:
+    assert windows.window_ns(5000) == 6 * SECOND
+    assert windows.window_ns(7) == 8 * MS
+
+
+def test_a_request_counts_in_the_window_in_which_it_ended() -> None:
+    found = windows.measure(
+        rows(request(1 * SECOND - 1, 5), request(1 * SECOND, SECOND), request(2 * SECOND, 5)),
+        *(SECOND, 2 * SECOND),
+        batch_size=8,
+        percentile=None,
+    )
+
+    assert (found.window.request_count, found.window.throughput, found.window.latency_ns) == (1, 8.0, SECOND)
+    assert found.deviation_ns == 0.0
+
+
+def test_failures_are_counted_apart() -> None:
+    found = windows.measure(rows(request(10, 4), request(11, 6), request(12, 5, outcome=2)), 0, 100, 1, None)
+
+    assert (found.window.request_count, found.window.error_count, found.window.latency_ns) == (2, 1, 5.0)
+    assert found.deviation_ns == pytest.approx(2**0.5)
+
+
+def test_an_empty_window_is_zero() -> None:
+    found = windows.measure(samples.no_rows(), 5, 5, 1, 99).window
+
+    assert (found.request_count, found.throughput, found.latency_ns) == (0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(("percentile", "expected"), [(None, 50.5), (50, 51), (99, 99), (1, 2)])
+def test_the_latency_is_the_mean_or_the_nearest_rank(percentile: float | None, expected: float) -> None:
+    assert windows.stabilising_latency(np.arange(1, 101), percentile) == expected
+
+
+@pytest.mark.parametrize(
+    ("throughputs", "agree"),
+    [
+        ((100, 105, 110), True),
+        ((100, 105, 111), False),
+        ((500, 100, 100, 100), True),
+        ((100, 100), False),
+        ((0, 0, 0), False),
+    ],
+)
+def test_the_last_three_windows_agree_within_the_stability(throughputs: tuple[float, ...], agree: bool) -> None:
+    found = [window(throughput, 5) for throughput in throughputs]
+
+    assert windows.throughput_agrees(found, 0.1) is agree
+    assert windows.latency_agrees([window(5, value) for value in throughputs], 0.1) is agree
+
+
+def test_the_limit_is_reached_in_whole_milliseconds_of_a_late_window() -> None:
+    slow, fast = window(10, 50.2), window(10, 49.9)
+
+    assert windows.is_over([slow, fast, fast], 50 * MS)
+    assert not windows.is_over([slow, fast, fast, fast], 50 * MS)
+    assert not windows.is_over([slow], 0)
+
+
+def test_the_last_three_windows_are_the_result() -> None:
+    marked = windows.mark_used([window(1, 1)] * 5)
+
+    assert [entry.used for entry in marked] == [False, False, True, True, True]
+    assert [entry.used for entry in windows.mark_used([window(1, 1)])] == [True]

@@ -1,0 +1,91 @@
+import json
+from pathlib import Path
+
+import pytest
+from tests.support.runs import FakeService, synthetic_run
+
+from charonia.cli.perf_compare import run
+from charonia.tools.report.run_files import write_run
+from charonia.tools.results.records import LoadLevel, LoadMode
+
+ONE = (LoadLevel(LoadMode.CONCURRENCY, 4),)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[str, str]:
+    paths = tmp_path / "before.json", tmp_path / "after.json"
+    write_run(paths[0], synthetic_run(ONE, seed=1))
+    write_run(paths[1], synthetic_run(ONE, FakeService(600_000), seed=2))
+    return str(paths[0]), str(paths[1])
+
+
+def test_the_status_is_one_when_something_got_worse_and_zero_otherwise(files: tuple[str, str]) -> None:
+    before, after = files
+
+    assert [run([before, after]), run([after, before]), run([before, before])] == [1, 0, 0]
+
+
+def test_json_has_every_figure_with_its_interval(files: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    run([*files, "--json"])
+
+    found = json.loads(capsys.readouterr().out)
+
+    assert (found["format"], found["version"], found["verdict"]) == ("charonia-perf-comparison", 1, "worse")
+    assert (found["before"], found["after"]) == files
+    throughput = found["levels"][0]["changes"][0]
+    assert throughput.keys() == {"figure", "before", "after", "difference", "low", "high", "verdict"}
+    assert throughput["low"] < throughput["difference"] < throughput["high"] < 0
+
+
+def test_a_threshold_above_the_change_makes_it_none(files: tuple[str, str]) -> None:
+    assert run([*files, "--threshold", "50"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "no such file"),
+        ("", "expected JSON"),
+        ("[1, 2]", "expected the JSON of a run"),
+        ('{"format": "charonia-perf", "version": 99}', "expected version 1 of the format, got 99"),
+        ('{"format": "charonia-perf", "version": 1}', "not the JSON of a run"),
+        ("\x00\xff", "expected JSON"),
+    ],
+)
+def test_a_file_that_is_no_run_is_refused_in_one_line(
+    content: str | None, message: str, files: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other.json"
+    if content is not None:
+        other.write_text(content, encoding="latin-1")
+
+    status = run([files[0], str(other)])
+
+    error = capsys.readouterr().err
+    assert status == 2
+    assert error.startswith(f"charonia perf compare: {other}: {message}")
+    assert error.count("\n") == 1
+
+
+def test_a_folder_is_no_file(files: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([files[0], str(tmp_path)]) == 2
+    assert "cannot be read" in capsys.readouterr().err
+
+
+def test_runs_of_different_models_are_refused_with_a_hint(
+    files: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other.json"
+    write_run(other, synthetic_run(ONE, model="another"))
+
+    assert run([files[0], str(other)]) == 2
+    assert "different models: 'identity' and 'another'" in capsys.readouterr().err
+    assert run([files[0], str(other), "--any-model"]) in (0, 1)
+
+
+@pytest.mark.parametrize("confidence", ["0", "100", "many"])
+def test_a_confidence_that_cannot_be_is_misuse(confidence: str, files: tuple[str, str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        run([*files, "--confidence", confidence])
+
+    assert stopped.value.code == 2

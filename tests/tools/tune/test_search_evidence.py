@@ -1,0 +1,319 @@
+"""What measurements say: pooling, scores, constraints, the plateau and the edges, and the verdict."""
+
+import math
+import sys
+from collections.abc import Callable
+
+import pytest
+from tests.support.tuning import SimulatedServer
+
+from charonia.core.errors import ServingError
+from charonia.tools.results.records import Estimate, LoadMode
+from charonia.tools.tune.api import (
+    Constraint,
+    Goal,
+    LoadPoint,
+    LoadSpace,
+    Measured,
+    Metric,
+    ModelChange,
+    ModelFacts,
+    ModelGoal,
+    Objective,
+    Outcome,
+    SearchMode,
+    SearchOptions,
+    SearchSpace,
+    Told,
+    Trial,
+    Variant,
+)
+from charonia.tools.tune.decision import Conclusion, decide
+from charonia.tools.tune.objective import Evidence, gain, quantile, standard_error
+from charonia.tools.tune.search import load
+from charonia.tools.tune.search.bench import Bench, Steps
+from charonia.tools.tune.search.start import make_search
+
+FACTS = ModelFacts("m", max_batch_size=8)
+GOAL = Goal((ModelGoal("m"),))
+DEFAULT, OTHER = Variant(), Variant((ModelChange("m", instance_count=2),))
+
+
+def exact(value: float) -> Estimate:
+    return Estimate(value, value, value)
+
+
+def within(value: float, half: float) -> Estimate:
+    return Estimate(value, value - half, value + half)
+
+
+def loads(value: float, mode: LoadMode = LoadMode.CONCURRENCY) -> tuple[LoadPoint, ...]:
+    return (LoadPoint("m", mode, value),)
+
+
+def told(
+    variant: Variant, throughput: Estimate, p99: float = 1.0, at: float = 1.0, repeat: int = 0, effort: float = 1.0
+) -> Told:
+    trial = Trial(1, variant, loads(at), repeat, effort, "")
+    return Told(trial, Measured({"m": {Metric.THROUGHPUT: throughput, Metric.LATENCY_P99: exact(p99)}}))
+
+
+def evidence(*history: Told, goal: Goal = GOAL) -> Evidence:
+    found = Evidence(goal)
+    for each in history:
+        found.add(each)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("freedom", "expected"), [(1, 12.706), (2, 4.303), (3, 3.182), (5, 2.571), (10, 2.228), (math.inf, 1.960)]
+)
+def test_the_quantile_is_students(freedom: float, expected: float) -> None:
+    assert quantile(0.95, freedom) == pytest.approx(expected, rel=0.01)
+
+
+def test_a_value_without_an_interval_is_not_taken_for_exact() -> None:
+    assert standard_error(Estimate(100, 100, 100, 0.0)) == pytest.approx(10 / 1.96, rel=1e-3)
+    assert standard_error(within(100, 19.6)) == pytest.approx(10, rel=1e-3)
+
+
+def test_the_scatter_of_repeats_counts_where_it_is_wider_than_their_intervals() -> None:
+    found = evidence(told(DEFAULT, exact(90)), told(DEFAULT, exact(110), repeat=1))
+
+    pooled = found.point(DEFAULT, loads(1)).metrics["m"][Metric.THROUGHPUT]  # type: ignore[union-attr]
+
+    assert pooled.value == 100
+    assert pooled.high - pooled.value == pytest.approx(12.706 * 10, rel=0.01)
+
+
+def test_the_measurement_that_a_point_was_picked_for_does_not_count_beside_two_more() -> None:
+    found = evidence(told(DEFAULT, exact(200)), *(told(DEFAULT, exact(100), repeat=each) for each in (1, 2)))
+
+    assert found.point(DEFAULT, loads(1)).metrics["m"][Metric.THROUGHPUT].value == 100  # type: ignore[union-attr]
+
+
+def test_short_measurements_do_not_count_beside_long_ones() -> None:
+    found = evidence(told(DEFAULT, exact(200), effort=0.25), told(DEFAULT, exact(100)))
+
+    assert found.point(DEFAULT, loads(1)).metrics["m"][Metric.THROUGHPUT].value == 100  # type: ignore[union-attr]
+
+
+def test_who_was_repeated_comes_before_who_was_only_looked_at() -> None:
+    found = evidence(
+        told(OTHER, exact(100)),
+        told(DEFAULT, exact(90)),
+        told(Variant((ModelChange("m", max_batch_size=2),)), exact(120), effort=0.25),
+    )
+
+    assert found.ranking()[0].variant == OTHER
+
+
+def test_a_gain_is_the_ratio_of_the_objective_whatever_its_direction() -> None:
+    faster = Goal((ModelGoal("m", objectives=(Objective(Metric.LATENCY_P99),)),))
+    found = evidence(told(DEFAULT, exact(1), p99=20), told(OTHER, exact(1), p99=10), goal=faster)
+
+    one, other = found.best(OTHER), found.best(DEFAULT)
+
+    assert one
+    assert other
+    assert gain(one, other, 0.95).value == pytest.approx(1.0)
+    assert gain(one, one, 0.95) == Estimate(0.0, 0.0, 0.0, 0.95)
+
+
+def test_weights_of_objectives_are_relative() -> None:
+    goal = Goal((ModelGoal("m", objectives=(Objective(Metric.THROUGHPUT, 30), Objective(Metric.LATENCY_P99, 10))),))
+    found = evidence(told(DEFAULT, exact(100), p99=10), told(OTHER, exact(200), p99=20), goal=goal)
+
+    one, other = found.best(OTHER), found.best(DEFAULT)
+
+    assert one
+    assert other
+    assert gain(one, other, 0.95).value == pytest.approx(2**0.75 * 2**-0.25 - 1)
+
+
+def test_keeping_the_constraints_comes_before_any_gain() -> None:
+    goal = Goal((ModelGoal("m", constraints=(Constraint(Metric.LATENCY_P99, maximum=10),)),))
+    found = evidence(told(DEFAULT, exact(100), p99=9), told(OTHER, exact(900), p99=20), goal=goal)
+
+    first, last = found.ranking()
+
+    assert first.variant.is_default
+    assert (last.violation, last.surely_violates) == (1.0, True)
+
+
+def test_a_measurement_without_the_objectives_metric_does_not_count_and_is_named() -> None:
+    goal = Goal((ModelGoal("m", objectives=(Objective(Metric.GPU_USED_MEMORY),)),))
+    history = [told(DEFAULT, exact(100))]
+
+    decision = decide(goal, history)
+
+    assert decision.conclusion is Conclusion.NOTHING_MEASURED
+    assert decision.sentences[-1] == "The server or the machine does not tell m: gpu_used_memory."
+
+
+def test_a_clear_gain_is_told_with_its_interval_and_ties_are_named() -> None:
+    tie = Variant((ModelChange("m", instance_count=3),))
+    history = [told(DEFAULT, within(100, 2)), told(OTHER, within(150, 2))]
+    history += [told(tie, within(149, 2), repeat=repeat) for repeat in (0, 1)]
+
+    decision = decide(GOAL, history)
+
+    assert decision.conclusion is Conclusion.BETTER
+    assert decision.sentences[0].startswith("'instance_count 2' is 50 % (")
+    assert [each.variant for each in decision.ties] == [tie]
+    assert decision.sentences[1] == "As good, as far as the measurements tell: instance_count 3."
+
+
+def test_a_gain_within_the_noise_is_none() -> None:
+    decision = decide(GOAL, [told(DEFAULT, within(100, 5)), told(OTHER, within(104, 5))])
+
+    assert decision.conclusion is Conclusion.NO_GAIN
+    assert decision.best == decision.default
+    assert [each.variant for each in decision.ranking] == [OTHER, DEFAULT]
+    assert decision.sentences[0] == "No significant gain over the default configuration: keep it."
+
+
+def test_a_default_that_is_alone_is_not_called_the_best() -> None:
+    decision = decide(GOAL, [told(DEFAULT, within(100, 5))])
+
+    assert decision.conclusion is Conclusion.NO_OTHER
+    assert decision.best == decision.default
+    assert decision.sentences == ("Only the default configuration was measured: there is nothing to compare it with.",)
+
+
+def test_a_default_that_could_not_be_measured_leaves_the_gain_unknown() -> None:
+    decision = decide(GOAL, [told(OTHER, exact(1))])
+
+    assert decision.conclusion is Conclusion.NO_DEFAULT
+    assert decision.best
+    assert decision.best.gain is None
+
+
+def test_keeping_a_limit_that_the_default_misses_is_better_even_with_less_throughput() -> None:
+    goal = Goal((ModelGoal("m", constraints=(Constraint(Metric.LATENCY_P99, maximum=10),)),))
+
+    decision = decide(goal, [told(DEFAULT, exact(100), p99=12), told(OTHER, exact(80), p99=9)])
+
+    assert decision.conclusion is Conclusion.BETTER
+    assert decision.sentences[0] == (
+        "'instance_count 2' keeps the constraints, the default does not: "
+        "perf_latency_p99 is 12, the limit 10, 20.0% off."
+    )
+
+
+def test_nobody_meets_a_least_throughput() -> None:
+    goal = Goal((ModelGoal("m", constraints=(Constraint(Metric.THROUGHPUT, minimum=1000),)),))
+
+    decision = decide(goal, [told(DEFAULT, exact(100)), told(OTHER, exact(800))])
+
+    assert decision.conclusion is Conclusion.CONSTRAINTS_NOT_MET
+    assert "'instance_count 2': perf_throughput is 800, the limit 1000, 20.0% off" in decision.sentences[0]
+
+
+def bench_of(space: LoadSpace, goal: Goal = GOAL) -> Bench:
+    return Bench(SearchSpace((FACTS,), (), space), goal, SearchOptions())
+
+
+def play(steps: Steps[None], answer: Callable[[Trial], Outcome]) -> list[float]:
+    """Run steps to their end and return the loads that they measured."""
+    asked = []
+    try:
+        trial = next(steps)
+        while True:
+            asked.append(trial.loads[0].value)
+            trial = steps.send(answer(trial))
+    except StopIteration:
+        return asked
+
+
+def answer(
+    throughput: Callable[[float], float], p99: Callable[[float], float] = lambda value: 1.0, half: float = 0.0
+) -> Callable[[Trial], Outcome]:
+    def measured(trial: Trial) -> Outcome:
+        value = trial.loads[0].value
+        return Measured(
+            {"m": {Metric.THROUGHPUT: within(throughput(value), half), Metric.LATENCY_P99: exact(p99(value))}}
+        )
+
+    return measured
+
+
+def test_a_sweep_ends_three_loads_after_the_peak() -> None:
+    bench = bench_of(LoadSpace(maximum=1024))
+
+    asked = play(load.sweep(bench, DEFAULT, 1.0, ""), answer(lambda value: min(value, 8)))
+
+    assert asked == [1, 2, 4, 8, 16, 32, 64]
+
+
+def test_a_lucky_load_does_not_end_the_sweep() -> None:
+    bench = bench_of(LoadSpace(maximum=1024))
+    lucky = iter([45.0])
+
+    def noisy(value: float) -> float:
+        return next(lucky, 11.0) if value == 2 else 10 * math.log2(value) + 1
+
+    asked = play(load.sweep(bench, DEFAULT, 1.0, ""), answer(noisy, half=60))
+
+    assert 1024 in asked
+    assert asked.count(2) == 2
+
+
+def test_loads_that_the_user_gave_are_all_measured() -> None:
+    bench = bench_of(LoadSpace(values=(8, 9, 10, 11, 12, 13)))
+
+    assert play(load.sweep(bench, DEFAULT, 1.0, ""), answer(lambda value: 1.0)) == [8, 9, 10, 11, 12, 13]
+
+
+def test_a_sweep_ends_where_the_latency_limit_is_surely_missed_and_its_edge_is_searched() -> None:
+    goal = Goal((ModelGoal("m", constraints=(Constraint(Metric.LATENCY_P99, maximum=11),)),))
+    bench = bench_of(LoadSpace(maximum=1024), goal)
+    linear = answer(lambda value: value, p99=lambda value: value)
+
+    swept = play(load.sweep(bench, DEFAULT, 1.0, ""), linear)
+    edge = play(load.approach_edges(bench, DEFAULT, 1.0), linear)
+
+    assert swept == [1, 2, 4, 8, 16]
+    assert edge == [12, 10, 11]
+
+
+def test_the_edge_between_the_first_two_loads_is_searched_too() -> None:
+    goal = Goal((ModelGoal("m", constraints=(Constraint(Metric.THROUGHPUT, minimum=5),)),))
+    bench = bench_of(LoadSpace(values=(), minimum=2, maximum=8), goal)
+    linear = answer(lambda value: value)
+
+    play(load.sweep(bench, DEFAULT, 1.0, ""), linear)
+    edge = play(load.approach_edges(bench, DEFAULT, 1.0), linear)
+
+    assert edge == [6, 5]
+
+
+def test_a_two_point_sweep_whose_first_point_misses_the_limit_ends_well() -> None:
+    goal = Goal((ModelGoal("m", constraints=(Constraint(Metric.THROUGHPUT, minimum=1e6),)),))
+    bench = bench_of(LoadSpace(maximum=2), goal)
+
+    play(load.sweep(bench, DEFAULT, 1.0, ""), answer(lambda value: value))
+
+    assert play(load.approach_edges(bench, DEFAULT, 1.0), answer(lambda value: value)) == []
+
+
+def test_the_formula_keeps_to_the_bounds_for_the_default_too() -> None:
+    bench = bench_of(LoadSpace(maximum=10, formula=True, batch_sizes=(1, 4)))
+
+    assert play(load.sweep(bench, DEFAULT, 1.0, ""), answer(lambda value: value)) == [10, 10]
+
+
+def test_optuna_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+
+    with pytest.raises(ServingError, match="needs the library optuna") as caught:
+        make_search(SearchSpace((FACTS,), ()), GOAL, SearchOptions(SearchMode.OPTUNA))
+
+    assert "charonia[tune]" in caught.value.hint
+
+
+def test_the_simulated_server_answers_the_same_trial_the_same() -> None:
+    server = SimulatedServer(SearchSpace((FACTS,), ()), noise=0.1)
+    trial = Trial(1, DEFAULT, loads(4), 0, 1.0, "")
+
+    assert server.outcome(trial) == server.outcome(trial)

@@ -1,0 +1,201 @@
+"""Tables and summary of a run, and its JSON."""
+
+import csv
+from dataclasses import replace
+
+import pytest
+from tests.support.runs import synthetic_run
+
+from charonia.core.errors import ServingError
+from charonia.tools.results.records import Estimate, LevelResult, LoadMode, Machine
+from charonia.tools.results.server import Gpu, ServerInfo
+from charonia.tools.tune.api import (
+    Constraint,
+    Failed,
+    Goal,
+    LoadPoint,
+    Measured,
+    Metric,
+    ModelChange,
+    ModelGoal,
+    SearchOptions,
+    Skipped,
+    Told,
+    Trial,
+    Variant,
+)
+from charonia.tools.tune.decision import decide
+from charonia.tools.tune.result import (
+    GroupRecord,
+    ModelConfigRecord,
+    TrialRecord,
+    TuneRun,
+    VariantRecord,
+    exit_status,
+    from_json,
+    to_json,
+)
+from charonia.tools.tune.summary import summary
+from charonia.tools.tune.tables import gpu_csv, inference_csv, server_csv
+
+HEADER = (
+    "Model,Batch,Concurrency,Model Config Path,Instance Group,Max Batch Size,Satisfies Constraints,"
+    "Throughput (infer/sec),p99 Latency (ms)"
+)
+GPU = Gpu("GPU-1", 0.5, 70.0, 1e9, 16e9)
+DEFAULT, TWO = Variant(), Variant((ModelChange("m", instance_count=2),))
+
+
+def estimate(value: float) -> Estimate:
+    return Estimate(value, value * 0.99, value * 1.01)
+
+
+def level(gpus: tuple[Gpu, ...] = ()) -> LevelResult:
+    return replace(synthetic_run().levels[0], gpus=gpus)
+
+
+def trial(number: int, variant: Variant, load: float, rate: float, p99: float, *, repeat: int = 0) -> TrialRecord:
+    metrics = {"m": {"perf_throughput": estimate(rate), "perf_latency_p99": estimate(p99)}}
+    point = LoadPoint("m", LoadMode.CONCURRENCY, load)
+    return TrialRecord(
+        Trial(number, variant, (point,), repeat, 1.0, "test"), Measured(metrics, 1.0), levels={"m": level((GPU,))}
+    )
+
+
+def config(name: str, instances: str, diff: str = "") -> ModelConfigRecord:
+    return ModelConfigRecord("m", name, "max_batch_size: 8\n", diff, instances, 8, parameters={"threads": "2"})
+
+
+def group(*trials: TrialRecord, constraints: tuple[Constraint, ...] = ()) -> GroupRecord:
+    goal = Goal((ModelGoal("m", constraints=constraints),))
+    history = [Told(each.trial, each.outcome) for each in trials]
+    return GroupRecord(
+        goal=goal,
+        decision=decide(goal, history, SearchOptions()),
+        variants=(
+            VariantRecord(DEFAULT, "m_config_default", (config("m_config_default", "1:CPU"),)),
+            VariantRecord(TWO, "m_config_0", (config("m_config_0", "2:CPU", "--- a\n+++ b\n@@ -1 +1 @@\n+count: 2"),)),
+        ),
+        trials=trials,
+        skipped=(Skipped(Variant((ModelChange("m", instance_count=9),)), "no room\nat all"),),
+        duration_s=12.0,
+    )
+
+
+def run(*groups: GroupRecord) -> TuneRun:
+    machine = Machine("host", "Linux", "A processor", 4, 2**34, "3.11")
+    server = ServerInfo("http://localhost:8000", "http", "triton", "2.51")
+    return TuneRun("charonia 1", "2026-01-02T03:04:05+00:00", 13.0, machine, server, False, {"seed": "0"}, 0, groups)
+
+
+TRIALS = (
+    trial(1, DEFAULT, 1, 90.04, 1.04),
+    trial(2, DEFAULT, 2, 100.0, 2.0),
+    trial(3, TWO, 1, 95.0, 1.0),
+    trial(4, TWO, 2, 200.0, 1.5),
+    trial(5, TWO, 2, 204.0, 1.5, repeat=1),
+    trial(6, DEFAULT, 2, 100.0, 2.0, repeat=1),
+    trial(7, TWO, 2, 202.0, 1.5, repeat=2),
+    trial(8, DEFAULT, 2, 100.0, 2.0, repeat=2),
+)
+
+
+def test_the_table_has_the_known_header_and_the_best_configuration_first() -> None:
+    text = inference_csv([group(*TRIALS)])
+
+    assert text.splitlines()[0] == HEADER
+    assert text.splitlines()[1:-1] == [
+        "m,1,2,m_config_0,2:CPU,8,Yes,203.0,1.5",
+        "m,1,1,m_config_0,2:CPU,8,Yes,95.0,1.0",
+        "m,1,2,m_config_default,1:CPU,8,Yes,100.0,2.0",
+        "m,1,1,m_config_default,1:CPU,8,Yes,90.0,1.0",
+    ]
+    assert text.endswith("\n\n")
+
+
+def test_what_misses_a_constraint_says_so_and_comes_last() -> None:
+    limited = group(*TRIALS, constraints=(Constraint(Metric.LATENCY_P99, maximum=1.2),))
+
+    rows = list(csv.DictReader(inference_csv([limited]).splitlines()[:-1]))
+
+    assert [row["Satisfies Constraints"] for row in rows] == ["Yes", "No", "Yes", "No"]
+
+
+def test_columns_may_be_chosen() -> None:
+    text = inference_csv(
+        [group(*TRIALS)], ["model_name", "perf_server_queue", "cpu_used_ram", "backend_parameter/threads"]
+    )
+
+    assert text.splitlines()[0] == "Model,Server Queue time (ms),RAM Usage (MB),backend_parameter/threads"
+    assert text.splitlines()[1].startswith("m,")
+    assert text.splitlines()[1].endswith(",,2")
+
+
+def test_request_rates_have_a_column_of_their_own() -> None:
+    rated = replace(TRIALS[0], trial=replace(TRIALS[0].trial, loads=(LoadPoint("m", LoadMode.REQUEST_RATE, 50.0),)))
+
+    text = inference_csv([group(rated)])
+
+    assert text.splitlines()[0].startswith("Model,Batch,Request Rate,")
+    assert text.splitlines()[1].startswith("m,1,50,")
+
+
+def test_gpus_have_tables_and_without_any_there_are_none() -> None:
+    assert gpu_csv([group(*TRIALS)]).splitlines()[:2] == [
+        "Model,GPU UUID,Batch,Concurrency,Model Config Path,Instance Group,Satisfies Constraints,"
+        "GPU Memory Usage (MB),GPU Utilization (%),GPU Power Usage (W)",
+        "m,GPU-1,1,2,m_config_0,2:CPU,Yes,1000.0,50.0,70.0",
+    ]
+    assert server_csv([GPU]).splitlines() == [
+        "Model,GPU UUID,GPU Memory Usage (MB),GPU Utilization (%),GPU Power Usage (W)",
+        "triton-server,GPU-1,1000.0,50.0,70.0",
+        "",
+    ]
+    assert gpu_csv([group(replace(TRIALS[0], levels={"m": level()}))]) == ""
+    assert server_csv([]) == ""
+
+
+def test_the_summary_has_the_verdict_the_change_and_what_was_left_out() -> None:
+    text = summary(run(group(*TRIALS)))
+
+    assert "m: 8 measurements of 2 configurations in 12 s" in text
+    assert "* m_config_0" in text
+    assert "Change of m (m_config_0/config.pbtxt):" in text
+    assert "  +count: 2" in text
+    assert "instance_count 9: no room" in text
+    assert "at all" not in text
+
+
+def test_the_summary_shows_the_variants_that_were_asked_for() -> None:
+    lines = summary(run(group(*TRIALS)), names=("m_config_default",)).splitlines()
+
+    assert any(line.strip().startswith("m_config_default") for line in lines)
+    assert not any(line.startswith("* m_config_0") for line in lines)
+
+
+def test_a_run_comes_back_from_its_json() -> None:
+    failed = TrialRecord(Trial(9, TWO, TRIALS[0].trial.loads, 0, 0.5, "x"), failed=Failed("lost", True, 1.0))
+    before = run(group(*TRIALS, failed))
+
+    assert from_json(to_json(before)) == before
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[]", '{"format": "charonia-tune", "version": 9}', '{"format": "charonia-tune", "version": 1}']
+)
+def test_json_of_something_else_is_refused(text: str) -> None:
+    with pytest.raises(ServingError, match="here"):
+        from_json(text, "here")
+
+
+def test_the_exit_status_is_that_of_the_worst_model() -> None:
+    good = group(*TRIALS)
+    unmet = group(*TRIALS, constraints=(Constraint(Metric.THROUGHPUT, minimum=1e9),))
+    nothing = group(replace(TRIALS[0], measured=None, failed=Failed("no")))
+
+    assert exit_status(run(good)) == 0
+    assert exit_status(run(good, unmet)) == 2
+    assert exit_status(run(unmet, nothing)) == 3
+    assert exit_status(run()) == 3
+    assert exit_status(replace(run(good), problem="lost")) == 1
+    assert exit_status(replace(run(good), is_interrupted=True)) == 130

@@ -1,0 +1,129 @@
+import numpy as np
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from charonia.core.dtypes import DataType
+from charonia.core.errors import Code, ServingError
+from charonia.core.tensor import Tensor
+from charonia.wire.json_text import NESTING_MAX, dump
+from charonia.wire.v2_data import decode_data, encode_data
+
+MIB = 1024 * 1024
+INTEGERS = [d for d in DataType if d.numpy.kind in "iu" and d is not DataType.BF16]
+
+
+def elements_of(datatype: DataType) -> st.SearchStrategy[object]:
+    """Values that JSON can carry for a datatype."""
+    if datatype is DataType.BOOL:
+        return st.booleans()
+    if datatype is DataType.BYTES:
+        return st.text(max_size=4)
+    if datatype in INTEGERS:
+        bits = 8 * datatype.byte_size
+        return (
+            st.integers(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+            if datatype.numpy.kind == "i"
+            else st.integers(0, 2**bits - 1)
+        )
+    return st.floats(width=32, allow_nan=False, allow_infinity=False)
+
+
+@settings(max_examples=100)
+@given(
+    datatype=st.sampled_from([d for d in DataType if d not in (DataType.FP16, DataType.BF16)]),
+    shape=st.lists(st.integers(0, 3), min_size=1, max_size=3),
+    nests=st.booleans(),
+    data=st.data(),
+)
+def test_every_datatype_survives_the_way_through_json(
+    datatype: DataType, shape: list[int], nests: bool, data: st.DataObject
+) -> None:
+    count = int(np.prod(shape))
+    flat = data.draw(st.lists(elements_of(datatype), min_size=count, max_size=count))
+    value = np.array(flat, object).reshape(shape).tolist() if nests else flat
+
+    tensor = decode_data("x", datatype, shape, value, MIB)
+
+    assert tensor.shape == tuple(shape)
+    assert tensor.array.dtype == datatype.numpy
+    again = decode_data("x", datatype, shape, orjson.loads(dump(encode_data(tensor))), MIB)
+    assert again.array.tolist() == tensor.array.tolist()
+    assert tensor.array.ravel().tolist() == [v.encode() if isinstance(v, str) else v for v in flat]
+
+
+@pytest.mark.parametrize(("datatype", "value", "expected"), [(DataType.FP32, 7, [7.0]), (DataType.BYTES, "a", [b"a"])])
+def test_a_single_element_needs_no_array(datatype: DataType, value: object, expected: list[object]) -> None:
+    assert decode_data("x", datatype, [1], value, MIB).array.tolist() == expected
+
+
+def test_a_number_beyond_fp32_becomes_infinity() -> None:
+    assert decode_data("x", DataType.FP32, [2], [1e300, 1], MIB).array.tolist() == [np.inf, 1]
+
+
+def test_arrays_of_different_lengths_are_read_in_order() -> None:
+    assert decode_data("x", DataType.INT8, [3], [[1], [2, 3]], MIB).array.tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("datatype", "shape", "value", "fragment"),
+    [
+        (DataType.FP16, [1], [1.0], "receiving FP16 data via JSON is not supported"),
+        (DataType.BF16, [1], [1.0], "receiving BF16 data via JSON is not supported"),
+        (DataType.FP32, [2], [1.0], "Shape does not match true shape of 'data' field: input 'x' of shape [2] has 2"),
+        (DataType.FP32, [1], [1.0, 2.0], "Shape does not match true shape of 'data' field"),
+        (DataType.FP32, [2], [[1.0], 2.0], "arrays and single elements are mixed"),
+        (DataType.FP32, [2], [1.0, [2.0]], "not every element is a valid FP32 value"),
+        (DataType.FP32, [1], ["1.0"], "not every element is a valid FP32 value"),
+        (DataType.FP32, [1], [True], "not every element is a valid FP32 value"),
+        (DataType.FP32, [1], [None], "not every element is a valid FP32 value"),
+        (DataType.FP64, [1], [10**400], "not every element is a valid FP64 value"),
+        (DataType.FP32, [1], {"a": 1}, "not every element is a valid FP32 value"),
+        (DataType.INT32, [1], [1.5], "not every element is a valid INT32 value"),
+        (DataType.INT32, [1], [True], "not every element is a valid INT32 value"),
+        (DataType.INT8, [1], [128], "not every element is a valid INT8 value"),
+        (DataType.UINT64, [1], [-1], "not every element is a valid UINT64 value"),
+        (DataType.UINT64, [1], [2**64], "not every element is a valid UINT64 value"),
+        (DataType.BOOL, [1], [1], "not every element is a valid BOOL value"),
+        (DataType.BYTES, [1], [1], "not every element is a valid BYTES value"),
+        (DataType.BYTES, [1], ["\ud800"], "not every element is a valid BYTES value"),
+        (DataType.INT8, [MIB + 1], [1], "larger than the maximum of 1048576 bytes"),
+        (DataType.BYTES, [MIB // 4 + 1], ["a"], "larger than the maximum of 1048576 bytes"),
+        (DataType.INT8, [1] * 100, [1], "not every element is a valid INT8 value"),
+    ],
+)
+def test_data_that_does_not_fit_is_refused(datatype: DataType, shape: list[int], value: object, fragment: str) -> None:
+    with pytest.raises(ServingError) as caught:
+        decode_data("x", datatype, shape, value, MIB)
+
+    assert caught.value.code is Code.INVALID_ARG
+    assert fragment in caught.value.message
+
+
+def test_arrays_nested_beyond_the_limit_are_refused() -> None:
+    value: object = 1
+    for _ in range(NESTING_MAX + 2):
+        value = [value]
+
+    with pytest.raises(ServingError, match="not every element"):
+        decode_data("x", DataType.INT8, [1], value, MIB)
+
+
+@pytest.mark.parametrize("datatype", [DataType.FP16, DataType.BF16])
+def test_short_floats_have_no_form_in_json(datatype: DataType) -> None:
+    tensor = Tensor("y", datatype, np.zeros(1, datatype.numpy))
+
+    with pytest.raises(ServingError, match=f"sending {datatype.wire} data via JSON is not supported"):
+        encode_data(tensor)
+
+
+def test_bytes_that_are_no_text_have_no_form_in_json() -> None:
+    with pytest.raises(ServingError, match="output 'y' holds bytes that are not UTF-8 text"):
+        encode_data(Tensor("y", DataType.BYTES, np.array([b"\xff"], object)))
+
+
+def test_an_array_in_another_order_is_written_row_by_row() -> None:
+    array = np.array([[1, 2], [3, 4]], "<i4").T
+
+    assert dump(encode_data(Tensor("y", DataType.INT32, array))) == b"[1,3,2,4]"
