@@ -8,7 +8,7 @@ closed, as many descriptors are open as before.
 Bytes within a header are cut off or appended, not changed, and frames stay in step: `marshal` may take any amount of
 memory for a length that was made up, and the worker that writes it is no stranger.
 
-Run `python fuzz/fuzz_channel.py --seed 1 --cases 100000`. A failure prints the seed and the number of its case.
+Run `python -m fuzz.fuzz_channel --seed 1 --cases 100000`. A failure prints the seed and the number of its case.
 """
 
 import argparse

@@ -8,7 +8,7 @@ A seeded mutation fuzzer of the gRPC side, in two parts:
   no fault of the server is logged, what is written consists of whole HTTP/2 frames, and once the client has gone
   nothing is left: no call, and no request that is neither answered nor cancelled.
 
-Run `python fuzz/fuzz_grpc.py --seed 1 --cases 100000`. A failure prints the seed and the number of its case.
+Run `python -m fuzz.fuzz_grpc --seed 1 --cases 100000`. A failure prints the seed and the number of its case.
 """
 
 import argparse

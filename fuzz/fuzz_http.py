@@ -8,7 +8,7 @@ A seeded mutation fuzzer of the HTTP side, in two parts:
   responses, the same ones however the bytes are split, errors are JSON with a sentence, and once the client has gone
   nothing is in flight.
 
-Run `python fuzz/fuzz_http.py --seed 1 --cases 100000`. A failure prints the seed and the number of its case.
+Run `python -m fuzz.fuzz_http --seed 1 --cases 100000`. A failure prints the seed and the number of its case.
 """
 
 import argparse

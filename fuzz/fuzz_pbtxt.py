@@ -5,7 +5,7 @@ field, mutated by characters, by lines and by words of the format. What is read 
 reading: writing it as text and as JSON and reading those back, completing, validating and comparing with a signature.
 A refusal must be short and printable.
 
-Run `python fuzz/fuzz_pbtxt.py --seed 1 --cases 100000`, or `--seconds 60`. A failure prints the seed and the number
+Run `python -m fuzz.fuzz_pbtxt --seed 1 --cases 100000`, or `--seconds 60`. A failure prints the seed and the number
 of its case.
 """
 
