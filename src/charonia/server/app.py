@@ -12,8 +12,8 @@ from typing import TextIO
 from charonia import __version__
 from charonia.core.errors import ServingError, invalid, unavailable
 from charonia.core.metadata import ModelIndexEntry, ServerMetadata
-from charonia.server.access.gates import forwarded_headers, grpc_gate, http_gate
 from charonia.server.access.key_file import KeyFile
+from charonia.server.access.options import forwarded_headers, grpc_gate, http_gate
 from charonia.server.access_log import AccessLog
 from charonia.server.backends.registry import installed_backends
 from charonia.server.engine import ModelEngine

@@ -1,10 +1,13 @@
-"""What an endpoint asks of its callers, and what it hands on of their headers. Pure."""
+"""Access to one endpoint: its options, and the gate and forwarded headers that follow from them. Pure."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from charonia.server.access.header_forward import HeaderForward
-from charonia.server.access.rules import Api, Restriction
+from charonia.server.access.rules import Api, Gate, KeyRing, Restriction
+
+GRPC_HEADER_PREFIX = "triton-grpc-protocol-"
+"""Begin of the headers of restrictions over gRPC. Source: Triton."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,3 +55,20 @@ def read_restriction(text: str) -> Restriction:
             raise ValueError(f"unknown API '{name}': expected of {', '.join(known)}")
         apis.append(api)
     return Restriction(tuple(apis), header.strip(), value)
+
+
+def http_gate(options: AccessOptions, keys: KeyRing | None) -> Gate | None:
+    """Return what decides about calls over HTTP, None where every caller may make every call."""
+    return Gate(options.restricted, keys, what="API") if options.restricted or keys is not None else None
+
+
+def grpc_gate(options: AccessOptions, keys: KeyRing | None) -> Gate | None:
+    """Return what decides about calls over gRPC, None where every caller may make every call."""
+    if not options.restricted and keys is None:
+        return None
+    return Gate(options.restricted, keys, what="protocol", prefix=GRPC_HEADER_PREFIX)
+
+
+def forwarded_headers(options: AccessOptions) -> HeaderForward | None:
+    """Return which headers become request parameters, None where none do."""
+    return HeaderForward(options.header_forward_pattern) if options.header_forward_pattern else None
