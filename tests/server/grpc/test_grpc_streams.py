@@ -177,6 +177,54 @@ def test_an_empty_final_response_comes_where_it_is_asked_for(play: Any) -> None:
     play(scenario)
 
 
+def test_an_empty_final_response_comes_whatever_else_the_request_asks_for(play: Any) -> None:
+    message = service_pb2.ModelInferRequest(model_name="decoupled", id="d")
+    message.parameters["triton_enable_empty_final_response"].bool_param = True
+    # Before and behind it, in whatever order a map gives them: fields of the request, and parameters of its own.
+    message.parameters["sequence_id"].int64_param = 7
+    message.parameters["sequence_start"].bool_param = True
+    message.parameters["priority"].uint64_param = 2
+    message.parameters["timeout"].int64_param = 5
+    own = {f"key{number}": number for number in range(16)}
+    for key, value in own.items():
+        message.parameters[key].int64_param = value
+
+    async def scenario(bench: Any) -> None:
+        bench.engine.models["decoupled"] = decoupled_config()
+        first = InferResponse("decoupled", "1", "d", [], {"own": "x"})
+        bench.engine.outcomes = [[(first, False), (None, True)]]
+        stream = Stream(bench.client())
+        stream.send(message.SerializeToString(), end=True)
+
+        answers = [answer.infer_response for answer in stream.answers]
+        assert [sorted(answer.parameters) for answer in answers] == [
+            ["own", "triton_final_response"],
+            ["triton_final_response"],
+        ]
+        assert stream.finals == [False, True]
+        last = answers[1]
+        assert (last.id, last.model_name, last.model_version, len(last.outputs)) == ("d", "decoupled", "1", 0)
+        request = bench.engine.tickets[0].request
+        assert request.parameters == own
+        assert (request.correlation_id, request.flags, request.priority, request.timeout_us) == (7, 1, 2, 5)
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("asks", [{}, {"triton_enable_empty_final_response": False}])
+def test_no_empty_final_response_comes_where_other_parameters_are_all_that_is_given(play: Any, asks: Any) -> None:
+    async def scenario(bench: Any) -> None:
+        bench.engine.models["decoupled"] = decoupled_config()
+        bench.engine.outcomes = [[(some_response("d"), False), (None, True)]]
+        stream = Stream(bench.client())
+        stream.send(infer_message("decoupled", "d", own=True, sequence_end=True, **asks), end=True)
+
+        assert stream.finals == [False]
+        assert stream.response.status == Status.OK
+
+    play(scenario)
+
+
 def test_a_decoupled_request_may_fail_after_a_response(play: Any) -> None:
     async def scenario(bench: Any) -> None:
         bench.engine.models["decoupled"] = decoupled_config()

@@ -1,10 +1,9 @@
 """Calls: what a connection hands the data of a stream to.
 
-A call ends exactly once: answered (`finish`), failed (`fail`) or given up because nobody waits any more (`give_up`).
+A call ends exactly once: it is answered, failed (`fail`) or abandoned because its caller has gone (`give_up`).
 """
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -15,18 +14,16 @@ from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse
 from charonia.server.access_log import AccessEntry, AccessLog
 from charonia.server.facade import Engine, Services
-from charonia.server.grpc.forwarding import forward_headers
 from charonia.server.grpc.limits import GrpcLimits
-from charonia.server.grpc.traced import begin
 from charonia.server.single_response import SoleResponse
-from charonia.server.tracing.requests import Tracing
+from charonia.server.tracing.requests import EventNames, Tracing, begin
 from charonia.wire.grpc_framing import Buffer, MessageReader, framed, sole_message
 from charonia.wire.grpc_headers import CallHead
 from charonia.wire.grpc_infer import decode_infer, encode_response
 from charonia.wire.grpc_status import RpcError, Status, rpc_error
 from charonia.wire.shared_memory import NO_PLACES
 
-_log = logging.getLogger(__name__)
+TRACE_EVENTS = EventNames("GRPC_WAITREAD_START", "GRPC_WAITREAD_END", "GRPC_SEND_START", "GRPC_SEND_END")
 
 _NOT_ONE = unsupported(
     "ModelInfer RPC doesn't support models with decoupled transaction policy that send no response, or several",
@@ -45,17 +42,17 @@ class Service(Protocol):
     loop: asyncio.AbstractEventLoop
 
 
-class Wire(Protocol):
-    """A connection, as its calls see it."""
+class Table(Protocol):
+    """The table of a connection's calls, as the calls see it."""
 
     service: Service
 
     def respond(self, call: "Call", body: list[Buffer]) -> None:
-        """Send a whole response and forget the call."""
+        """Send a whole response and remove the call."""
         ...
 
     def reject(self, call: "Call", error: RpcError) -> None:
-        """End the response with an error and forget the call."""
+        """End the response with an error and remove the call."""
         ...
 
     def send(self, call: "Call", body: list[Buffer]) -> None:
@@ -63,7 +60,11 @@ class Wire(Protocol):
         ...
 
     def complete(self, call: "Call") -> None:
-        """End the response and forget the call."""
+        """End the response and remove the call."""
+        ...
+
+    def fault(self, call: "Call") -> None:
+        """Log the exception that is being handled, a fault of the server, and end the call because of it."""
         ...
 
     def consume(self, call: "Call", amount: int) -> None:
@@ -83,6 +84,7 @@ class Call:
     """One call from its headers to its status.
 
     Attributes:
+        table: The table that it is in.
         stream_id: The HTTP/2 stream.
         name: Name of the method.
         head: What the headers said.
@@ -102,11 +104,11 @@ class Call:
         "is_received",
         "name",
         "stream_id",
-        "wire",
+        "table",
     )
 
-    def __init__(self, wire: Wire, stream_id: int, name: str, head: CallHead) -> None:
-        self.wire = wire
+    def __init__(self, table: Table, stream_id: int, name: str, head: CallHead) -> None:
+        self.table = table
         self.stream_id = stream_id
         self.name = name
         self.head = head
@@ -116,7 +118,7 @@ class Call:
         self.encoding = b"identity"
         self.deadline_ns = 0
         self._timer: asyncio.TimerHandle | None = None
-        service = wire.service
+        service = table.service
         if service.limits.compression_level and head.accepts:
             self.encoding = next((name for name in (b"gzip", b"deflate") if name in head.accepts), b"identity")
         if head.timeout_ns:
@@ -131,17 +133,17 @@ class Call:
         """Go on after some of the response has been sent."""
 
     def wind_down(self) -> None:
-        """The server stops: end when nothing is in flight."""
+        """The server stops: end as soon as nothing is in flight."""
 
     def drop(self) -> None:
-        """Cancel what is in flight. Called once, when the call ends otherwise than well."""
+        """Cancel what is in flight. Called once, when the call ends without success."""
 
     def fail(self, error: RpcError) -> None:
         """End the call with an error."""
         if not self.is_over:
             self._close()
             self.drop()
-            self.wire.reject(self, error)
+            self.table.reject(self, error)
 
     def give_up(self) -> None:
         """End the call without an answer: the caller has gone."""
@@ -151,7 +153,7 @@ class Call:
 
     def framed(self, parts: list[Buffer]) -> list[Buffer]:
         """Return the bytes of a response message."""
-        return framed(parts, self.encoding, self.wire.service.limits.compression_level)
+        return framed(parts, self.encoding, self.table.service.limits.compression_level)
 
     def _close(self) -> None:
         self.is_over = True
@@ -173,21 +175,21 @@ class UnaryCall(Call):
 
     __slots__ = ("_message_bytes", "_places", "_reader", "_run", "_sole", "_started_ns", "_ticket", "request")
 
-    def __init__(self, wire: Wire, stream_id: int, name: str, head: CallHead, run: "Run") -> None:
-        super().__init__(wire, stream_id, name, head)
+    def __init__(self, table: Table, stream_id: int, name: str, head: CallHead, run: "Run") -> None:
+        super().__init__(table, stream_id, name, head)
         self._run = run
         self._reader: MessageReader | None = None
         self._ticket: Ticket | None = None
         self._places = NO_PLACES
-        self._sole: SoleResponse | None = None  # once something came that is not the one and last response
+        self._sole: SoleResponse | None = None  # set by an outcome that is not the one and last response
         self._message_bytes = 0
         self._started_ns = 0
         self.request: InferRequest | None = None
 
     def receive(self, data: bytes, end: bool) -> None:
         """Take bytes of the request; the call runs when it is complete."""
-        self.wire.consume(self, len(data))
-        limit = self.wire.service.limits.message_bytes_max
+        self.table.consume(self, len(data))
+        limit = self.table.service.limits.message_bytes_max
         try:
             if end and self._reader is None and (message := sole_message(data, limit)) is not None:
                 self._begin(message)
@@ -207,20 +209,20 @@ class UnaryCall(Call):
             RpcError: The request cannot be understood.
             ServingError: It cannot be served.
         """
-        engine = self.wire.service.engine
-        tracer = self.wire.service.tracer
+        engine = self.table.service.engine
+        tracer = self.table.service.tracer
         received_ns = 0 if tracer is None else time.monotonic_ns()
         if engine.is_exiting():
             raise unavailable("GRPC server is shutting down and has stopped accepting new requests.")
-        services = self.wire.service.services
+        services = self.table.service.services
         request, _, self._places = decode_infer(message, services.regions)
-        if services.grpc_headers is not None:
-            forward_headers(services.grpc_headers, request, self.head)
+        if services.grpc_headers is not None:  # a header replaces a parameter of the same name
+            request.parameters.update(services.grpc_headers.parameters(self.head.headers))
         request.deadline_ns = self.deadline_ns
         self.request = request
         reply: Reply = self._reply
         if tracer is not None:
-            reply = begin(tracer, request, reply, head=self.head, received_ns=received_ns)
+            reply = begin(tracer, request, reply, names=TRACE_EVENTS, received_ns=received_ns, headers=self.head.header)
         ticket = engine.infer(request, reply)
         if self.is_over:
             ticket.cancel()
@@ -242,7 +244,7 @@ class UnaryCall(Call):
 
     def fail(self, error: RpcError) -> None:
         """End the call with an error."""
-        if not self.is_over and self.wire.service.access_log is not None:
+        if not self.is_over and self.table.service.access_log is not None:
             self._log_access(error.status.name, 0, None)
         super().fail(error)
 
@@ -253,7 +255,7 @@ class UnaryCall(Call):
         super().give_up()
 
     def _begin(self, message: Buffer) -> None:
-        if self.wire.service.access_log is not None:
+        if self.table.service.access_log is not None:
             self._started_ns = time.monotonic_ns()
             self._message_bytes = len(message)
         try:
@@ -271,7 +273,7 @@ class UnaryCall(Call):
         if self.is_over:
             return
         if final:
-            self._ticket = None  # it may hold this method, and a cycle would have to wait for the collector
+            self._ticket = None  # it may hold this method, and only the collector would free such a cycle
         if not final or outcome is None or self._sole is not None:
             if self._sole is None:
                 self._sole = SoleResponse(_NOT_ONE)
@@ -282,23 +284,21 @@ class UnaryCall(Call):
             self.refuse(outcome)
         else:
             try:
-                parts = encode_response(outcome, places=self._places)
+                self._finish(encode_response(outcome, places=self._places), outcome)
             except ServingError as error:
                 self.refuse(error)
-            except Exception:  # the caller has other requests of the batch to answer
-                self.fail(internal_error(self.name))
-            else:
-                self._finish(parts, outcome)
+            except Exception:  # the engine has other requests of the batch to answer
+                self.table.fault(self)
 
     def _finish(self, parts: list[Buffer], response: InferResponse | None) -> None:
         if not self.is_over:
             self._close()
-            self.wire.respond(self, self.framed(parts))
-            if self.wire.service.access_log is not None:
+            self.table.respond(self, self.framed(parts))
+            if self.table.service.access_log is not None:
                 self._log_access("OK", sum(map(len, parts)), response)
 
     def _log_access(self, status: str, bytes_out: int, response: InferResponse | None) -> None:
-        log = self.wire.service.access_log
+        log = self.table.service.access_log
         if log is not None:
             request = self.request
             entry = AccessEntry("grpc", self.name, status, bytes_in=self._message_bytes, bytes_out=bytes_out)
@@ -311,9 +311,3 @@ class UnaryCall(Call):
 
 
 Run = Callable[[UnaryCall, Buffer], None]
-
-
-def internal_error(name: str) -> RpcError:
-    """Return the end of a call that met a fault of ours, and log the fault. To be called in an except block."""
-    _log.exception("%s: the call failed for a fault of the server", name)
-    return RpcError(Status.INTERNAL, f"{name}: the server met a fault of its own; its log says more")

@@ -1,17 +1,22 @@
-"""One connection: bytes to events, events to calls, replies to bytes.
+"""One connection: bytes to events, events to the call table, and what calls have sent to bytes.
 
 What calls send is collected, and written in one piece: at the end of what was received, or, for replies that come in
 between, once the loop has run everything that is ready now.
+
+An exception in a callback of the event loop is a fault of the server. The connection then ends its calls with an
+error and closes, so that no client waits for an answer that never comes.
 """
 
 import asyncio
+import logging
+import random
 import time
+from collections.abc import Callable
+from enum import Enum
 from typing import Protocol, cast
 
-from charonia.server.access_log import AccessEntry
-from charonia.server.grpc.calls import Call, Service, internal_error
-from charonia.server.grpc.conduct import Conduct
-from charonia.server.grpc.guard import admit
+from charonia.server.grpc.call_table import CallTable, server_fault
+from charonia.server.grpc.calls import Service
 from charonia.server.grpc.http2 import (
     PREFACE,
     ConnectionClosed,
@@ -26,25 +31,17 @@ from charonia.server.grpc.http2 import (
     StreamReset,
     TrailersReceived,
 )
-from charonia.server.grpc.methods import Method, unknown_method
-from charonia.server.grpc.room import Room
-from charonia.server.grpc.timers import Timers
+from charonia.server.grpc.limits import AbuseLimits, GrpcLimits
+from charonia.server.grpc.methods import Method
 from charonia.server.listening import unsent_bytes
-from charonia.wire.grpc_framing import Buffer
-from charonia.wire.grpc_headers import (
-    OK_TRAILERS,
-    RESPONSE_HEAD,
-    CallHead,
-    Headers,
-    NotGrpcError,
-    error_head,
-    error_trailers,
-    parse_head,
-)
-from charonia.wire.grpc_status import RpcError
+
+_log = logging.getLogger(__name__)
 
 RETIRE_NOTICE_S = 0.1
 """Time between asking the client to open no more streams and refusing those that it opens."""
+
+AGE_JITTER = 0.1
+"""Part of the age limit by which connections differ, so that not all reconnect at once."""
 
 HTTP1_ANSWER = (
     b"HTTP/1.1 505 HTTP Version Not Supported\r\ncontent-type: text/plain\r\ncontent-length: 34\r\n"
@@ -53,7 +50,7 @@ HTTP1_ANSWER = (
 
 
 class Owner(Protocol):
-    """Who keeps the connections."""
+    """The front end, which keeps the set of connections."""
 
     def opened(self, connection: "GrpcConnection") -> None:
         """A connection has been accepted."""
@@ -64,92 +61,81 @@ class Owner(Protocol):
         ...
 
 
-class GrpcConnection(asyncio.Protocol):
-    """A client's connection. All methods run on the event loop's thread.
+class _Phase(Enum):
+    OPEN = "open"
+    DRAINING = "draining"  # the client was asked to open no more streams
+    REFUSING = "refusing streams"  # and new ones are refused; without open ones the connection ends
+    CLOSING = "closing"
 
-    Attributes:
-        service: What all calls share.
-        sends: How often something was sent on a stream.
-    """
+
+class GrpcConnection(asyncio.Protocol):
+    """A client's connection. All methods run on the event loop's thread."""
 
     __slots__ = (
+        "_abuse_limits",
         "_calls",
-        "_conduct",
-        "_held",
         "_http2",
-        "_is_closing",
         "_is_flush_due",
         "_is_greeted",
         "_is_paused",
-        "_is_reading",
-        "_is_refusing",
-        "_is_retiring",
-        "_last_head",
-        "_last_headers",
         "_late_reads",
-        "_methods",
+        "_loop",
         "_owner",
-        "_room",
+        "_phase",
         "_timers",
-        "_to_reset",
         "_transport",
-        "_unsent",
-        "sends",
-        "service",
+        "_write_buffer_bytes",
     )
 
-    def __init__(self, service: Service, methods: dict[bytes, Method], owner: "Owner") -> None:
+    def __init__(self, service: Service, methods: dict[bytes, Method], owner: Owner) -> None:
         """Make the protocol of a connection.
 
         Args:
             service: What all calls share.
             methods: Methods by path.
-            owner: Who is told that the connection is open, and that it is not any more.
+            owner: Is told that the connection is open, and that it is closed.
         """
-        self.service = service
-        self._methods = methods
+        limits = service.limits
+        self._loop = service.loop
         self._owner = owner
-        self._calls: dict[int, Call] = {}
-        self._conduct = Conduct(service.limits)
-        self._http2 = ServerConnection(service.limits.http2)
-        self._room = Room(self._http2, self._calls, service.limits.unary_unsent_bytes_max)
-        self._held = self._room.held
-        self._timers = Timers(service.loop, service.limits, self)
+        self._abuse_limits = AbuseLimits(limits)
+        self._http2 = ServerConnection(limits.http2)
+        self._timers = Timers(service.loop, limits, self)
+        self._calls = self._timers.calls = CallTable(
+            service,
+            methods,
+            self._http2,
+            flush_soon=self._flush_soon,
+            count_changed=self._timers.call_count_changed if limits.connection_idle_max_s else None,
+        )
         self._transport: asyncio.Transport
+        self._write_buffer_bytes = limits.write_buffer_bytes
+        self._phase = _Phase.OPEN
         self._is_greeted = False
-        self._is_closing = False
         self._is_flush_due = False
         self._is_paused = False
-        self._is_reading = False
-        self._is_refusing = False
-        self._is_retiring = False
         self._late_reads = 0
-        self.sends = 0
-        self._last_headers: Headers = ()
-        self._last_head = CallHead()
-        self._to_reset: list[int] = []
-        self._unsent: list[Call] = []
+
+    def __repr__(self) -> str:
+        """Return e.g. `<GrpcConnection draining calls=3 deferred=1 paused>`."""
+        paused = " paused" if self._is_paused else ""
+        return f"<GrpcConnection {self._phase.value} {self._calls!r}{paused}>"
 
     # What the transport calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(self.service.limits.write_buffer_bytes)
+        self._transport.set_write_buffer_limits(self._write_buffer_bytes)
         self._timers.await_greeting()
         self._owner.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Give up every call."""
-        self._is_closing = True
+        self._phase = _Phase.CLOSING
         self._timers.stop()
         self._owner.closed(self)
-        calls = list(self._calls.values())
-        self._calls.clear()
-        self._unsent.clear()
-        self._held.clear()
-        for call in calls:
-            call.give_up()
+        self._calls.close()
 
     def pause_writing(self) -> None:
         """Stop reading, too: what is received would only be answered."""
@@ -165,87 +151,29 @@ class GrpcConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Handle what the client sent, and answer what can be answered at once."""
-        if self._is_closing or not (self._is_greeted or self._greet(data)):
+        if self._phase is _Phase.CLOSING or not (self._is_greeted or self._greet(data)):
             self._late_reads += 1
             return
         self._timers.active = True
+        self._is_flush_due = True  # at the end of this
+        calls = self._calls
         try:
-            events = self._http2.receive(data)
+            for event in self._http2.receive(data):
+                if type(event) is DataReceived:
+                    calls.receive(event.stream_id, event.data, event.end_stream)
+                elif type(event) is RequestReceived:
+                    calls.open(event.stream_id, event.headers, event.end_stream)
+                else:
+                    self._control(event)
         except Http2Error as error:
             self._transport.write(error.last_words)
             self._close()
-            return
-        self._is_reading = True
-        calls = self._calls
-        for event in events:
-            if type(event) is DataReceived:
-                call = calls.get(event.stream_id)
-                if call is None:
-                    self._http2.consume(event.stream_id, len(event.data))
-                else:
-                    self._receive(call, event.data, event.end_stream)
-            elif type(event) is RequestReceived:
-                self._open_call(event.stream_id, event.headers, event.end_stream)
-            else:
-                self._control(event)
-        self._is_reading = False
-        self._flush()
-
-    # What calls do.
-
-    def respond(self, call: Call, body: list[Buffer]) -> None:
-        """Send a whole response and forget the call."""
-        self.sends += 1
-        self._http2.respond(call.stream_id, RESPONSE_HEAD[call.encoding], body, OK_TRAILERS)
-        self._forget(call)
-
-    def reject(self, call: Call, error: RpcError) -> None:
-        """End the response with an error and forget the call."""
-        self.sends += 1
-        if call.is_begun:
-            self._http2.send_trailers(call.stream_id, error_trailers(error))
-            self._room.ended(call.stream_id)
+        except Exception:
+            self._fail()
         else:
-            self._http2.send_head(call.stream_id, error_head(error), end=True)
-        if not call.is_received:
-            self._to_reset.append(call.stream_id)
-        self._forget(call)
-
-    def send(self, call: Call, body: list[Buffer]) -> None:
-        """Send a part of the response."""
-        self.sends += 1
-        if not call.is_begun:
-            call.is_begun = True
-            self._http2.send_head(call.stream_id, RESPONSE_HEAD[call.encoding])
-        self._http2.send_data(call.stream_id, body)
-        self._schedule_flush()
-
-    def complete(self, call: Call) -> None:
-        """End the response and forget the call."""
-        self.sends += 1
-        if not call.is_begun:
-            self._http2.send_head(call.stream_id, RESPONSE_HEAD[b"identity"])
-        self._http2.send_trailers(call.stream_id, OK_TRAILERS)
-        self._room.ended(call.stream_id)
-        self._forget(call)
-
-    def consume(self, call: Call, amount: int) -> None:
-        """Let the caller send `amount` bytes more."""
-        self._http2.consume(call.stream_id, amount)
-
-    def unsent_bytes(self, call: Call) -> int:
-        """Return how much of the response waits for the caller's window."""
-        return self._http2.unsent_bytes(call.stream_id)
-
-    def wait_until_sent(self, call: Call) -> None:
-        """Call the call's `resume` once some of the response has been sent."""
-        self._unsent.append(call)
+            self._flush()
 
     # What timers and the front end do.
-
-    def has_calls(self) -> bool:
-        """Whether a call is open."""
-        return bool(self._calls)
 
     def send_ping(self) -> None:
         """Ask the client for a sign of life."""
@@ -254,31 +182,30 @@ class GrpcConnection(asyncio.Protocol):
 
     def retire(self, grace_s: float) -> None:
         """Ask the client to go elsewhere, and close once its calls are done, or after `grace_s` (0: no limit)."""
-        if self._is_retiring or self._is_closing:
+        if self._phase is not _Phase.OPEN:
             return
-        self._is_retiring = True
+        self._phase = _Phase.DRAINING
         self._http2.announce_shutdown()
         self._flush()
-        self.service.loop.call_later(RETIRE_NOTICE_S, self._refuse_streams)
+        self._loop.call_later(RETIRE_NOTICE_S, self._refuse_streams)
         if grace_s:
-            self.service.loop.call_later(grace_s, self.abort)
+            self._loop.call_later(grace_s, self.abort)
 
     def wind_down(self) -> None:
         """Retire because the server stops: streams end as soon as they have nothing in flight."""
         self.retire(0.0)
-        for call in list(self._calls.values()):
-            call.wind_down()
+        self._calls.wind_down()
 
     def untaken(self) -> tuple[int, int]:
         """Return how many bytes the client has not taken, and how often it was heard of since the last one was sent.
 
-        A client that reads on sends news of its windows, also of what its system has had for long.
+        A client that reads on sends updates of its windows, also for what its system has had for long.
         """
         return self._http2.waiting_bytes() + unsent_bytes(self._transport), self._late_reads
 
     def abort(self) -> None:
         """Close now, also where the client has not taken what was written."""
-        self._is_closing = True
+        self._phase = _Phase.CLOSING
         self._transport.abort()
 
     # Inside.
@@ -293,137 +220,78 @@ class GrpcConnection(asyncio.Protocol):
         self._timers.start()
         return True
 
-    def _open_call(self, stream_id: int, headers: Headers, end: bool) -> None:
-        self._http2.last_stream_id = max(self._http2.last_stream_id, stream_id)
-        try:
-            # Most clients send the same headers with every call.
-            if headers != self._last_headers:
-                self._last_head = parse_head(headers, self.service.limits.header_list_bytes_max)
-                self._last_headers = headers
-            head = self._last_head
-            method = self._methods.get(head.path)
-            if method is None:
-                raise unknown_method(head.path)
-            gate = self.service.services.grpc_gate
-            if gate is not None:
-                admit(gate, method.name, head)
-        except RpcError as error:
-            self._http2.send_head(stream_id, error_head(error), end=True)
-            self._refused(stream_id, headers, end, error.status.name)
-            return
-        except NotGrpcError as error:
-            self._http2.send_head(stream_id, error.headers, end=True)
-            self._refused(stream_id, headers, end, error.status)
-            return
-        if self._http2.waiting_bytes() > self._room.unsent_bytes_max and (self._held or self._room.is_full()):
-            call = method.open(self, stream_id, head, self._room)
-        else:
-            call = method.open(self, stream_id, head)
-        self._calls[stream_id] = call
-        self._timers.call_count_changed()
-        if end:
-            self._receive(call, b"", True)
-
-    def _refused(self, stream_id: int, headers: Headers, end: bool, status: int | str) -> None:
-        """Finish with a request that did not become a call: stop its sender, and write the access log's line."""
-        if not end:
-            self._to_reset.append(stream_id)
-        log = self.service.access_log
-        if log is not None:
-            path = next((value for name, value in headers if name == b":path"), b"")
-            method = self._methods.get(path)
-            log.write(AccessEntry("grpc", method.name if method is not None else path.decode("latin-1"), status))
-
-    def _receive(self, call: Call, data: bytes, end: bool) -> None:
-        call.is_received = end
-        try:
-            call.receive(data, end)
-        except Exception:
-            call.fail(internal_error(call.name))
-
     def _control(self, event: Event) -> None:
         if isinstance(event, TrailersReceived):
-            if event.stream_id in self._calls:
-                self._receive(self._calls[event.stream_id], b"", True)
+            self._calls.receive(event.stream_id, b"", True)
         elif isinstance(event, StreamReset):
-            self._drop_call(event.stream_id)
-            if not self._conduct.may_reset(time.monotonic_ns()):
-                self._terminate(b"too_many_resets")
+            self._calls.drop(event.stream_id)
+            if not self._abuse_limits.may_reset(time.monotonic_ns()):
+                self._terminate(ErrorCode.ENHANCE_YOUR_CALM, b"too_many_resets")
         elif isinstance(event, StreamClosed):
-            self._drop_call(event.stream_id)
+            self._calls.drop(event.stream_id)
         elif isinstance(event, PingReceived):
-            if not self._conduct.may_ping(time.monotonic_ns(), self.sends, has_calls=bool(self._calls)):
-                self._terminate(b"too_many_pings")
+            calls = self._calls
+            if not self._abuse_limits.may_ping(time.monotonic_ns(), calls.sends, has_calls=len(calls) > 0):
+                self._terminate(ErrorCode.ENHANCE_YOUR_CALM, b"too_many_pings")
         elif isinstance(event, ConnectionClosed):
             self._close(client_first=not event.error_code)
         # The rest (settings, windows, answers to pings) is the library's business.
 
-    def _drop_call(self, stream_id: int) -> None:
-        call = self._calls.pop(stream_id, None)
-        if call is not None:
-            call.give_up()
-            self._forget(call)
-
-    def _forget(self, call: Call) -> None:
-        self._calls.pop(call.stream_id, None)
-        if self._held:
-            self._held.pop(call.stream_id, None)
-        self._timers.call_count_changed()
-        self._schedule_flush()
-
-    def _schedule_flush(self) -> None:
-        if not (self._is_reading or self._is_flush_due):
+    def _flush_soon(self) -> None:
+        if not self._is_flush_due:
             self._is_flush_due = True
-            self.service.loop.call_soon(self._flush)
+            self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         """Write what there is to send, then do what had to wait for that."""
         self._is_flush_due = False
-        if self._is_closing or self._is_paused:
+        is_mute = self._is_paused or self._phase is _Phase.CLOSING
+        if is_mute:
             return
-        data = self._http2.output()
-        if data:
-            self._transport.write(data)
-            for event in self._http2.events():
-                self._control(event)
-            if self._is_closing:
-                return
-        if self._to_reset:
-            self._reset_answered()
-        if self._unsent or self._held:
-            waiting, self._unsent = self._unsent, []
-            for call in waiting:
-                call.resume()
-            self._room.release()
-            if not self._is_paused:  # that their requests were read on opens windows, which somebody may wait for
-                self._transport.write(self._http2.output())
-        if self._is_refusing and not (self._calls or self._is_paused or self._http2.waiting_bytes()):
-            self._http2.terminate(ErrorCode.NO_ERROR)
-            self._transport.write(self._http2.output())
-            self._close(client_first=True)
-
-    def _reset_answered(self) -> None:
-        """Tell clients that are still sending to stop: their answer is out."""
-        for stream_id in self._to_reset:
-            if not self._http2.unsent_bytes(stream_id):
-                self._http2.reset(stream_id, ErrorCode.NO_ERROR)
-        self._to_reset.clear()
-        data = self._http2.output()
-        if data:
-            self._transport.write(data)
+        http2, calls = self._http2, self._calls
+        try:
+            data = http2.output()
+            if data:
+                self._transport.write(data)
+                for event in http2.events():
+                    self._control(event)
+                if self._phase is _Phase.CLOSING:
+                    return
+            if calls.rejected:
+                calls.reset_rejected()
+                self._transport.write(http2.output())
+            if calls.paused or calls.deferred:
+                calls.resume()
+                if not self._is_paused:  # window updates, now that their requests have been read on
+                    self._transport.write(http2.output())
+            if self._phase is _Phase.REFUSING and not (calls or self._is_paused or http2.waiting_bytes()):
+                self._terminate(ErrorCode.NO_ERROR, client_first=True)
+        except Exception:
+            self._fail()
 
     def _refuse_streams(self) -> None:
         """Second step of retiring: new streams are refused, and without open ones the connection ends."""
-        if not self._is_closing:
-            self._is_refusing = True
+        if self._phase is _Phase.DRAINING:
+            self._phase = _Phase.REFUSING
             self._http2.refuse_streams()
             self._flush()
 
-    def _terminate(self, reason: bytes) -> None:
-        """End the connection of a client that misbehaves."""
-        self._http2.terminate(ErrorCode.ENHANCE_YOUR_CALM, reason)
+    def _terminate(self, code: int, reason: bytes = b"", *, client_first: bool = False) -> None:
+        """End the HTTP/2 connection with a code and its reason, and close. See `_close`."""
+        self._http2.terminate(code, reason)
         self._transport.write(self._http2.output())
-        self._close()
+        self._close(client_first=client_first)
+
+    def _fail(self) -> None:
+        """Close because of the exception that is being handled, a fault of the server; its calls end with an error."""
+        _log.exception("%r is closed for a fault of the server", self)
+        try:
+            self._calls.close(server_fault("the connection is closed"))
+            self._transport.write(self._http2.output())
+            self._terminate(ErrorCode.INTERNAL_ERROR)
+        except Exception:  # of the HTTP/2 connection, perhaps
+            _log.exception("the connection is aborted: it cannot end its calls")
+            self.abort()
 
     def _close(self, *, client_first: bool = False) -> None:
         """Close after what has been written.
@@ -432,10 +300,108 @@ class GrpcConnection(asyncio.Protocol):
             client_first: Whether the client is to close when it has everything: closing first, while the client still
                 sends, could cost it what is on its way.
         """
-        if not self._is_closing:
-            self._is_closing = True
+        if self._phase is not _Phase.CLOSING:
+            self._phase = _Phase.CLOSING
             if client_first and self._transport.can_write_eof():
                 self._transport.write_eof()
             else:
                 self._transport.close()
             self._timers.await_end(self._transport)
+
+
+class Timers:
+    """The timers of a connection: handshake, keepalive, idleness, age.
+
+    Reading costs no timer: it sets the flag `active`, and each keepalive period looks whether it was set.
+
+    Attributes:
+        active: To be set whenever something was received.
+        calls: The connection's calls.
+    """
+
+    __slots__ = ("_connection", "_handles", "_limits", "_loop", "_pings", "_sends", "active", "calls")
+
+    calls: CallTable
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, limits: GrpcLimits, connection: GrpcConnection) -> None:
+        self._loop = loop
+        self._limits = limits
+        self._connection = connection
+        self._handles: dict[str, asyncio.TimerHandle] = {}
+        self._pings = 0
+        self._sends = 0
+        self.active = False
+
+    def await_greeting(self) -> None:
+        """Begin to wait for the client's first bytes."""
+        self._arm("handshake", self._limits.handshake_timeout_s, self._connection.abort)
+
+    def start(self) -> None:
+        """Begin: the client has said what it speaks."""
+        limits = self._limits
+        self._disarm("handshake")
+        self._arm("keepalive", limits.keepalive_time_s, self._keepalive)
+        if limits.connection_age_max_s:
+            jitter = random.uniform(1 - AGE_JITTER, 1 + AGE_JITTER)
+            self._arm("age", limits.connection_age_max_s * jitter, self._too_old)
+        self.call_count_changed()
+
+    def stop(self) -> None:
+        """End: nothing fires after this."""
+        for handle in self._handles.values():
+            handle.cancel()
+        self._handles.clear()
+        del self._connection  # only the collector would free a cycle
+
+    def await_end(self, transport: asyncio.WriteTransport) -> None:
+        """Begin to wait for the connection's end: the client may have stopped reading what is still to be written."""
+        left = unsent_bytes(transport)
+        self._arm("end", self._limits.keepalive_timeout_s, lambda: self._check_end(transport, left))
+
+    def call_count_changed(self) -> None:
+        """Look whether the connection is idle now."""
+        if self._limits.connection_idle_max_s:
+            self._disarm("idle")
+            if not self.calls:
+                self._arm("idle", self._limits.connection_idle_max_s, self._idle)
+
+    def _arm(self, name: str, delay_s: float, callback: Callable[[], None]) -> None:
+        self._handles[name] = self._loop.call_later(delay_s, callback)
+
+    def _disarm(self, name: str) -> None:
+        handle = self._handles.pop(name, None)
+        if handle is not None:
+            handle.cancel()
+
+    def _keepalive(self) -> None:
+        limits = self._limits
+        is_due = not self.active and (limits.keepalive_without_calls or len(self.calls) > 0)
+        self.active = False
+        if self.calls.sends != self._sends:
+            self._sends = self.calls.sends
+            self._pings = 0
+        if is_due and (limits.pings_without_data_max == 0 or self._pings < limits.pings_without_data_max):
+            self._pings += 1
+            self._connection.send_ping()
+            self._arm("keepalive", limits.keepalive_timeout_s, self._unanswered)
+        else:
+            self._arm("keepalive", limits.keepalive_time_s, self._keepalive)
+
+    def _unanswered(self) -> None:
+        if self.active:
+            self._arm("keepalive", self._limits.keepalive_time_s, self._keepalive)
+        else:
+            self._connection.abort()
+
+    def _check_end(self, transport: asyncio.WriteTransport, before: int) -> None:
+        if unsent_bytes(transport) < before:
+            self.await_end(transport)
+        else:
+            self._connection.abort()
+
+    def _too_old(self) -> None:
+        self._connection.retire(self._limits.connection_age_grace_s)
+
+    def _idle(self) -> None:
+        if not self.calls:
+            self._connection.retire(self._limits.connection_age_grace_s)

@@ -6,18 +6,17 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from charonia.core.errors import ServingError, unsupported
-from charonia.server.facade import Engine, Services
-from charonia.server.grpc.calls import Call, Run, Service, UnaryCall, Wire, internal_error
-from charonia.server.grpc.infer_stream import InferStream
-from charonia.server.grpc.reflection import ReflectionStream
-from charonia.server.grpc.room import HeldCall, Room
-from charonia.server.grpc.settings import log_setting, trace_setting
-from charonia.server.grpc.shared_memory import ANSWERS, WORKS
-from charonia.server.grpc.stream import Conversation, StreamCall
+from charonia.server.facade import NO_LOG_CONTROL, Engine, Services, known_model
+from charonia.server.grpc.calls import Run, Service, UnaryCall
+from charonia.server.grpc.streams import Converse, InferStream, ReflectionStream
+from charonia.server.shared_memory.registry import RegionRegistry
+from charonia.server.tracing.requests import NO_TRACING
+from charonia.wire import grpc_messages as memory_messages
 from charonia.wire import grpc_messages as messages
+from charonia.wire import log_settings, trace_settings
 from charonia.wire.grpc_framing import Buffer
-from charonia.wire.grpc_headers import CallHead
 from charonia.wire.grpc_status import RpcError, Status
+from charonia.wire.shared_memory import disabled
 
 Answer = Callable[[Engine, Buffer], bytes]
 Work = Callable[[Engine, Buffer], Awaitable[bytes]]
@@ -33,22 +32,13 @@ class Method:
 
     Attributes:
         name: Its name, without the service.
-        run: Runs a call with one request.
-        converse: Makes what is said on a call with streams.
+        run: Runs a unary call.
+        converse: Makes the conversation of a streaming call.
     """
 
     name: str
     run: Run | None = None
-    converse: Callable[[StreamCall], Conversation] | None = None
-
-    def open(self, wire: Wire, stream_id: int, head: CallHead, room: Room | None = None) -> Call:
-        """Return a new call of this method; where it has one request it waits for `room`, if that is given."""
-        if self.run is not None:
-            if room is not None:
-                return room.hold(HeldCall(wire, stream_id, self.name, head, self.run))
-            return UnaryCall(wire, stream_id, self.name, head, self.run)
-        assert self.converse is not None
-        return StreamCall(wire, stream_id, self.name, head, self.converse)
+    converse: Converse | None = None
 
 
 def unknown_method(path: bytes) -> RpcError:
@@ -80,12 +70,21 @@ def method_table() -> dict[bytes, Method]:
     }
     for name, work in works.items():
         _add(table, _SERVICE, Method(name, run=_working(work, _engine)))
-    for name, service_answer in ANSWERS.items():
-        _add(table, _SERVICE, Method(name, run=_answering(service_answer, _services)))
-    for name, service_work in WORKS.items():
-        _add(table, _SERVICE, Method(name, run=_working(service_work, _services)))
-    _add(table, _SERVICE, Method("TraceSetting", run=trace_setting))
-    _add(table, _SERVICE, Method("LogSettings", run=log_setting))
+    region_answers: dict[str, Callable[[Services, Buffer], bytes]] = {
+        "SystemSharedMemoryStatus": _system_status,
+        "CudaSharedMemoryStatus": _cuda_status,
+        "SystemSharedMemoryUnregister": _system_unregister,
+        "CudaSharedMemoryUnregister": _cuda_unregister,
+    }
+    for name, region_answer in region_answers.items():
+        _add(table, _SERVICE, Method(name, run=_answering(region_answer, _services)))
+    for name, registration in (
+        ("SystemSharedMemoryRegister", _system_register),
+        ("CudaSharedMemoryRegister", _cuda_register),
+    ):
+        _add(table, _SERVICE, Method(name, run=_working(registration, _services)))
+    _add(table, _SERVICE, Method("TraceSetting", run=_trace_setting))
+    _add(table, _SERVICE, Method("LogSettings", run=_log_setting))
     _add(table, _SERVICE, Method("ModelInfer", run=UnaryCall.infer))
     _add(table, _SERVICE, Method("ModelStreamInfer", converse=InferStream))
     _add(table, "grpc.health.v1.Health", Method("Check", run=_answering(_health, _engine)))
@@ -102,15 +101,15 @@ def _add(table: dict[bytes, Method], service: str, method: Method) -> None:
 
 
 def _engine(call: UnaryCall) -> Engine:
-    return call.wire.service.engine
+    return call.table.service.engine
 
 
 def _service(call: UnaryCall) -> Service:
-    return call.wire.service
+    return call.table.service
 
 
 def _services(call: UnaryCall) -> Services:
-    return call.wire.service.services
+    return call.table.service.services
 
 
 def _answering(answer: Callable[[T, Buffer], bytes], server: Callable[[UnaryCall], T]) -> Run:
@@ -142,10 +141,10 @@ def _working(work: Callable[[T, Buffer], Awaitable[bytes]], server: Callable[[Un
         except RpcError as error:
             call.fail(error)
         except Exception:
-            call.fail(internal_error(call.name))
+            call.table.fault(call)
 
     def run(call: UnaryCall, message: Buffer) -> None:
-        task = call.wire.service.loop.create_task(perform(call, message))
+        task = call.table.service.loop.create_task(perform(call, message))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
@@ -165,7 +164,7 @@ def _when_loaded(request: str, answer: Callable[[Engine, Buffer], bytes]) -> Run
     at_once, later = _answering(answer, _engine), _working(wait, _service)
 
     def run(call: UnaryCall, message: Buffer) -> None:
-        (at_once if call.wire.service.services.demand is None else later)(call, message)
+        (at_once if call.table.service.services.demand is None else later)(call, message)
 
     return run
 
@@ -224,3 +223,60 @@ async def _unload(engine: Engine, message: Buffer) -> bytes:
     name, unload_dependents = messages.decode_unload_request(message)
     await engine.unload_model(name, unload_dependents)
     return b""
+
+
+def _system_status(services: Services, message: Buffer) -> bytes:
+    name = memory_messages.decode_region_name("SystemSharedMemoryStatusRequest", message)
+    return memory_messages.encode_system_status(_regions(services).system(name)) if name or services.regions else b""
+
+
+def _cuda_status(services: Services, message: Buffer) -> bytes:
+    name = memory_messages.decode_region_name("CudaSharedMemoryStatusRequest", message)
+    return memory_messages.encode_cuda_status(_regions(services).cuda(name)) if name or services.regions else b""
+
+
+def _system_unregister(services: Services, message: Buffer) -> bytes:
+    _regions(services).unregister_system(
+        memory_messages.decode_region_name("SystemSharedMemoryUnregisterRequest", message)
+    )
+    return b""
+
+
+def _cuda_unregister(services: Services, message: Buffer) -> bytes:
+    _regions(services).unregister_cuda(memory_messages.decode_region_name("CudaSharedMemoryUnregisterRequest", message))
+    return b""
+
+
+async def _system_register(services: Services, message: Buffer) -> bytes:
+    await _regions(services).register_system(memory_messages.decode_system_register(message))
+    return b""
+
+
+async def _cuda_register(services: Services, message: Buffer) -> bytes:
+    await _regions(services).register_cuda(memory_messages.decode_cuda_register(message))
+    return b""
+
+
+def _regions(services: Services) -> RegionRegistry:
+    if services.regions is None:
+        raise disabled()
+    return services.regions
+
+
+def _trace_setting(call: UnaryCall, message: Buffer) -> None:
+    service = call.table.service
+    tracing = service.services.tracing
+    if tracing is None:
+        raise unsupported(NO_TRACING)
+    model, change = trace_settings.decode_message(message)
+    known_model(service.engine, model)
+    tracing.change(model, change)
+    call.answer(trace_settings.encode_message(tracing.settings(model)))
+
+
+def _log_setting(call: UnaryCall, message: Buffer) -> None:
+    control = call.table.service.services.log
+    if control is None:
+        raise unsupported(NO_LOG_CONTROL, hint="change the settings of `logging` there")
+    control.change(log_settings.decode_message(message, control.options))
+    call.answer(log_settings.encode_message(control.options))

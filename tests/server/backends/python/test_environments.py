@@ -22,11 +22,9 @@ from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError
 from charonia.server.backends.api import BackendSettings, ModelFiles, Outputs, Placement
 from charonia.server.backends.python import build as build_module
-from charonia.server.backends.python import command as command_module
-from charonia.server.backends.python import environment_cache as cache_module
+from charonia.server.backends.python import environment as environment_module
 from charonia.server.backends.python.backend import PythonBackend
-from charonia.server.backends.python.build import requirements_key
-from charonia.server.backends.python.command import CommandError, run_command
+from charonia.server.backends.python.build import CommandError, requirements_key, run_command
 from charonia.server.backends.python.environment import PYTHON_MIN, environment_of
 
 WORKER = Path(build_module.__file__).parent / "worker"
@@ -379,7 +377,7 @@ def test_a_build_has_a_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     files = with_requirements(tmp_path, "tiny\n")
     slow = script(tmp_path / "bin" / "uv", "sleep 60")
     monkeypatch.setenv("PATH", f"{slow.parent}:{os.environ['PATH']}")
-    monkeypatch.setattr(cache_module, "BUILD_S_MAX", 0.3)
+    monkeypatch.setattr(environment_module, "BUILD_S_MAX", 0.3)
 
     assert "was not made within 0.3 s" in refusal(files, settings(tmp_path)).message
 
@@ -486,7 +484,7 @@ def test_folders_of_boundless_size_are_not_looked_through(tmp_path: Path, monkey
 
 
 def test_only_the_end_of_a_long_output_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command_module, "OUTPUT_BYTES_MAX", 20)
+    monkeypatch.setattr(build_module, "OUTPUT_BYTES_MAX", 20)
 
     output = asyncio.run(run_command(["seq", "1", "1000"], limit_s=10))
 

@@ -15,8 +15,7 @@ from charonia.core.request import InferRequest
 from charonia.core.tensor import DeviceTensor, Tensor
 from charonia.server.backends.api import Outputs, Result
 from charonia.server.backends.python.instance import PythonInstance
-from charonia.server.backends.python.link import RELEASES_HELD_MAX
-from charonia.server.backends.python.process import WorkerProcess
+from charonia.server.backends.python.process import RELEASES_HELD_MAX, WorkerProcess
 from charonia.server.backends.python.services import Server
 from charonia.server.backends.python.worker.charonia_channel import Incoming, Outgoing, Receiver
 from charonia.server.backends.python.worker.charonia_regions import Mappings, RegionPool
@@ -231,7 +230,10 @@ def test_a_request_without_a_result_stays_open_until_its_last_response() -> None
         bench.process.says("response", 1, 1, None, True, [], [])
         assert [len(outputs) for outputs in sink.outputs] == [1, 2]
         assert sink.over == [True, True]
-        assert bench.instance.capabilities == {"has_is_ready": True}
+        asking = asyncio.ensure_future(bench.instance.is_ready())
+        await asyncio.sleep(0)
+        assert bench.process.kinds()[-1] == "is_ready"  # as the worker has said that its model can answer it
+        asking.cancel()
 
     run(scenario)
 
@@ -427,5 +429,20 @@ def test_a_model_that_ends_is_not_ready_and_one_that_cannot_say_is() -> None:
         await bench.restarted()  # as one without is_ready
         assert await bench.instance.is_ready()
         assert "is_ready" not in bench.process.kinds()
+
+    run(scenario)
+
+
+def test_an_instance_says_its_state_in_one_line() -> None:
+    async def scenario(bench: Bench) -> None:
+        assert repr(bench.instance) == "<PythonInstance 'm_0' pid=7 ready restarts=0 batches=0>"
+        await bench.start()
+        assert repr(bench.instance) == "<PythonInstance 'm_0' pid=7 ready restarts=0 batches=1>"
+        bench.process.says("done", 1, [None], [], [], 1, 2)
+        assert repr(bench.instance) == "<PythonInstance 'm_0' pid=7 ready restarts=0 batches=1>"  # it is left open
+        bench.process.dies()
+        assert repr(bench.instance) == "<PythonInstance 'm_0' pid=0 waiting to restart restarts=0 batches=0>"
+        await bench.restarted()
+        assert repr(bench.instance) == "<PythonInstance 'm_0' pid=7 ready restarts=1 batches=0>"
 
     run(scenario)

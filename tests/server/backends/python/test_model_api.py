@@ -16,7 +16,7 @@ from charonia.server.backends.python.worker import triton_python_backend_utils a
 from charonia.server.backends.python.worker.charonia_errors import RESCHEDULED, TritonError, TritonModelException
 from charonia.server.backends.python.worker.charonia_host import Batch, Binding, Call, Inbox
 from charonia.server.backends.python.worker.charonia_requests import InferenceRequest, InferenceTrace, PreferredMemory
-from charonia.server.backends.python.worker.charonia_responses import InferenceResponse
+from charonia.server.backends.python.worker.charonia_responses import InferenceResponse, result_of
 from charonia.server.backends.python.worker.charonia_runner import ModelRunner
 from charonia.server.backends.python.worker.charonia_tensor import Tensor
 
@@ -52,8 +52,9 @@ class FakeHost:
     def begin(self, call: Call) -> None:
         self.calls.append(call)
         call.number = len(self.calls)
-        for outcome in self.outcomes(call):
-            call.inbox.put(outcome)
+        for response, final in self.outcomes(call):
+            names = () if response is None else tuple(tensor.name() for tensor in response.output_tensors())
+            call.inbox.put((None if response is None else result_of(response, names, needs_all=False), final))
 
     def end(self, call: Call) -> None:
         self.ended.append(call.number)

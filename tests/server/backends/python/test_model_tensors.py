@@ -8,7 +8,7 @@ from hypothesis.extra import numpy as arrays
 
 from charonia.core.dtypes import DataType
 from charonia.core.tensor import DeviceTensor
-from charonia.server.backends.python import thread
+from charonia.server.backends.python.shared_tensors import shown, taken
 from charonia.server.backends.python.worker import charonia_dlpack as dlpack
 from charonia.server.backends.python.worker import charonia_tensor
 from charonia.server.backends.python.worker.charonia_datatypes import (
@@ -222,16 +222,16 @@ def test_a_tensor_of_a_gpu_is_given_as_a_copy_where_the_cpu_is_asked_for() -> No
 def test_a_tensor_of_a_gpu_crosses_a_thread_of_the_server_as_it_is() -> None:
     source = OfAGpu()
 
-    taken = thread._taken(Tensor.from_dlpack("X", source))
-    shown = thread._shown(taken, True)
+    produced = taken(Tensor.from_dlpack("X", source))
+    seen = shown(produced, True)
 
-    assert isinstance(taken, DeviceTensor)
-    assert taken.content.native is source
-    assert (taken.shape, taken.datatype) == ((2, 1), DataType.INT16)
-    assert (shown.is_cpu(), shown.shape()) == (False, [2, 1])
+    assert isinstance(produced, DeviceTensor)
+    assert produced.content.native is source
+    assert (produced.shape, produced.datatype) == ((2, 1), DataType.INT16)
+    assert (seen.is_cpu(), seen.shape()) == (False, [2, 1])
     assert source.copies == 0
-    assert thread._shown(taken, False).is_cpu()
-    assert taken.array.tolist() == [[5], [6]]
+    assert shown(produced, False).is_cpu()
+    assert produced.array.tolist() == [[5], [6]]
 
 
 def test_a_capsule_of_a_gpu_is_refused() -> None:

@@ -17,9 +17,10 @@ from charonia.config.model import ModelConfig
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError
 from charonia.server.backends.api import BackendSettings, Outputs, Placement, Result
-from charonia.server.backends.python import health as health_module
-from charonia.server.backends.python import instance as instance_module
+from charonia.server.backends.python import batches as batches_module
+from charonia.server.backends.python import supervisor as supervisor_module
 from charonia.server.backends.python.backend import PythonBackend, PythonModel
+from charonia.server.backends.python.instance import PythonInstance
 from charonia.server.backends.python.worker.charonia_channel import INLINE_BYTES_MAX
 
 HEAD = """
@@ -355,8 +356,8 @@ def test_a_worker_that_is_killed_between_batches_comes_back(tmp_path: Path) -> N
 def test_a_worker_that_does_not_come_back_fails_the_batch_in_bounded_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(instance_module, "RESTART_WAIT_S_MAX", 0.3)
-    monkeypatch.setattr(health_module, "RESTART_DELAY_S", 600.0)
+    monkeypatch.setattr(batches_module, "RESTART_WAIT_S_MAX", 0.3)
+    monkeypatch.setattr(supervisor_module, "RESTART_DELAY_S", 600.0)
 
     async def scenario() -> None:
         loaded = await load(tmp_path, IDENTITY)
@@ -560,7 +561,7 @@ def test_several_instances_start_side_by_side_and_report_their_memory(tmp_path: 
         assert isinstance(model, PythonModel)
         placements = [Placement(f"m_0_{i}", InstanceKind.KIND_CPU) for i in range(2)]
         instances = await asyncio.gather(*(model.create_instance(p) for p in placements))
-        assert len({i.pid for i in instances if isinstance(i, instance_module.PythonInstance)}) == 2
+        assert len({i.pid for i in instances if isinstance(i, PythonInstance)}) == 2
         (usage,) = model.memory()
         assert usage.byte_size > 10_000_000
         for each in instances:

@@ -5,8 +5,8 @@ from collections.abc import Callable, Coroutine
 
 import pytest
 
-from charonia.server.backends.python import readiness as readiness_module
-from charonia.server.backends.python.readiness import Readiness
+from charonia.server.backends.python import services as services_module
+from charonia.server.backends.python.services import Readiness
 
 
 def run(scenario: Callable[[Readiness, list[int]], Coroutine[object, object, None]]) -> None:
@@ -63,7 +63,7 @@ def test_who_stops_waiting_leaves_the_answer_to_the_others() -> None:
 def test_a_model_that_does_not_answer_in_time_is_not_ready_and_not_asked_again_before_it_does(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(readiness_module, "IS_READY_S_MAX", 0.02)
+    monkeypatch.setattr(services_module, "IS_READY_S_MAX", 0.02)
 
     async def scenario(readiness: Readiness, sent: list[int]) -> None:
         assert not await readiness.ask()

@@ -1,4 +1,4 @@
-"""Tensors that lie in shared memory already are named or lent, not copied."""
+"""Tensors that lie in shared memory already are named or forwarded, not copied."""
 
 import os
 import weakref
@@ -19,8 +19,8 @@ class Worker:
     """A server's end and a worker's end, without a socket between them."""
 
     def __init__(self) -> None:
-        self.server_pool = RegionPool(lends=True)
-        self.server_mappings = Mappings(lends=True)
+        self.server_pool = RegionPool(forwards=True)
+        self.server_mappings = Mappings(forwards=True)
         self.worker_mappings = Mappings()
         self.worker_pool = RegionPool(self.worker_mappings)
         self._to_worker = Receiver(self.worker_mappings)
@@ -109,10 +109,10 @@ def test_what_the_other_worker_writes_there_stays_its_own(first: Worker, second:
     assert from_first[0] == 1
 
 
-def test_a_loan_keeps_what_it_shows_until_it_is_given_back(first: Worker, second: Worker) -> None:
+def test_a_forwarded_region_keeps_its_content_until_it_is_released(first: Worker, second: Worker) -> None:
     from_first, _ = first.send(ONES)
     array = np.asarray(from_first)
-    loan, regions = second.receive(array.data)
+    forwarded, regions = second.receive(array.data)
     gone: list[bool] = []
     weakref.finalize(array, gone.append, True)
     del array, from_first
@@ -122,18 +122,18 @@ def test_a_loan_keeps_what_it_shows_until_it_is_given_back(first: Worker, second
 
     assert dropped == regions
     assert gone
-    del loan
+    del forwarded
 
 
-def test_lending_leaves_no_descriptor_behind(first: Worker, second: Worker) -> None:
+def test_forwarding_leaves_no_descriptor_behind(first: Worker, second: Worker) -> None:
     process = psutil.Process()
     from_first, _ = first.send(ONES)
     before = process.num_fds()
 
     for _ in range(20):
-        loan, regions = second.receive(from_first)
+        forwarded, regions = second.receive(from_first)
         second.worker_mappings.drop(second.server_pool.release(regions))
-        del loan
+        del forwarded
 
     assert process.num_fds() == before
 

@@ -14,11 +14,12 @@ import pytest
 from charonia.server.backends.python.worker import charonia_channel as channel
 from charonia.server.backends.python.worker import charonia_host, charonia_tensor
 from charonia.server.backends.python.worker.charonia_channel import INLINE_BYTES_MAX, Incoming, Outgoing, Receiver
-from charonia.server.backends.python.worker.charonia_connection import Connection, Disconnected
+from charonia.server.backends.python.worker.charonia_connection import Connection
 from charonia.server.backends.python.worker.charonia_errors import TritonError, TritonModelException
 from charonia.server.backends.python.worker.charonia_host import Batch, Call, Inbox
+from charonia.server.backends.python.worker.charonia_reader import Disconnected
 from charonia.server.backends.python.worker.charonia_regions import ChannelError, Mappings, RegionPool
-from charonia.server.backends.python.worker.charonia_responses import InferenceResponse
+from charonia.server.backends.python.worker.charonia_responses import InferenceResponse, response_of
 from charonia.server.backends.python.worker.charonia_tensor import Tensor
 
 LARGE = INLINE_BYTES_MAX // 4 + 1
@@ -80,9 +81,9 @@ def server() -> Iterator[Server]:
     server.receiver.close()
     server.pool.close()
     server.mappings.close()
-    accounts = server.connection._accounts  # which end with the process elsewhere
-    accounts.pool.close()
-    accounts.mappings.close()
+    references = server.connection.writer.references  # which end with the process elsewhere
+    references.pool.close()
+    references.mappings.close()
     gc.collect()  # mapped memory keeps a descriptor each
 
 
@@ -94,10 +95,14 @@ def call(*inputs: Tensor, name: str = "other", decoupled: bool = False) -> Call:
     return Call(0, name, "", decoupled, FIELDS, list(inputs))
 
 
-def value_of(outcome: tuple[InferenceResponse | None, bool]) -> float:
-    response, _ = outcome
-    assert response is not None
-    return float(response.output_tensors()[0].as_numpy()[0])
+def next_response(made: Call) -> InferenceResponse:
+    result, _ = made.inbox.items.popleft()
+    assert result is not None
+    return response_of(result)
+
+
+def next_value(made: Call) -> float:
+    return float(next_response(made).output_tensors()[0].as_numpy()[0])
 
 
 def take_batch(connection: Connection) -> tuple[Batch, list[tuple[Any, list[Tensor]]]]:
@@ -110,7 +115,7 @@ def take_batch(connection: Connection) -> tuple[Batch, list[tuple[Any, list[Tens
 def exec_call(connection: Connection, made: Call) -> float:
     connection.begin(made)
     connection.wait(made.inbox)
-    return value_of(made.inbox.items.popleft())
+    return next_value(made)
 
 
 # Batches
@@ -232,9 +237,8 @@ def test_tensors_of_a_call_and_its_reply_arrive(server: Server, count: int) -> N
 
     server.reply(number, ones(count, 4))
     server.connection.wait(made.inbox)
-    response, final = made.inbox.items.popleft()
-    assert final
-    assert response is not None
+    assert [final for _, final in made.inbox.items] == [True]
+    response = next_response(made)
     assert response.output_tensors()[0].as_numpy().tolist() == [4] * count
     assert response.parameters() == '{"k": 1}'
 
@@ -244,10 +248,8 @@ def test_the_memory_of_a_reply_goes_back_when_the_last_array_over_it_is_gone(ser
     server.connection.begin(made)
     server.reply(server.receive().header[1], ones(LARGE, 4))
     server.connection.wait(made.inbox)
-    response, _ = made.inbox.items.popleft()
-    assert response is not None
-    part = response.output_tensors()[0].as_numpy()[10:20].reshape(2, 5)
-    del response, made
+    part = next_response(made).output_tensors()[0].as_numpy()[10:20].reshape(2, 5)
+    del made
     gc.collect()
 
     server.connection.begin(call())
@@ -282,9 +284,7 @@ def test_a_failure_and_the_lack_of_a_response_arrive(server: Server) -> None:
     server.send(("reply", second.number, None, True, [], []))
     server.connection.wait(second.inbox)
 
-    response, _ = first.inbox.items.popleft()
-    assert response is not None
-    error = response.error()
+    error = next_response(first).error()
     assert error is not None
     assert (error.code(), error.message()) == (TritonError.INVALID_ARG, "no")
     assert list(second.inbox.items) == [(None, True)]
@@ -299,7 +299,7 @@ def test_a_call_is_given_up_until_its_last_reply(server: Server) -> None:
     server.connection.wait(made.inbox)
 
     server.connection.end(made)
-    server.connection.start(("after",))
+    server.connection.writer.send(("after",))
 
     assert [server.receive().header[0] for _ in range(4)] == ["call", "call_cancel", "call_cancel", "after"]
 
@@ -313,11 +313,9 @@ def test_a_call_whose_responses_are_not_read_is_given_up(server: Server, monkeyp
 
     server.connection.poll()
 
-    *read, (last, final) = stream.inbox.items
-    assert [value_of(outcome) for outcome in read] == [0, 1, 2]
-    assert final
-    assert last is not None
-    error = last.error()
+    assert [final for _, final in stream.inbox.items] == [False, False, False, True]
+    assert [next_value(stream) for _ in range(3)] == [0, 1, 2]
+    error = next_response(stream).error()
     assert error is not None
     assert error.code() == TritonError.UNAVAILABLE
     assert error.message() == "the responses of model 'other' were not read fast enough"
@@ -332,7 +330,7 @@ def test_a_batch_that_arrives_while_a_call_waits_is_kept(server: Server) -> None
 
     server.connection.wait(made.inbox)
 
-    assert value_of(made.inbox.items.popleft()) == 3
+    assert next_value(made) == 3
     batch, ((_, (tensor,)),) = take_batch(server.connection)
     assert batch.number == 2
     assert tensor.as_numpy()[0] == 2
@@ -346,7 +344,7 @@ def test_a_call_that_cannot_be_sent_is_refused_and_forgotten(server: Server) -> 
     with pytest.raises(UnicodeEncodeError):
         server.connection.begin(made)
     server.connection.end(made)
-    server.connection.start(("after",))
+    server.connection.writer.send(("after",))
 
     assert server.receive().header == ("after",)
 
@@ -400,9 +398,8 @@ def outcomes_of(connection: Connection, made: Call) -> list[float]:
     while not final:
         if not made.inbox.items:
             connection.wait(made.inbox)
-        outcome = made.inbox.items.popleft()
-        values.append(value_of(outcome))
-        final = outcome[1]
+        final = made.inbox.items[0][1]
+        values.append(next_value(made))
     return values
 
 
@@ -426,7 +423,7 @@ def test_many_threads_call_at_once_and_each_gets_its_own_replies(server: Server,
     for worker in workers:
         worker.join(60)
     stuck = [worker for worker in workers if worker.is_alive()]
-    server.connection.start(("end",))
+    server.connection.writer.send(("end",))
     player.join(20)
 
     assert stuck == []
@@ -453,7 +450,7 @@ def test_the_main_thread_waits_for_a_batch_while_others_call(server: Server) -> 
     server.connection.wait(server.connection.tasks)
     for thread in threads:
         thread.join(20)
-    server.connection.start(("end",))
+    server.connection.writer.send(("end",))
     player.join(20)
 
     assert sorted(values) == [[float(i)] for i in range(6)]
@@ -497,12 +494,12 @@ def test_updates_of_metrics_travel_together_and_before_the_answer(server: Server
     assert server.receive().header[0] == "done"
 
 
-def test_what_a_finalizer_leaves_is_done_by_whoever_sends(server: Server) -> None:
+def test_what_a_finalizer_defers_is_sent_by_the_thread_that_sends(server: Server) -> None:
     connection = server.connection
-    with connection._send_lock:  # as if the finalizer had interrupted a thread that sends
-        connection.later(lambda: connection.start(("left",)))
-        connection._send(("sent",))
-    connection.start(("next",))
+    with connection.writer.lock:  # as if the finalizer had interrupted a thread that sends
+        connection.later(lambda: connection.writer.send(("left",)))
+        connection.writer.write(("sent",))
+    connection.writer.send(("next",))
 
     assert [server.receive().header[0] for _ in range(3)] == ["sent", "next", "left"]
 
@@ -535,16 +532,14 @@ def test_everybody_who_waits_is_told_that_the_server_has_gone(server: Server) ->
     assert not waiting.is_alive()
     assert not asking.is_alive()
     for each in made:
-        ((response, final),) = each.inbox.items
-        assert final
-        assert response is not None
-        error = response.error()
+        assert [final for _, final in each.inbox.items] == [True]
+        error = next_response(each).error()
         assert error is not None
         assert error.code() == TritonError.UNAVAILABLE
     assert list(connection.tasks.items) == [("end",)]
     connection.poll()
     with pytest.raises(Disconnected):
-        connection.start(("anything",))
+        connection.writer.send(("anything",))
     with pytest.raises(Disconnected):
         connection.wait(Inbox())
 

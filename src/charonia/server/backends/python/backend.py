@@ -135,7 +135,7 @@ class PythonBackend:
         """End the process that watches over what workers have started."""
         pid = reaper.end()
         if pid:
-            with contextlib.suppress(ChildProcessError):  # somebody else has waited for it
+            with contextlib.suppress(ChildProcessError):  # it was waited for elsewhere
                 await asyncio.to_thread(os.waitpid, pid, 0)
 
     def _model_path(self, files: ModelFiles, config: ModelConfig) -> Path:

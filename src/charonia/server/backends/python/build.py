@@ -1,23 +1,36 @@
-"""Makes environments: from a requirements.txt, with uv or with venv and pip, and from archives of conda-pack."""
+"""Makes environments: from a requirements.txt, with uv or with venv and pip, and from archives of conda-pack.
+
+The programs that do the work have a time limit, and the end of their output becomes part of the error.
+"""
 
 import asyncio
+import contextlib
 import hashlib
 import importlib.util
 import os
 import re
 import shutil
+import signal
 import sys
 import sysconfig
 import tarfile
 import threading
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from charonia.core.errors import invalid, unsupported
-from charonia.server.backends.python.command import CommandError, run_command
-from charonia.server.backends.python.environment_cache import BUILD_S_MAX, KEY_LETTERS
+from charonia.die_with_parent import tethered
+
+BUILD_S_MAX = 1800.0
+"""Time that making one environment may take, downloads included."""
+
+KEY_LETTERS = 24
+"""Length of the digest in the key of an environment."""
+
+OUTPUT_BYTES_MAX = 64 * 1024
+"""Output of a program that is kept: its end."""
 
 REFERENCED_FILES_MAX = 100_000
 """Files in the folders that a requirements.txt refers to."""
@@ -34,6 +47,18 @@ _COMMENT = re.compile(r"(^|\s)#.*$")
 _MADE_BY_BUILDS = re.compile(r"build|__pycache__|.*\.egg-info|\.git")
 # Of the server's interpreter; in the new environment they would lead astray.
 _FOREIGN_VARIABLES = ("PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX", "PIP_TARGET", "PIP_USER")
+
+
+class CommandError(Exception):
+    """A program failed.
+
+    Attributes:
+        output: The end of what it wrote.
+    """
+
+    def __init__(self, message: str, output: str) -> None:
+        super().__init__(message)
+        self.output = output
 
 
 def requirements_key(path: Path) -> str:
@@ -194,3 +219,53 @@ def _extract(path: Path, folder: Path, end: threading.Event) -> None:
             f"the archive '{path}' cannot be unpacked: {error}",
             hint="expected a .tar.gz made by conda-pack, or a folder",
         ) from error
+
+
+async def run_command(
+    command: Sequence[str], *, limit_s: float, env: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> str:
+    """Run a program and return the end of its output, both streams together.
+
+    Raises:
+        CommandError: It cannot be started, has failed or took too long. It is not running any more.
+    """
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *tethered(command, signal.SIGKILL),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env=env,
+            cwd=cwd,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise CommandError(f"'{command[0]}' cannot be started: {error}", "") from error
+    kept = bytearray()
+    try:
+        async with asyncio.timeout(limit_s):
+            status = await _finished(process, kept)
+    except TimeoutError:
+        raise CommandError(f"'{command[0]}' did not finish within {limit_s:g} s and was ended", _text(kept)) from None
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+    if status:
+        raise CommandError(f"'{' '.join(command)}' failed with status {status}", _text(kept))
+    return _text(kept)
+
+
+async def _finished(process: asyncio.subprocess.Process, kept: bytearray) -> int:
+    if process.stdout is None:
+        raise RuntimeError("the program has no output pipe")
+    while data := await process.stdout.read(OUTPUT_BYTES_MAX):
+        kept += data
+        del kept[: -OUTPUT_BYTES_MAX - 1]  # one more than is shown, to know that something is missing
+    return await process.wait()
+
+
+def _text(kept: bytearray) -> str:
+    text = kept[-OUTPUT_BYTES_MAX:].decode(errors="replace").strip()
+    return f"[...]\n{text}" if len(kept) > OUTPUT_BYTES_MAX else text

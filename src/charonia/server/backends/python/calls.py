@@ -1,8 +1,8 @@
 """The requests that one instance of a model makes of other models (business logic scripting).
 
 Nothing here knows where the model runs: a call is an `InferRequest` and a `Reply`. Every call gets exactly one final
-reply. A call is given up when the model says so, when nobody waits for any request of the batch that makes it, when its
-time is up, and when the instance ends. Everything happens on the event loop's thread.
+reply. A call is given up when the model says so, when all callers of the batch that makes it have gone, when its time
+is up, and when the instance ends. Everything happens on the event loop's thread.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ class Work:
         self.requests = requests
 
     def deadline_ns(self) -> int:
-        """Return the monotonic time after which nobody waits for the batch, 0 where somebody waits for ever."""
+        """Return the latest deadline of the requests as monotonic time, 0 where one has none."""
         if any(request.deadline_ns == 0 for request in self.requests):
             return 0
         return max(request.deadline_ns for request in self.requests)
@@ -102,7 +102,7 @@ class ModelCalls:
 
     Args:
         models: The server's models, None where there are none to call.
-        caller: Who makes calls that belong to no batch: the model, without an instance.
+        caller: The caller of calls that belong to no batch: the model, without an instance.
     """
 
     def __init__(self, models: Models | None, caller: CallFrame) -> None:
@@ -158,7 +158,7 @@ class ModelCalls:
                 call.cancel()
 
     def cancel(self, key: int) -> None:
-        """The model no longer waits for a call. Ignored for one that is over."""
+        """Give up a call that the model no longer waits for. Ignored for one that is over."""
         call = self._open.get(key)
         if call is not None:
             call.cancel()
@@ -170,12 +170,12 @@ class ModelCalls:
             call.fail(error)
 
     def cancel_batch(self, sink: BatchSink) -> None:
-        """Nobody waits for any request of a batch any more."""
+        """Give up the calls of a batch whose callers have all gone."""
         for call in [call for call in self._open.values() if call.sink is sink]:
             call.cancel()
 
     def cancel_all(self) -> None:
-        """The instance has ended."""
+        """Give up all calls: the instance has ended."""
         for call in list(self._open.values()):
             call.cancel()
 

@@ -1,5 +1,6 @@
-"""Requests and responses as messages of the channel."""
+"""Requests, responses, errors and log lines between the server and a model, as both ends write them."""
 
+import logging
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -14,7 +15,7 @@ from charonia.core.errors import Code, ServingError
 from charonia.core.request import InferRequest, RequestedOutput
 from charonia.core.tensor import Array, DeviceTensor, Tensor
 from charonia.server.backends.api import Outputs, Rescheduled, Result
-from charonia.server.backends.python import lending
+from charonia.server.backends.python.cuda_ipc import exported_place, imported_tensor
 from charonia.server.backends.python.worker.charonia_channel import PLACE_LENGTH, Incoming, Outgoing
 from charonia.server.backends.python.worker.charonia_errors import RESCHEDULED
 from charonia.wire.tensors import decode_tensor, encode_tensor
@@ -31,19 +32,24 @@ _CODES = (
 )
 """Code by its number in `TritonError`."""
 
+_LEVELS = (logging.INFO, logging.WARNING, logging.ERROR, logging.DEBUG)
+"""Level of the server's log by its number in `Logger` of the models' API."""
+
+_log = logging.getLogger(__name__)
+
 NO_TRACE = ""
 """Trace context of a request that is not traced."""
 
 
-class Borrower(Protocol):
-    """Gives back to a worker what it has lent. Both may be called from any thread."""
+class References(Protocol):
+    """What a worker's tensors refer to. Both may be called from any thread."""
 
     def release(self, region: int) -> None:
-        """The last array in a region is gone."""
+        """Drop the reference to a region: the last array in it is gone."""
         ...
 
-    def give_back(self, loan: int) -> None:
-        """Nobody looks at a tensor of a GPU any more."""
+    def release_handle(self, export_id: int) -> None:
+        """Drop the reference to a tensor of a GPU."""
         ...
 
 
@@ -59,7 +65,7 @@ def encode_requests(
     """
     encoded: list[tuple[object, ...]] = []
     for request in requests:
-        tensors = _placed(request.inputs.values(), outgoing, outgoing.pool.lends_gpu)
+        tensors = _placed(request.inputs.values(), outgoing, outgoing.pool.exports_gpu)
         fields = request_fields(request, output_names)
         encoded.append((fields, tensors))
     return encoded
@@ -90,7 +96,7 @@ def decode_request(
     fields: tuple[Any, ...],
     tensors: Iterable[tuple[Any, ...]],
     message: Incoming,
-    borrower: Borrower,
+    references: References,
     kind: type[InferRequest] = InferRequest,
 ) -> InferRequest:
     """Return a request that the worker makes of another model.
@@ -100,14 +106,14 @@ def decode_request(
         fields: The request but for its tensors, as in `request_fields`.
         tensors: Its inputs as the worker described them.
         message: The message that holds them.
-        borrower: As for `decode_results`.
+        references: As for `decode_results`.
         kind: Where it wants its outputs.
 
     Raises:
         ChannelError: The message does not hold what its header says.
         ServingError: A tensor is not what its header says.
     """
-    return made_request(model, fields, _found(tensors, message, borrower), kind)
+    return made_request(model, fields, _found(tensors, message, references), kind)
 
 
 def made_request(
@@ -133,14 +139,14 @@ def made_request(
 
 
 def decode_results(
-    results: Sequence[tuple[Any, ...] | None], message: Incoming, borrower: Borrower
+    results: Sequence[tuple[Any, ...] | None], message: Incoming, references: References
 ) -> list[Result | None]:
     """Return the results of a batch; None stays None.
 
     Args:
         results: They as the worker sent them.
         message: The message that holds their tensors.
-        borrower: Told what is not needed any more.
+        references: Told what is not needed any more.
 
     Raises:
         ChannelError: The message does not hold what its header says.
@@ -155,7 +161,7 @@ def decode_results(
         if code >= 0:
             decoded.append(decode_error(code, result[1]))
             continue
-        decoded.append(Outputs(_found(result[1], message, borrower), result[2] or None))
+        decoded.append(Outputs(_found(result[1], message, references), result[2] or None))
     return decoded
 
 
@@ -186,6 +192,11 @@ def encode_error(error: ServingError) -> tuple[int, str]:
     return (_CODES.index(error.code), str(error))
 
 
+def log_of_model(instance: str, level: int, text: str, file: str, line: int) -> None:
+    """Write what a model has logged at a place in its code. Callable from any thread."""
+    _log.log(_LEVELS[level], "%s (%s:%d)", text, file, line, extra={"instance": instance})
+
+
 def _placed(tensors: Iterable[Tensor], outgoing: Outgoing, on_gpu: bool) -> list[tuple[object, ...]]:
     return [
         (tensor.name, tensor.datatype.wire, tensor.array.shape, outgoing.place(encode_tensor(tensor)))
@@ -196,31 +207,31 @@ def _placed(tensors: Iterable[Tensor], outgoing: Outgoing, on_gpu: bool) -> list
 
 
 def _placed_on_device(tensor: DeviceTensor, outgoing: Outgoing, on_gpu: bool) -> tuple[object, ...]:
-    """Place a tensor that may be gone: only those fail that need it, so why stands where its place would be."""
+    """Place a tensor that may be gone: only its requests fail, so the reason replaces its place."""
     name, wire = tensor.name, tensor.datatype.wire
     try:
-        lent = lending.lend(tensor, outgoing) if on_gpu else None
-        if lent is not None:
-            return (name, wire, tensor.shape, lent)
+        exported = exported_place(tensor, outgoing) if on_gpu else None
+        if exported is not None:
+            return (name, wire, tensor.shape, exported)
         return (name, wire, tensor.array.shape, outgoing.place(encode_tensor(tensor)))
     except ServingError as error:
         return (name, wire, (), encode_error(error))
 
 
-def _found(tensors: Iterable[tuple[Any, ...]], message: Incoming, borrower: Borrower) -> list[Tensor]:
+def _found(tensors: Iterable[tuple[Any, ...]], message: Incoming, references: References) -> list[Tensor]:
     found: list[Tensor] = []
     for name, datatype, shape, place in tensors:
         if len(place) != PLACE_LENGTH:
-            found.append(lending.borrowed((name, datatype, shape, place), message, borrower.give_back))
+            found.append(imported_tensor((name, datatype, shape, place), message, references.release_handle))
             continue
         tensor = decode_tensor(name, BY_WIRE[datatype], shape, message.find(place))
         if place[0] > 0:  # one of ours looks after itself
-            tensor.array = _leased(tensor.array, partial(borrower.release, place[0]))
+            tensor.array = _counted(tensor.array, partial(references.release, place[0]))
         found.append(tensor)
     return found
 
 
-def _leased(array: Array, release: Callable[[], None]) -> Array:
+def _counted(array: Array, release: Callable[[], None]) -> Array:
     """Return the same elements in an array that calls `release` when it and everything made from it is gone."""
     if array.dtype.kind == "O":  # its elements were copied already
         release()

@@ -1,4 +1,4 @@
-"""A worker process: started, talked to, watched.
+"""A worker process: started, talked to, watched; and the link to it.
 
 The end of the process is what counts, not the end of its connection: a child that the model has started may hold copies
 of its descriptors for long. Where the system can tell of it (pidfd), the event loop is told; elsewhere the end of the
@@ -21,8 +21,8 @@ from typing import IO
 
 import psutil
 
+from charonia.server.backends.python.codec import log_of_model
 from charonia.server.backends.python.environment import SERVER_ENVIRONMENT, Environment
-from charonia.server.backends.python.model_log import log_of_model
 from charonia.server.backends.python.reaper import reaper
 from charonia.server.backends.python.worker.charonia_channel import (
     FDS_MAX,
@@ -54,10 +54,13 @@ KILL_WAIT_S = 5.0
 """Time a killed process has to vanish."""
 
 DISCONNECTED_S_MAX = 1.0
-"""Time that a process may live on without its connection, of no use to anybody."""
+"""Time that a process may live on without its connection, when it is of no use."""
 
 LAST_READS_MAX = 64
 """Reads of what an ended process has left in the socket: more than its buffers hold."""
+
+RELEASES_HELD_MAX = 8
+"""References to the worker's regions that were dropped and wait for the next message; more are told at once."""
 
 _SCRIPT = Path(__file__).parent / "worker" / "charonia_worker.py"
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -88,12 +91,12 @@ class WorkerProcess:
         on_end: Callable[[str], None],
     ) -> None:
         self.name = name
-        self.pool = RegionPool(lends=True)
-        self.pool.lends_gpu = takes_gpu
+        self.pool = RegionPool(forwards=True)
+        self.pool.exports_gpu = takes_gpu
         self._on_message = on_message
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
-        self._mappings = Mappings(lends=True)
+        self._mappings = Mappings(forwards=True)
         self._receiver = Receiver(self._mappings, self.pool)
         self._unsent: list[bytes | bytearray | memoryview] = []
         self._unsent_fds: list[int] = []
@@ -103,7 +106,7 @@ class WorkerProcess:
         self._gone: asyncio.Future[None] = self._loop.create_future()
         self._kill_reason = ""
         self._waiter: asyncio.Task[None] | None = None
-        # Two connections, one in each direction: who waits at one is woken whenever the other end takes what was sent.
+        # Two connections, one in each direction: a reader of a shared one would be woken by every send.
         ours, their_input = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         our_input, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         for end in (ours, their_input, our_input, theirs):
@@ -140,6 +143,11 @@ class WorkerProcess:
         self._pidfd = _open_pidfd(self._process.pid)
         if self._pidfd is not None:
             self._loop.add_reader(self._pidfd, self._exited)
+
+    def __repr__(self) -> str:
+        """Return e.g. `<WorkerProcess 'm_0_0' pid=4711 running unsent=0>`."""
+        state = "ended" if self._is_ended else "running"
+        return f"<WorkerProcess '{self.name}' pid={self.pid} {state} unsent={len(self._unsent)}>"
 
     @property
     def pid(self) -> int:
@@ -210,7 +218,7 @@ class WorkerProcess:
     def _kill_group(self) -> None:
         """Kill the process and its children."""
         if self._process.returncode is None:  # not waited for yet: the number is still its own
-            with contextlib.suppress(ProcessLookupError, PermissionError):  # nobody is left to be killed
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # none is left
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def _write(self) -> None:
@@ -251,15 +259,18 @@ class WorkerProcess:
         if not data:
             return False
         try:
-            messages = self._receiver.feed(data, fds)
+            for message in self._receiver.feed(data, fds):
+                if message.header[0] == "log":
+                    log_of_model(self.name, *message.header[1:])
+                else:
+                    self._on_message(message)
         except ChannelError as error:
             self.kill(f"it sent something that cannot be read: {error}")
             return False
-        for message in messages:
-            if message.header[0] == "log":
-                log_of_model(self.name, *message.header[1:])
-            else:
-                self._on_message(message)
+        except Exception as error:  # what waits for the worker would wait for ever
+            _log.exception("a message of the worker process of '%s' cannot be handled", self.name)
+            self.kill(f"the server met a fault of its own with one of its messages: {type(error).__name__}: {error}")
+            return False
         return True
 
     def _exited(self) -> None:
@@ -325,6 +336,73 @@ class WorkerProcess:
             text = line[:OUTPUT_LINE_BYTES_MAX].decode(errors="replace")
             self._lines.append(text)
             _log.info("[%s] %s", self.name, text)
+
+
+class WorkerLink:
+    """Messages to one worker process, and the references to shared memory that both ends drop with them.
+
+    Attributes:
+        process: The process.
+        is_open: Whether it is still the one to talk to.
+    """
+
+    __slots__ = ("_freed", "_released", "is_open", "process")
+
+    def __init__(self, process: WorkerProcess) -> None:
+        self.process = process
+        self.is_open = True
+        self._released: list[int] = []  # regions and handles of the worker that nothing here refers to
+        self._freed: list[int] = []  # regions of ours
+
+    def outgoing(self) -> Outgoing:
+        """Return an empty message to place tensors in."""
+        return Outgoing(self.process.pool)
+
+    def send(self, header: tuple[object, ...], outgoing: Outgoing | None = None, *, at_once: bool = False) -> None:
+        """Send a message that ends with the dropped references.
+
+        Args:
+            header: Kind and content.
+            outgoing: Its tensors.
+            at_once: Whether no other is likely to follow in the same round of the event loop.
+
+        Raises:
+            ChannelError: It cannot be written.
+        """
+        released, freed = self._released.copy(), self._freed
+        self.process.send((*header, released, freed), outgoing, at_once=at_once)
+        # In place: finalizers of arrays append to this list, perhaps in other threads.
+        del self._released[: len(released)]
+        self._freed = []
+
+    def release(self, region: int) -> None:
+        """Drop the reference to a region of the worker. Callable from any thread."""
+        self._released.append(region)
+
+    def release_handle(self, export_id: int) -> None:
+        """Drop the reference to a tensor of a GPU that the worker has exported. Callable from any thread.
+
+        The worker is told soon, not with the next message: GPU memory is scarce, and the worker may be idle for long.
+        """
+        self._released.append(export_id)
+        self.process.soon(self._release)
+
+    def _release(self) -> None:
+        if self.is_open and self._released:
+            self.send(("release",))
+
+    def note(self, released: list[int], freed: list[int]) -> None:
+        """Note what came with a message: references to ours that were dropped, and regions that the worker freed.
+
+        To be called when the message's own tensors have been found.
+        """
+        self._freed += self.process.pool.release(released)
+        self.process.drop(freed)
+
+    def flush(self) -> None:
+        """Tell the worker of dropped references if many have gathered: one that only sends would allocate ever more."""
+        if len(self._released) >= RELEASES_HELD_MAX:
+            self.send(("release",))
 
 
 def _open_pidfd(pid: int) -> int | None:

@@ -45,7 +45,7 @@ class Reaper:
     def _tell(self, lines: str) -> None:
         try:
             os.write(self._pipe, lines.encode())
-        except BrokenPipeError:  # somebody has ended it
+        except BrokenPipeError:  # it was killed
             os.close(self._pipe)
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(self._pid, os.WNOHANG)

@@ -100,7 +100,7 @@ class ReshapingSink:
         self._sink.respond(index, None if result is None else self._instance.answered(result), final)
 
     def closed(self, index: int) -> None:
-        """Nothing more comes of a request, or nobody waits for it."""
+        """Note that a request has its last response, or that its caller has gone."""
         self._open.discard(index)
         self._forget_if_over()
 
@@ -115,11 +115,11 @@ class ReshapingSink:
         self._sink.finish(input_end_ns, output_start_ns, error, leaves_open=leaves_open)
 
     def is_cancelled(self, index: int) -> bool:
-        """Whether nobody waits for a request any more."""
+        """Return whether the caller of a request has gone."""
         return self._sink.is_cancelled(index)
 
     def frame(self) -> CallFrame:
-        """Return who makes the requests that the model makes while it runs the batch."""
+        """Return the caller of the requests that the model makes while it runs the batch."""
         return self._sink.frame()
 
     def _forget_if_over(self) -> None:

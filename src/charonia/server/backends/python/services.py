@@ -1,4 +1,8 @@
-"""What a worker asks the server for: requests of other models, control of models, custom metrics."""
+"""What a model and the server ask of each other.
+
+A model asks for requests of other models, control of models, and custom metrics; the server asks the model whether it
+is ready.
+"""
 
 import asyncio
 import logging
@@ -14,7 +18,7 @@ from charonia.core.request import DeviceRequest, InferRequest
 from charonia.server.backends.api import BusyPolling, Models
 from charonia.server.backends.python.calls import ModelCalls, Work
 from charonia.server.backends.python.codec import decode_request, encode_error, encode_outcome
-from charonia.server.backends.python.link import WorkerLink
+from charonia.server.backends.python.process import WorkerLink
 from charonia.server.backends.python.worker.charonia_channel import Incoming
 from charonia.server.backends.python.worker.charonia_regions import ChannelError
 from charonia.server.metrics.custom import CustomMetrics, MetricHolder
@@ -22,7 +26,10 @@ from charonia.server.metrics.custom import CustomMetrics, MetricHolder
 _log = logging.getLogger(__name__)
 
 CONTROLS_OPEN_MAX = 64
-"""Most questions about models that one instance has open: loads and unloads that are under way, and who is ready."""
+"""Limit on the open questions of one instance about models: loads and unloads under way, and readiness."""
+
+IS_READY_S_MAX = 5.0
+"""Time that `is_ready` has, the batch that runs before it included; then the model is not ready."""
 
 REPLIES_UNSENT_MAX = 65_536
 """Pieces of messages that wait for a worker to read before calls that get further responses are given up."""
@@ -33,10 +40,10 @@ class Server:
     """What a model may use of the server.
 
     Attributes:
-        caller: Who makes requests that belong to no batch: the model, without an instance.
+        caller: The caller of requests that belong to no batch: the model, without an instance.
         models: The other models, None where there are none.
         metrics: Where custom metrics go.
-        busy_poll: Whether to stay awake between requests, None where nobody does.
+        busy_poll: Whether to stay awake between requests, None for never.
     """
 
     caller: CallFrame
@@ -105,7 +112,7 @@ class ModelServices:
             case "metric":
                 try:
                     metrics.add(number, *arguments)
-                except ServingError as error:  # nobody waits for an answer; the model keeps its value to itself
+                except ServingError as error:  # the model does not wait for an answer; its value is not shown
                     _log.warning("model '%s': %s", self._name, error)
             case "family":
                 _answer(answer, lambda: metrics.declare(number, *arguments))
@@ -190,7 +197,7 @@ class WorkerServices(ModelServices):
             case "call_cancel":
                 self.calls.cancel(header[1])
             case "release":
-                link.given_back(header[1], header[2])
+                link.note(header[1], header[2])
             case "control":
                 _, number, action, name, options = header
                 self.control(action, name, options, partial(_send_answer, link, number), is_ready=is_ready)
@@ -201,10 +208,10 @@ class WorkerServices(ModelServices):
                 raise ChannelError(f"there is no message of kind {kind!r}")
 
     def _call(self, message: Incoming, link: WorkerLink, is_ready: bool) -> None:
-        _, call, batch, model, version, allows_decoupled, on_gpu, fields, tensors, released, dropped = message.header
+        _, call, batch, model, version, allows_decoupled, on_gpu, fields, tensors, released, freed = message.header
         kind = DeviceRequest if on_gpu else InferRequest
         request = decode_request((model, version), fields, tensors, message, link, kind)
-        link.given_back(released, dropped)
+        link.note(released, freed)
 
         def reply(outcome: Outcome, final: bool) -> None:
             if not final and link.process.unsent > REPLIES_UNSENT_MAX:
@@ -217,6 +224,56 @@ class WorkerServices(ModelServices):
             return
         work = self._work_of(batch)
         self.calls.start(call, request, reply, work=work, trace=str(fields[7]), allows_decoupled=bool(allows_decoupled))
+
+
+class Readiness:
+    """Asks the model of one instance whether it is ready. Callers that ask meanwhile share the one open question.
+
+    To be used on the event loop's thread.
+
+    Args:
+        name: Instance name.
+        send: Puts the question of a number to the model.
+    """
+
+    def __init__(self, name: str, send: Callable[[int], None]) -> None:
+        self._name = name
+        self._send = send
+        self._number = 0
+        self._answer: asyncio.Future[bool | str] | None = None  # of the open question
+        self._logged = ""
+
+    async def ask(self) -> bool:
+        """Return what the model says; False where it says nothing in time, or fails to."""
+        answer = self._answer
+        if answer is None:
+            self._number += 1
+            answer = self._answer = asyncio.get_running_loop().create_future()
+            self._send(self._number)
+        try:
+            async with asyncio.timeout(IS_READY_S_MAX):
+                said = await asyncio.shield(answer)
+        except TimeoutError:
+            said = f"it has not answered within {IS_READY_S_MAX:g} s"
+        reason = said if isinstance(said, str) else ""
+        if reason and reason != self._logged:  # callers ask every few seconds
+            _log.warning("is_ready of '%s': %s", self._name, reason)
+        self._logged = reason
+        return said is True
+
+    def answered(self, number: int, said: bool | str) -> None:
+        """Take the model's answer: whether it is ready, or in words why it does not say."""
+        if number == self._number:
+            self._close(said)
+
+    def gone(self) -> None:
+        """Answer no: the model has ended."""
+        self._close(False)
+
+    def _close(self, said: bool | str) -> None:
+        answer, self._answer = self._answer, None
+        if answer is not None:
+            answer.set_result(said)
 
 
 def _send_outcome(link: WorkerLink, call: int, outcome: Outcome, final: bool, *, on_gpu: bool) -> None:

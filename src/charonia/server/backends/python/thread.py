@@ -1,8 +1,7 @@
 """One instance of a Python model that runs in a thread of the server, for models that are trusted.
 
-The model has the API that it has in a worker process. Tensors are handed over as they are: the model's inputs are views
-that cannot be written to, of what the server holds, and the server holds the model's outputs. What the model does on
-behalf of the event loop, which owns the state of the server, is told to the loop, in the order in which it was done.
+The model has the API that it has in a worker process; tensors are handed over as they are (`shared_tensors`). What the
+model does is told to the event loop, which owns the state of the server, in the order in which it was done.
 """
 
 import asyncio
@@ -11,28 +10,21 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
-import numpy as np
-
 from charonia.core.calls import Outcome
-from charonia.core.dtypes import BY_WIRE
 from charonia.core.errors import ServingError, internal, unavailable
 from charonia.core.request import DeviceRequest, InferRequest
-from charonia.core.tensor import Array, DeviceTensor, Tensor
-from charonia.server.backends.api import BatchSink, Outputs, Result
+from charonia.server.backends.api import BatchSink, Result
 from charonia.server.backends.python.calls import Work
-from charonia.server.backends.python.codec import decode_error, encode_error, made_request, request_fields
-from charonia.server.backends.python.model_log import log_of_model
-from charonia.server.backends.python.readiness import Readiness
-from charonia.server.backends.python.services import ModelServices, Server
-from charonia.server.backends.python.worker.charonia_errors import TritonError, TritonModelException, describe
-from charonia.server.backends.python.worker.charonia_gpu import finish
+from charonia.server.backends.python.codec import encode_error, log_of_model, made_request, request_fields
+from charonia.server.backends.python.services import ModelServices, Readiness, Server
+from charonia.server.backends.python.shared_tensors import received_from, result_of, shown, taken
+from charonia.server.backends.python.worker.charonia_errors import TritonModelException, describe
 from charonia.server.backends.python.worker.charonia_host import Batch, Call, Inbox
-from charonia.server.backends.python.worker.charonia_responses import InferenceResponse
 from charonia.server.backends.python.worker.charonia_runner import ModelRunner
-from charonia.server.backends.python.worker.charonia_tensor import GpuTensor, received
 from charonia.server.backends.python.worker.charonia_tensor import Tensor as ModelTensor
 from charonia.server.machine.cores import bound_to
 
@@ -45,6 +37,10 @@ RESPONSES_UNTAKEN_MAX = 1024
 """Responses through senders that the event loop has not taken; a thread that sends more waits."""
 
 _GONE = "the server has gone"
+
+
+Tell = Callable[..., None]
+"""Has an action run on the event loop with these arguments. Callable from any thread."""
 
 
 class _Handed(Work):
@@ -65,7 +61,7 @@ class _Handed(Work):
         self.is_done = False
 
     def is_open(self) -> bool:
-        """Return whether somebody waits for a request without a last response."""
+        """Return whether a caller waits for a request without a last response."""
         return any(not (i in self.over or self.sink.is_cancelled(i)) for i in range(len(self.requests)))
 
 
@@ -97,24 +93,28 @@ class ThreadInstance:
     ) -> None:
         self.name = name
         self._cores = cores
-        self._takes_gpu = takes_gpu
-        self._load = load
-        self._output_names = output_names
         self._start_s_max = start_s_max
         self._is_decoupled = is_decoupled
-        self._loop = asyncio.get_running_loop()
         self._services = ModelServices(server)
         self._busy_poll = server.busy_poll
-        self._runner = ModelRunner(_ThreadHost(self), shares_process=True)
-        self._queue: SimpleQueue[_Handed | int | None] = SimpleQueue()  # a number asks whether the model is ready
-        self._readiness = Readiness(name, self._queue.put)
-        self._has_is_ready = False
         self._handed: dict[int, _Handed] = {}
         self._batches = 0
-        self._started: asyncio.Future[None] = self._loop.create_future()
-        self._ended: asyncio.Future[None] = self._loop.create_future()
+        loop = asyncio.get_running_loop()
+        self._started: asyncio.Future[None] = loop.create_future()
+        self._ended: asyncio.Future[None] = loop.create_future()
         self._is_closed = False
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._has_is_ready = False
+        tell = partial(_tell, loop)
+        self._thread = _ModelThread(
+            self, tell, load, output_names=output_names, is_decoupled=is_decoupled, takes_gpu=takes_gpu
+        )
+        self.readiness = Readiness(name, self._thread.queue.put)
+
+    def __repr__(self) -> str:
+        """Return e.g. `<ThreadInstance 'm_0_0' running batches=2>`."""
+        state = "running" if self._started.done() else "starting"
+        state = "ended" if self._ended.done() else "closing" if self._is_closed else state
+        return f"<ThreadInstance '{self.name}' {state} batches={len(self._handed)}>"
 
     async def open(self) -> None:
         """Start the thread and wait until the model is initialized.
@@ -122,8 +122,7 @@ class ThreadInstance:
         Raises:
             ServingError: It could not be; the message says why.
         """
-        with bound_to(self._cores):
-            self._thread.start()
+        self._thread.start(self._cores)
         try:
             async with asyncio.timeout(self._start_s_max or None):
                 await asyncio.shield(self._started)
@@ -148,10 +147,10 @@ class ThreadInstance:
         self._handed[self._batches] = handed
         if self._busy_poll is not None:
             self._busy_poll.thread_runs()
-        self._queue.put(handed)
+        self._thread.queue.put(handed)
 
     def cancel(self, sink: BatchSink, index: int) -> None:
-        """Tell the model that the caller of a request has gone; what it calls for nobody is given up."""
+        """Tell the model that the caller of a request has gone; its calls end when all callers of the batch have."""
         handed = next((h for h in self._handed.values() if h.sink is sink), None)
         if handed is None:
             return
@@ -167,26 +166,15 @@ class ThreadInstance:
         if not self._ended.done():
             _log.warning("%s did not finalize within %g s; its thread goes on", self.name, FINALIZE_S_MAX)
         self._services.ended()
-        self._readiness.gone()
+        self.readiness.gone()
 
     async def is_ready(self) -> bool:
         """Return whether the model does not say that it is not ready."""
         if self._is_closed:
             return False
-        return not self._has_is_ready or await self._readiness.ask()
+        return not self._has_is_ready or await self.readiness.ask()
 
-    def tell(self, action: Callable[..., None], *arguments: object) -> None:
-        """Have an action run on the event loop. Callable from any thread.
-
-        Raises:
-            TritonModelException: There is no event loop any more.
-        """
-        try:
-            self._loop.call_soon_threadsafe(action, *arguments)
-        except RuntimeError as error:  # closed, under a model that outlived the shutdown's time limit
-            raise TritonModelException(_GONE) from error
-
-    # On the event loop
+    # What the thread and its host tell the event loop
 
     def begin(self, call: Call, request: InferRequest) -> None:
         """Make a call of the model."""
@@ -199,7 +187,7 @@ class ThreadInstance:
             if overrun:
                 calls.fail(call.number, unavailable(overrun))
             else:
-                call.inbox.put((_response_of(outcome, call.on_gpu), final))
+                call.inbox.put((received_from(outcome, call.on_gpu), final))
 
         trace = str(call.fields[7])
         calls.start(call.number, request, reply, work=work, trace=trace, allows_decoupled=call.decoupled)
@@ -229,27 +217,27 @@ class ThreadInstance:
         handed.sink.respond(index, result, final)
         self._forget_if_over(handed)
 
-    def _done(self, handed: _Handed, results: Sequence[Result | None], input_end: int, output_start: int) -> None:
+    def done(self, handed: _Handed, results: Sequence[Result | None], input_end: int, output_start: int) -> None:
+        """Take the results of a batch whose `execute` has returned."""
         handed.is_done = True
         if self._busy_poll is not None:
             self._busy_poll.thread_done()
-        for index, result in enumerate(results):
-            if result is not None:
-                handed.over.add(index)
-                handed.sink.respond(index, result, True)
+        try:
+            for index, result in enumerate(results):
+                if result is not None:
+                    handed.over.add(index)
+                    handed.sink.respond(index, result, True)
+        except Exception:
+            _log.exception("the results of a batch of '%s' cannot be handed on", self.name)
+            self._handed.pop(handed.batch.number, None)
+            error = internal(f"the server met a fault of its own with the results of instance '{self.name}'")
+            handed.sink.finish(input_end, output_start, error)
+            return
         self._forget_if_over(handed)
         handed.sink.finish(input_end, output_start, leaves_open=handed.batch.number in self._handed)
 
-    def _forget_if_over(self, handed: _Handed) -> None:
-        if handed.is_done and not handed.is_open():
-            self._handed.pop(handed.batch.number, None)
-
-    def _close(self) -> None:
-        if not self._is_closed:
-            self._is_closed = True
-            self._queue.put(None)
-
-    def _start_ended(self, started: Mapping[str, object] | ServingError) -> None:
+    def started(self, started: Mapping[str, object] | ServingError) -> None:
+        """Take what the initialized model can do, or why it could not be initialized."""
         if self._started.done():
             return
         if isinstance(started, ServingError):
@@ -258,21 +246,67 @@ class ThreadInstance:
             self._has_is_ready = bool(started.get("has_is_ready"))
             self._started.set_result(None)
 
-    def _thread_ended(self) -> None:
+    def ended(self) -> None:
+        """The model is finalized."""
         self._ended.set_result(None)
 
-    # In the model's thread
+    def _forget_if_over(self, handed: _Handed) -> None:
+        if handed.is_done and not handed.is_open():
+            self._handed.pop(handed.batch.number, None)
+
+    def _close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self._thread.queue.put(None)
+
+
+class _ModelThread:
+    """The thread of a model: initializes it, runs what is queued, finalizes it.
+
+    Args:
+        instance: The instance, which is told on the event loop.
+        tell: Has an action run on the event loop.
+        load: As for the instance. So are the others.
+
+    Attributes:
+        queue: Batches to run, numbers of questions whether the model is ready, and None as the last.
+    """
+
+    def __init__(
+        self,
+        instance: ThreadInstance,
+        tell: Tell,
+        load: tuple[str, str, str, dict[str, str]],
+        *,
+        output_names: tuple[str, ...],
+        is_decoupled: bool,
+        takes_gpu: bool,
+    ) -> None:
+        self.queue: SimpleQueue[_Handed | int | None] = SimpleQueue()
+        self._name = instance.name
+        self._instance = instance
+        self._tell = tell
+        self._load = load
+        self._output_names = output_names
+        self._is_decoupled = is_decoupled
+        self._takes_gpu = takes_gpu
+        self._runner = ModelRunner(_ThreadHost(instance, tell), shares_process=True)
+
+    def start(self, cores: Sequence[int]) -> None:
+        """Start the thread, bound to these cores, or to none in particular."""
+        with bound_to(cores):
+            threading.Thread(target=self._run, name=self._name, daemon=True).start()
 
     def _run(self) -> None:
         try:
             try:
                 capabilities = self._runner.initialize(*self._load, self._is_decoupled)
             except BaseException as error:  # sys.exit must not end the server
-                reason = internal(f"instance '{self.name}' failed to start: {describe(error)}")
-                self.tell(self._start_ended, reason)
+                reason = internal(f"instance '{self._name}' failed to start: {describe(error)}")
+                self._tell(self._instance.started, reason)
                 return
-            self.tell(self._start_ended, capabilities)
-            while (task := self._queue.get()) is not None:
+            self._tell(self._instance.started, capabilities)
+            while (task := self.queue.get()) is not None:
                 if isinstance(task, int):
                     self._say_whether_ready(task)
                 else:
@@ -281,10 +315,10 @@ class ThreadInstance:
             try:
                 self._runner.finalize()
             except BaseException as error:
-                _log.error("finalize of '%s' failed: %s", self.name, describe(error))
-            self.tell(self._thread_ended)
-        except TritonModelException:  # nobody waits for the end of a thread that the event loop did not see end
-            _log.debug("'%s' ends after the server", self.name)
+                _log.error("finalize of '%s' failed: %s", self._name, describe(error))
+            self._tell(self._instance.ended)
+        except TritonModelException:  # the event loop has ended before the thread
+            _log.debug("'%s' ends after the server", self._name)
 
     def _execute(self, handed: _Handed) -> None:
         input_end = time.monotonic_ns()
@@ -295,17 +329,17 @@ class ThreadInstance:
                 for index, request in enumerate(handed.requests)
             ]
             given, output_start = self._runner.execute(handed.batch, sent)
-            results = [result_of(result, self.name) for result in given]
+            results = [result_of(result, self._name) for result in given]
         except BaseException as error:  # sys.exit must not end the server
             output_start = time.monotonic_ns()
-            text = f"Failed to process the request(s) for model '{self.name}', message: {describe(error)}"
+            text = f"Failed to process the request(s) for model '{self._name}', message: {describe(error)}"
             results = [internal(text)] * len(handed.requests)
-        self.tell(self._done, handed, results, input_end, output_start)
+        self._tell(self._instance.done, handed, results, input_end, output_start)
 
     def _inputs(self, batch: Batch, index: int, request: InferRequest) -> list[ModelTensor]:
         """Return the inputs of a request; one that cannot be had refuses the request."""
         try:
-            return [_shown(tensor, self._takes_gpu) for tensor in request.inputs.values()]
+            return [shown(tensor, self._takes_gpu) for tensor in request.inputs.values()]
         except ServingError as error:
             batch.refused = batch.refused or {}
             batch.refused[index] = encode_error(error)
@@ -316,18 +350,19 @@ class ThreadInstance:
             said = self._runner.readiness()
         except BaseException as error:  # sys.exit must not end the server
             said = describe(error)
-        self.tell(self._readiness.answered, number, said)
+        self._tell(self._instance.readiness.answered, number, said)
 
 
 class _ThreadHost:
     """The `Host` of a model in a thread."""
 
-    def __init__(self, instance: ThreadInstance) -> None:
+    def __init__(self, instance: ThreadInstance, tell: Tell) -> None:
         self.name = instance.name
         self._instance = instance
+        self._tell = tell
         self._numbers = itertools.count(1)
         self._loop_thread = threading.get_ident()
-        self._room = threading.Semaphore(RESPONSES_UNTAKEN_MAX)
+        self._untaken = threading.Semaphore(RESPONSES_UNTAKEN_MAX)
 
     def log(self, level: int, message: str, file: str, line: int) -> None:
         log_of_model(self.name, level, message, file, line)
@@ -336,12 +371,12 @@ class _ThreadHost:
         taken = result_of(result, self.name)
         waits = threading.get_ident() != self._loop_thread  # which sends for senders that were dropped
         if waits:
-            self._room.acquire()
-        self._instance.tell(self._take, batch.number, index, taken, final, waits)
+            self._untaken.acquire()
+        self._tell(self._take, batch.number, index, taken, final, waits)
 
     def _take(self, number: int, index: int, result: Result | None, final: bool, has_waited: bool) -> None:
         if has_waited:
-            self._room.release()
+            self._untaken.release()
         self._instance.respond(number, index, result, final)
 
     def poll(self) -> None:
@@ -349,13 +384,13 @@ class _ThreadHost:
 
     def begin(self, call: Call) -> None:
         call.number = next(self._numbers)
-        inputs = [_taken(tensor) for tensor in call.inputs]
+        inputs = [taken(tensor) for tensor in call.inputs]
         kind = DeviceRequest if call.on_gpu else InferRequest
         request = made_request((call.model_name, call.model_version), call.fields, inputs, kind)
-        self._instance.tell(self._instance.begin, call, request)
+        self._tell(self._instance.begin, call, request)
 
     def end(self, call: Call) -> None:
-        self._instance.tell(self._instance.end, call.number)
+        self._tell(self._instance.end, call.number)
 
     def wait(self, inbox: Inbox[Any]) -> None:
         inbox.wait()
@@ -365,7 +400,7 @@ class _ThreadHost:
 
     def control(self, action: str, model_name: str, options: dict[str, object]) -> Any:
         answer: Inbox[tuple[Any, ...]] = Inbox()
-        self._instance.tell(self._instance.control, action, model_name, options, answer.put)
+        self._tell(self._instance.control, action, model_name, options, answer.put)
         return _value(answer)
 
     def make_number(self) -> int:
@@ -373,45 +408,29 @@ class _ThreadHost:
 
     def declare_family(self, number: int, name: str, description: str, kind: str) -> None:
         answer: Inbox[tuple[Any, ...]] = Inbox()
-        self._instance.tell(self._instance.update, [("family", number, name, description, kind)], answer.put)
+        self._tell(self._instance.update, [("family", number, name, description, kind)], answer.put)
         _value(answer)
 
     def metrics(self, updates: list[tuple[object, ...]]) -> None:
-        self._instance.tell(self._instance.update, updates, _ignore)
+        self._tell(self._instance.update, updates, _ignore)
 
     def later(self, action: Callable[[], None]) -> None:
         try:
-            self._instance.tell(action)
+            self._tell(action)
         except TritonModelException:  # the finalizer of something that outlives the server
             _log.debug("'%s' lets go of something after the server", self.name)
 
 
-def result_of(result: tuple[Any, ...] | None, name: str) -> Result | None:
-    """Return a result of a model as the engine takes it; None stays None."""
-    if result is None:
-        return None
-    if result[0] >= 0:
-        return decode_error(*result)
-    try:
-        return Outputs([_taken(tensor) for tensor in result[1]], result[2] or None)
-    except Exception as error:  # elements of a string tensor may be anything
-        return internal(f"a response of model '{name}' cannot be sent: {error}")
+def _tell(loop: asyncio.AbstractEventLoop, action: Callable[..., None], *arguments: object) -> None:
+    """Have an action run on the event loop.
 
-
-def _response_of(outcome: Outcome, on_gpu: bool) -> InferenceResponse | None:
-    """Return the outcome of a call as the model reads it; `on_gpu`: tensors may stay in the memory of a GPU."""
-    if outcome is None:
-        return None
+    Raises:
+        TritonModelException: There is no event loop any more.
+    """
     try:
-        if isinstance(outcome, ServingError):
-            raise outcome
-        outputs = [_shown(tensor, on_gpu) for tensor in outcome.outputs]
-    except ServingError as error:
-        code, text = encode_error(error)
-        return InferenceResponse(error=TritonError(text, code))
-    response = InferenceResponse(outputs)
-    response._parameters = outcome.parameters or {}  # type: ignore[assignment] # as a worker gets them
-    return response
+        loop.call_soon_threadsafe(action, *arguments)
+    except RuntimeError as error:  # closed, under a model that outlived the shutdown's time limit
+        raise TritonModelException(_GONE) from error
 
 
 def _value(answer: Inbox[tuple[Any, ...]]) -> Any:
@@ -423,56 +442,4 @@ def _value(answer: Inbox[tuple[Any, ...]]) -> Any:
 
 
 def _ignore(_: tuple[object, ...]) -> None:
-    """Nobody waits for the answer."""
-
-
-class _Produced:
-    """What a model has in the memory of a GPU, for the server."""
-
-    def __init__(self, tensor: GpuTensor) -> None:
-        finish(tensor._source)  # in the model's thread: whoever takes it looks at it from another one
-        self._tensor = tensor
-
-    @property
-    def native(self) -> object:
-        return self._tensor._source
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self._tensor.shape())
-
-    def to_host(self) -> Array:
-        return self._tensor._array
-
-
-def _shown(tensor: Tensor, on_gpu: bool) -> ModelTensor:
-    """Return a tensor of the server for the model, which others may look at too and nobody may write to."""
-    if on_gpu and isinstance(tensor, DeviceTensor):
-        return GpuTensor(tensor.name, tensor.datatype.wire, tensor.content.native)
-    array = tensor.array.view()
-    array.flags.writeable = False
-    return received(tensor.name, tensor.datatype.wire, array)
-
-
-def _taken(tensor: ModelTensor) -> Tensor:
-    """Return a tensor of the model for the server."""
-    if isinstance(tensor, GpuTensor):
-        return DeviceTensor(tensor._name, BY_WIRE[tensor._datatype], _Produced(tensor))
-    array = tensor._array
-    if tensor._datatype == "BYTES":
-        array = _as_bytes(array)
-    elif not array.flags.c_contiguous:
-        array = array.copy(order="C")
-    return Tensor(tensor._name, BY_WIRE[tensor._datatype], array)
-
-
-def _as_bytes(array: Array) -> Array:
-    """Return a string tensor whose elements are bytes, as a worker would send them."""
-    elements = array.ravel().tolist()
-    if all(type(element) is bytes for element in elements):
-        return array
-    encoded = np.empty(len(elements), np.object_)
-    for index, element in enumerate(elements):
-        is_binary = isinstance(element, (bytes, bytearray, memoryview))
-        encoded[index] = bytes(element) if is_binary else str(element).encode()
-    return encoded.reshape(array.shape)
+    """The model does not wait for the answer."""

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from functools import partial
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING or __package__:
     from charonia.server.backends.python.worker.charonia_errors import TritonError, TritonModelException
-    from charonia.server.backends.python.worker.charonia_responses import InferenceResponse
+    from charonia.server.backends.python.worker.charonia_responses import InferenceResponse, response_of
 else:  # siblings of the worker's script; the package is not there
     from charonia_errors import TritonError, TritonModelException
-    from charonia_responses import InferenceResponse
+    from charonia_responses import InferenceResponse, response_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -66,8 +67,8 @@ class ResponseIterator:
         items = self._call.inbox.items
         if not items:
             self._host.wait(self._call.inbox)
-        response, self._is_over = items.popleft()
-        return response
+        result, self._is_over = items.popleft()
+        return None if result is None else response_of(result)
 
     def __del__(self) -> None:
         if not (self._is_over or self._was_cancelled):
@@ -82,8 +83,7 @@ def first_of(host: Host, call: Call) -> InferenceResponse:
     except BaseException:
         host.end(call)
         raise
-    response, _ = call.inbox.items.popleft()
-    return response if response is not None else _none_given(call)
+    return _first(call)
 
 
 def first_of_async(host: Host, call: Call) -> Awaitable[InferenceResponse | ResponseIterator]:
@@ -104,8 +104,7 @@ async def _answer(host: Host, call: Call) -> InferenceResponse | ResponseIterato
     await _arrival(host, call)
     if call.decoupled:
         return ResponseIterator(host, call)
-    response, _ = call.inbox.items.popleft()
-    return response if response is not None else _none_given(call)
+    return _first(call)
 
 
 def _given_up(host: Host, call: Call, task: asyncio.Future[InferenceResponse | ResponseIterator]) -> None:
@@ -125,7 +124,8 @@ async def _arrival(host: Host, call: Call) -> None:
 
 
 def _wake(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> None:
-    loop.call_soon_threadsafe(_set, future)
+    with contextlib.suppress(RuntimeError):  # the loop is closed; the thread that reads must not fail for that
+        loop.call_soon_threadsafe(_set, future)
 
 
 def _set(future: asyncio.Future[None]) -> None:
@@ -133,5 +133,8 @@ def _set(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-def _none_given(call: Call) -> InferenceResponse:
+def _first(call: Call) -> InferenceResponse:
+    result, _ = call.inbox.items.popleft()
+    if result is not None:
+        return response_of(result)
     return InferenceResponse(error=TritonError(f"model '{call.model_name}' sent no response", TritonError.INTERNAL))

@@ -9,7 +9,8 @@ unlike pickle, cannot name code. The rest is tensor bytes, one after the other; 
 each tensor begins at a multiple of `ALIGNMENT`. A tensor of more than `INLINE_BYTES_MAX` lies in a region instead: a
 memfd that its sender owns, whose descriptor goes along with the first message that uses it. The receiver maps it and
 keeps the mapping; the sender writes to it again only after the receiver has released it. Nothing has a name in any file
-system, so nothing can be left behind. A tensor in the memory of a GPU is lent: see `charonia_gpu`.
+system, so nothing can be left behind. Of a tensor in the memory of a GPU a CUDA IPC
+handle is sent: see `charonia_cuda_ipc`.
 """
 
 from __future__ import annotations
@@ -24,11 +25,17 @@ from array import array
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING or __package__:
-    from charonia.server.backends.python.worker import charonia_gpu
-    from charonia.server.backends.python.worker.charonia_regions import ChannelError, Lent, Mappings, Region, RegionPool
+    from charonia.server.backends.python.worker import charonia_cuda_ipc
+    from charonia.server.backends.python.worker.charonia_regions import (
+        ChannelError,
+        Export,
+        Mappings,
+        Region,
+        RegionPool,
+    )
 else:  # a sibling of the worker's script; the package is not there
-    import charonia_gpu
-    from charonia_regions import ChannelError, Lent, Mappings, Region, RegionPool
+    import charonia_cuda_ipc
+    from charonia_regions import ChannelError, Export, Mappings, Region, RegionPool
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -40,7 +47,7 @@ if TYPE_CHECKING:
     announced, 0 where it is known already; size in bytes."""
 
 PLACE_LENGTH = 3
-"""Length of the place of a tensor that is bytes; `charonia_gpu` has that of others."""
+"""Length of the place of a tensor that is bytes; `charonia_cuda_ipc` has that of others."""
 
 INLINE_BYTES_MAX = 64 * 1024
 """Larger tensors go through shared memory: below, a copy through the socket is cheaper than a page fault."""
@@ -59,8 +66,8 @@ FDS_MAX = 64
 BUFFERS_MAX = 1000
 """Buffers in one call of the system; Linux takes 1024."""
 
-KNOWN, OWNED, LENT = range(3)
-"""How a place announces its region: not at all, as one of the sender's, as one that the sender only passes on."""
+KNOWN, OWNED, FORWARDED = range(3)
+"""How a place announces its region: not at all, as one that the sender owns, as one that it forwards."""
 
 _FRAME = struct.Struct("<II")
 _PADDING = bytes(ALIGNMENT)
@@ -95,11 +102,11 @@ class Outgoing:
         if len(self.fds) >= FDS_MAX:
             return self._place_inline(data)
         try:
-            loan = self.pool.lend(data)
-            if loan is not None:
-                self._regions.append(loan.id)
-                self.fds.append(loan.fd)
-                return (loan.id, LENT, size)
+            forwarded = self.pool.forward(data)
+            if forwarded is not None:
+                self._regions.append(forwarded.id)
+                self.fds.append(forwarded.fd)
+                return (forwarded.id, FORWARDED, size)
             region = self.pool.take(size)
         except OSError:  # no descriptor or no memory is left for it
             return self._place_inline(data)
@@ -112,10 +119,10 @@ class Outgoing:
         self.fds.append(region.fd)
         return (region.id, OWNED, size)
 
-    def lend(
+    def export(
         self, source: Any, datatype: str, content: object = None, *, is_done: bool = False
-    ) -> charonia_gpu.Place | None:
-        """Lend a tensor of a GPU; return where the other end finds it, None where it must be copied.
+    ) -> charonia_cuda_ipc.Place | None:
+        """Export a tensor of a GPU; return where the other end finds it, None where it must be copied.
 
         Args:
             source: Offers `__dlpack__`.
@@ -123,16 +130,18 @@ class Outgoing:
             content: What this end gets when the other end sends it back, None for `source`.
             is_done: Whether the GPU is known to be done with it.
         """
-        if isinstance(source, charonia_gpu.GpuArray) and source.borrowed.lender is self.pool:
-            return (-source.borrowed.loan, source.borrowed.size, b"", b"", 0)
-        exported = charonia_gpu.export(source, datatype, is_done=is_done)
+        if isinstance(source, charonia_cuda_ipc.GpuArray) and source.imported.exporter is self.pool:
+            return (-source.imported.export_id, source.imported.size, b"", b"", 0)
+        exported = charonia_cuda_ipc.export(source, datatype, is_done=is_done)
         if exported is None:
             return None
-        loan = self.pool.lend_gpu(Lent(source if content is None else content, datatype, exported.shape, exported))
-        if not loan:
+        export_id = self.pool.add_export(
+            Export(source if content is None else content, datatype, exported.shape, exported)
+        )
+        if not export_id:
             return None
-        self._regions.append(loan)
-        return (loan, exported.size, *exported.spot)
+        self._regions.append(export_id)
+        return (export_id, exported.size, *exported.address)
 
     def _place_inline(self, data: Data) -> Place:
         padding = -self.size % ALIGNMENT
@@ -211,7 +220,7 @@ class Incoming:
         if announced:
             if not self._fds:
                 raise ChannelError(f"the descriptor of region {region_id} is missing")
-            self._mappings.add(region_id, self._fds.pop(0), lent=announced == LENT)
+            self._mappings.add(region_id, self._fds.pop(0), forwarded=announced == FORWARDED)
         self.regions.append(region_id)
         return self._mappings.view(region_id, size)
 
@@ -220,7 +229,7 @@ def _checked(place: object) -> Place:
     if not (isinstance(place, tuple) and len(place) == PLACE_LENGTH):
         raise ChannelError(f"the place of a tensor is malformed: {place!r}")
     region_id, announced, size = place
-    if type(region_id) is not int or type(size) is not int or size < 0 or announced not in (KNOWN, OWNED, LENT):
+    if type(region_id) is not int or type(size) is not int or size < 0 or announced not in (KNOWN, OWNED, FORWARDED):
         raise ChannelError(f"the place of a tensor is malformed: {place!r}")
     return region_id, announced, size
 
@@ -342,5 +351,5 @@ def poll_for(poll: select.poll, duration_ns: int) -> bool:
     while not poll.poll(0):
         if time.monotonic_ns() > end:
             return False
-        os.sched_yield()  # whoever else wants this core gets it
+        os.sched_yield()  # other processes may have this core
     return True

@@ -196,7 +196,7 @@ def capsule_of(address: int, device: tuple[int, int], shape: tuple[int, ...], da
         device: Device type and number.
         shape: Shape.
         datatype: Datatype as the protocol writes it.
-        keep: Lives as long as somebody may look at them.
+        keep: Lives as long as the elements may be read.
     """
     count = len(shape)
     strides = [1] * count
@@ -231,7 +231,7 @@ def _done_with(managed: int, given_out: dict[int, tuple[object, ...]] = _given_o
 
 
 def _gone(capsule: int) -> None:
-    """Called with the address of a capsule that goes; one that nobody has read takes the structure with it."""
+    """Called with the address of a capsule that goes; one that was never read takes the structure with it."""
     if _is_unread(capsule, _CAPSULE):
         _given_out.pop(_structure_of(capsule, _CAPSULE), None)
 

@@ -1,4 +1,4 @@
-"""The seam between a Python model and whatever runs it: a worker process, or a thread of the server.
+"""The seam between a Python model and its host, which is a worker process or a thread of the server.
 
 What a model imports as `triton_python_backend_utils` knows no sockets and no processes. It talks to a `Host`. Several
 hosts may live in one process; nothing that models could share is global: each model gets its own copy of that module,
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from typing import Any, Protocol
 
     from charonia.server.backends.python.worker.charonia_errors import Parameter
-    from charonia.server.backends.python.worker.charonia_responses import InferenceResponse
     from charonia.server.backends.python.worker.charonia_tensor import Tensor
 
     Outputs = tuple[int, list[Tensor], dict[str, Parameter]]
@@ -128,7 +127,7 @@ class Inbox(Generic[Item]):
         self._listeners: list[Callable[[], None]] = []
 
     def put(self, item: Item) -> None:
-        """Add an item and wake those who listen."""
+        """Add an item and wake the listeners."""
         self.items.append(item)
         if self._listeners:
             listeners, self._listeners = self._listeners, []
@@ -160,7 +159,7 @@ class Call:
         fields: Id and so on.
         inputs: Input tensors.
         on_gpu: Whether outputs may stay in the memory of a GPU.
-        inbox: Gets `(response or None, whether it is the last)`. None only as the last: no (further) response.
+        inbox: Gets `(result or None, whether it is the last)`. None only as the last: no (further) response.
     """
 
     __slots__ = ("batch", "decoupled", "fields", "inbox", "inputs", "model_name", "model_version", "number", "on_gpu")
@@ -176,7 +175,7 @@ class Call:
         self.fields = fields
         self.inputs = inputs
         self.on_gpu = False
-        self.inbox: Inbox[tuple[InferenceResponse | None, bool]] = Inbox()
+        self.inbox: Inbox[tuple[Result | None, bool]] = Inbox()
 
     def overrun(self) -> str:
         """Return in words that the model does not read the responses, "" while not too many wait for it."""

@@ -1,8 +1,8 @@
-"""Shared memory that the ends of a channel pass to each other.
+"""Regions of shared memory that the ends of a channel pass to each other, and their reference counts.
 
-A tensor that lies in shared memory already is not copied again. A worker that sends back what it has received names the
-server's own region. What one worker has sent, the server lends to another: it passes the descriptor on, and the other
-maps it such that what it writes there stays its own.
+The end that allocates a region owns it and reuses it once nothing refers to it any more, at either end. A tensor that
+lies in shared memory already is not copied again: a worker that sends back what it has received names the server's own
+region, and what one worker has sent, the server forwards to another as a descriptor, which is mapped copy-on-write.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 POOL_BYTES_MAX = 256 * 1024 * 1024
 """Most bytes of idle regions that a sender keeps for reuse."""
 
-GPU_LOANS_MAX = 1024
-"""Tensors of a GPU that one end of a channel has lent to the other and not got back; more are copied by the CPU."""
+EXPORTS_MAX = 1024
+"""GPU tensors of one end of a channel that the other end has handles of; more are copied through host memory."""
 
 _REGION_BYTES_MIN = 128 * 1024
 
 
 class ChannelError(Exception):
-    """The stream is not what the channel's other end writes."""
+    """The other end of the channel breaks the protocol."""
 
 
 def make_memory(size: int) -> int:
@@ -54,7 +54,7 @@ def _address(data: Data | mmap.mmap) -> int:
     return int(np.frombuffer(data, np.uint8).__array_interface__["data"][0])
 
 
-_lendable: dict[int, int] = {}
+_descriptors: dict[int, int] = {}
 """Descriptor of shared memory by the address at which it begins in this process."""
 
 
@@ -62,8 +62,8 @@ class Region:
     """Shared memory of the sending end.
 
     Attributes:
-        is_out: Whether the other end may still look at it.
-        holds: How many arrays of this end look at it after the other end has sent it back.
+        is_out: Whether the other end may still refer to it.
+        holds: Reference count of this end: arrays over it that the other end has sent back.
     """
 
     __slots__ = ("fd", "holds", "id", "is_announced", "is_out", "memory", "size")
@@ -80,18 +80,18 @@ class Region:
         self.is_announced = False
         self.is_out = True
         self.holds = 0
-        _lendable[_address(self.memory)] = self.fd
+        _descriptors[_address(self.memory)] = self.fd
 
     def close(self) -> None:
         """Give the memory back; the other end keeps its mapping until it is told."""
-        _lendable.pop(_address(self.memory), None)
+        _descriptors.pop(_address(self.memory), None)
         os.close(self.fd)
-        with contextlib.suppress(BufferError):  # somebody still looks at it: the mapping goes with the last view
+        with contextlib.suppress(BufferError):  # a view of it is left, and the mapping goes with the last one
             self.memory.close()
 
 
-class Loan:
-    """Shared memory of somebody else that was passed on to the other end.
+class ForwardedRegion:
+    """Shared memory of a third process whose descriptor was passed on to the other end.
 
     Attributes:
         data: What lies in it: keeps it from being written to meanwhile.
@@ -105,18 +105,18 @@ class Loan:
         self.fd = os.dup(fd)
 
     def close(self) -> None:
-        """The other end no longer looks at it."""
+        """The other end no longer refers to it."""
         os.close(self.fd)
 
 
-class Lent(NamedTuple):
-    """A tensor of a GPU that was lent to the other end.
+class Export(NamedTuple):
+    """A tensor of a GPU of which the other end has a CUDA IPC handle.
 
     Attributes:
         content: What this end has, and gets again when the other end sends it back.
         datatype: Datatype as the protocol writes it.
         shape: Shape.
-        exported: Keeps the elements where the other end finds them.
+        exported: Keeps the memory allocated that the handle leads to.
     """
 
     content: object
@@ -131,59 +131,59 @@ class RegionPool:
     Args:
         theirs: The other end's regions as they are mapped here. With them, a tensor that lies in one of these is not
             sent but named.
-        lends: Whether what others have sent is passed on without a copy.
+        forwards: Whether regions of third processes are passed on without a copy.
 
     Attributes:
-        lends_gpu: Whether tensors of a GPU are lent unless somebody asks otherwise.
+        exports_gpu: Whether tensors of a GPU travel as CUDA IPC handles unless the receiver asks otherwise.
         is_closed: Whether the other end is gone.
     """
 
-    def __init__(self, theirs: Mappings | None = None, *, lends: bool = False) -> None:
+    def __init__(self, theirs: Mappings | None = None, *, forwards: bool = False) -> None:
         self._theirs = theirs
-        self._lends = lends
+        self._forwards = forwards
         self._used: dict[int, Region] = {}
-        self._loans: dict[int, Loan] = {}
-        self._gpu_loans: dict[int, Lent] = {}
+        self._forwarded: dict[int, ForwardedRegion] = {}
+        self._exports: dict[int, Export] = {}
         self._idle: dict[int, list[Region]] = {}
         self._idle_bytes = 0
         self._next_id = 1
-        self._let_go: list[int] = []  # regions whose arrays are gone; appended to by any thread
+        self._released: list[int] = []  # regions that lost an array; appended to by any thread
         self._dropped: list[int] = []
-        self.lends_gpu = False
+        self.exports_gpu = False
         self.is_closed = False
 
     def theirs(self, data: Data) -> int:
         """Return the id of the other end's region at whose beginning `data` lies, 0 for none."""
         return self._theirs.id_at(_address(data)) if self._theirs is not None else 0
 
-    def lend(self, data: Data) -> Loan | None:
-        """Return a loan of the shared memory at whose beginning `data` lies, None where it lies in none."""
-        fd = _lendable.get(_address(data)) if self._lends else None
+    def forward(self, data: Data) -> ForwardedRegion | None:
+        """Forward the shared memory at whose beginning `data` lies; return None where it lies in none."""
+        fd = _descriptors.get(_address(data)) if self._forwards else None
         if fd is None:
             return None
-        loan = self._loans[self._next_id] = Loan(self._next_id, fd, data)
+        forwarded = self._forwarded[self._next_id] = ForwardedRegion(self._next_id, fd, data)
         self._next_id += 1
-        return loan
+        return forwarded
 
-    def lend_gpu(self, lent: Lent) -> int:
-        """Keep a tensor of a GPU for the other end; return the loan's id, 0 when there are too many."""
-        if len(self._gpu_loans) >= GPU_LOANS_MAX:
+    def add_export(self, export: Export) -> int:
+        """Keep a tensor of a GPU for the other end; return the export's id, 0 when there are too many."""
+        if len(self._exports) >= EXPORTS_MAX:
             return 0
-        loan = self._next_id
+        export_id = self._next_id
         self._next_id += 1
-        self._gpu_loans[loan] = lent
-        return loan
+        self._exports[export_id] = export
+        return export_id
 
-    def lent_gpu(self, loan: int) -> Lent:
-        """Return what was lent, and is named by the other end.
+    def exported(self, export_id: int) -> Export:
+        """Return an export that the other end names.
 
         Raises:
-            ChannelError: There is no such loan.
+            ChannelError: There is none of this id.
         """
-        lent = self._gpu_loans.get(loan)
-        if lent is None:
-            raise ChannelError(f"there is no loan {loan} of a tensor of a GPU")
-        return lent
+        export = self._exports.get(export_id)
+        if export is None:
+            raise ChannelError(f"there is no export {export_id} of a tensor of a GPU")
+        return export
 
     def take(self, size: int) -> Region:
         """Return a region of at least `size` bytes."""
@@ -203,7 +203,7 @@ class RegionPool:
         return region
 
     def hold(self, region_id: int, size: int) -> memoryview:
-        """Return the first `size` bytes of a region that the other end has named; it stays as it is while they live.
+        """Return the first `size` bytes of a region that the other end has named, and count a reference to it.
 
         Raises:
             ChannelError: There is no such region in use, or it is smaller.
@@ -213,28 +213,28 @@ class RegionPool:
             raise ChannelError(f"there is no region {region_id} of {size} bytes in use")
         region.holds += 1
         holder = np.frombuffer(region.memory, np.uint8, size)
-        weakref.finalize(holder, partial(self._let_go.append, region_id)).atexit = False
+        weakref.finalize(holder, partial(self._released.append, region_id)).atexit = False
         return memoryview(holder)  # type: ignore[arg-type] # an array is a buffer
 
     def release(self, ids: Iterable[int]) -> list[int]:
-        """Take regions back; return the ids of those that are given up and that the other end should unmap."""
+        """Drop the other end's references; return the ids of regions that were freed and that it should unmap."""
         for region_id in ids:
             region = self._used.get(region_id)
             if region is not None:
                 region.is_out = False
                 self._free(region)
-            elif region_id in self._loans:
-                self._loans.pop(region_id).close()
+            elif region_id in self._forwarded:
+                self._forwarded.pop(region_id).close()
                 self._dropped.append(region_id)
             else:
-                self._gpu_loans.pop(region_id, None)
+                self._exports.pop(region_id, None)
         self._collect()
         dropped, self._dropped = self._dropped, []
         return dropped
 
     def _collect(self) -> None:
-        while self._let_go:
-            region = self._used.get(self._let_go.pop())
+        while self._released:
+            region = self._used.get(self._released.pop())
             if region is not None:
                 region.holds -= 1
                 self._free(region)
@@ -253,16 +253,16 @@ class RegionPool:
     def close(self) -> None:
         """Give everything back."""
         self.is_closed = True
-        self._gpu_loans.clear()
+        self._exports.clear()
         for region in self._used.values():
             region.close()
-        for loan in self._loans.values():
-            loan.close()
+        for forwarded in self._forwarded.values():
+            forwarded.close()
         for regions in self._idle.values():
             for region in regions:
                 region.close()
         self._used.clear()
-        self._loans.clear()
+        self._forwarded.clear()
         self._idle.clear()
         self._idle_bytes = 0
 
@@ -271,30 +271,30 @@ class Mappings:
     """The regions of the other end that are mapped here, by id.
 
     Args:
-        lends: Whether what lies in them may be passed on: this keeps a descriptor of each.
+        forwards: Whether what lies in them may be forwarded, for which a descriptor of each is kept.
     """
 
-    def __init__(self, *, lends: bool = False) -> None:
-        self._lends = lends
+    def __init__(self, *, forwards: bool = False) -> None:
+        self._forwards = forwards
         self._memory: dict[int, mmap.mmap] = {}
         self._ids: dict[int, int] = {}  # by address
 
-    def add(self, region_id: int, fd: int, *, lent: bool = False) -> None:
-        """Map a region and take over its descriptor; what is written to a lent one stays in this process.
+    def add(self, region_id: int, fd: int, *, forwarded: bool = False) -> None:
+        """Map a region and take over its descriptor; a forwarded one is mapped copy-on-write.
 
         Raises:
             ChannelError: The descriptor is not one of memory.
         """
         keep = False
         try:
-            access = mmap.ACCESS_COPY if lent else mmap.ACCESS_WRITE
+            access = mmap.ACCESS_COPY if forwarded else mmap.ACCESS_WRITE
             memory = self._memory[region_id] = mmap.mmap(fd, os.fstat(fd).st_size, access=access)
             address = _address(memory)
-            if not lent:
+            if not forwarded:
                 self._ids[address] = region_id
-                keep = self._lends
+                keep = self._forwards
                 if keep:
-                    _lendable[address] = fd
+                    _descriptors[address] = fd
         except (OSError, ValueError) as error:
             raise ChannelError(f"region {region_id} cannot be mapped: {error}") from error
         finally:
@@ -317,7 +317,7 @@ class Mappings:
         return memoryview(memory)[:size]
 
     def drop(self, ids: Iterable[int]) -> None:
-        """Unmap regions; one that is still looked at goes with its last view."""
+        """Unmap regions; one with views goes with the last of them."""
         for region_id in ids:
             # Not closed: an array made over it would not keep that from happening, and would then look at nothing.
             memory = self._memory.pop(region_id, None)
@@ -326,7 +326,7 @@ class Mappings:
             address = _address(memory)
             if self._ids.get(address) == region_id:
                 del self._ids[address]
-                fd = _lendable.pop(address, None) if self._lends else None
+                fd = _descriptors.pop(address, None) if self._forwards else None
                 if fd is not None:
                     os.close(fd)
 

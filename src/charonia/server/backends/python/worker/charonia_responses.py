@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING or __package__:
     from charonia.server.backends.python.worker.charonia_errors import (
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from charonia.server.backends.python.worker.charonia_errors import Parameter
-    from charonia.server.backends.python.worker.charonia_host import Batch, Binding, Result
+    from charonia.server.backends.python.worker.charonia_host import Batch, Binding, Failure, Outputs, Result
 
 FINAL = 1
 """Flag of `send`: nothing more follows."""
@@ -88,6 +88,17 @@ def result_of(response: InferenceResponse, wanted: tuple[str, ...], needs_all: b
             names = ", ".join(missing)
             return (TritonError.INTERNAL, f"the model did not return the requested output(s) {names}")
     return (-1, outputs, response._parameters)
+
+
+def response_of(result: Result) -> InferenceResponse:
+    """Return the response that a host has received from another model."""
+    if result[0] >= 0:
+        code, text = cast("Failure", result)
+        return InferenceResponse(error=TritonError(text, code))
+    _, outputs, parameters = cast("Outputs", result)
+    response = InferenceResponse(outputs)
+    response._parameters = parameters
+    return response
 
 
 class InferenceResponseSender:

@@ -1,4 +1,4 @@
-"""Runs a Python model, whoever the host is: imports it, hands it requests, checks what it returns."""
+"""Runs a Python model over any host: imports it, hands it requests, checks what it returns."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ModelRunner:
     """One instance of a model. All methods are called in one thread, the one that runs the model.
 
     Args:
-        host: Who runs it.
+        host: The host that runs it.
         shares_process: Whether there are other models in the process.
     """
 
@@ -236,7 +236,7 @@ class ModelRunner:
                 f"None, found type '{type(returned).__name__}'."
             )
         for request in requests:
-            request.get_response_sender()  # one that nobody keeps says so to the caller
+            request.get_response_sender()  # one that the model does not keep fails the request
         return [None] * len(requests)
 
     def _reschedule(self, batch: Batch, requests: list[InferenceRequest], results: list[Result | None]) -> None:

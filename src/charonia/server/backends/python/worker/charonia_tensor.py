@@ -11,14 +11,14 @@ if TYPE_CHECKING or __package__:
     from charonia.server.backends.python.worker import charonia_datatypes as datatypes
     from charonia.server.backends.python.worker import charonia_dlpack as dlpack
     from charonia.server.backends.python.worker.charonia_cuda import CudaError
+    from charonia.server.backends.python.worker.charonia_cuda_ipc import CapsuleArray
     from charonia.server.backends.python.worker.charonia_errors import TritonModelException
-    from charonia.server.backends.python.worker.charonia_gpu import CapsuleArray
 else:  # siblings of the worker's script; the package is not there
     import charonia_datatypes as datatypes
     import charonia_dlpack as dlpack
     from charonia_cuda import CudaError
+    from charonia_cuda_ipc import CapsuleArray
     from charonia_errors import TritonModelException
-    from charonia_gpu import CapsuleArray
 
 if TYPE_CHECKING:
     from typing import Any
@@ -86,7 +86,7 @@ class Tensor:
     def from_dlpack(name: str, tensor: object) -> Tensor:
         """Return a tensor made from a dlpack capsule or from an object that offers one.
 
-        What is in the memory of a GPU stays there as long as nobody looks at it, where the object can copy itself to
+        What is in the memory of a GPU stays there until the model reads it, where the object can copy itself to
         the CPU then (`.cpu()`). A capsule needs a driver for that.
         """
         if isinstance(tensor, GpuTensor):

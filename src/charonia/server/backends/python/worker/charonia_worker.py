@@ -16,12 +16,14 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING or __package__:
-    from charonia.server.backends.python.worker.charonia_connection import Connection, Disconnected
+    from charonia.server.backends.python.worker.charonia_connection import Connection
     from charonia.server.backends.python.worker.charonia_errors import describe
+    from charonia.server.backends.python.worker.charonia_reader import Disconnected
     from charonia.server.backends.python.worker.charonia_runner import ModelRunner
 else:  # siblings of this script; the package is not there
-    from charonia_connection import Connection, Disconnected
+    from charonia_connection import Connection
     from charonia_errors import describe
+    from charonia_reader import Disconnected
     from charonia_runner import ModelRunner
 
 if TYPE_CHECKING:
@@ -41,11 +43,12 @@ class Worker:
     def run(self) -> None:
         """Do what the server says until it says to finalize, or is gone."""
         connection, tasks = self.connection, self.connection.tasks
+        reader, writer = connection.reader, connection.writer
         execute = self._runner.execute
         while True:
             if not tasks.items:
-                connection.stay_awake()
-                connection.wait(tasks)
+                reader.stay_awake()
+                reader.wait(tasks)
             kind, *content = tasks.items.popleft()
             if kind == "execute":
                 batch, requests = content
@@ -60,7 +63,7 @@ class Worker:
             elif kind == "complete":
                 self._complete(*content)
             elif kind == "is_ready":
-                connection.start(("answer_ready", *content, self._runner.readiness()))
+                writer.send(("answer_ready", *content, self._runner.readiness()))
             elif kind == "finalize":
                 self._runner.finalize()
                 return
@@ -80,24 +83,24 @@ class Worker:
         options = options or {}
         is_decoupled = bool(options.get("decoupled"))
         if options.get("gpu"):
-            self.connection.lend()
+            self.connection.writer.export_tensors()
         try:
             capabilities = self._runner.initialize(path, version_dir, model_dir, arguments, is_decoupled)
         except BaseException as error:
-            self.connection.start(("failed", describe(error)))
+            self.connection.writer.send(("failed", describe(error)))
             raise SystemExit(1) from error
         # What the model has read is there to stay: without it, a full collection is too short for a request to notice.
         gc.collect()
         gc.freeze()
-        self.connection.start(("ready", capabilities))
+        self.connection.writer.send(("ready", capabilities))
 
     def _complete(self, path: str, version_dir: str, model_dir: str, config_json: str) -> None:
         try:
             completed = self._runner.complete(path, version_dir, model_dir, config_json)
         except BaseException as error:
-            self.connection.start(("failed", describe(error)))
+            self.connection.writer.send(("failed", describe(error)))
             raise SystemExit(1) from error
-        self.connection.start(("completed", completed))
+        self.connection.writer.send(("completed", completed))
 
 
 def _watch(sock: socket.socket) -> None:
@@ -122,7 +125,8 @@ def main() -> None:
         if os.getppid() != int(sys.argv[3]):
             return
     worker = Worker(receiving, sending)
-    os.register_at_fork(after_in_child=worker.connection.become_child)
+    for leave in (worker.connection.reader.close, worker.connection.writer.become_child):
+        os.register_at_fork(after_in_child=leave)
     threading.Thread(target=_watch, args=(receiving,), daemon=True).start()
     with contextlib.suppress(Disconnected):
         worker.run()

@@ -1,21 +1,20 @@
 """The module that Python models import, usually as `pb_utils`.
 
 Names and meanings are those of Triton's Python backend, so that models run unchanged. A model gets a copy of it that
-knows who runs the model: see `bound_to`.
+knows the host of the model: see `bound_to`.
 """
 
 from __future__ import annotations
 
+import sys
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING or __package__:
     from charonia.server.backends.python.worker import charonia_datatypes as datatypes
     from charonia.server.backends.python.worker.charonia_calls import ResponseIterator
-    from charonia.server.backends.python.worker.charonia_control import ModelControl
-    from charonia.server.backends.python.worker.charonia_errors import TritonError, TritonModelException
+    from charonia.server.backends.python.worker.charonia_errors import TritonError, TritonModelException, checked_text
     from charonia.server.backends.python.worker.charonia_host import Binding
-    from charonia.server.backends.python.worker.charonia_logger import Logger
     from charonia.server.backends.python.worker.charonia_metrics import Metric, MetricFamily
     from charonia.server.backends.python.worker.charonia_model_config import ModelConfig
     from charonia.server.backends.python.worker.charonia_requests import (
@@ -34,10 +33,8 @@ if TYPE_CHECKING or __package__:
 else:  # siblings of this file; the package is not there
     import charonia_datatypes as datatypes
     from charonia_calls import ResponseIterator
-    from charonia_control import ModelControl
-    from charonia_errors import TritonError, TritonModelException
+    from charonia_errors import TritonError, TritonModelException, checked_text
     from charonia_host import Binding
-    from charonia_logger import Logger
     from charonia_metrics import Metric, MetricFamily
     from charonia_model_config import ModelConfig
     from charonia_requests import (
@@ -51,7 +48,8 @@ else:  # siblings of this file; the package is not there
     from charonia_tensor import Tensor
 
 if TYPE_CHECKING:
-    from typing import Any
+    from collections.abc import Mapping
+    from typing import Any, ClassVar
 
 __all__ = [
     "TRITONSERVER_MEMORY_CPU",
@@ -90,6 +88,8 @@ __all__ = [
     "unload_model",
     "using_decoupled_model_transaction_policy",
 ]
+
+_FILE = "file:"
 
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = 2
@@ -138,12 +138,97 @@ def using_decoupled_model_transaction_policy(model_config: dict[str, Any]) -> bo
     return bool((model_config.get("model_transaction_policy") or {}).get("decoupled", False))
 
 
-class _Functions(ModelControl):
-    """The functions that depend on the model."""
+class Logger:
+    """Writes to the server's log."""
+
+    INFO = 0
+    WARNING = 1
+    ERROR = 2
+    VERBOSE = 3
+
+    _binding: ClassVar[Binding] = Binding(None)
+    """Of the model that the class is for; see `bound_to`."""
+
+    @classmethod
+    def log(cls, message: object, level: int = INFO) -> None:
+        """Write a message of a level."""
+        cls._log(message, level)
+
+    @classmethod
+    def log_info(cls, message: object) -> None:
+        """Write an informational message."""
+        cls._log(message, cls.INFO)
+
+    @classmethod
+    def log_warn(cls, message: object) -> None:
+        """Write a warning."""
+        cls._log(message, cls.WARNING)
+
+    @classmethod
+    def log_error(cls, message: object) -> None:
+        """Write an error."""
+        cls._log(message, cls.ERROR)
+
+    @classmethod
+    def log_verbose(cls, message: object) -> None:
+        """Write a message that appears with verbose logging only."""
+        cls._log(message, cls.VERBOSE)
+
+    @classmethod
+    def _log(cls, message: object, level: int) -> None:
+        if level not in (cls.INFO, cls.WARNING, cls.ERROR, cls.VERBOSE):
+            raise TritonModelException(f"Logger: expected one of its levels, got {level!r}")
+        caller = sys._getframe(2)
+        host = cls._binding.host
+        if host is not None:
+            host.log(int(level), str(message), caller.f_code.co_filename, caller.f_lineno)
+
+
+class _Functions:
+    """The functions of the module that depend on the model."""
+
+    def __init__(self, binding: Binding) -> None:
+        self._binding = binding
 
     def get_model_dir(self) -> str:
         """Return the folder of the model version."""
         return self._binding.model_dir
+
+    def load_model(self, model_name: str, config: str = "", files: Mapping[str, bytes] | None = None) -> None:
+        """Load a model, or load it again; return when it is ready.
+
+        Args:
+            model_name: Model.
+            config: Model configuration as JSON text, "" for the one in the repository.
+            files: Contents by "file:<path within the model's folder>", instead of that folder.
+        """
+        contents: dict[str, bytes] = {}
+        for path, content in (files or {}).items():
+            name = checked_text("load_model", "the path of a file", path)
+            if not name.startswith(_FILE):
+                raise TritonModelException(f"load_model: expected 'file:<path>' as key of a file, got '{name}'")
+            if not isinstance(content, (bytes, bytearray, memoryview)):
+                raise TritonModelException(
+                    f"load_model: expected bytes as content of '{name}', got {type(content).__name__}"
+                )
+            contents[name[len(_FILE) :]] = bytes(content)
+        text = checked_text("load_model", "config", config)
+        self._ask("load", model_name, {"config": text or None, "files": contents})
+
+    def unload_model(self, model_name: str, unload_dependents: bool = False) -> None:
+        """Begin to unload a model, with `unload_dependents` also those that it is made of."""
+        self._ask("unload", model_name, {"unload_dependents": bool(unload_dependents)})
+
+    def is_model_ready(self, model_name: str, model_version: str = "") -> bool:
+        """Return whether a model is ready, in a version or any."""
+        version = checked_text("is_model_ready", "model_version", model_version)
+        return bool(self._ask("ready", model_name, {"version": version}))
+
+    def _ask(self, action: str, model_name: object, options: dict[str, object]) -> object:
+        name = checked_text(f"model control ({action})", "model_name", model_name)
+        everything: dict[str, object] = {"config": None, "files": {}, "unload_dependents": False, "version": ""}
+        everything.update(options)
+        return self._binding.calling().control(action, name, everything)
 
 
 _unbound = _Functions(Binding(None))

@@ -1,7 +1,7 @@
-"""Tensors of GPUs between the server and its workers: passed on by their handles, and opened when somebody looks.
+"""GPU tensors between the server and its workers, as CUDA IPC handles that are opened when the elements are needed.
 
-A tensor that a worker has lent is a `WorkerContent`. Another worker gets the same handle; the loan lasts until that one
-has given it back, too. Where a handle cannot be had, tensors are copied by the memory of the CPU.
+A tensor that a worker has exported is a `WorkerContent`. Another worker gets the same handle; the export lasts until
+that one has released it, too. Tensors without a handle are copied through host memory.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from charonia.core.errors import ServingError, unavailable
 from charonia.core.tensor import Array, DeviceContent, DeviceTensor
 from charonia.server.backends.python.worker.charonia_channel import Incoming, Outgoing
 from charonia.server.backends.python.worker.charonia_cuda import CudaError
-from charonia.server.backends.python.worker.charonia_gpu import GpuArray, borrowed_array
+from charonia.server.backends.python.worker.charonia_cuda_ipc import GpuArray, imported_array
 from charonia.server.backends.python.worker.charonia_regions import ChannelError
 
 
@@ -25,15 +25,15 @@ class WorkerContent:
     @property
     def is_lost(self) -> bool:
         """Whether the worker is gone, and with it whatever is not open here."""
-        lender = self.array.borrowed.lender
-        return lender is not None and lender.is_closed and not self.array.borrowed.is_open
+        exporter = self.array.imported.exporter
+        return exporter is not None and exporter.is_closed and not self.array.imported.is_open
 
     @property
     def native(self) -> object:
         """The elements, opened. Raises UNAVAILABLE when that cannot be."""
         self._check()
         try:
-            self.array.borrowed.open()
+            self.array.imported.open()
         except CudaError as error:
             raise _out_of_reach(error) from error
         return self.array
@@ -56,8 +56,8 @@ class WorkerContent:
             raise _gone()
 
 
-def lend(tensor: DeviceTensor, outgoing: Outgoing) -> tuple[object, ...] | None:
-    """Return the place of a tensor that is lent to a worker, None where it must be copied.
+def exported_place(tensor: DeviceTensor, outgoing: Outgoing) -> tuple[object, ...] | None:
+    """Return the place of a tensor that is exported to a worker, None where it must be copied.
 
     Raises:
         ServingError: UNAVAILABLE when it is gone.
@@ -66,26 +66,26 @@ def lend(tensor: DeviceTensor, outgoing: Outgoing) -> tuple[object, ...] | None:
     if isinstance(content, WorkerContent):
         if content.is_lost:
             raise _gone()
-        lender = content.array.borrowed.lender
-        if lender is not None and lender.is_closed:
+        exporter = content.array.imported.exporter
+        if exporter is not None and exporter.is_closed:
             return None  # open here only
-        return outgoing.lend(content.array, tensor.datatype.wire, content)
-    return outgoing.lend(content.native, tensor.datatype.wire, content, is_done=True)
+        return outgoing.export(content.array, tensor.datatype.wire, content)
+    return outgoing.export(content.native, tensor.datatype.wire, content, is_done=True)
 
 
-def borrowed(entry: tuple[Any, ...], message: Incoming, give_back: Callable[[int], None]) -> DeviceTensor:
-    """Return a tensor that a worker has lent, or sends back.
+def imported_tensor(entry: tuple[Any, ...], message: Incoming, release: Callable[[int], None]) -> DeviceTensor:
+    """Return a tensor that a worker has exported, or sends back.
 
     Args:
         entry: Name, datatype, shape and place as they came.
         message: The message.
-        give_back: Called with the id of a loan when nobody looks at it any more, from any thread.
+        release: Called with the id of an export when nothing refers to it any more, from any thread.
 
     Raises:
         ChannelError: The message says what cannot be.
     """
     name, wire, shape, place = entry
-    found = borrowed_array(place, shape, wire, message.ours, give_back)
+    found = imported_array(place, shape, wire, message.ours, release)
     if not isinstance(name, str):
         raise ChannelError(f"the name of a tensor is malformed: {name!r}")
     content: DeviceContent = WorkerContent(found) if isinstance(found, GpuArray) else found

@@ -1,9 +1,9 @@
-"""Tensors in the memory of GPUs that processes lend to each other.
+"""Tensors in the memory of GPUs that processes share by CUDA IPC handles.
 
-The lender sends a handle of the memory and keeps the tensor until the borrower gives the loan back. The borrower opens
-the handle when it needs the elements, once for all tensors in the same memory, and closes it before it gives the last
-of them back. A process cannot open a handle of its own memory, and cannot make one for memory that it has opened; both
-are looked up here. Used by both ends of a channel, on Python 3.8 and later.
+The exporter sends a handle of the memory and keeps the tensor until the importer releases the export. The importer
+opens the handle when it needs the elements, once for all tensors in the same allocation, and closes it before it
+releases the last of them. A process cannot open a handle of its own memory, and cannot make one for memory that it
+has opened; both are looked up here. Used by both ends of a channel, on Python 3.8 and later.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ if TYPE_CHECKING:
     from charonia.server.backends.python.worker.charonia_regions import RegionPool
 
     Place = tuple[int, int, bytes, bytes, int]
-    """Where a tensor's elements are: id of the loan, negative for one of the receiver's own, of which nothing else
+    """Where a tensor's elements are: id of the export, negative for one of the receiver's own, of which nothing else
     counts but the size; size in bytes; UUID of the GPU, handle of the memory, offset in it."""
 
 PLACE_LENGTH = 5
 
 
-class Spot(NamedTuple):
+class IpcAddress(NamedTuple):
     """Where elements are, for any process that sees the GPU.
 
     Attributes:
@@ -102,7 +102,7 @@ class _Handles:
         self._ends: SimpleQueue[tuple[_Memory, bool, Callable[[], None]]] = SimpleQueue()
         self._ender: threading.Thread | None = None
 
-    def open(self, spot: Spot) -> _Memory:
+    def open(self, address: IpcAddress) -> _Memory:
         """Return the memory of a handle, for one more user.
 
         Raises:
@@ -110,23 +110,23 @@ class _Handles:
         """
         with self._lock:
             if self._ender is None:
-                self._ender = threading.Thread(target=self._run_ends, name="gpu-loans", daemon=True)
+                self._ender = threading.Thread(target=self._run_ends, name="cuda-ipc", daemon=True)
                 self._ender.start()
-            own = self._own.get(spot.handle)
+            own = self._own.get(address.handle)
             if own is not None:
                 return own
-            memory = self._opened.get(spot.handle)
+            memory = self._opened.get(address.handle)
             if memory is None:
                 found = driver()
-                device = found.device_of(spot.gpu)
+                device = found.device_of(address.gpu)
                 context = found.context(device)
-                allocation = Allocation(context, device, *found.open(context, spot.handle))
-                memory = self._opened[spot.handle] = _Memory(found, spot.gpu, spot.handle, allocation)
+                allocation = Allocation(context, device, *found.open(context, address.handle))
+                memory = self._opened[address.handle] = _Memory(found, address.gpu, address.handle, allocation)
             memory.users += 1
             return memory
 
     def of(self, address: int) -> _Memory:
-        """Return the memory that an address is in, which others can open, or have lent.
+        """Return the memory that an address is in, which others can open, or which another process owns.
 
         Raises:
             CudaError: There is no handle of it.
@@ -176,25 +176,25 @@ class _Handles:
 _handles = _Handles()
 
 
-class Exported:
+class ExportedMemory:
     """A tensor where other processes find it, for as long as this lives.
 
     Attributes:
-        spot: Where it is.
+        address: Where it is.
         size: Size in bytes.
         shape: Shape.
     """
 
-    __slots__ = ("_keep", "shape", "size", "spot")
+    __slots__ = ("_keep", "address", "shape", "size")
 
-    def __init__(self, spot: Spot, size: int, shape: tuple[int, ...], *keep: object) -> None:
-        self.spot = spot
+    def __init__(self, address: IpcAddress, size: int, shape: tuple[int, ...], *keep: object) -> None:
+        self.address = address
         self.size = size
         self.shape = shape
         self._keep = keep
 
 
-def export(source: Any, datatype: str, *, is_done: bool = False) -> Exported | None:
+def export(source: Any, datatype: str, *, is_done: bool = False) -> ExportedMemory | None:
     """Return where other processes find a tensor, None where they cannot: it must be copied then.
 
     The GPU is done with it when this returns.
@@ -205,15 +205,15 @@ def export(source: Any, datatype: str, *, is_done: bool = False) -> Exported | N
         is_done: Whether the GPU is known to be done with it.
     """
     if isinstance(source, GpuArray):
-        borrowed = source.borrowed
-        return Exported(borrowed.spot, borrowed.size, source.shape, source)
+        imported = source.imported
+        return ExportedMemory(imported.address, imported.size, source.shape, source)
     try:
         return _exported(source, datatype, is_done)
     except (CudaError, TritonModelException, AttributeError, BufferError, RuntimeError, TypeError, ValueError):
         return None  # no driver, memory without handles, or an object of another kind
 
 
-def _exported(source: Any, datatype: str, is_done: bool) -> Exported | None:
+def _exported(source: Any, datatype: str, is_done: bool) -> ExportedMemory | None:
     if source.__dlpack_device__()[0] != dlpack.CUDA:
         return None
     layout = dlpack.layout_of(source.__dlpack__())
@@ -229,7 +229,7 @@ def _exported(source: Any, datatype: str, is_done: bool) -> Exported | None:
         return None
     if not is_done:
         memory.driver.synchronize(memory.context)
-    return Exported(Spot(memory.gpu, memory.handle, offset), size, layout.shape, source, memory)
+    return ExportedMemory(IpcAddress(memory.gpu, memory.handle, offset), size, layout.shape, source, memory)
 
 
 def finish(source: Any) -> None:
@@ -240,32 +240,32 @@ def finish(source: Any) -> None:
             driver().synchronize(driver().context(device))
 
 
-class Borrowed:
-    """Elements that another process has lent.
+class ImportedMemory:
+    """Elements that another process owns.
 
     Args:
-        loan: Id of the loan.
+        export_id: Id of the export.
         size: Size in bytes.
-        spot: Where they are.
-        lender: Who keeps the loans of the other direction of the channel that this came by.
-        give_back: Called, from any thread, when nobody here looks at them any more.
+        address: Where they are.
+        exporter: The exports of the other direction of the channel that this came by.
+        release: Called, from any thread, when nothing here refers to them any more.
     """
 
-    __slots__ = ("__weakref__", "_state", "lender", "loan", "size", "spot")
+    __slots__ = ("__weakref__", "_state", "address", "export_id", "exporter", "size")
 
     def __init__(
-        self, loan: int, size: int, spot: Spot, lender: RegionPool | None, give_back: Callable[[], None]
+        self, export_id: int, size: int, address: IpcAddress, exporter: RegionPool | None, release: Callable[[], None]
     ) -> None:
-        self.loan = loan
+        self.export_id = export_id
         self.size = size
-        self.spot = spot
-        self.lender = lender
+        self.address = address
+        self.exporter = exporter
         self._state = _Use()
-        weakref.finalize(self, _end, self._state, give_back).atexit = False
+        weakref.finalize(self, _end, self._state, release).atexit = False
 
     @property
     def is_open(self) -> bool:
-        """Whether the memory is open, and stays so whatever becomes of the lender."""
+        """Whether the memory is open, and stays so whatever becomes of the exporter."""
         return self._state.memory is not None
 
     def open(self) -> _Memory:
@@ -277,10 +277,10 @@ class Borrowed:
         state = self._state
         with state.lock:
             if state.memory is None:
-                memory = _handles.open(self.spot)
-                if self.spot.offset + self.size > memory.size:
+                memory = _handles.open(self.address)
+                if self.address.offset + self.size > memory.size:
                     _handles.let_go(memory, False, _nothing)
-                    raise CudaError(f"{self.size} bytes at {self.spot.offset} are not within {memory.size} bytes")
+                    raise CudaError(f"{self.size} bytes at {self.address.offset} are not within {memory.size} bytes")
                 state.memory = memory
             return state.memory
 
@@ -288,19 +288,19 @@ class Borrowed:
         """Return the memory and the address of the elements, for work of the GPU. Raises as `open`."""
         memory = self.open()
         self._state.waits = True
-        return memory, memory.start + self.spot.offset
+        return memory, memory.start + self.address.offset
 
     def copied(self) -> memoryview:
         """Return a copy in the memory of the CPU. Raises as `open`."""
         memory = self.open()
         data = bytearray(self.size)
         target = (ctypes.c_char * self.size).from_buffer(data)
-        memory.driver.to_host(memory.context, target, memory.start + self.spot.offset)
+        memory.driver.to_host(memory.context, target, memory.start + self.address.offset)
         return memoryview(data)
 
 
 class _Use:
-    """What is to be ended when borrowed elements are not needed any more."""
+    """The reference that imported elements hold on opened memory."""
 
     __slots__ = ("lock", "memory", "waits")
 
@@ -310,48 +310,48 @@ class _Use:
         self.waits = False
 
 
-def _end(state: _Use, give_back: Callable[[], None]) -> None:
+def _end(state: _Use, release: Callable[[], None]) -> None:
     if state.memory is None:
-        give_back()
+        release()
     else:
-        _handles.let_go(state.memory, state.waits, give_back)
+        _handles.let_go(state.memory, state.waits, release)
 
 
 def _nothing() -> None:
-    """Nobody waits for it."""
+    """Nothing is to be released."""
 
 
 class GpuArray:
-    """A tensor that another process has lent, for frameworks: offers dlpack and itself as an array of the CPU.
+    """A tensor that another process owns, for frameworks: offers dlpack and itself as an array of the CPU.
 
     Args:
-        borrowed: Its elements.
+        imported: Its elements.
         shape: Shape.
         datatype: Datatype as the protocol writes it.
     """
 
-    __slots__ = ("borrowed", "datatype", "shape")
+    __slots__ = ("datatype", "imported", "shape")
 
-    def __init__(self, borrowed: Borrowed, shape: tuple[int, ...], datatype: str) -> None:
-        self.borrowed = borrowed
+    def __init__(self, imported: ImportedMemory, shape: tuple[int, ...], datatype: str) -> None:
+        self.imported = imported
         self.shape = shape
         self.datatype = datatype
 
     def cpu(self) -> Array:
         """Return a copy in the memory of the CPU; for BF16 its bits. Raises CudaError."""
-        return datatypes.array_of(self.datatype, self.shape, self.borrowed.copied())
+        return datatypes.array_of(self.datatype, self.shape, self.imported.copied())
 
     def __dlpack__(
         self, *, stream: object = None, max_version: object = None, dl_device: object = None, copy: bool | None = None
     ) -> object:
         if dl_device == dlpack.CPU:
             return dlpack.export(self.cpu(), self.datatype)
-        memory, address = self.borrowed.shown()
-        # Whoever lent it had waited for the GPU: no stream has to wait.
-        return dlpack.capsule_of(address, (dlpack.CUDA, memory.device), self.shape, self.datatype, self.borrowed)
+        memory, address = self.imported.shown()
+        # The exporter has synchronized with the GPU: no stream has to wait.
+        return dlpack.capsule_of(address, (dlpack.CUDA, memory.device), self.shape, self.datatype, self.imported)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return (dlpack.CUDA, self.borrowed.open().device)
+        return (dlpack.CUDA, self.imported.open().device)
 
 
 class CapsuleArray:
@@ -400,46 +400,48 @@ class CapsuleArray:
         return self._layout.device
 
 
-def borrowed_array(
+def imported_array(
     place: object,
     shape: tuple[int, ...],
     datatype: str,
-    lender: RegionPool | None,
-    give_back: Callable[[int], None],
+    exporter: RegionPool | None,
+    release: Callable[[int], None],
 ) -> Any:
-    """Return what a place in a message leads to: a `GpuArray`, or what this end itself has lent.
+    """Return what a place in a message leads to: a `GpuArray`, or what this end itself has exported.
 
     Args:
         place: Place, as it came.
         shape: Shape.
         datatype: Datatype as the protocol writes it.
-        lender: This end's loans.
-        give_back: Called, from any thread, with the id of a loan of the other end that is not needed any more.
+        exporter: This end's exports.
+        release: Called, from any thread, with the id of an export of the other end that is not needed any more.
 
     Raises:
         ChannelError: It leads nowhere.
     """
-    loan, size, gpu, handle, offset = _checked(place)
+    export_id, size, gpu, handle, offset = _checked(place)
     is_shape = isinstance(shape, tuple) and all(type(length) is int and length > 0 for length in shape)
     dtype = datatypes.DTYPES.get(datatype) if isinstance(datatype, str) else None
     if dtype is None or not is_shape or prod(shape) * dtype.itemsize != size:
         raise ChannelError(f"{size} bytes of a GPU are no tensor of shape {shape!r} and datatype {datatype!r}")
-    if loan > 0:
-        borrowed = Borrowed(loan, size, Spot(gpu, handle, offset), lender, partial(give_back, loan))
-        return GpuArray(borrowed, shape, datatype)
-    if lender is None:
-        raise ChannelError(f"loan {-loan} is named as one of this end's, which has none to name")
-    lent = lender.lent_gpu(-loan)
-    if (lent.datatype, lent.shape) != (datatype, shape):
-        raise ChannelError(f"loan {-loan} was lent as {lent.datatype} of shape {list(lent.shape)}")
-    return lent.content
+    if export_id > 0:
+        imported = ImportedMemory(
+            export_id, size, IpcAddress(gpu, handle, offset), exporter, partial(release, export_id)
+        )
+        return GpuArray(imported, shape, datatype)
+    if exporter is None:
+        raise ChannelError(f"export {-export_id} is named as one of this end's, which has none to name")
+    own = exporter.exported(-export_id)
+    if (own.datatype, own.shape) != (datatype, shape):
+        raise ChannelError(f"export {-export_id} is {own.datatype} of shape {list(own.shape)}")
+    return own.content
 
 
 def _checked(place: object) -> Place:
     if isinstance(place, tuple) and len(place) == PLACE_LENGTH:
-        loan, size, gpu, handle, offset = place
-        numbers_fit = all(type(number) is int for number in (loan, size, offset)) and size > 0 and offset >= 0
+        export_id, size, gpu, handle, offset = place
+        numbers_fit = all(type(number) is int for number in (export_id, size, offset)) and size > 0 and offset >= 0
         lengths = (len(gpu), len(handle)) if type(gpu) is bytes and type(handle) is bytes else None
-        if numbers_fit and loan and lengths == ((UUID_BYTES, HANDLE_BYTES) if loan > 0 else (0, 0)):
-            return loan, size, gpu, handle, offset
+        if numbers_fit and export_id and lengths == ((UUID_BYTES, HANDLE_BYTES) if export_id > 0 else (0, 0)):
+            return export_id, size, gpu, handle, offset
     raise ChannelError(f"the place of a tensor of a GPU is malformed: {place!r}")

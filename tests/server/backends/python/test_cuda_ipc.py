@@ -1,4 +1,4 @@
-"""Tensors of GPUs as the two ends of a channel lend them to each other, with GPUs that are pretended."""
+"""Tensors of GPUs as the two ends of a channel share them by CUDA IPC, with GPUs that are pretended."""
 
 import asyncio
 import ctypes
@@ -22,14 +22,20 @@ from charonia.core.errors import Code, ServingError, unavailable
 from charonia.core.request import InferRequest
 from charonia.core.tensor import Array, DeviceTensor
 from charonia.server.backends.api import Outputs, Result
-from charonia.server.backends.python import lending
-from charonia.server.backends.python.lending import WorkerContent
-from charonia.server.backends.python.worker import charonia_cuda, charonia_dlpack, charonia_gpu, charonia_regions
+from charonia.server.backends.python import cuda_ipc
+from charonia.server.backends.python.cuda_ipc import WorkerContent
+from charonia.server.backends.python.worker import charonia_cuda, charonia_cuda_ipc, charonia_dlpack, charonia_regions
 from charonia.server.backends.python.worker.charonia_channel import Incoming, Outgoing
 from charonia.server.backends.python.worker.charonia_cuda import CudaError
+from charonia.server.backends.python.worker.charonia_cuda_ipc import (
+    GpuArray,
+    ImportedMemory,
+    IpcAddress,
+    export,
+    imported_array,
+)
 from charonia.server.backends.python.worker.charonia_errors import TritonModelException
-from charonia.server.backends.python.worker.charonia_gpu import Borrowed, GpuArray, Spot, borrowed_array, export
-from charonia.server.backends.python.worker.charonia_regions import ChannelError, Lent, Mappings, RegionPool
+from charonia.server.backends.python.worker.charonia_regions import ChannelError, Export, Mappings, RegionPool
 from charonia.server.backends.python.worker.charonia_tensor import Tensor
 
 NUMBERS = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -59,15 +65,15 @@ def no_driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def elsewhere(tmp_path: Path) -> Spot:
+def elsewhere(tmp_path: Path) -> IpcAddress:
     """Numbers in memory that another process, which is alive, has allocated."""
     name = f"{os.getppid()}-1"
     (tmp_path / name).write_bytes(bytes(16) + NUMBERS.tobytes() + bytes(24))
-    return Spot(GPUS[0], name.encode().ljust(64, b"\0"), 16)
+    return IpcAddress(GPUS[0], name.encode().ljust(64, b"\0"), 16)
 
 
 def soon(condition: Callable[[], bool]) -> bool:
-    """Return whether something comes true: loans are given back by a thread."""
+    """Return whether something comes true: handles are released by a thread."""
     end = time.monotonic() + 10
     while not condition() and time.monotonic() < end:
         gc.collect()
@@ -75,30 +81,34 @@ def soon(condition: Callable[[], bool]) -> bool:
     return condition()
 
 
-def borrowed(spot: Spot, returned: list[int], loan: int = 1, lender: RegionPool | None = None) -> GpuArray:
-    return GpuArray(Borrowed(loan, SIZE, spot, lender, lambda: returned.append(loan)), NUMBERS.shape, "FP32")
+def imported(
+    address: IpcAddress, returned: list[int], export_id: int = 1, exporter: RegionPool | None = None
+) -> GpuArray:
+    return GpuArray(
+        ImportedMemory(export_id, SIZE, address, exporter, lambda: returned.append(export_id)), NUMBERS.shape, "FP32"
+    )
 
 
-# What is lent
+# What is exported
 
 
 def test_a_tensor_is_lent_by_gpu_handle_and_offset_when_the_gpu_is_done_with_it(cuda: PretendedCuda) -> None:
     outgoing = Outgoing(RegionPool())
     whole = cuda.put(np.arange(10, dtype=np.int16))
 
-    place = outgoing.lend(whole[4:7], "INT16")
+    place = outgoing.export(whole[4:7], "INT16")
 
     assert place is not None
-    loan, size, gpu, handle, offset = place
-    assert (loan, size, gpu, offset) == (1, 6, GPUS[0], 8)
+    export_id, size, gpu, handle, offset = place
+    assert (export_id, size, gpu, offset) == (1, 6, GPUS[0], 8)
     assert handle.rstrip(b"\0").decode() in cuda.files()
     assert cuda.noted("cuCtxSynchronize") == 1
     assert outgoing.parts == []
 
 
-def test_a_loan_keeps_the_tensor_until_it_is_given_back(cuda: PretendedCuda) -> None:
+def test_an_export_keeps_the_tensor_until_it_is_released(cuda: PretendedCuda) -> None:
     pool = RegionPool()
-    place = Outgoing(pool).lend(cuda.put(NUMBERS), "FP32")
+    place = Outgoing(pool).export(cuda.put(NUMBERS), "FP32")
     assert place is not None
     gc.collect()
     assert len(cuda.files()) == 1
@@ -110,12 +120,12 @@ def test_a_loan_keeps_the_tensor_until_it_is_given_back(cuda: PretendedCuda) -> 
     assert pool.release([place[0]]) == []
 
 
-def test_a_message_that_is_withdrawn_and_a_pool_that_closes_lend_nothing_any_more(cuda: PretendedCuda) -> None:
+def test_a_message_that_is_withdrawn_and_a_pool_that_closes_export_nothing_any_more(cuda: PretendedCuda) -> None:
     pool = RegionPool()
     outgoing = Outgoing(pool)
-    outgoing.lend(cuda.put(NUMBERS), "FP32")
+    outgoing.export(cuda.put(NUMBERS), "FP32")
     outgoing.withdraw()
-    Outgoing(pool).lend(cuda.put(NUMBERS), "FP32")
+    Outgoing(pool).export(cuda.put(NUMBERS), "FP32")
     gc.collect()
     assert len(cuda.files()) == 1
 
@@ -145,37 +155,37 @@ def test_elements_that_do_not_follow_each_other_are_put_in_order_on_the_gpu(cuda
     ],
     ids=["no handle", "empty", "other memory", "of the CPU", "nothing"],
 )
-def test_what_has_no_handle_is_not_lent(cuda: PretendedCuda, make: Callable[[PretendedCuda], Any]) -> None:
+def test_what_has_no_handle_is_not_exported(cuda: PretendedCuda, make: Callable[[PretendedCuda], Any]) -> None:
     pool = RegionPool()
 
-    assert Outgoing(pool).lend(make(cuda), "FP32") is None
+    assert Outgoing(pool).export(make(cuda), "FP32") is None
 
 
-def test_without_a_driver_nothing_is_lent(no_driver: None, tmp_path: Path) -> None:
+def test_without_a_driver_nothing_is_exported(no_driver: None, tmp_path: Path) -> None:
     assert export(PretendedCuda(tmp_path).put(NUMBERS), "FP32") is None
     assert not charonia_cuda.is_usable()
 
 
-def test_there_is_a_limit_to_loans(cuda: PretendedCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(charonia_regions, "GPU_LOANS_MAX", 2)
+def test_there_is_a_limit_to_exports(cuda: PretendedCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(charonia_regions, "EXPORTS_MAX", 2)
     pool = RegionPool()
     tensor = cuda.put(NUMBERS)
 
-    lent = [Outgoing(pool).lend(tensor, "FP32") for _ in range(3)]
+    exported = [Outgoing(pool).export(tensor, "FP32") for _ in range(3)]
 
-    assert [place is None for place in lent] == [False, False, True]
+    assert [place is None for place in exported] == [False, False, True]
     pool.release([1])
-    assert Outgoing(pool).lend(tensor, "FP32") is not None
+    assert Outgoing(pool).export(tensor, "FP32") is not None
 
 
-# What is borrowed
+# What is imported
 
 
-def test_elements_are_read_where_they_are_and_given_back_when_their_last_user_is_gone(
-    cuda: PretendedCuda, elsewhere: Spot
+def test_elements_are_read_where_they_are_and_released_when_their_last_user_is_gone(
+    cuda: PretendedCuda, elsewhere: IpcAddress
 ) -> None:
     returned: list[int] = []
-    array = borrowed(elsewhere, returned)
+    array = imported(elsewhere, returned)
     assert cuda.opened() == set(), "nobody has looked yet"
 
     on_gpu = cuda.adopt(array)
@@ -191,18 +201,18 @@ def test_elements_are_read_where_they_are_and_given_back_when_their_last_user_is
     assert cuda.noted("cuCtxSynchronize") == 1, "the GPU may have been at work on it"
 
 
-def test_what_nobody_has_looked_at_is_given_back_at_once(cuda: PretendedCuda, elsewhere: Spot) -> None:
+def test_what_nobody_has_looked_at_is_released_at_once(cuda: PretendedCuda, elsewhere: IpcAddress) -> None:
     returned: list[int] = []
 
-    borrowed(elsewhere, returned)
+    imported(elsewhere, returned)
 
     assert returned == [1]
     assert cuda.noted("open") == 0
 
 
-def test_tensors_in_the_same_memory_open_it_once(cuda: PretendedCuda, elsewhere: Spot) -> None:
+def test_tensors_in_the_same_memory_open_it_once(cuda: PretendedCuda, elsewhere: IpcAddress) -> None:
     returned: list[int] = []
-    first, second = borrowed(elsewhere, returned, 1), borrowed(elsewhere._replace(offset=40), returned, 2)
+    first, second = imported(elsewhere, returned, 1), imported(elsewhere._replace(offset=40), returned, 2)
     assert first.cpu().tolist() == NUMBERS.tolist()
     assert second.cpu().tolist() == np.zeros((2, 3)).tolist()
 
@@ -214,15 +224,17 @@ def test_tensors_in_the_same_memory_open_it_once(cuda: PretendedCuda, elsewhere:
     assert soon(lambda: returned == [1, 2])
     assert (cuda.noted("open"), cuda.noted("close")) == (1, 1)
     assert cuda.noted("cuCtxSynchronize") == 0, "copies are done when they return"
-    assert borrowed(elsewhere, returned).cpu().tolist() == NUMBERS.tolist()
+    assert imported(elsewhere, returned).cpu().tolist() == NUMBERS.tolist()
 
 
-def test_a_part_of_what_is_borrowed_is_lent_on_by_the_handle_of_its_owner(cuda: PretendedCuda, elsewhere: Spot) -> None:
+def test_a_part_of_what_is_imported_is_exported_on_by_the_handle_of_its_owner(
+    cuda: PretendedCuda, elsewhere: IpcAddress
+) -> None:
     returned: list[int] = []
     pool = RegionPool()
-    part = cuda.adopt(borrowed(elsewhere, returned))[1:]
+    part = cuda.adopt(imported(elsewhere, returned))[1:]
 
-    place = Outgoing(pool).lend(part, "FP32")
+    place = Outgoing(pool).export(part, "FP32")
 
     assert place == (1, 12, GPUS[0], elsewhere.handle, elsewhere.offset + 12)
     assert cuda.noted("handle") == 0
@@ -239,7 +251,7 @@ def test_a_process_finds_its_own_memory_when_its_handle_comes_back(cuda: Pretend
     assert exported is not None
     returned: list[int] = []
 
-    back = cuda.adopt(borrowed(exported.spot, returned))
+    back = cuda.adopt(imported(exported.address, returned))
 
     assert back.address == mine.address
     assert cuda.noted("open") == 0
@@ -248,41 +260,41 @@ def test_a_process_finds_its_own_memory_when_its_handle_comes_back(cuda: Pretend
     assert cuda.noted("close") == 0
 
 
-def test_a_tensor_that_goes_back_over_the_same_channel_is_named(cuda: PretendedCuda, elsewhere: Spot) -> None:
+def test_a_tensor_that_goes_back_over_the_same_channel_is_named(cuda: PretendedCuda, elsewhere: IpcAddress) -> None:
     pool, theirs = RegionPool(), RegionPool()
-    array = borrowed(elsewhere, [], 5, lender=pool)
+    array = imported(elsewhere, [], 5, exporter=pool)
 
-    assert Outgoing(pool).lend(array, "FP32") == (-5, SIZE, b"", b"", 0)
-    assert Outgoing(theirs).lend(array, "FP32") == (1, SIZE, *elsewhere)
+    assert Outgoing(pool).export(array, "FP32") == (-5, SIZE, b"", b"", 0)
+    assert Outgoing(theirs).export(array, "FP32") == (1, SIZE, *elsewhere)
 
 
-def test_what_is_named_is_the_very_thing_that_was_lent(cuda: PretendedCuda) -> None:
+def test_what_is_named_is_the_very_thing_that_was_exported(cuda: PretendedCuda) -> None:
     pool = RegionPool()
     mine = cuda.put(NUMBERS)
-    Outgoing(pool).lend(mine, "FP32")
+    Outgoing(pool).export(mine, "FP32")
     named = (-1, SIZE, b"", b"", 0)
 
-    assert borrowed_array(named, (2, 3), "FP32", pool, print) is mine
+    assert imported_array(named, (2, 3), "FP32", pool, print) is mine
     for shape, datatype in (((3, 2), "FP32"), ((2, 3), "INT32")):
-        with pytest.raises(ChannelError, match="was lent as FP32 of shape"):
-            borrowed_array(named, shape, datatype, pool, print)
+        with pytest.raises(ChannelError, match="is FP32 of shape"):
+            imported_array(named, shape, datatype, pool, print)
     pool.release([1])
-    with pytest.raises(ChannelError, match="no loan 1"):
-        borrowed_array(named, (2, 3), "FP32", pool, print)
+    with pytest.raises(ChannelError, match="no export 1"):
+        imported_array(named, (2, 3), "FP32", pool, print)
     with pytest.raises(ChannelError, match="has none to name"):
-        borrowed_array(named, (2, 3), "FP32", None, print)
+        imported_array(named, (2, 3), "FP32", None, print)
 
 
-def test_bf16_is_copied_as_its_bits(cuda: PretendedCuda, elsewhere: Spot) -> None:
-    array = GpuArray(Borrowed(1, SIZE, elsewhere, None, lambda: None), (12,), "BF16")
+def test_bf16_is_copied_as_its_bits(cuda: PretendedCuda, elsewhere: IpcAddress) -> None:
+    array = GpuArray(ImportedMemory(1, SIZE, elsewhere, None, lambda: None), (12,), "BF16")
 
     assert array.cpu().dtype == np.uint16
     assert array.cpu().tobytes() == NUMBERS.tobytes()
     assert charonia_dlpack.datatype_of(array, "X") == "BF16"
 
 
-def test_a_copy_is_given_by_dlpack_where_the_cpu_is_asked_for(cuda: PretendedCuda, elsewhere: Spot) -> None:
-    array = borrowed(elsewhere, [])
+def test_a_copy_is_given_by_dlpack_where_the_cpu_is_asked_for(cuda: PretendedCuda, elsewhere: IpcAddress) -> None:
+    array = imported(elsewhere, [])
 
     capsule = array.__dlpack__(dl_device=charonia_dlpack.CPU)
 
@@ -299,10 +311,10 @@ def test_a_copy_is_given_by_dlpack_where_the_cpu_is_asked_for(cuda: PretendedCud
     ],
 )
 def test_a_handle_that_cannot_be_opened_says_why_and_leaves_nothing_open(
-    cuda: PretendedCuda, elsewhere: Spot, change: dict[str, Any], expected: str
+    cuda: PretendedCuda, elsewhere: IpcAddress, change: dict[str, Any], expected: str
 ) -> None:
     returned: list[int] = []
-    array = borrowed(elsewhere._replace(**change), returned)
+    array = imported(elsewhere._replace(**change), returned)
 
     with pytest.raises(CudaError, match=expected):
         array.cpu()
@@ -333,7 +345,7 @@ PLACE = (1, SIZE, GPUS[0], bytes(64), 0)
 )
 def test_a_place_that_is_malformed_is_refused(place: object) -> None:
     with pytest.raises(ChannelError, match="malformed"):
-        borrowed_array(place, (2, 3), "FP32", RegionPool(), print)
+        imported_array(place, (2, 3), "FP32", RegionPool(), print)
 
 
 @pytest.mark.parametrize(
@@ -342,19 +354,19 @@ def test_a_place_that_is_malformed_is_refused(place: object) -> None:
 )
 def test_a_size_that_is_not_that_of_the_tensor_is_refused(shape: Any, datatype: Any) -> None:
     with pytest.raises(ChannelError, match="are no tensor of shape"):
-        borrowed_array(PLACE, shape, datatype, RegionPool(), print)
+        imported_array(PLACE, shape, datatype, RegionPool(), print)
 
 
 def test_whatever_stands_where_a_place_should_be_is_found_or_refused() -> None:
     rng = random.Random(2026)
     odd = (None, True, -1, 0, 1, 24, 2**70, 1.5, "", b"", b"y" * 16, b"y" * 64, (), (2, 3), [2])
     pool = RegionPool()
-    pool.lend_gpu(Lent("mine", "FP32", (2, 3), None))
+    pool.add_export(Export("mine", "FP32", (2, 3), None))
     for _ in range(3000):
         place = [rng.choice(odd) if rng.random() < 0.2 else part for part in PLACE]
         shape, datatype = rng.choice([(2, 3), (2, 3), rng.choice(odd)]), rng.choice(["FP32", "FP32", rng.choice(odd)])
         try:
-            found = borrowed_array(tuple(place[: rng.choice([5, 5, 5, 4])]), shape, datatype, pool, lambda _: None)  # type: ignore[arg-type] # odd ones
+            found = imported_array(tuple(place[: rng.choice([5, 5, 5, 4])]), shape, datatype, pool, lambda _: None)  # type: ignore[arg-type] # odd ones
         except ChannelError:
             continue
         assert isinstance(found, GpuArray)
@@ -396,7 +408,7 @@ def test_a_capsule_of_a_gpu_is_a_tensor_there(cuda: PretendedCuda) -> None:
     assert (tensor.is_cpu(), tensor.shape(), tensor.triton_dtype()) == (False, [2, 3], 11)
     assert cuda.adopt(Tensor.from_dlpack("Y", tensor)).address == mine.address
     assert cuda.adopt(tensor).address == mine.address
-    assert Outgoing(RegionPool()).lend(tensor._source, "FP32") is not None  # type: ignore[attr-defined] # of a GPU
+    assert Outgoing(RegionPool()).export(tensor._source, "FP32") is not None  # type: ignore[attr-defined] # of a GPU
     assert tensor.as_numpy().tolist() == NUMBERS.tolist()
     assert cuda.noted("cuMemcpyDtoH_v2") == 1
     assert Tensor.from_dlpack("X", cuda.put(NUMBERS[:0]).__dlpack__()).as_numpy().shape == (0, 3)
@@ -407,24 +419,26 @@ def test_a_capsule_of_a_gpu_is_a_tensor_there(cuda: PretendedCuda) -> None:
 # In the server
 
 
-def lent_by_worker(spot: Spot, pool: RegionPool, returned: list[int]) -> DeviceTensor:
+def lent_by_worker(address: IpcAddress, pool: RegionPool, returned: list[int]) -> DeviceTensor:
     message = Incoming(("done",), memoryview(b""), [], Mappings(), pool)
-    return lending.borrowed(("OUT", "FP32", (2, 3), (4, SIZE, *spot)), message, returned.append)
+    return cuda_ipc.imported_tensor(("OUT", "FP32", (2, 3), (4, SIZE, *address)), message, returned.append)
 
 
-def test_the_server_passes_on_what_one_worker_has_lent_without_opening_it(cuda: PretendedCuda, elsewhere: Spot) -> None:
+def test_the_server_passes_on_what_one_worker_has_lent_without_opening_it(
+    cuda: PretendedCuda, elsewhere: IpcAddress
+) -> None:
     first, second = RegionPool(), RegionPool()
     returned: list[int] = []
     tensor = lent_by_worker(elsewhere, first, returned)
 
-    place = lending.lend(tensor, Outgoing(second))
-    back = lending.lend(tensor, Outgoing(first))
+    place = cuda_ipc.exported_place(tensor, Outgoing(second))
+    back = cuda_ipc.exported_place(tensor, Outgoing(first))
 
     assert place == (1, SIZE, *elsewhere)
     assert back == (-4, SIZE, b"", b"", 0)
     assert cuda.noted("open") == 0
     message = Incoming(("done",), memoryview(b""), [], Mappings(), second)
-    echoed = lending.borrowed(("OUT", "FP32", (2, 3), (-1, SIZE, b"", b"", 0)), message, print)
+    echoed = cuda_ipc.imported_tensor(("OUT", "FP32", (2, 3), (-1, SIZE, b"", b"", 0)), message, print)
     assert echoed.content is tensor.content
     del tensor, echoed
     assert returned == []
@@ -432,7 +446,7 @@ def test_the_server_passes_on_what_one_worker_has_lent_without_opening_it(cuda: 
     assert returned == [4]
 
 
-def test_the_server_opens_it_for_those_who_look(cuda: PretendedCuda, elsewhere: Spot) -> None:
+def test_the_server_opens_it_for_those_who_look(cuda: PretendedCuda, elsewhere: IpcAddress) -> None:
     tensor = lent_by_worker(elsewhere, RegionPool(), [])
 
     assert (tensor.shape, tensor.datatype) == ((2, 3), DataType.FP32)
@@ -452,15 +466,15 @@ def test_what_the_server_itself_has_on_a_gpu_is_lent_without_a_wait(cuda: Preten
     pool = RegionPool()
     tensor = DeviceTensor("X", DataType.FP32, Content())
 
-    place = lending.lend(tensor, Outgoing(pool))
+    place = cuda_ipc.exported_place(tensor, Outgoing(pool))
 
     assert place is not None
     assert cuda.noted("cuCtxSynchronize") == 0
     assert place[0] == 1
-    assert pool.lent_gpu(1).content is tensor.content
+    assert pool.exported(1).content is tensor.content
 
 
-def test_what_a_worker_had_is_gone_with_it_unless_it_is_open(cuda: PretendedCuda, elsewhere: Spot) -> None:
+def test_what_a_worker_had_is_gone_with_it_unless_it_is_open(cuda: PretendedCuda, elsewhere: IpcAddress) -> None:
     pool = RegionPool()
     closed, open_here = lent_by_worker(elsewhere, pool, []), lent_by_worker(elsewhere, pool, [])
     assert open_here.content.native is not None
@@ -470,17 +484,17 @@ def test_what_a_worker_had_is_gone_with_it_unless_it_is_open(cuda: PretendedCuda
     looks: list[Callable[[], object]] = [
         lambda: closed.array,
         lambda: closed.content.native,
-        lambda: lending.lend(closed, Outgoing(pool)),
+        lambda: cuda_ipc.exported_place(closed, Outgoing(pool)),
     ]
     for look in looks:
         with pytest.raises(ServingError, match="the worker process that made it has ended") as caught:
             look()
         assert caught.value.code is Code.UNAVAILABLE
-    assert lending.lend(open_here, Outgoing(RegionPool())) is None
+    assert cuda_ipc.exported_place(open_here, Outgoing(RegionPool())) is None
     assert open_here.array.tolist() == NUMBERS.tolist()
 
 
-def test_what_the_server_cannot_reach_is_an_error_that_says_why(cuda: PretendedCuda, elsewhere: Spot) -> None:
+def test_what_the_server_cannot_reach_is_an_error_that_says_why(cuda: PretendedCuda, elsewhere: IpcAddress) -> None:
     tensor = lent_by_worker(elsewhere._replace(gpu=GPUS[1]), RegionPool(), [])
 
     looks: list[Callable[[], object]] = [lambda: tensor.array, lambda: tensor.content.native]
@@ -492,19 +506,19 @@ def test_what_the_server_cannot_reach_is_an_error_that_says_why(cuda: PretendedC
     assert isinstance(tensor.content, WorkerContent)
 
 
-def test_a_tensor_without_a_name_is_refused(elsewhere: Spot) -> None:
+def test_a_tensor_without_a_name_is_refused(elsewhere: IpcAddress) -> None:
     message = Incoming(("done",), memoryview(b""), [], Mappings(), RegionPool())
 
     with pytest.raises(ChannelError, match="name of a tensor is malformed"):
-        lending.borrowed((7, "FP32", (2, 3), (4, SIZE, *elsewhere)), message, print)
+        cuda_ipc.imported_tensor((7, "FP32", (2, 3), (4, SIZE, *elsewhere)), message, print)
 
 
-def test_a_thread_that_hands_a_tensor_on_waits_for_the_gpu(cuda: PretendedCuda, elsewhere: Spot) -> None:
-    charonia_gpu.finish(cuda.put(NUMBERS))
+def test_a_thread_that_hands_a_tensor_on_waits_for_the_gpu(cuda: PretendedCuda, elsewhere: IpcAddress) -> None:
+    charonia_cuda_ipc.finish(cuda.put(NUMBERS))
     assert cuda.noted("cuCtxSynchronize") == 1
 
-    charonia_gpu.finish(borrowed(elsewhere, []))  # its owner has waited
-    charonia_gpu.finish(cuda.put(NUMBERS, device=7))  # a GPU that is not there has nothing to wait for
+    charonia_cuda_ipc.finish(imported(elsewhere, []))  # its owner has waited
+    charonia_cuda_ipc.finish(cuda.put(NUMBERS, device=7))  # a GPU that is not there has nothing to wait for
 
     assert cuda.noted("cuCtxSynchronize") == 1
 

@@ -1,26 +1,25 @@
 import pytest
 
-from charonia.server.grpc.conduct import IDLE_PING_INTERVAL_NS, Conduct
-from charonia.server.grpc.limits import GrpcLimits
+from charonia.server.grpc.limits import IDLE_PING_INTERVAL_NS, AbuseLimits, GrpcLimits
 from charonia.server.options import CompressionLevel, GrpcOptions
 
 S = 1_000_000_000
 
 
 def test_pings_that_keep_their_distance_are_no_strikes() -> None:
-    conduct = Conduct(GrpcLimits(ping_interval_min_s=10.0, ping_strikes_max=1))
+    conduct = AbuseLimits(GrpcLimits(ping_interval_min_s=10.0, ping_strikes_max=1))
 
     assert all(conduct.may_ping(number * 10 * S, 0, has_calls=True) for number in range(20))
 
 
 def test_one_ping_more_than_the_strikes_allow_is_too_many() -> None:
-    conduct = Conduct(GrpcLimits(ping_interval_min_s=10.0, ping_strikes_max=2))
+    conduct = AbuseLimits(GrpcLimits(ping_interval_min_s=10.0, ping_strikes_max=2))
 
     assert [conduct.may_ping(number * S, 0, has_calls=True) for number in range(4)] == [True, True, True, False]
 
 
 def test_whatever_is_sent_forgives_earlier_pings() -> None:
-    conduct = Conduct(GrpcLimits(ping_interval_min_s=10.0, ping_strikes_max=1))
+    conduct = AbuseLimits(GrpcLimits(ping_interval_min_s=10.0, ping_strikes_max=1))
 
     assert all(conduct.may_ping(number, number // 2, has_calls=True) for number in range(20))
 
@@ -28,7 +27,7 @@ def test_whatever_is_sent_forgives_earlier_pings() -> None:
 @pytest.mark.parametrize(("permit", "stays"), [(False, False), (True, True)])
 def test_without_calls_pings_are_rare_unless_permitted(permit: bool, stays: bool) -> None:
     limits = GrpcLimits(ping_interval_min_s=10.0, ping_strikes_max=1, keepalive_without_calls=permit)
-    conduct = Conduct(limits)
+    conduct = AbuseLimits(limits)
 
     outcomes = [conduct.may_ping(number * (IDLE_PING_INTERVAL_NS - 1), 0, has_calls=False) for number in range(3)]
 
@@ -36,13 +35,13 @@ def test_without_calls_pings_are_rare_unless_permitted(permit: bool, stays: bool
 
 
 def test_no_limit_of_strikes_means_none() -> None:
-    conduct = Conduct(GrpcLimits(ping_strikes_max=0))
+    conduct = AbuseLimits(GrpcLimits(ping_strikes_max=0))
 
     assert all(conduct.may_ping(number, 0, has_calls=True) for number in range(100))
 
 
 def test_cancelled_calls_draw_on_an_allowance_that_refills() -> None:
-    conduct = Conduct(GrpcLimits(resets_burst=2, resets_per_s=1))
+    conduct = AbuseLimits(GrpcLimits(resets_burst=2, resets_per_s=1))
 
     assert [conduct.may_reset(0) for _ in range(3)] == [True, True, False]
     assert [conduct.may_reset(3 * S) for _ in range(3)] == [True, True, False]

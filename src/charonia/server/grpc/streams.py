@@ -1,34 +1,150 @@
-"""ModelStreamInfer: requests to any models on one stream, each with any number of responses.
+"""Streaming calls: ModelStreamInfer and server reflection.
 
-Responses of a model with one response for each request come in the order of the requests, those of decoupled models as
-they are made. An error of a request is a response of its own and leaves the stream intact, unless the caller asked
-for gRPC errors: then the first error ends the stream with its status. A caller that does not read has its requests
-failed once `stream_response_bytes_max` of their responses wait: a model cannot be made to wait.
+`StreamCall` reads, applies the limits and ends the call; a `Conversation` says what a message means. Data of requests
+is not acknowledged while the conversation has as many requests in flight as it may, or while too much of the response
+waits for the caller: the caller's window closes, and the caller waits.
+
+ModelStreamInfer carries requests to any models, each with any number of responses. Responses of a model with one
+response per request come in the order of the requests, those of decoupled models as they are made. An error of a
+request is a response of its own and leaves the stream intact, unless the caller asked for gRPC errors: then the first
+error ends the stream with its status. The requests of a caller that does not read fail once
+`stream_response_bytes_max` of their responses wait: a model cannot be made to wait.
 
 Source: Triton's gRPC extensions ("ModelStreamInfer", "decoupled models").
 """
 
 import time
 from collections import deque
+from collections.abc import Callable
+from typing import Protocol
 
 from charonia.core.calls import Outcome, Reply, Ticket
 from charonia.core.errors import Code, ServingError, unavailable
 from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse
 from charonia.server.access_log import AccessEntry
-from charonia.server.grpc.calls import internal_error
-from charonia.server.grpc.forwarding import forward_headers
-from charonia.server.grpc.stream import StreamCall
-from charonia.server.grpc.traced import begin
-from charonia.wire.grpc_framing import Buffer
+from charonia.server.grpc.calls import TRACE_EVENTS, Call, Table
+from charonia.server.tracing.requests import begin
+from charonia.wire.grpc_framing import Buffer, MessageReader
+from charonia.wire.grpc_headers import CallHead
 from charonia.wire.grpc_infer import (
     decode_infer,
     decode_infer_identity,
     encode_stream_error,
     encode_stream_response,
 )
-from charonia.wire.grpc_status import STATUS_BY_CODE, rpc_error
+from charonia.wire.grpc_reflection import answer
+from charonia.wire.grpc_status import STATUS_BY_CODE, RpcError, Status, rpc_error
 from charonia.wire.shared_memory import NO_PLACES
+
+
+class Conversation(Protocol):
+    """What the messages of a streaming call mean."""
+
+    def start(self, message: Buffer) -> None:
+        """Take a request.
+
+        Raises:
+            RpcError: The stream cannot go on.
+        """
+        ...
+
+    def in_flight(self) -> int:
+        """Return the number of requests that are not answered yet."""
+        ...
+
+    def drop(self) -> None:
+        """Cancel everything in flight."""
+        ...
+
+
+class StreamCall(Call):
+    """A call on which both sides send any number of messages."""
+
+    __slots__ = ("_conversation", "_is_ending", "_is_pumping", "_is_winding_down", "_reader", "_unconsumed_bytes")
+
+    def __init__(self, table: Table, stream_id: int, name: str, head: CallHead, converse: "Converse") -> None:
+        super().__init__(table, stream_id, name, head)
+        self._reader = MessageReader(head.encoding, table.service.limits.message_bytes_max)
+        self._conversation = converse(self)
+        self._unconsumed_bytes = 0
+        self._is_ending = False
+        self._is_pumping = False
+        self._is_winding_down = False
+
+    def receive(self, data: bytes, end: bool) -> None:
+        """Take bytes of the requests."""
+        self._unconsumed_bytes += len(data)
+        self._is_ending = self._is_ending or end
+        try:
+            self._reader.feed(data)
+        except RpcError as error:
+            self.fail(error)
+        self.resume()
+
+    def resume(self) -> None:
+        """Start the requests that may start, and end the call where all is said."""
+        if self._is_pumping or self.is_over:
+            return
+        self._is_pumping = True
+        try:
+            is_held = self._pump()
+            if self._is_ending and not is_held and not self.is_over:
+                if self._reader.pending_bytes:
+                    raise RpcError(Status.INTERNAL, f"{self.name}: the stream ended within a message")
+                if self._conversation.in_flight() == 0:
+                    self._close()
+                    self.table.complete(self)
+        except RpcError as error:
+            self.fail(error)
+        finally:
+            self._is_pumping = False
+        if self._is_winding_down:
+            self.wind_down()
+
+    def send(self, parts: list[Buffer]) -> None:
+        """Send a response message."""
+        if not self.is_over:
+            self.table.send(self, self.framed(parts))
+
+    def wind_down(self) -> None:
+        """The server stops: end when nothing is in flight."""
+        self._is_winding_down = True
+        if self._conversation.in_flight() == 0:
+            self.fail(RpcError(Status.UNAVAILABLE, f"{self.name}: the server is shutting down"))
+
+    def drop(self) -> None:
+        """Cancel everything in flight, and let other calls have the part of the window that this one has taken."""
+        self._conversation.drop()
+        self._consume(self._unconsumed_bytes)
+
+    def _pump(self) -> bool:
+        """Start requests; return whether some have to wait."""
+        limits = self.table.service.limits
+        conversation = self._conversation
+        while not self.is_over:
+            if conversation.in_flight() >= limits.stream_inflight_max:
+                break
+            if self.table.unsent_bytes(self) > limits.stream_unsent_bytes_max:
+                self.table.wait_until_sent(self)
+                break
+            message = self._reader.next_message()
+            if message is None:
+                # Whatever is left is a part of a message, and the rest of it may need the whole window.
+                self._consume(self._unconsumed_bytes)
+                return False
+            conversation.start(message)
+        self._consume(self._unconsumed_bytes - self._reader.pending_bytes)
+        return not self.is_over
+
+    def _consume(self, amount: int) -> None:
+        if amount > 0:
+            self._unconsumed_bytes -= amount
+            self.table.consume(self, amount)
+
+
+Converse = Callable[[StreamCall], Conversation]
+"""Makes what a call's messages mean."""
 
 
 class _Turn:
@@ -70,7 +186,7 @@ class _Turn:
 
 
 class InferStream:
-    """What is said on one ModelStreamInfer call."""
+    """One ModelStreamInfer call."""
 
     __slots__ = ("_call", "_in_order", "_turns")
 
@@ -84,24 +200,24 @@ class InferStream:
         return len(self._turns)
 
     def start(self, message: Buffer) -> None:
-        """Take a request. Raises as `charonia.server.grpc.stream.Conversation.start`."""
+        """Take a request. Raises as `Conversation.start`."""
         call = self._call
-        engine = call.wire.service.engine
-        tracer = call.wire.service.tracer
+        engine = call.table.service.engine
+        tracer = call.table.service.tracer
         received_ns = 0 if tracer is None else time.monotonic_ns()
         problem: ServingError | None = None
-        services = call.wire.service.services
+        services = call.table.service.services
         try:
             request, wants_empty_final, places = decode_infer(message, services.regions)
-            if services.grpc_headers is not None:
-                forward_headers(services.grpc_headers, request, call.head)
+            if services.grpc_headers is not None:  # a header replaces a parameter of the same name
+                request.parameters.update(services.grpc_headers.parameters(call.head.headers))
         except ServingError as error:
             request, wants_empty_final, places = decode_infer_identity(message), False, NO_PLACES
             problem = error
         request.deadline_ns = call.deadline_ns
         turn = _Turn(self, request, wants_empty_final, not self._is_decoupled(request))
         turn.places = places
-        if call.wire.service.access_log is not None:
+        if call.table.service.access_log is not None:
             turn.bytes_in = len(message)
             turn.started_ns = time.monotonic_ns()
         self._turns.add(turn)
@@ -112,7 +228,7 @@ class InferStream:
             return
         reply: Reply = turn.reply
         if tracer is not None:
-            reply = begin(tracer, request, reply, head=call.head, received_ns=received_ns)
+            reply = begin(tracer, request, reply, names=TRACE_EVENTS, received_ns=received_ns, headers=call.head.header)
         ticket = engine.infer(request, reply)
         if turn.is_final:
             ticket.cancel()
@@ -161,8 +277,8 @@ class InferStream:
         if call.is_over:
             return
         if not (final or turn.is_ordered):
-            limit = call.wire.service.limits.stream_response_bytes_max
-            if call.wire.unsent_bytes(call) > limit:
+            limit = call.table.service.limits.stream_response_bytes_max
+            if call.table.unsent_bytes(call) > limit:
                 self._stop(turn, limit)
                 return
         if final:
@@ -179,8 +295,8 @@ class InferStream:
                 parts = encode_stream_response(outcome, final, turn.places)
             except ServingError as error:
                 parts = encode_stream_error(error, turn.request, final)
-            except Exception:  # the caller has other requests of the batch to answer
-                call.fail(internal_error(call.name))
+            except Exception:  # the engine has other requests of the batch to answer
+                call.table.fault(call)
                 return
         elif turn.wants_empty_final:
             request = turn.request
@@ -205,12 +321,12 @@ class InferStream:
 
     def _is_decoupled(self, request: InferRequest) -> bool:
         try:
-            return self._call.wire.service.engine.model_config(request.model_name, request.model_version).is_decoupled
+            return self._call.table.service.engine.model_config(request.model_name, request.model_version).is_decoupled
         except ServingError:
             return False  # the engine will say what is wrong with the request
 
     def _log_access(self, turn: _Turn, outcome: Outcome, bytes_out: int) -> None:
-        log = self._call.wire.service.access_log
+        log = self._call.table.service.access_log
         if log is not None:
             status = STATUS_BY_CODE[outcome.code].name if isinstance(outcome, ServingError) else "OK"
             entry = AccessEntry("grpc", self._call.name, status)
@@ -219,3 +335,23 @@ class InferStream:
             entry.duration_ns = time.monotonic_ns() - turn.started_ns
             entry.execution = outcome.execution if isinstance(outcome, InferResponse) else None
             log.write(entry)
+
+
+class ReflectionStream:
+    """One reflection call: each question gets its answer at once."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: StreamCall) -> None:
+        self._call = call
+
+    def in_flight(self) -> int:
+        """Return 0: no question waits."""
+        return 0
+
+    def start(self, message: Buffer) -> None:
+        """Answer a question. Raises as `Conversation.start`."""
+        self._call.send([answer(message)])
+
+    def drop(self) -> None:
+        """Nothing is in flight."""

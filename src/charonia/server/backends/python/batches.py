@@ -1,0 +1,313 @@
+"""The batches of one instance: those that its worker works on or will, and those that have left requests open.
+
+A batch is handed over, runs when those before it are done, and may leave requests open that the model answers later.
+When the worker ends, the batch that runs and the requests left open fail with the reason; batches that it has not begun
+run on its successor.
+"""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from charonia.core.errors import ServingError, internal, unavailable
+from charonia.core.request import InferRequest
+from charonia.server.backends.api import BatchSink, BusyPolling, Result
+from charonia.server.backends.python.calls import Work
+from charonia.server.backends.python.codec import decode_results, encode_requests
+from charonia.server.backends.python.process import WorkerLink
+from charonia.server.backends.python.worker.charonia_channel import Incoming
+from charonia.server.backends.python.worker.charonia_regions import ChannelError
+
+_log = logging.getLogger(__name__)
+
+RESTART_WAIT_S_MAX = 20.0
+"""Longest time that a batch waits for a worker that is being restarted."""
+
+
+class Batch(Work):
+    """A batch that was handed over, and that is not finished or has left requests open.
+
+    Attributes:
+        number: Its number in messages, 0 until it was sent to the worker that runs now.
+        over: Indices of requests that have their last response; None while there is none.
+        gone: Indices of requests whose callers have gone; None while there is none.
+    """
+
+    __slots__ = ("gone", "number", "over")
+
+    def __init__(self, sink: BatchSink, requests: Sequence[InferRequest]) -> None:
+        super().__init__(sink, requests)
+        self.number = 0
+        self.over: set[int] | None = None
+        self.gone: set[int] | None = None
+
+    def note_over(self, index: int) -> None:
+        """Note that a request has its last response."""
+        if self.over is None:
+            self.over = set()
+        self.over.add(index)
+
+    def open_requests(self) -> list[int]:
+        """Return the indices of the requests without a last response."""
+        return [index for index in range(len(self.requests)) if self.over is None or index not in self.over]
+
+    def fail(self, error: ServingError) -> None:
+        """End the batch with an error for all of its requests."""
+        now = time.monotonic_ns()
+        self.sink.finish(now, now, error)
+
+
+class Batches:
+    """The batches in flight.
+
+    Args:
+        name: Instance name.
+        output_names: All outputs of the model.
+        execute_s_max: Time that a batch has, 0 for no limit.
+        is_decoupled: Whether a request may have any number of responses.
+        busy_poll: Whether workers stay awake between requests, None where they do not.
+
+    Attributes:
+        answered: Batches that the worker which runs now has answered.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        output_names: tuple[str, ...],
+        execute_s_max: float,
+        is_decoupled: bool,
+        busy_poll: BusyPolling | None,
+    ) -> None:
+        self.answered = 0
+        self._name = name
+        self._output_names = output_names
+        self._execute_s_max = execute_s_max
+        self._is_decoupled = is_decoupled
+        self._busy_poll = busy_poll
+        self._loop = asyncio.get_running_loop()
+        self._link: WorkerLink | None = None  # to the worker that runs batches now
+        self._is_ready = False
+        self._is_closed = False
+        self._queue: deque[Batch] = deque()  # the first one runs, where it was sent
+        self._warming: deque[Batch] = deque()  # what a new worker runs before anything else
+        self._outbox: list[Batch] = []  # those that are sent at the end of this round of the event loop
+        self._left_open: dict[int, Batch] = {}  # finished, with requests that wait for their last response
+        self._sent = 0
+        self._timer: asyncio.TimerHandle | None = None  # the first batch's
+        self._told_awake_ns = 0
+
+    def __len__(self) -> int:
+        """Batches that are not finished, and batches with requests that are left open."""
+        return len(self._queue) + len(self._left_open)
+
+    # What the engine does
+
+    def add(self, sink: BatchSink, requests: Sequence[InferRequest]) -> None:
+        """Take a batch: it is sent at once, or once a worker is ready."""
+        batch = Batch(sink, requests)
+        self._queue.append(batch)
+        if self._is_ready:
+            self._send(batch)
+        elif self._is_closed:
+            self._fail_first(unavailable(f"instance '{self._name}' is closed"))
+        elif len(self._queue) == 1:
+            self._limit(RESTART_WAIT_S_MAX, self._waited_too_long)
+
+    def cancel(self, sink: BatchSink, index: int) -> bool:
+        """Tell the model that the caller of a request has gone; return whether all callers of its batch have gone."""
+        batch = next((b for b in (*self._queue, *self._left_open.values()) if b.sink is sink), None)
+        if batch is None:
+            return False
+        if batch.gone is None:
+            batch.gone = set()
+        batch.gone.add(index)
+        if batch.number and self._link is not None:
+            self._link.process.send(("cancel", batch.number, index))
+        is_abandoned = all(sink.is_cancelled(i) for i in range(len(batch.requests)))
+        if is_abandoned:
+            self._left_open.pop(batch.number, None)
+        return is_abandoned
+
+    def close(self) -> None:
+        """Take no more batches."""
+        self._is_closed = True
+        self.detach()
+        self._limit(0, None)
+
+    # What becomes of the worker
+
+    def attach(self, link: WorkerLink) -> None:
+        """A new worker has loaded its model."""
+        self._link = link
+        self._told_awake_ns = 0
+        self.answered = 0
+
+    def warm_up(self, sink: BatchSink, requests: Sequence[InferRequest]) -> None:
+        """Run a batch on a new worker before anything else."""
+        batch = Batch(sink, requests)
+        self._warming.append(batch)
+        self._send(batch)
+
+    def begin(self) -> None:
+        """The worker is ready for requests."""
+        self._is_ready = True
+        self._limit(0, None)
+        for batch in self._queue:
+            self._send(batch)
+
+    def detach(self) -> None:
+        """Send nothing more to the worker."""
+        self._link = None
+        self._is_ready = False
+        self._outbox.clear()
+
+    def worker_ended(self, error: ServingError, *, failed_to_start: bool) -> None:
+        """Fail what the worker had begun; what it had not waits for the next one."""
+        self._warming.clear()
+        left_open, self._left_open = self._left_open, {}
+        for batch in left_open.values():
+            for index in batch.open_requests():
+                batch.sink.respond(index, error, True)
+        if self._queue and (self._queue[0].number or failed_to_start):
+            self._fail_first(error)
+        for batch in self._queue:
+            batch.number = 0
+        if self._queue:
+            self._limit(RESTART_WAIT_S_MAX, self._waited_too_long)
+
+    # What the worker says
+
+    def running(self, number: int) -> Work | None:
+        """Return the batch that runs, if it has this number."""
+        line = self._warming or self._queue
+        return line[0] if number and line and line[0].number == number else None
+
+    def done(self, message: Incoming, link: WorkerLink) -> None:
+        """Take the results of the batch that runs. Raises as `decode_results`."""
+        _, number, results, released, freed, input_end, output_start = message.header
+        line = self._warming or self._queue
+        if not line or number != line[0].number:
+            return
+        decoded = decode_results(results, message, link)
+        if released or freed:
+            link.note(released, freed)
+        batch = line.popleft()
+        if line is self._queue:
+            self.answered += 1
+            if self._execute_s_max:
+                self._limit(self._execute_s_max if self._queue else 0, self._executed_too_long)
+        try:
+            is_open = self._hand_on(batch, decoded)
+        except Exception:
+            _log.exception("the results of a batch of '%s' cannot be handed on", self._name)
+            batch.fail(internal(f"the server met a fault of its own with the results of instance '{self._name}'"))
+        else:
+            batch.sink.finish(input_end, output_start, leaves_open=is_open)
+
+    def response(self, message: Incoming, link: WorkerLink) -> None:
+        """Take a response to a request of a batch that runs or has left it open. Raises as `decode_results`."""
+        _, number, index, result, final, released, freed = message.header
+        (decoded,) = decode_results([result], message, link)
+        link.note(released, freed)
+        batch = self._left_open.get(number)
+        if batch is None:
+            line = self._warming or self._queue
+            batch = next((b for b in line if number and b.number == number), None)
+        if batch is not None:
+            if not 0 <= index < len(batch.requests):
+                raise ChannelError(f"batch {number} has no request {index}")
+            if final or not self._is_decoupled:
+                batch.note_over(index)
+                if not batch.open_requests():
+                    self._left_open.pop(number, None)
+            batch.sink.respond(index, decoded, bool(final))
+        del decoded
+        link.flush()
+
+    # Inside
+
+    def _hand_on(self, batch: Batch, results: Sequence[Result | None]) -> bool:
+        """Give the requests of a batch their results; return whether some are left open."""
+        sink = batch.sink
+        is_open = False
+        for index, result in enumerate(results):
+            if result is None:
+                is_open = True
+            else:
+                sink.respond(index, result, True)
+        if is_open:
+            for index, result in enumerate(results):
+                if result is not None:
+                    batch.note_over(index)
+            is_open = any(not sink.is_cancelled(index) for index in batch.open_requests())
+            if is_open:
+                self._left_open[batch.number] = batch
+        return is_open
+
+    def _send(self, batch: Batch) -> None:
+        """Send a batch, together with those that come in the same round of the event loop."""
+        if not self._outbox:
+            self._loop.call_soon(self._hand_over)
+        self._outbox.append(batch)
+
+    def _hand_over(self) -> None:
+        batches, self._outbox = self._outbox, []
+        while batches and self._link is not None:
+            awake_ns = self._busy_poll.worker_ns if self._busy_poll is not None else 0
+            if awake_ns != self._told_awake_ns:
+                self._link.process.send(("awake", awake_ns))
+                self._told_awake_ns = awake_ns
+            batches = batches[self._send_together(self._link, batches) :]
+
+    def _send_together(self, link: WorkerLink, batches: Sequence[Batch]) -> int:
+        """Send the first of these batches, and those behind it that fit into the same message; return how many."""
+        outgoing = link.outgoing()
+        content: list[tuple[int, list[tuple[object, ...]]]] = []
+        number = self._sent
+        try:
+            for batch in batches:
+                number += 1
+                content.append((number, encode_requests(batch.requests, self._output_names, outgoing)))
+                if outgoing.fds:  # of which a message carries only so many
+                    break
+            link.send(("execute", content), outgoing, at_once=True)
+        except Exception as error:
+            outgoing.withdraw()
+            if len(batches) > 1:  # only the one that cannot be sent fails
+                return self._send_together(link, batches[:1])
+            if not isinstance(error, (ChannelError, OSError, TypeError, ValueError)):
+                _log.exception("a batch of '%s' cannot be encoded", self._name)
+            (self._warming or self._queue).remove(batches[0])
+            batches[0].fail(internal(f"the batch cannot be handed to instance '{self._name}': {error}"))
+            return 1
+        self._sent = number
+        for batch, (number, _) in zip(batches, content, strict=False):
+            batch.number = number
+            for index in batch.gone or ():
+                link.process.send(("cancel", number, index))
+            if self._queue and batch is self._queue[0]:
+                self._limit(self._execute_s_max, self._executed_too_long)
+        return len(content)
+
+    def _executed_too_long(self) -> None:
+        if self._link is not None:
+            self._link.process.kill(f"a batch did not finish within {self._execute_s_max:g} s and was ended")
+
+    def _waited_too_long(self) -> None:
+        while self._queue:
+            self._fail_first(unavailable(f"instance '{self._name}' has not come back within {RESTART_WAIT_S_MAX:g} s"))
+
+    def _fail_first(self, error: ServingError) -> None:
+        self._limit(0, None)
+        self._queue.popleft().fail(error)
+
+    def _limit(self, seconds: float, callback: Callable[[], None] | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if callback is not None and seconds > 0:
+            self._timer = self._loop.call_later(seconds, callback)

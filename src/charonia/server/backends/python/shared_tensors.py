@@ -1,0 +1,96 @@
+"""Tensors and results between the server and a model in the same process: handed over as they are, not copied.
+
+The model's inputs are views that cannot be written to, of what the server holds, and the server holds the model's
+outputs.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from charonia.core.calls import Outcome
+from charonia.core.dtypes import BY_WIRE
+from charonia.core.errors import ServingError, internal
+from charonia.core.tensor import Array, DeviceTensor, Tensor
+from charonia.server.backends.api import Outputs, Result
+from charonia.server.backends.python.codec import decode_error, encode_error
+from charonia.server.backends.python.worker.charonia_cuda_ipc import finish
+from charonia.server.backends.python.worker.charonia_tensor import GpuTensor, received
+from charonia.server.backends.python.worker.charonia_tensor import Tensor as ModelTensor
+
+
+def result_of(result: tuple[Any, ...] | None, name: str) -> Result | None:
+    """Return a result of a model as the engine takes it; None stays None."""
+    if result is None:
+        return None
+    if result[0] >= 0:
+        return decode_error(*result)
+    try:
+        return Outputs([taken(tensor) for tensor in result[1]], result[2] or None)
+    except Exception as error:  # elements of a string tensor may be anything
+        return internal(f"a response of model '{name}' cannot be sent: {error}")
+
+
+def received_from(outcome: Outcome, on_gpu: bool) -> tuple[Any, ...] | None:
+    """Return the outcome of a call as a host receives it; `on_gpu`: tensors may stay in the memory of a GPU."""
+    if outcome is None:
+        return None
+    try:
+        if isinstance(outcome, ServingError):
+            raise outcome
+        outputs = [shown(tensor, on_gpu) for tensor in outcome.outputs]
+    except ServingError as error:
+        return encode_error(error)
+    return (-1, outputs, outcome.parameters or {})
+
+
+class _Produced:
+    """What a model has in the memory of a GPU, for the server."""
+
+    def __init__(self, tensor: GpuTensor) -> None:
+        finish(tensor._source)  # in the model's thread: other threads read it
+        self._tensor = tensor
+
+    @property
+    def native(self) -> object:
+        return self._tensor._source
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self._tensor.shape())
+
+    def to_host(self) -> Array:
+        return self._tensor._array
+
+
+def shown(tensor: Tensor, on_gpu: bool) -> ModelTensor:
+    """Return a tensor of the server for the model, a view that cannot be written to, as others may read it."""
+    if on_gpu and isinstance(tensor, DeviceTensor):
+        return GpuTensor(tensor.name, tensor.datatype.wire, tensor.content.native)
+    array = tensor.array.view()
+    array.flags.writeable = False
+    return received(tensor.name, tensor.datatype.wire, array)
+
+
+def taken(tensor: ModelTensor) -> Tensor:
+    """Return a tensor of the model for the server."""
+    if isinstance(tensor, GpuTensor):
+        return DeviceTensor(tensor._name, BY_WIRE[tensor._datatype], _Produced(tensor))
+    array = tensor._array
+    if tensor._datatype == "BYTES":
+        array = _as_bytes(array)
+    elif not array.flags.c_contiguous:
+        array = array.copy(order="C")
+    return Tensor(tensor._name, BY_WIRE[tensor._datatype], array)
+
+
+def _as_bytes(array: Array) -> Array:
+    """Return a string tensor whose elements are bytes, as a worker would send them."""
+    elements = array.ravel().tolist()
+    if all(type(element) is bytes for element in elements):
+        return array
+    encoded = np.empty(len(elements), np.object_)
+    for index, element in enumerate(elements):
+        is_binary = isinstance(element, (bytes, bytearray, memoryview))
+        encoded[index] = bytes(element) if is_binary else str(element).encode()
+    return encoded.reshape(array.shape)

@@ -1,0 +1,288 @@
+"""Supervision of one instance's worker: it is started, warmed up, watched, and restarted with back-off when it ends."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+
+from charonia.core.caller import CallFrame
+from charonia.core.errors import ServingError, internal
+from charonia.core.request import InferRequest
+from charonia.server.backends.api import Result
+from charonia.server.backends.python.batches import Batches
+from charonia.server.backends.python.process import WorkerLink, WorkerProcess
+from charonia.server.backends.python.worker.charonia_channel import Incoming
+
+_log = logging.getLogger(__name__)
+
+FINALIZE_S_MAX = 10.0
+"""Time that a worker has for `finalize`."""
+
+RESTART_DELAY_S = 0.05
+"""Back-off before the first restart; it doubles with every one in a row that does not lead to an answer."""
+
+RESTART_DELAY_S_MAX = 30.0
+
+PROBLEM_CHARS_MAX = 4096
+"""Of a longer reason, the beginning and the end are kept."""
+
+
+MakeProcess = Callable[[Callable[[Incoming], None], Callable[[str], None]], WorkerProcess]
+"""Starts a worker process with these callbacks for messages and its end."""
+
+
+class WorkerHealth:
+    """What happened to the worker processes of one instance.
+
+    Attributes:
+        restarts: How often the worker was started again.
+        problem: Why none runs now, "" while one does.
+    """
+
+    __slots__ = ("_failures", "problem", "restarts")
+
+    def __init__(self) -> None:
+        self.restarts = 0
+        self.problem = ""
+        self._failures = 0
+
+    def ended(self, reason: str) -> float:
+        """Note that the worker ended; return the back-off in s before the next start."""
+        delay = min(RESTART_DELAY_S * 2.0**self._failures, RESTART_DELAY_S_MAX)
+        self._failures = min(self._failures + 1, 32)
+        often = f" {self._failures} times in a row without an answer" if self._failures > 1 else ""
+        if len(reason) > PROBLEM_CHARS_MAX:
+            reason = f"{reason[: PROBLEM_CHARS_MAX // 2]} [...] {reason[-PROBLEM_CHARS_MAX // 2 :]}"
+        self.problem = f"its worker has ended{often} and is started again after {delay:g} s: {reason}"
+        return delay
+
+    def restarted(self) -> None:
+        """Note that a new worker was started; it is not ready yet."""
+        self.restarts += 1
+
+    def ready(self) -> bool:
+        """Note that the worker is ready; return whether that ends a problem."""
+        had_problem = bool(self.problem)
+        self.problem = ""
+        return had_problem
+
+    def answered(self) -> None:
+        """Note that the worker has answered a batch."""
+        self._failures = 0
+
+
+class State(Enum):
+    """What the worker of an instance does."""
+
+    STARTING = "starting"
+    WARMING = "warming up"
+    READY = "ready"
+    PAUSED = "waiting to restart"
+    CLOSED = "closed"
+
+
+class Supervisor:
+    """Keeps a worker process running.
+
+    Args:
+        name: Instance name.
+        make_process: Starts a worker process.
+        start_message: The message that makes it load the model.
+        start_s_max: Time that the model has to initialize, 0 for no limit.
+        batches: What the worker is to run.
+        on_message: Called with each message of the worker.
+        on_unlink: Called when a worker has ended or is not needed any more.
+
+    Attributes:
+        state: What the worker does.
+        link: The link to the worker that runs now, None while there is none.
+        health: The restarts of the worker, and why it does not run.
+        capabilities: What the worker says that its model can do.
+        warm_up: The batches that every worker but the first runs, successfully, before it gets requests.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        make_process: MakeProcess,
+        start_message: tuple[object, ...],
+        *,
+        start_s_max: float,
+        batches: Batches,
+        on_message: Callable[[Incoming], None],
+        on_unlink: Callable[[], None],
+    ) -> None:
+        self.state = State.STARTING
+        self.link: WorkerLink | None = None
+        self.health = WorkerHealth()
+        self.capabilities: Mapping[str, object] = {}
+        self.warm_up: Sequence[Sequence[InferRequest]] = ()
+        self._name = name
+        self._make_process = make_process
+        self._start_message = start_message
+        self._start_s_max = start_s_max
+        self._batches = batches
+        self._on_message = on_message
+        self._on_unlink = on_unlink
+        self._loop = asyncio.get_running_loop()
+        self._first_start: asyncio.Future[None] = self._loop.create_future()
+        self._warming: deque[Sequence[InferRequest]] = deque()
+        self._timer: asyncio.TimerHandle | None = None  # while starting its limit, while paused its end
+        self._reason = ""
+
+    def __repr__(self) -> str:
+        """Return e.g. `pid=4711 ready restarts=0`."""
+        pid = self.link.process.pid if self.link is not None else 0
+        return f"pid={pid} {self.state.value} restarts={self.health.restarts}"
+
+    async def start(self) -> None:
+        """Start the first worker and wait until its model is initialized.
+
+        Raises:
+            ServingError: It could not be; the message says why.
+        """
+        self._start_process()
+        await self._first_start
+
+    async def close(self) -> None:
+        """Let the model finalize, where it was initialized, and end the worker."""
+        is_initialized = self.state is State.READY
+        self.state = State.CLOSED
+        self._batches.close()
+        self._stop_timer()
+        link = self._unlink()
+        if link is not None:
+            if not is_initialized:
+                link.process.kill("it is not needed any more")
+            await link.process.stop(FINALIZE_S_MAX)
+
+    def kill(self, reason: str) -> None:
+        """End the worker at once; it is restarted."""
+        if self.link is not None:
+            self.link.process.kill(reason)
+
+    def initialized(self, capabilities: Mapping[str, object]) -> None:
+        """The worker says that its model is initialized."""
+        link = self.link
+        if link is None:
+            return
+        self.capabilities = capabilities
+        self._batches.attach(link)
+        if self._first_start.done():
+            self.state = State.WARMING
+            self._warming = deque(self.warm_up)
+        self._warm_up_next()
+
+    def failed(self, reason: str) -> None:
+        """The worker says why it is about to end."""
+        self._reason = reason
+
+    def _start_process(self) -> None:
+        self.state = State.STARTING
+        if self._first_start.done():
+            self.health.restarted()
+        if self._start_s_max:
+            self._timer = self._loop.call_later(self._start_s_max, self._started_too_slowly)
+        try:
+            process = self._make_process(self._on_message, self._ended)
+        except OSError as error:
+            self._ended(f"the worker process cannot be started: {error}")
+            return
+        self.link = WorkerLink(process)
+        process.send(self._start_message)
+
+    def _started_too_slowly(self) -> None:
+        self.kill(f"it did not initialize within {self._start_s_max:g} s")
+
+    def _warm_up_next(self) -> None:
+        if not self._warming:
+            self._begin()
+            return
+        self._batches.warm_up(WarmUpSink(CallFrame(self._name, ""), self._warmed_up), self._warming.popleft())
+
+    def _warmed_up(self, problem: str) -> None:
+        if problem:
+            self.kill(f"warming it up again failed: {problem}")
+        else:
+            self._warm_up_next()
+
+    def _begin(self) -> None:
+        """The worker is ready for requests."""
+        self.state = State.READY
+        self._stop_timer()
+        if self.health.ready():
+            _log.info("the worker process of '%s' is back", self._name)
+        if not self._first_start.done():
+            self._first_start.set_result(None)
+        self._batches.begin()
+
+    def _unlink(self) -> WorkerLink | None:
+        """Detach from the worker; return the link to it."""
+        link, self.link = self.link, None
+        self._batches.detach()
+        if link is not None:
+            link.is_open = False
+            self._on_unlink()
+        return link
+
+    def _ended(self, reason: str) -> None:
+        """The worker process is gone."""
+        self._unlink()
+        self._stop_timer()
+        if self.state is State.CLOSED:
+            return
+        why = self._reason or reason
+        self._reason = ""
+        if not self._first_start.done():
+            self.state = State.CLOSED
+            self._batches.close()
+            self._first_start.set_exception(internal(f"instance '{self._name}' failed to start: {why}"))
+            return
+        _log.error("the worker process of '%s' ended: %s", self._name, why)
+        failed_to_start = self.state in (State.STARTING, State.WARMING)
+        self.state = State.PAUSED
+        if self._batches.answered:
+            self.health.answered()
+            self._batches.answered = 0
+        self._timer = self._loop.call_later(self.health.ended(why), self._start_process)
+        error = internal(f"the model instance '{self._name}' is not healthy: {why}")
+        self._batches.worker_ended(error, failed_to_start=failed_to_start)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class WarmUpSink:
+    """The `BatchSink` of a warm-up batch.
+
+    Args:
+        frame: The caller of the requests that the model makes meanwhile.
+        done: Called with what went wrong, "" for nothing, when the worker is done with the batch.
+    """
+
+    def __init__(self, frame: CallFrame, done: Callable[[str], None]) -> None:
+        self._frame = frame
+        self._done = done
+        self._problem = ""
+
+    def respond(self, index: int, result: Result | None, final: bool) -> None:
+        """Take a response."""
+        if isinstance(result, ServingError):
+            self._problem = self._problem or result.message
+
+    def finish(
+        self, input_end_ns: int, output_start_ns: int, error: ServingError | None = None, *, leaves_open: bool = False
+    ) -> None:
+        """Take the end of the batch."""
+        self._done(self._problem or (error.message if error is not None else ""))
+
+    def is_cancelled(self, index: int) -> bool:
+        """Return False: warm-up has no callers."""
+        return False
+
+    def frame(self) -> CallFrame:
+        """Return the caller of requests."""
+        return self._frame

@@ -1,0 +1,280 @@
+"""The calls of one connection: which stream belongs to which call, and how a call's responses become HTTP/2 frames.
+
+The table knows no transport. It puts frames into the HTTP/2 connection and asks for a flush; the connection writes.
+"""
+
+import logging
+from collections.abc import Callable
+
+from charonia.server.access.operations import METHODS
+from charonia.server.access_log import AccessEntry
+from charonia.server.grpc.back_pressure import BackPressure, DeferredCall
+from charonia.server.grpc.calls import Call, Service, UnaryCall
+from charonia.server.grpc.http2 import ErrorCode, ServerConnection
+from charonia.server.grpc.methods import Method, unknown_method
+from charonia.server.grpc.streams import StreamCall
+from charonia.wire.grpc_framing import Buffer
+from charonia.wire.grpc_headers import (
+    OK_TRAILERS,
+    RESPONSE_HEAD,
+    CallHead,
+    Headers,
+    NotGrpcError,
+    error_head,
+    error_trailers,
+    parse_head,
+)
+from charonia.wire.grpc_status import REFUSED, RpcError, Status
+
+_log = logging.getLogger(__name__)
+
+
+class CallTable:
+    """The open calls by stream; also the `Table` that its calls see.
+
+    Args:
+        service: What all calls share.
+        methods: Methods by path.
+        http2: The HTTP/2 connection.
+        flush_soon: Called when there is something to write.
+        count_changed: Called when a call was opened or removed, None where nothing depends on it.
+
+    Attributes:
+        service: What all calls share.
+        sends: How often something was sent on a stream.
+        deferred: The unary calls that wait because of back-pressure, by stream.
+        paused: Streaming calls that wait until some of their response has been sent.
+        rejected: Streams that were answered before the caller had sent everything.
+    """
+
+    __slots__ = (
+        "_back_pressure",
+        "_calls",
+        "_count_changed",
+        "_flush_soon",
+        "_http2",
+        "_last_head",
+        "_last_headers",
+        "_methods",
+        "deferred",
+        "paused",
+        "rejected",
+        "sends",
+        "service",
+    )
+
+    def __init__(
+        self,
+        service: Service,
+        methods: dict[bytes, Method],
+        http2: ServerConnection,
+        *,
+        flush_soon: Callable[[], None],
+        count_changed: Callable[[], None] | None,
+    ) -> None:
+        self.service = service
+        self.sends = 0
+        self.paused: list[Call] = []
+        self.rejected: list[int] = []
+        self._methods = methods
+        self._http2 = http2
+        self._flush_soon = flush_soon
+        self._count_changed = count_changed
+        self._calls: dict[int, Call] = {}
+        self._back_pressure = BackPressure(http2, self._calls, service.limits.unary_unsent_bytes_max)
+        self.deferred = self._back_pressure.deferred
+        self._last_headers: Headers = ()
+        self._last_head = CallHead()
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def __repr__(self) -> str:
+        """Return e.g. `calls=3 deferred=1`."""
+        return f"calls={len(self._calls)} deferred={len(self.deferred)}"
+
+    # What the connection does.
+
+    def open(self, stream_id: int, headers: Headers, end: bool) -> None:
+        """Open a call with the headers of a stream, or refuse it; `end` says that nothing follows them."""
+        http2 = self._http2
+        http2.last_stream_id = max(http2.last_stream_id, stream_id)
+        try:
+            # Most clients send the same headers with every call.
+            if headers != self._last_headers:
+                self._last_head = parse_head(headers, self.service.limits.header_list_bytes_max)
+                self._last_headers = headers
+            head = self._last_head
+            method = self._methods.get(head.path)
+            if method is None:
+                raise unknown_method(head.path)
+            gate = self.service.services.grpc_gate
+            if gate is not None:
+                refusal = gate.check(METHODS[method.name], head.header)
+                if refusal is not None:
+                    raise RpcError(REFUSED[refusal.kind], refusal.message)
+        except RpcError as error:
+            self._refuse(stream_id, headers, end, error_head(error), error.status.name)
+            return
+        except NotGrpcError as error:
+            self._refuse(stream_id, headers, end, error.headers, error.status)
+            return
+        call: Call
+        if method.run is None:
+            assert method.converse is not None
+            call = StreamCall(self, stream_id, method.name, head, method.converse)
+        elif http2.waiting_bytes() > self._back_pressure.unsent_bytes_max and self._back_pressure.applies():
+            call = self._back_pressure.defer(DeferredCall(self, stream_id, method.name, head, method.run))
+        else:
+            call = UnaryCall(self, stream_id, method.name, head, method.run)
+        self._calls[stream_id] = call
+        if self._count_changed is not None:
+            self._count_changed()
+        if end:
+            self.receive(stream_id, b"", True)
+
+    def receive(self, stream_id: int, data: bytes, end: bool) -> None:
+        """Hand data of a stream to its call; `end` says that it is the last."""
+        call = self._calls.get(stream_id)
+        if call is None:
+            self._http2.consume(stream_id, len(data))
+            return
+        call.is_received = end
+        try:
+            call.receive(data, end)
+        except Exception:
+            self.fault(call)
+
+    def drop(self, stream_id: int) -> None:
+        """Abandon the call of a stream that is closed, if it is still open."""
+        call = self._calls.get(stream_id)
+        if call is not None:
+            call.give_up()
+            self._remove(call)
+
+    def resume(self) -> None:
+        """Let the calls go on that have waited for the client to take something."""
+        paused, self.paused = self.paused, []
+        for call in paused:
+            try:
+                call.resume()
+            except Exception:
+                self.fault(call)
+        self._back_pressure.release()
+
+    def reset_rejected(self) -> None:
+        """Tell clients that are still sending to stop: their answer is out."""
+        for stream_id in self.rejected:
+            if not self._http2.unsent_bytes(stream_id):
+                self._http2.reset(stream_id, ErrorCode.NO_ERROR)
+        self.rejected.clear()
+
+    def wind_down(self) -> None:
+        """The server stops: streaming calls end as soon as they have nothing in flight."""
+        for call in list(self._calls.values()):
+            call.wind_down()
+
+    def close(self, error: RpcError | None = None) -> None:
+        """End all calls: with an error that is sent, or without one because the client has gone."""
+        calls = list(self._calls.values())
+        if error is None:
+            self._calls.clear()
+            self._flush_soon, self._count_changed = _nothing, None  # a cycle would wait for the collector
+        self.paused.clear()
+        self.deferred.clear()
+        for call in calls:
+            try:
+                if error is None:
+                    call.give_up()
+                else:
+                    call.fail(error)
+            except Exception:  # the other calls are ended, too
+                _log.exception("%s: the call could not be ended", call.name)
+
+    # What calls do.
+
+    def respond(self, call: Call, body: list[Buffer]) -> None:
+        """Send a whole response and remove the call."""
+        self.sends += 1
+        self._http2.respond(call.stream_id, RESPONSE_HEAD[call.encoding], body, OK_TRAILERS)
+        self._remove(call)
+
+    def reject(self, call: Call, error: RpcError) -> None:
+        """End the response with an error and remove the call."""
+        self.sends += 1
+        if call.is_begun:
+            self._http2.send_trailers(call.stream_id, error_trailers(error))
+            self._back_pressure.stream_ended(call.stream_id)
+        else:
+            self._http2.send_head(call.stream_id, error_head(error), end=True)
+        if not call.is_received:
+            self.rejected.append(call.stream_id)
+        self._remove(call)
+
+    def send(self, call: Call, body: list[Buffer]) -> None:
+        """Send a part of the response."""
+        self.sends += 1
+        if not call.is_begun:
+            call.is_begun = True
+            self._http2.send_head(call.stream_id, RESPONSE_HEAD[call.encoding])
+        self._http2.send_data(call.stream_id, body)
+        self._flush_soon()
+
+    def complete(self, call: Call) -> None:
+        """End the response and remove the call."""
+        self.sends += 1
+        if not call.is_begun:
+            self._http2.send_head(call.stream_id, RESPONSE_HEAD[b"identity"])
+        self._http2.send_trailers(call.stream_id, OK_TRAILERS)
+        self._back_pressure.stream_ended(call.stream_id)
+        self._remove(call)
+
+    def fault(self, call: Call) -> None:
+        """Log the exception that is being handled, a fault of the server, and end the call because of it."""
+        _log.exception("%s: the call failed for a fault of the server", call.name)
+        call.fail(server_fault(call.name))
+        if call.stream_id in self._calls:  # it is over, but its end could not be sent
+            self._http2.reset(call.stream_id, ErrorCode.INTERNAL_ERROR)
+            self._remove(call)
+
+    def consume(self, call: Call, amount: int) -> None:
+        """Let the caller send `amount` bytes more."""
+        self._http2.consume(call.stream_id, amount)
+
+    def unsent_bytes(self, call: Call) -> int:
+        """Return how much of the response waits for the caller's window."""
+        return self._http2.unsent_bytes(call.stream_id)
+
+    def wait_until_sent(self, call: Call) -> None:
+        """Call the call's `resume` once some of the response has been sent."""
+        self.paused.append(call)
+
+    # Inside.
+
+    def _refuse(self, stream_id: int, headers: Headers, end: bool, head: Headers, status: int | str) -> None:
+        """Answer a request that does not become a call, stop its sender, and write the line of the access log."""
+        self._http2.send_head(stream_id, head, end=True)
+        if not end:
+            self.rejected.append(stream_id)
+        log = self.service.access_log
+        if log is not None:
+            path = next((value for name, value in headers if name == b":path"), b"")
+            method = self._methods.get(path)
+            log.write(AccessEntry("grpc", method.name if method is not None else path.decode("latin-1"), status))
+
+    def _remove(self, call: Call) -> None:
+        self._calls.pop(call.stream_id, None)
+        if self.deferred:
+            self.deferred.pop(call.stream_id, None)
+        if self._count_changed is not None:
+            self._count_changed()
+        self._flush_soon()
+
+
+def server_fault(what: str) -> RpcError:
+    """Return the error of a call, or of all calls of a connection, that met a fault of the server."""
+    return RpcError(Status.INTERNAL, f"{what}: the server met a fault of its own; its log says more")
+
+
+def _nothing() -> None:
+    """The connection is gone, and nothing is written any more."""
