@@ -9,8 +9,7 @@ from tests.support.fake_engine import FakeEngine
 from charonia.cli.perf_foreign import DEPRECATED, REFUSED
 from charonia.cli.perf_options import default_text
 from charonia.cli.perf_table import OPTIONS
-from charonia.server.http.handlers import Handlers
-from charonia.server.http.limits import HttpLimits
+from charonia.server.http.frontend import HttpLimits, protocol_routes
 from charonia.tools.tune import settings as tune_settings
 from charonia.tools.tune.merge import default_text as tune_default_text
 
@@ -56,7 +55,7 @@ def test_every_http_route_is_documented() -> None:
     page = PLACEHOLDER.sub("{}", (DOCS / "http.md").read_text(encoding="utf-8"))
     paths = {
         route.path.replace("/versions/{version}", "").replace("cudasharedmemory", "systemsharedmemory")
-        for route in Handlers(FakeEngine(), HttpLimits()).routes()
+        for route in protocol_routes(FakeEngine(), HttpLimits())
     }
 
     assert sorted(path for path in paths if PLACEHOLDER.sub("{}", path) not in page) == []

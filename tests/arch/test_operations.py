@@ -8,12 +8,11 @@ from charonia.server.access import operations
 from charonia.server.access.operations import METHODS, ROUTES, operation_of_route
 from charonia.server.access.rules import Api
 from charonia.server.grpc.methods import method_table
-from charonia.server.http.handlers import Handlers
-from charonia.server.http.limits import HttpLimits
+from charonia.server.http.frontend import HttpLimits, protocol_routes
 
 
 def test_every_route_belongs_to_a_part() -> None:
-    routes = {route.path for route in Handlers(FakeEngine(), HttpLimits()).routes()}
+    routes = {route.path for route in protocol_routes(FakeEngine(), HttpLimits())}
 
     assert {path.replace("/versions/{version}", "") for path in routes} == set(ROUTES)
     assert all(operation_of_route(path) for path in routes)

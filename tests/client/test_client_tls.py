@@ -15,8 +15,7 @@ from charonia.client import AsyncClient, ClientError, Failure, TlsOptions, WireO
 from charonia.client.tls import tls_context
 from charonia.core.errors import Code, ServingError
 from charonia.server.grpc.frontend import GrpcFrontend
-from charonia.server.http.frontend import HttpFrontend
-from charonia.server.http.limits import HttpLimits
+from charonia.server.http.frontend import HttpFrontend, HttpLimits
 
 Play = Callable[[Coroutine[Any, Any, None]], None]
 

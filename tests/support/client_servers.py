@@ -13,8 +13,7 @@ from charonia.core.dtypes import DataType
 from charonia.core.request import InferRequest
 from charonia.core.tensor import Tensor
 from charonia.server.grpc.frontend import GrpcFrontend, GrpcLimits
-from charonia.server.http.frontend import HttpFrontend
-from charonia.server.http.limits import HttpLimits
+from charonia.server.http.frontend import HttpFrontend, HttpLimits
 from charonia.wire.transport import Answer, RequestForm, Wire
 
 LOOPBACK = "127.0.0.1"

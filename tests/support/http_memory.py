@@ -32,17 +32,23 @@ class MemoryTransport(asyncio.Transport):
         is_closed: Whether the connection was closed from the server's side.
         is_half_closed: Whether the server has ended its sending side.
         is_paused: Whether the connection wants no more bytes.
+        peername: Address and port of the client, None for none.
         pending: What was written while blocked.
     """
 
     def __init__(self, client: "MemoryClient") -> None:
         super().__init__()
+        self.peername: tuple[str, int] | None = None
         self.client = client
         self.is_blocked = False
         self.is_closed = False
         self.is_half_closed = False
         self.is_paused = False
         self.pending = bytearray()
+
+    def get_extra_info(self, name: str, default: object = None) -> object:
+        """Return the client's address where it is asked for."""
+        return self.peername if name == "peername" else default
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Take bytes."""

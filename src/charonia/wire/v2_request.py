@@ -10,6 +10,8 @@ small ones say. Source: KServe v2 protocol and Triton's parameters, classificati
 from collections.abc import Mapping
 from math import prod
 
+import numpy as np
+
 from charonia.core.dtypes import BY_WIRE, DataType
 from charonia.core.errors import invalid
 from charonia.core.request import SEQUENCE_END, SEQUENCE_START, InferRequest, ParameterValue, RequestedOutput
@@ -33,6 +35,9 @@ REMEMBERED_MAX = 512
 
 REMEMBERED_BYTES_MAX = 2048
 """Longest JSON part that is remembered."""
+
+PLAIN_DIMS_MAX = 32
+"""Tensors with more dimensions take the slower way: not every numpy has them."""
 
 _ONE_SOURCE = (
     "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
@@ -80,6 +85,10 @@ class _SharedInput:
         return decode_tensor(self.name, self.datatype, self.shape, view(self.span, regions))
 
 
+_BinaryInput = tuple[str, DataType, tuple[int, ...], int, np.dtype[np.generic] | None]
+"""Name, datatype, shape, size in bytes; and the dtype where bytes of that size are the array without more checks."""
+
+
 class _Head:
     """What a JSON part says. It is shared by requests, so nothing in it changes."""
 
@@ -87,8 +96,7 @@ class _Head:
 
     def __init__(self) -> None:
         self.id = ""
-        # Name, datatype, shape, size in bytes; or the tensor, where its elements are in the JSON; or where it lies.
-        self.inputs: list[tuple[str, DataType, tuple[int, ...], int] | Tensor | _SharedInput] = []
+        self.inputs: list[_BinaryInput | Tensor | _SharedInput] = []  # a tensor where its elements are in the JSON
         self.outputs: tuple[RequestedOutput, ...] = ()
         self.forms: dict[str, bool] = {}
         self.spans: dict[str, Span] = {}  # outputs that go to shared memory
@@ -141,21 +149,26 @@ class InferDecoder:
             raise invalid(
                 f"Inference-Header-Content-Length: expected a number from 0 to the body's {size} bytes, got {json_size}"
             )
-        head = self._head(model, bytes(body[:json_size]))
-        view = memoryview(body)
+        text = bytes(body[:json_size])
+        head = self._heads.get(text) if json_size <= REMEMBERED_BYTES_MAX else None
+        if head is None:
+            head = self._parse_head(model, text)
         position = json_size
         tensors: dict[str, Tensor] = {}
         for entry in head.inputs:
             if not isinstance(entry, tuple):
                 tensors[entry.name] = entry if isinstance(entry, Tensor) else entry.tensor(self._regions)
                 continue
-            name, datatype, shape, length = entry
+            name, datatype, shape, length, dtype = entry
             end = position + length
             if end > size:
                 raise invalid(
                     f"unexpected size for input '{name}', expecting {end - size} additional bytes for model '{model}'"
                 )
-            tensors[name] = decode_tensor(name, datatype, shape, view[position:end])
+            if dtype is not None:
+                tensors[name] = Tensor(name, datatype, np.ndarray(shape, dtype, body, position))
+            else:
+                tensors[name] = decode_tensor(name, datatype, shape, memoryview(body)[position:end])
             position = end
         if position != size:
             raise invalid(
@@ -168,16 +181,12 @@ class InferDecoder:
             request, head.binary, head.forms, places(head.spans, self._regions) if head.spans else NO_PLACES
         )
 
-    def _head(self, model: str, text: bytes) -> _Head:
-        if len(text) > REMEMBERED_BYTES_MAX:
-            return _parse_head(model, text, self._tensor_bytes_max)
-        head = self._heads.get(text)
-        if head is None:
-            head = _parse_head(model, text, self._tensor_bytes_max)
-            if head.can_be_remembered:
-                if len(self._heads) >= REMEMBERED_MAX:
-                    self._heads.clear()
-                self._heads[text] = head
+    def _parse_head(self, model: str, text: bytes) -> _Head:
+        head = _parse_head(model, text, self._tensor_bytes_max)
+        if len(text) <= REMEMBERED_BYTES_MAX and head.can_be_remembered:
+            if len(self._heads) >= REMEMBERED_MAX:
+                self._heads.clear()
+            self._heads[text] = head
         return head
 
 
@@ -268,9 +277,7 @@ def _parse_head(model: str, text: bytes, tensor_bytes_max: int) -> _Head:
     return head
 
 
-def _input(
-    name: str, entry: Object, tensor_bytes_max: int
-) -> tuple[str, DataType, tuple[int, ...], int] | Tensor | _SharedInput:
+def _input(name: str, entry: Object, tensor_bytes_max: int) -> _BinaryInput | Tensor | _SharedInput:
     shape = _shape(name, entry.get("shape"))
     datatype = BY_WIRE.get(string_at(entry, "datatype", required=True))
     if datatype is None:
@@ -288,7 +295,8 @@ def _input(
         return decode_data(name, datatype, shape, data, tensor_bytes_max)
     if type(size) is not int or size < 0:
         raise invalid(f"input '{name}': 'binary_data_size' must be a non-negative integer, got {kind_of(size)}")
-    return name, datatype, shape, size
+    is_plain = 0 < size == prod(shape) * datatype.byte_size and len(shape) <= PLAIN_DIMS_MAX
+    return name, datatype, shape, size, datatype.numpy if is_plain else None
 
 
 def _shape(name: str, shape: object) -> tuple[int, ...]:

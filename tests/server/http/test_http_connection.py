@@ -1,20 +1,25 @@
 """Connections in memory: framing, order, limits, time, and clients that go."""
 
+import asyncio
+import contextlib
 import json
+import socket
 import tracemalloc
 from collections.abc import Callable
 from io import StringIO
 
 import numpy as np
 import pytest
+import uvloop
 from tests.support.fake_engine import FakeEngine, identity_config
 from tests.support.http_memory import MemoryClient, Response, request
 
 from charonia.core.errors import unavailable
 from charonia.core.response import InferResponse
 from charonia.server.access_log import AccessLog
-from charonia.server.http.connection import DIRECT_BODY_BYTES, LINGER_S, READ_BYTES
+from charonia.server.http.connection import LINGER_S, READ_BYTES
 from charonia.server.http.frontend import HttpFrontend, HttpLimits
+from charonia.server.http.parser import DIRECT_BODY_BYTES, RequestParser
 
 INFER = "/v2/models/identity/infer"
 LIVE = request("/v2/health/live", method="GET")
@@ -687,3 +692,110 @@ def test_the_second_response_of_a_request_is_refused_and_cancels_it() -> None:
 
     assert ticket.cancelled
     assert [r.status for r in bench.client.responses] == [501]
+
+
+def test_a_response_is_sent_before_the_loop_goes_on() -> None:
+    """The client computes while the server still counts, and while it answers others that it has read together."""
+
+    async def run() -> bytes:
+        engine = FakeEngine()
+        engine.hold = True
+        frontend = HttpFrontend(engine, HttpLimits())
+        await frontend.start("127.0.0.1", 0)
+        with socket.create_connection(("127.0.0.1", frontend.port)) as client:
+            client.sendall(infer("a"))
+            while not engine.tickets:
+                await asyncio.sleep(0.001)
+            engine.release(0)
+            client.settimeout(30)
+            received = client.recv(65536)  # the loop stands still meanwhile
+        await frontend.close()
+        return received
+
+    assert uvloop.run(run()).startswith(b"HTTP/1.1 200 OK\r\n")
+
+
+def test_requests_with_a_header_that_comes_again_are_answered_like_those_that_are_parsed() -> None:
+    usual, other = infer("a"), infer("b", headers={"X": "y"})
+    sent = [usual, usual, other, usual, usual + other, b"\r\n" + usual, usual[:50], usual[50:], usual]
+    whole, cut = Bench(), Bench()
+
+    for data in sent:
+        whole.client.send(data)
+        cut.client.send(data, 1)
+
+    assert whole.client.received == cut.client.received
+    assert len(whole.client.responses) == 9
+
+
+def test_a_connection_says_its_state() -> None:
+    bench = Bench(HttpLimits(pipeline_max=2))
+    bench.engine.hold = True
+    client, large = bench.client, infer("b", size=10 * 2**20)
+    assert repr(client.connection) == "<HttpConnection [idle]>"
+    client.transport.peername = ("127.0.0.1", 5123)
+    assert repr(client.connection) == "<HttpConnection 127.0.0.1:5123 [idle]>"
+
+    client.send(infer("a") + infer("b") + large[: 3 * 2**20])
+    shown = "receiving body directly 0/10 MiB | 2 exchanges in flight | reading paused"
+    assert repr(client.connection) == f"<HttpConnection 127.0.0.1:5123 [{shown}]>"
+
+    client.transport.is_blocked = True
+    bench.frontend.stop_accepting()
+    bench.engine.release(0)
+    shown = "cut off | 1 exchange in flight | ending | reading paused | writing paused"
+    assert repr(client.connection) == f"<HttpConnection 127.0.0.1:5123 [{shown}]>"
+
+    client.leave()
+    assert repr(client.connection) == "<HttpConnection [closed | ending | reading paused | writing paused]>"
+
+
+def fault(*arguments: object) -> None:
+    raise KeyError("secret")
+
+
+def test_a_fault_while_reading_is_logged_and_closes_the_connection(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(RequestParser, "on_url", fault)
+    bench = Bench()
+
+    bench.client.send(LIVE)
+
+    assert bench.client.transport.is_closed
+    assert "<HttpConnection [receiving header]> is closed after a fault" in caplog.text
+    assert "KeyError" in caplog.text
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["answered at once", "answered later"])
+def test_a_fault_while_writing_is_logged_and_closes_the_connection(
+    held: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench()
+    bench.engine.hold = held
+    monkeypatch.setattr(bench.client.transport, "write", fault)
+
+    bench.client.send(infer("a"))
+    if held:
+        bench.engine.release(0)
+
+    assert bench.client.transport.is_closed
+    assert "is closed after a fault" in caplog.text
+
+
+def test_a_client_does_not_wait_for_what_a_fault_has_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RequestParser, "receive", fault)
+
+    async def run() -> bytes:
+        frontend = HttpFrontend(FakeEngine(), HttpLimits())
+        await frontend.start("127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection("127.0.0.1", frontend.port)
+        writer.write(LIVE)
+        received = b""
+        with contextlib.suppress(ConnectionResetError):
+            received = await asyncio.wait_for(reader.read(), 30)
+        writer.close()
+        await frontend.close()
+        return received
+
+    assert uvloop.run(run()) == b""

@@ -17,7 +17,9 @@ from charonia.core.errors import Code, ServingError, invalid, unavailable
 from charonia.core.response import InferResponse
 from charonia.core.statistics import ModelStatistics
 from charonia.server.http import routes
+from charonia.server.http.exchange import Exchange
 from charonia.server.http.frontend import HttpFrontend, HttpLimits, MetricsFrontend
+from charonia.server.http.parser import Request
 from charonia.server.http.routes import Route, Router, Target
 
 INFER = "/v2/models/identity/infer"
@@ -172,11 +174,15 @@ def test_other_routes_and_methods_have_a_clear_status(method: str, url: str, sta
 
 def test_the_memory_of_a_router_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routes, "REMEMBERED_MAX", 2)
-    router = Router([Route("/{model}", {b"GET": lambda exchange, target: None})])
+    targets: list[Target] = []
+    router = Router([Route("/{model}", {b"GET": lambda exchange, target: targets.append(target)})])
+    connection = MemoryClient(HttpFrontend(FakeEngine(), HttpLimits())).connection
 
-    for url in (b"/a", b"/b", b"/c", b"/" + b"d" * 600):
-        assert router.find(b"GET", url)[1] == Target(url[1:].decode())
+    urls = [b"/a", b"/b", b"/c", b"/" + b"d" * 600]
+    for url in urls:
+        router.handle(Exchange(connection, Request(b"GET", url, {})))
 
+    assert targets == [Target(url[1:].decode()) for url in urls]
     assert list(router._matches) == [b"/c"]
 
 

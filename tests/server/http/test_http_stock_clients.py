@@ -4,7 +4,7 @@ import asyncio
 import ssl
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
 from charonia.core.dtypes import BY_WIRE
 from charonia.core.errors import ServingError, unavailable
+from charonia.server.http.connection import HttpConnection
 from charonia.server.http.frontend import HttpFrontend, HttpLimits
 
 HOST = "127.0.0.1"
@@ -262,6 +263,29 @@ def test_a_slow_client_is_found_by_the_sweep(monkeypatch: pytest.MonkeyPatch) ->
         await frontend.close()
 
     run(main(), uvloop.new_event_loop)
+
+
+def test_a_fault_in_the_sweep_closes_its_connection_and_the_sweep_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def check_time(connection: HttpConnection, now_s: float) -> None:
+        raise KeyError("secret")
+
+    monkeypatch.setattr("charonia.server.http.frontend.SWEEP_S", 0.01)
+    monkeypatch.setattr(HttpConnection, "check_time", check_time)
+
+    async def main() -> None:
+        frontend = HttpFrontend(FakeEngine(), HttpLimits())
+        await frontend.start(HOST, 0)
+        for _ in range(2):
+            reader, writer = await asyncio.open_connection(HOST, frontend.port)
+            with suppress(ConnectionResetError):
+                assert await reader.read() == b""
+            writer.close()
+        await frontend.close()
+
+    run(main(), uvloop.new_event_loop)
+    assert "is closed after a fault" in caplog.text
 
 
 def test_an_address_in_use_is_reported() -> None:

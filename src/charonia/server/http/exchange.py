@@ -1,15 +1,22 @@
-"""One request and the place where its response goes."""
+"""One request and the place where its response goes, and the tasks of those that are not answered at once."""
 
+import asyncio
+import logging
+from collections.abc import Coroutine
 from typing import Protocol
 
 from charonia.core.calls import Outcome, Ticket
-from charonia.core.errors import ServingError
+from charonia.core.errors import ServingError, internal
+from charonia.server.http.parser import Request
 from charonia.server.single_response import SoleResponse
-from charonia.wire.compression import ACCEPTED
+from charonia.wire.compression import ACCEPTED, decompress
 from charonia.wire.http_status import REASONS, STATUS
 from charonia.wire.json_text import encode_error
 
+_log = logging.getLogger(__name__)
+
 JSON_TYPE = b"application/json"
+CONTENT_ENCODING = b"content-encoding"
 
 JOIN_BELOW_BYTES = 16 * 1024
 """Responses with a body smaller than this are written in one piece."""
@@ -44,26 +51,23 @@ class Exchange:
     """A request as received, and its response once it is there.
 
     Attributes:
-        method: Request method.
-        url: Request target as sent.
-        headers: Header fields by lower-case name; the last one of a name counts.
-        header_names: Their names as they were sent, by lower-case name; None where nobody asks.
-        body: Request body.
+        request: The request.
         connection: The response's header line on what becomes of the connection, b"" where it lives on as usual.
         keep_alive: Whether the connection lives on afterwards.
-        takes_chunks: Whether the client knows chunked bodies: not with HTTP/1.0.
         response: Parts of the complete response, None until it is there; the rest of one that is sent piece by piece.
+        is_open: Whether a client still waits for the response, or the rest of it.
         has_begun: Whether the response is sent piece by piece, and its header has been.
         status: Status of the response, 0 until it is there.
         bytes_out: Size of the response's body.
         ticket: The inference in flight, where there is one.
+        is_over: Whether the inference has had its last outcome: there is nothing left to cancel.
         sole: What waits for the only response of a model that may send any number.
         model: Model name, for the access log.
         version: Model version, for the access log.
         request_id: The caller's id, for the access log.
         outcome: What the engine answered, for the access log.
-        begun_ns: When its first byte was there; 0 where nobody asks.
-        received_ns: When the request was complete; 0 where nobody asks.
+        begun_ns: When the request's first byte was read; 0 without tracing.
+        received_ns: When the request was complete; 0 without an access log.
     """
 
     __slots__ = (
@@ -71,38 +75,32 @@ class Exchange:
         "_unwritten",
         "_unwritten_bytes",
         "begun_ns",
-        "body",
         "bytes_out",
         "connection",
         "has_begun",
-        "header_names",
-        "headers",
+        "is_open",
+        "is_over",
         "keep_alive",
-        "method",
         "model",
         "outcome",
         "received_ns",
+        "request",
         "request_id",
         "response",
         "sole",
         "status",
-        "takes_chunks",
         "ticket",
-        "url",
         "version",
     )
 
-    def __init__(self, outlet: Outlet, method: bytes, url: bytes, headers: dict[bytes, bytes]) -> None:
+    def __init__(self, outlet: Outlet, request: Request) -> None:
         self._outlet = outlet
-        self.method = method
-        self.url = url
-        self.headers = headers
-        self.header_names: dict[bytes, bytes] | None = None
-        self.body: bytes | memoryview = b""
+        self.request = request
         self.connection = b""
         self.keep_alive = True
-        self.takes_chunks = True
         self.has_begun = False
+        self.is_open = True
+        self.is_over = False
         self.response: list[bytes | memoryview] | None = None
         self.status = 0
         self.bytes_out = 0
@@ -114,6 +112,10 @@ class Exchange:
         self.outcome: Outcome = None
         self.begun_ns = 0
         self.received_ns = 0
+        if not request.keep_alive:
+            self.end_connection()
+        elif not request.knows_chunks:
+            self.connection = b"Connection: keep-alive\r\n"
 
     def end_connection(self) -> None:
         """Let the connection end with this exchange, and say so in its response where that is still possible."""
@@ -135,9 +137,9 @@ class Exchange:
             content_type: Its content type; left out for an empty body.
             extra: Further header lines, each with its line end.
         """
-        if self.response is not None or self.has_begun:
+        if not self.is_open or self.has_begun:
             return
-        if self.method == b"HEAD":
+        if self.request.method == b"HEAD":
             body = []  # the client would take it for the next response
         length = 0
         for part in body:
@@ -151,13 +153,14 @@ class Exchange:
             self.response = [b"".join((head, *body))]
         else:
             self.response = [head, *body]
+        self.is_open = False
         self.ticket = None
         self._outlet.answered(self)
 
     def begin(self, status: int, content_type: bytes, extra: bytes = b"") -> None:
         """Begin an answer that is sent piece by piece: `send`, and `end` after the last. Arguments as in `respond`."""
         framing = b"Transfer-Encoding: chunked\r\n"
-        if not self.takes_chunks:
+        if not self.request.knows_chunks:
             framing = b""
             self.end_connection()  # the only way to say where the body ends
         head = b"%b%bContent-Type: %b\r\n%b%b\r\n"
@@ -169,8 +172,8 @@ class Exchange:
 
     def send(self, data: bytes) -> None:
         """Send a piece, which is not empty."""
-        if self.has_begun and self.response is None:
-            piece = b"%x\r\n%b\r\n" % (len(data), data) if self.takes_chunks else data
+        if self.has_begun and self.is_open:
+            piece = b"%x\r\n%b\r\n" % (len(data), data) if self.request.knows_chunks else data
             self.bytes_out += len(data)
             self._unwritten.append(piece)
             self._unwritten_bytes += len(piece)
@@ -178,8 +181,9 @@ class Exchange:
 
     def end(self) -> None:
         """End an answer that was begun."""
-        if self.has_begun and self.response is None:
-            self.response = [*self._unwritten, b"0\r\n\r\n" if self.takes_chunks else b""]
+        if self.has_begun and self.is_open:
+            self.response = [*self._unwritten, b"0\r\n\r\n" if self.request.knows_chunks else b""]
+            self.is_open = False
             self.ticket = None
             self._outlet.answered(self)
 
@@ -202,14 +206,50 @@ class Exchange:
 
     def abandon(self) -> None:
         """The client has gone: cancel what is in flight and drop what comes of it."""
-        if self.response is None:
+        if self.is_open:
             self.response = []
+            self.is_open = False
             self.status = CLIENT_GONE
             if self.ticket is not None:
                 self.ticket.cancel()
                 self.ticket = None
 
-    @property
-    def is_open(self) -> bool:
-        """Whether somebody still waits for a response."""
-        return self.response is None
+
+class Tasks:
+    """What handlers cannot do at once: tasks that answer an exchange, and bodies that are compressed."""
+
+    def __init__(self, body_bytes_max: int) -> None:
+        """Make an empty set of tasks.
+
+        Args:
+            body_bytes_max: Most bytes of a body after decompression.
+        """
+        self._body_bytes_max = body_bytes_max
+        self._running: set[asyncio.Task[None]] = set()
+
+    def start(self, exchange: Exchange, work: Coroutine[object, object, None]) -> None:
+        """Run what answers an exchange, as a task; an exception fails the exchange and nothing else."""
+        task = asyncio.get_running_loop().create_task(_guarded(exchange, work))
+        self._running.add(task)  # the loop itself holds tasks weakly
+        task.add_done_callback(self._running.discard)
+
+    async def body(self, request: Request) -> bytes | memoryview:
+        """Return the body of a request, decompressed.
+
+        Raises:
+            ServingError: It is too large, or its compression is not known.
+        """
+        coding = request.headers.get(CONTENT_ENCODING)
+        if coding is None:
+            return request.body
+        return await asyncio.to_thread(decompress, request.body, coding.decode("latin-1"), self._body_bytes_max)
+
+
+async def _guarded(exchange: Exchange, work: Coroutine[object, object, None]) -> None:
+    try:
+        await work
+    except ServingError as error:
+        exchange.fail(error)
+    except Exception as error:  # our own fault: this request fails, the server lives on
+        _log.exception("%s failed", exchange.request.url.decode("latin-1"))
+        exchange.fail(internal(f"the request failed: {type(error).__name__}"))

@@ -6,22 +6,19 @@ import ssl
 import time
 from collections.abc import Callable, Sequence
 
-from charonia.core.errors import ServingError, internal, unavailable
 from charonia.core.response import InferResponse
+from charonia.server.access.rules import Gate
 from charonia.server.access_log import AccessEntry, AccessLog
 from charonia.server.facade import NO_SERVICES, Engine, Services
 from charonia.server.http.connection import READ_BYTES, HttpConnection
-from charonia.server.http.exchange import Exchange
-from charonia.server.http.forwarding import NamedConnection, NamedTimedConnection
-from charonia.server.http.guard import guarded
-from charonia.server.http.handlers import Handlers
-from charonia.server.http.limits import HttpLimits
-from charonia.server.http.routes import MethodNotAllowedError, Route, Router, Target
-from charonia.server.http.traced import TimedConnection
+from charonia.server.http.control import ControlHandlers, SharedMemoryHandlers, StatusHandlers
+from charonia.server.http.exchange import Exchange, Tasks
+from charonia.server.http.inference import InferenceHandlers
+from charonia.server.http.parser import HttpLimits
+from charonia.server.http.routes import Route, Router, Target, on_demand
 from charonia.server.listening import cannot_listen, drain
-from charonia.wire.json_text import encode_error
 
-__all__ = ["HttpFrontend", "HttpLimits", "MetricsFrontend"]
+__all__ = ["HttpFrontend", "HttpLimits", "MetricsFrontend", "protocol_routes"]
 
 _log = logging.getLogger(__name__)
 
@@ -42,6 +39,10 @@ class Endpoint:
         read_buffer: Buffer that all connections read into.
         now_s: Monotonic time of the last sweep, in seconds.
         is_closing: Whether connections close after their next response.
+        is_logged: Whether there is an access log.
+        is_traced: Whether requests may be traced.
+        keeps_names: Whether requests have the names of their header fields as they were sent.
+        handle: Answers a request, now or later. Never raises.
         port: Port that is listened on, once started.
     """
 
@@ -51,6 +52,7 @@ class Endpoint:
         limits: HttpLimits,
         *,
         hint: str,
+        gate: Gate | None = None,
         access_log: AccessLog | None = None,
         is_exiting: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -60,6 +62,7 @@ class Endpoint:
             routes: What it answers.
             limits: What clients may ask of it.
             hint: What to try in place of a path that is not there.
+            gate: Decides who may make which call; None where all callers may make all.
             access_log: Where requests are noted.
             is_exiting: Whether requests are refused because the server is shutting down.
         """
@@ -67,10 +70,12 @@ class Endpoint:
         self.read_buffer = memoryview(bytearray(READ_BYTES))
         self.now_s = time.monotonic()
         self.is_closing = False
+        self.is_logged = access_log is not None
+        self.is_traced = False
+        self.keeps_names = False
+        self.handle = Router(routes, hint, gate=gate, is_exiting=is_exiting).handle
         self.port = 0
-        self._router = Router(routes, hint)
         self._access_log = access_log
-        self._is_exiting = is_exiting
         self._connections: set[HttpConnection] = set()
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.TimerHandle | None = None
@@ -129,38 +134,21 @@ class Endpoint:
         """Forget a connection."""
         self._connections.discard(connection)
 
-    def handle(self, exchange: Exchange) -> None:
-        """Answer a request, now or later."""
-        if self._access_log is not None:
-            exchange.received_ns = time.monotonic_ns()
-        try:
-            if self._is_exiting():
-                raise unavailable("the server is shutting down")
-            handler, target = self._router.find(exchange.method, exchange.url)
-            handler(exchange, target)
-        except ServingError as error:
-            exchange.fail(error)
-        except MethodNotAllowedError as refusal:
-            exchange.respond(405, [encode_error(refusal.error)], extra=b"Allow: %b\r\n" % refusal.allowed)
-        except Exception as error:  # our own fault: this request fails, the server lives on
-            _log.exception("%s failed", exchange.url.decode("latin-1"))
-            exchange.fail(internal(f"the request failed: {type(error).__name__}"))
-
     def finished(self, exchange: Exchange) -> None:
         """Write the access log's line."""
         if self._access_log is None:
             return
-        outcome = exchange.outcome
+        request, outcome = exchange.request, exchange.outcome
         response = outcome if isinstance(outcome, InferResponse) else None
         self._access_log.write(
             AccessEntry(
                 "http",
-                f"{exchange.method.decode('latin-1')} {exchange.url.decode('latin-1')}",
+                f"{request.method.decode('latin-1')} {request.url.decode('latin-1')}",
                 exchange.status,
                 model=exchange.model,
                 version=response.model_version if response is not None else exchange.version,
                 request_id=exchange.request_id,
-                bytes_in=len(exchange.body),
+                bytes_in=len(request.body),
                 bytes_out=exchange.bytes_out,
                 duration_ns=time.monotonic_ns() - exchange.received_ns if exchange.received_ns else 0,
                 execution=response.execution if response is not None else None,
@@ -168,10 +156,14 @@ class Endpoint:
         )
 
     def _sweep(self) -> None:
+        self._sweeper = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
         self.now_s = time.monotonic()
         for connection in list(self._connections):
-            connection.check_time(self.now_s)
-        self._sweeper = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
+            try:
+                connection.check_time(self.now_s)
+            except Exception:  # our own fault, of this connection only
+                _log.exception("%r is closed after a fault", connection)
+                connection.abort()
 
 
 class HttpFrontend(Endpoint):
@@ -193,18 +185,28 @@ class HttpFrontend(Endpoint):
             access_log: Where requests are noted.
             services: What is offered beside the engine.
         """
-        routes = Handlers(engine, limits, services).routes()
-        if services.http_gate is not None:
-            routes = guarded(routes, services.http_gate)
-        hint = "GET /v2 describes the server; metrics have a port of their own"
-        super().__init__(routes, limits, hint=hint, access_log=access_log, is_exiting=engine.is_exiting)
-        self._connection_type = HttpConnection if services.tracer is None else TimedConnection
-        if services.http_headers is not None:
-            self._connection_type = NamedConnection if services.tracer is None else NamedTimedConnection
+        super().__init__(
+            protocol_routes(engine, limits, services),
+            limits,
+            hint="GET /v2 describes the server; metrics have a port of their own",
+            gate=services.http_gate,
+            access_log=access_log,
+            is_exiting=engine.is_exiting,
+        )
+        self.is_traced = services.tracer is not None
+        self.keeps_names = services.http_headers is not None
 
-    def connect(self) -> HttpConnection:
-        """Return the server's side of a new connection."""
-        return self._connection_type(self)
+
+def protocol_routes(engine: Engine, limits: HttpLimits, services: Services = NO_SERVICES) -> list[Route]:
+    """Return the routes of the KServe v2 protocol and its extensions."""
+    tasks = Tasks(limits.body_bytes_max)
+    routes = [
+        *InferenceHandlers(engine, limits, services, tasks).routes(),
+        *StatusHandlers(engine, services, tasks).routes(),
+        *ControlHandlers(engine, services, tasks).routes(),
+        *SharedMemoryHandlers(services.regions, tasks).routes(),
+    ]
+    return on_demand(routes, services.demand, tasks) if services.demand is not None else routes
 
 
 class MetricsFrontend(Endpoint):

@@ -1,17 +1,33 @@
-"""Which handler answers which method and path."""
+"""Which handler answers which method and path, and who may call it.
 
-from collections.abc import Callable, Iterable, Sequence
+A request goes through one function, `Router.handle`. What can be known of a route beforehand is looked up once: the
+match of a URL is remembered, with what the route's calls are to the gate.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 
-from charonia.core.errors import ServingError, invalid, not_found
-from charonia.server.http.exchange import Exchange
+from charonia.core.errors import ServingError, internal, invalid, not_found, unavailable
+from charonia.server.access.operations import operation_of_route
+from charonia.server.access.rules import Gate, Operation
+from charonia.server.facade import Demand
+from charonia.server.http.exchange import Exchange, Tasks
+from charonia.server.http.parser import JSON_SIZE
+from charonia.wire.http_status import REFUSED
+from charonia.wire.json_text import encode_error
+
+_log = logging.getLogger(__name__)
 
 REMEMBERED_MAX = 1024
 """Most URLs whose match is remembered; at more the router starts again."""
 
 REMEMBERED_BYTES_MAX = 512
 """Longest URL whose match is remembered."""
+
+_NOT_LOADING = ("/ready", "/stats", "/load", "/unload", "/trace/setting")
+"""Ends of paths that say how things are and do not change them."""
 
 
 class Target(NamedTuple):
@@ -40,61 +56,76 @@ class Route(NamedTuple):
 
 
 class Match(NamedTuple):
-    """A URL's route and target."""
+    """What a URL leads to.
+
+    Attributes:
+        handlers: The route's handler of each method.
+        operation: What its calls are to the gate; None without a gate.
+        target: What the path names.
+    """
 
     handlers: dict[bytes, Handler]
+    operation: Operation | None
     target: Target
 
 
-class MethodNotAllowedError(Exception):
-    """The path exists, but not with this method.
-
-    Attributes:
-        allowed: The methods that it has.
-        error: What to tell the client.
-    """
-
-    def __init__(self, method: bytes, allowed: Iterable[bytes]) -> None:
-        self.allowed = b", ".join(allowed)
-        self.error: ServingError = invalid(
-            f"method {method.decode()} is not allowed here", hint=f"allowed: {self.allowed.decode()}"
-        )
-        super().__init__(str(self.error))
-
-
 class Router:
-    """Matches URLs against a table of routes.
+    """Answers exchanges by a table of routes."""
 
-    Args:
-        routes: The table.
-        hint: What to try in place of a path that is not there.
-    """
+    def __init__(
+        self,
+        routes: Sequence[Route],
+        hint: str = "",
+        *,
+        gate: Gate | None = None,
+        is_exiting: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Make a router.
 
-    def __init__(self, routes: Sequence[Route], hint: str = "") -> None:
+        Args:
+            routes: The table.
+            hint: What to try in place of a path that is not there.
+            gate: Decides who may make which call; None where all callers may make all.
+            is_exiting: Whether requests are refused because the server is shutting down.
+        """
         self._hint = hint
-        self._routes = [(route.path.strip("/").split("/"), route.handlers) for route in routes]
+        self._gate = gate
+        self._is_exiting = is_exiting
+        self._routes = [
+            (path.strip("/").split("/"), handlers, operation_of_route(path) if gate is not None else None)
+            for path, handlers in routes
+        ]
         self._matches: dict[bytes, Match] = {}
 
-    def find(self, method: bytes, url: bytes) -> tuple[Handler, Target]:
-        """Return the handler of a request and what its path names.
+    def handle(self, exchange: Exchange) -> None:
+        """Answer a request, now or later. Never raises."""
+        request = exchange.request
+        try:
+            if self._is_exiting():
+                raise unavailable("the server is shutting down")
+            handlers, operation, target = self._matches.get(request.url) or self._match(request.url)
+            handler = handlers.get(request.method)
+            if handler is None:
+                _refuse_method(exchange, b", ".join(handlers))
+                return
+            if operation is not None and self._gate is not None:
+                refusal = self._gate.check(operation, request.headers.get)
+                if refusal is not None:
+                    exchange.fail(invalid(refusal.message), REFUSED[refusal.kind])
+                    return
+            handler(exchange, target)
+        except ServingError as error:
+            exchange.fail(error)
+        except Exception as error:  # our own fault: this request fails, the server lives on
+            _log.exception("%s failed", request.url.decode("latin-1"))
+            exchange.fail(internal(f"the request failed: {type(error).__name__}"))
+
+    def _match(self, url: bytes) -> Match:
+        """Return what a URL leads to, and remember it.
 
         Raises:
             ServingError: NOT_FOUND for an unknown path, INVALID_ARG for one that is not text.
-            MethodNotAllowedError: The path has no such method.
         """
-        match = self._matches.get(url)
-        if match is None:
-            match = self._match(url)
-            if len(url) <= REMEMBERED_BYTES_MAX:
-                if len(self._matches) >= REMEMBERED_MAX:
-                    self._matches.clear()
-                self._matches[url] = match
-        handler = match.handlers.get(method)
-        if handler is None:
-            raise MethodNotAllowedError(method, match.handlers)
-        return handler, match.target
-
-    def _match(self, url: bytes) -> Match:
         path = url.partition(b"?")[0]
         if not path.startswith(b"/"):  # the form for proxies, http://host/path
             path = b"/" + path.partition(b"://")[2].partition(b"/")[2]
@@ -102,11 +133,64 @@ class Router:
             segments = [unquote_to_bytes(segment).decode() for segment in path.removeprefix(b"/").split(b"/")]
         except UnicodeDecodeError as error:
             raise invalid("the URL is not UTF-8 text") from error
-        for pattern, handlers in self._routes:
-            target = _target(pattern, segments)
-            if target is not None:
-                return Match(handlers, target)
-        raise not_found(f"there is nothing at {path[:REMEMBERED_BYTES_MAX].decode('latin-1')}", hint=self._hint)
+        match = next(
+            (
+                Match(handlers, operation, target)
+                for pattern, handlers, operation in self._routes
+                if (target := _target(pattern, segments)) is not None
+            ),
+            None,
+        )
+        if match is None:
+            raise not_found(f"there is nothing at {path[:REMEMBERED_BYTES_MAX].decode('latin-1')}", hint=self._hint)
+        if len(url) <= REMEMBERED_BYTES_MAX:
+            if len(self._matches) >= REMEMBERED_MAX:
+                self._matches.clear()
+            self._matches[url] = match
+        return match
+
+
+def on_demand(routes: Sequence[Route], demand: Demand, tasks: Tasks) -> list[Route]:
+    """Return the routes for a server that loads models when they are needed: those about a model wait for it.
+
+    Inference waits in the engine by itself; what is said about a model, and raw requests, need its configuration first.
+
+    Args:
+        routes: All routes.
+        demand: Loads models.
+        tasks: What waits.
+    """
+    table = []
+    for route in routes:
+        if "{model}" in route.path and not route.path.endswith(_NOT_LOADING):
+            only_raw = route.path.endswith("/infer")
+            route = Route(route.path, {m: _waiting(h, demand, tasks, only_raw) for m, h in route.handlers.items()})
+        table.append(route)
+    return table
+
+
+def _waiting(handler: Handler, demand: Demand, tasks: Tasks, only_raw: bool) -> Handler:
+    async def wait(loaded: Awaitable[None], exchange: Exchange, target: Target) -> None:
+        await loaded
+        if exchange.is_open:
+            handler(exchange, target)
+
+    def handle(exchange: Exchange, target: Target) -> None:
+        loaded = None
+        if not only_raw or exchange.request.headers.get(JSON_SIZE) == b"0":
+            loaded = demand(target.model, target.version)
+        if loaded is None:
+            handler(exchange, target)
+        else:
+            tasks.start(exchange, wait(loaded, exchange, target))
+
+    return handle
+
+
+def _refuse_method(exchange: Exchange, allowed: bytes) -> None:
+    method = exchange.request.method.decode()
+    error = invalid(f"method {method} is not allowed here", hint=f"allowed: {allowed.decode()}")
+    exchange.respond(405, [encode_error(error)], extra=b"Allow: %b\r\n" % allowed)
 
 
 def _target(pattern: Sequence[str], segments: Sequence[str]) -> Target | None:

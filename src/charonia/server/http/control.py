@@ -1,0 +1,290 @@
+"""The routes about the server and its models: what they say of themselves, and what can be changed at run time."""
+
+from collections.abc import Callable, Sequence
+
+from charonia.config.json_form import to_json
+from charonia.core.errors import invalid, not_found, unavailable, unsupported
+from charonia.server.explain.explanation import explanation_json
+from charonia.server.facade import NO_LOG_CONTROL, Engine, LogControl, Services, known_model
+from charonia.server.http.exchange import Exchange, Tasks
+from charonia.server.http.routes import Handler, Route, Target
+from charonia.server.rate_limiter.overview import view_json
+from charonia.server.sequences.overview import sequences_json
+from charonia.server.shared_memory.registry import RegionRegistry
+from charonia.server.tracing.requests import NO_TRACING, Tracing
+from charonia.wire import log_settings, trace_settings
+from charonia.wire import v2_control as describe
+from charonia.wire.json_text import dump
+from charonia.wire.shared_memory import (
+    decode_cuda_register,
+    decode_system_register,
+    describe_cuda,
+    describe_system,
+    disabled,
+)
+from charonia.wire.v2_control import decode_index, decode_load, decode_unload
+
+_MODEL = "/v2/models/{model}"
+_REPOSITORY = "/v2/repository/models/{model}"
+_NAMED_REPOSITORY = "/v2/repository/{repository}"
+
+Describe = Callable[[RegionRegistry, str], Sequence[object]]
+Unregister = Callable[[RegionRegistry, str], None]
+
+
+class StatusHandlers:
+    """Health, metadata, configurations and statistics."""
+
+    def __init__(self, engine: Engine, services: Services, tasks: Tasks) -> None:
+        """Make the handlers.
+
+        Args:
+            engine: Knows the models.
+            services: What is offered beside it.
+            tasks: Runs what takes a while.
+        """
+        self._engine = engine
+        self._services = services
+        self._tasks = tasks
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        table = [
+            Route("/v2", {b"GET": self._server}),
+            Route("/v2/health/live", {b"GET": self._live}),
+            Route("/v2/health/ready", {b"GET": self._ready}),
+            Route("/v2/models/stats", {b"GET": self._statistics}),
+            Route("/v2/ratelimit", {b"GET": self._rate_limits}),
+        ]
+        for base in (_MODEL, _MODEL + "/versions/{version}"):
+            table += [
+                Route(base, {b"GET": self._model}),
+                Route(base + "/ready", {b"GET": self._model_ready}),
+                Route(base + "/config", {b"GET": self._config}),
+                Route(base + "/stats", {b"GET": self._statistics}),
+                Route(base + "/sequences", {b"GET": self._sequences}),
+                Route(base + "/explain", {b"GET": self._explain}),
+            ]
+        return table
+
+    def _live(self, exchange: Exchange, target: Target) -> None:
+        exchange.respond(200 if self._engine.is_live() else 400, [])
+
+    def _ready(self, exchange: Exchange, target: Target) -> None:
+        exchange.respond(200 if self._engine.is_ready() else 400, [])
+
+    def _model_ready(self, exchange: Exchange, target: Target) -> None:
+        async def answer() -> None:
+            if not await self._engine.model_ready(*target):
+                raise invalid("Model version not ready")
+            exchange.respond(200, [])
+
+        self._tasks.start(exchange, answer())
+
+    def _server(self, exchange: Exchange, target: Target) -> None:
+        _json(exchange, describe.server_metadata(self._engine.server_metadata()))
+
+    def _model(self, exchange: Exchange, target: Target) -> None:
+        _json(exchange, describe.model_metadata(self._engine.model_metadata(*target)))
+
+    def _config(self, exchange: Exchange, target: Target) -> None:
+        _json(exchange, to_json(self._engine.model_config(*target)))
+
+    def _statistics(self, exchange: Exchange, target: Target) -> None:
+        _json(exchange, describe.statistics(self._engine.model_statistics(*target)))
+
+    def _sequences(self, exchange: Exchange, target: Target) -> None:
+        if self._services.sequences is None:
+            raise not_found("sequences are not shown here")
+        _json(exchange, sequences_json(self._services.sequences(*target)))
+
+    def _explain(self, exchange: Exchange, target: Target) -> None:
+        if self._services.explain is None:
+            raise not_found("models are not explained here")
+        _json(exchange, explanation_json(self._services.explain(*target)))
+
+    def _rate_limits(self, exchange: Exchange, target: Target) -> None:
+        if self._services.rate_limits is None:
+            raise unavailable("the rate limiter is off", hint="start the server with --rate-limit=execution_count")
+        _json(exchange, view_json(self._services.rate_limits()))
+
+
+class ControlHandlers:
+    """The repository, and the settings of tracing and of the log. What has a body is a task: it may be compressed."""
+
+    def __init__(self, engine: Engine, services: Services, tasks: Tasks) -> None:
+        """Make the handlers.
+
+        Args:
+            engine: Loads and unloads models.
+            services: What is offered beside it.
+            tasks: Runs what takes a while.
+        """
+        self._engine = engine
+        self._services = services
+        self._tasks = tasks
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        trace: dict[bytes, Handler] = {b"GET": self._trace, b"POST": self._change_trace}
+        return [
+            Route("/v2/repository/index", {b"POST": self._index}),
+            Route(_REPOSITORY + "/load", {b"POST": self._load}),
+            Route(_REPOSITORY + "/unload", {b"POST": self._unload}),
+            Route(_NAMED_REPOSITORY + "/index", {b"POST": _named_repository}),
+            Route(_NAMED_REPOSITORY + "/models/{model}/load", {b"POST": _named_repository}),
+            Route(_NAMED_REPOSITORY + "/models/{model}/unload", {b"POST": _named_repository}),
+            Route("/v2/trace/setting", trace),
+            Route(_MODEL + "/trace/setting", trace),
+            Route("/v2/logging", {b"GET": self._log, b"POST": self._change_log}),
+        ]
+
+    def _index(self, exchange: Exchange, target: Target) -> None:
+        async def answer() -> None:
+            ready_only = decode_index(await self._tasks.body(exchange.request))
+            _json(exchange, describe.index(self._engine.repository_index(ready_only)))
+
+        self._tasks.start(exchange, answer())
+
+    def _load(self, exchange: Exchange, target: Target) -> None:
+        async def answer() -> None:
+            config, files = decode_load(await self._tasks.body(exchange.request))
+            await self._engine.load_model(target.model, config, files or None)
+            exchange.respond(200, [])
+
+        exchange.model = target.model
+        self._tasks.start(exchange, answer())
+
+    def _unload(self, exchange: Exchange, target: Target) -> None:
+        async def answer() -> None:
+            dependents = decode_unload(await self._tasks.body(exchange.request))
+            await self._engine.unload_model(target.model, dependents)
+            exchange.respond(200, [])
+
+        exchange.model = target.model
+        self._tasks.start(exchange, answer())
+
+    def _trace(self, exchange: Exchange, target: Target) -> None:
+        tracing = self._tracing()
+        known_model(self._engine, target.model)
+        _json(exchange, trace_settings.describe(tracing.settings(target.model)))
+
+    def _change_trace(self, exchange: Exchange, target: Target) -> None:
+        async def answer() -> None:
+            tracing = self._tracing()
+            known_model(self._engine, target.model)
+            tracing.change(target.model, trace_settings.decode_json(await self._tasks.body(exchange.request)))
+            self._trace(exchange, target)
+
+        self._tasks.start(exchange, answer())
+
+    def _log(self, exchange: Exchange, target: Target) -> None:
+        _json(exchange, log_settings.describe(self._log_control().options))
+
+    def _change_log(self, exchange: Exchange, target: Target) -> None:
+        async def answer() -> None:
+            control = self._log_control()
+            control.change(log_settings.decode_json(await self._tasks.body(exchange.request), control.options))
+            self._log(exchange, target)
+
+        self._tasks.start(exchange, answer())
+
+    def _tracing(self) -> Tracing:
+        if self._services.tracing is None:
+            raise unsupported(NO_TRACING)
+        return self._services.tracing
+
+    def _log_control(self) -> LogControl:
+        if self._services.log is None:
+            raise unsupported(NO_LOG_CONTROL, hint="change the settings of `logging` there")
+        return self._services.log
+
+
+class SharedMemoryHandlers:
+    """Registration of system and of CUDA shared memory of clients."""
+
+    def __init__(self, regions: RegionRegistry | None, tasks: Tasks) -> None:
+        """Make the handlers.
+
+        Args:
+            regions: What is registered; None where shared memory is not offered: then there are no regions.
+            tasks: Runs what takes a while.
+        """
+        self._regions = regions
+        self._tasks = tasks
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        return [
+            *_kind_routes(
+                "/v2/systemsharedmemory",
+                self._status(lambda regions, name: describe_system(regions.system(name))),
+                self._register_system,
+                self._unregister(RegionRegistry.unregister_system),
+            ),
+            *_kind_routes(
+                "/v2/cudasharedmemory",
+                self._status(lambda regions, name: describe_cuda(regions.cuda(name))),
+                self._register_cuda,
+                self._unregister(RegionRegistry.unregister_cuda),
+            ),
+        ]
+
+    def _status(self, describe: Describe) -> Handler:
+        def handler(exchange: Exchange, target: Target) -> None:
+            if self._regions is None and target.model:
+                raise disabled()
+            _json(exchange, describe(self._regions, target.model) if self._regions is not None else [])
+
+        return handler
+
+    def _unregister(self, unregister: Unregister) -> Handler:
+        def handler(exchange: Exchange, target: Target) -> None:
+            unregister(self._offered(), target.model)
+            exchange.respond(200, [])
+
+        return handler
+
+    def _register_system(self, exchange: Exchange, target: Target) -> None:
+        regions = self._offered()
+
+        async def answer() -> None:
+            body = await self._tasks.body(exchange.request)
+            await regions.register_system(decode_system_register(target.model, body))
+            exchange.respond(200, [])
+
+        self._tasks.start(exchange, answer())
+
+    def _register_cuda(self, exchange: Exchange, target: Target) -> None:
+        regions = self._offered()
+
+        async def answer() -> None:
+            body = await self._tasks.body(exchange.request)
+            await regions.register_cuda(decode_cuda_register(target.model, body))
+            exchange.respond(200, [])
+
+        self._tasks.start(exchange, answer())
+
+    def _offered(self) -> RegionRegistry:
+        if self._regions is None:
+            raise disabled()
+        return self._regions
+
+
+def _kind_routes(base: str, status: Handler, register: Handler, unregister: Handler) -> list[Route]:
+    region = base + "/region/{region}"
+    return [
+        Route(base + "/status", {b"GET": status}),
+        Route(region + "/status", {b"GET": status}),
+        Route(region + "/register", {b"POST": register}),
+        Route(region + "/unregister", {b"POST": unregister}),
+        Route(base + "/unregister", {b"POST": unregister}),
+    ]
+
+
+def _json(exchange: Exchange, document: object) -> None:
+    exchange.respond(200, [dump(document)])
+
+
+def _named_repository(exchange: Exchange, target: Target) -> None:
+    raise unsupported("'repository_name' specification is not supported", hint="leave it out of the path")

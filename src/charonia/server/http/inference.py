@@ -1,0 +1,290 @@
+"""The routes that run models: infer, generate and generate_stream.
+
+Each decodes a request, hands it to the engine and encodes what comes back: as one response, or as server-sent events.
+An event is `data: <JSON>`, a response or an error, sent when it is there; the body ends after the last. The first one
+fixes the status. An error before the model was asked is a plain JSON document with its status, as on other routes.
+
+A client that reads events more slowly than the model answers has its request given up once `stream_unsent_bytes_max`
+wait for it: a model cannot be made to wait. One that leaves cancels it.
+
+Source: KServe v2 protocol; Triton's generate extension; WHATWG HTML, "Server-sent events".
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+
+from charonia.core.calls import Outcome, Reply
+from charonia.core.errors import ServingError, internal, invalid, unavailable, unsupported
+from charonia.core.request import InferRequest
+from charonia.core.response import InferResponse
+from charonia.server.facade import Engine, Services
+from charonia.server.http.exchange import CONTENT_ENCODING, JSON_TYPE, Exchange, Tasks
+from charonia.server.http.parser import DIGITS_MAX, JSON_SIZE, HttpLimits
+from charonia.server.http.routes import Route, Target
+from charonia.server.single_response import SoleResponse
+from charonia.server.tracing.requests import EventNames, begin
+from charonia.wire.compression import COMPRESS_FROM_BYTES, choose_coding, compress
+from charonia.wire.http_status import STATUS
+from charonia.wire.json_text import encode_error
+from charonia.wire.v2_generate import decode_generate, encode_generated
+from charonia.wire.v2_request import InferCall, InferDecoder, raw_call, raw_tensor
+from charonia.wire.v2_response import encode_response
+
+_log = logging.getLogger(__name__)
+
+BINARY_TYPE = b"application/octet-stream"
+EVENT_STREAM = b"text/event-stream"
+_EVENT_TYPE = EVENT_STREAM + b"; charset=utf-8"
+
+TRACED = EventNames("HTTP_RECV_START", "HTTP_RECV_END", "HTTP_SEND_START", "HTTP_SEND_END")
+
+_NOT_ONE = unsupported(
+    "HTTP end point doesn't support models with decoupled transaction policy that send no response, or several",
+    hint="ask for its responses as events, with the header field 'Accept: text/event-stream', or over gRPC",
+)
+_NOT_ONE_GENERATED = unsupported(
+    "generate expects model to produce exactly 1 response, use generate stream for model that generates various number "
+    "of responses"
+)
+
+Encode = Callable[[InferResponse], bytes]
+"""Returns the JSON text of a response, or raises a ServingError."""
+
+
+class InferenceHandlers:
+    """The routes of every model that run it."""
+
+    def __init__(self, engine: Engine, limits: HttpLimits, services: Services, tasks: Tasks) -> None:
+        """Make the handlers.
+
+        Args:
+            engine: Runs models.
+            limits: What clients may ask.
+            services: What is offered beside the engine.
+            tasks: Runs what takes a while.
+        """
+        self._engine = engine
+        self._limits = limits
+        self._tracer = services.tracer
+        self._forward = services.http_headers
+        self._decoder = InferDecoder(limits.body_bytes_max, services.regions)
+        self._tasks = tasks
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        model = "/v2/models/{model}"
+        return [
+            route
+            for base in (model, model + "/versions/{version}")
+            for route in (
+                Route(base + "/infer", {b"POST": self._infer}),
+                Route(base + "/generate", {b"POST": self._generate}),
+                Route(base + "/generate_stream", {b"POST": self._generate_stream}),
+            )
+        ]
+
+    # Requests.
+
+    def _infer(self, exchange: Exchange, target: Target, body: bytes | memoryview | None = None) -> None:
+        """Run a model; `body` is given where it had to be decompressed."""
+        headers = exchange.request.headers
+        if body is None:
+            exchange.model, exchange.version = target
+            if CONTENT_ENCODING in headers:
+                self._tasks.start(exchange, self._infer_compressed(exchange, target))
+                return
+            body = exchange.request.body
+        json_size = headers.get(JSON_SIZE)
+        if json_size is None:
+            call = self._decoder.decode(target.model, target.version, body)
+        else:
+            size = _json_size(json_size)
+            call = self._decoder.decode(target.model, target.version, body, size) if size else self._raw(target, body)
+        accepted = headers.get(b"accept")
+        if accepted is not None and EVENT_STREAM in accepted:
+            self._infer_stream(exchange, call)
+        else:
+            self._submit(exchange, call.request, partial(self._reply, exchange, call))
+
+    async def _infer_compressed(self, exchange: Exchange, target: Target) -> None:
+        body = await self._tasks.body(exchange.request)
+        if exchange.is_open:
+            self._infer(exchange, target, body)
+
+    def _infer_stream(self, exchange: Exchange, call: InferCall) -> None:
+        if call.binary or any(call.forms.values()):
+            raise invalid("an event stream carries outputs as JSON only", hint="do not ask for binary outputs")
+
+        def encode(response: InferResponse) -> bytes:
+            return encode_response(response, False, {}, call.places)[0]
+
+        self._stream(exchange, call.request, encode)
+
+    def _raw(self, target: Target, body: bytes | memoryview) -> InferCall:
+        model, version = target
+        config = self._engine.model_config(model, version)
+        if len(config.input) != 1 or config.input[0].data_type is None:
+            raise invalid(
+                f"raw binary request: model '{model}' has {len(config.input)} inputs, such a request carries just one",
+                hint="send the inputs as JSON, or in binary form after a JSON header",
+            )
+        only = config.input[0]
+        tensor = raw_tensor(only.name, config.input[0].data_type, only.dims, config.max_batch_size > 0, body)
+        return raw_call(model, version, tensor)
+
+    def _generate(self, exchange: Exchange, target: Target) -> None:
+        self._submit(exchange, self._generate_request(exchange, target), partial(self._reply, exchange, None))
+
+    def _generate_stream(self, exchange: Exchange, target: Target) -> None:
+        self._stream(exchange, self._generate_request(exchange, target), encode_generated)
+
+    def _generate_request(self, exchange: Exchange, target: Target) -> InferRequest:
+        exchange.model, exchange.version = target
+        coding = exchange.request.headers.get(CONTENT_ENCODING)
+        if coding is not None and coding.lower() != b"identity":
+            raise unsupported("a request to generate cannot be compressed", hint="leave out Content-Encoding")
+        config = self._engine.model_config(target.model, target.version)
+        return decode_generate(config, target.version, exchange.request.body, self._limits.body_bytes_max)
+
+    def _stream(self, exchange: Exchange, request: InferRequest, encode: Encode) -> None:
+        stream = _EventStream(exchange, encode, self._limits.stream_unsent_bytes_max)
+        self._submit(exchange, request, stream.reply)
+        stream.is_asked = True
+
+    def _submit(self, exchange: Exchange, request: InferRequest, reply: Reply) -> None:
+        """Hand a request to the engine."""
+        if self._forward is not None:
+            names = exchange.request.names or {}
+            fields = exchange.request.headers.items()
+            request.parameters.update(self._forward.parameters((names.get(key, key), value) for key, value in fields))
+        exchange.request_id = request.id
+        if self._tracer is not None:
+            headers = exchange.request.headers.get
+            reply = begin(self._tracer, request, reply, names=TRACED, received_ns=exchange.begun_ns, headers=headers)
+        ticket = self._engine.infer(request, reply)
+        if exchange.is_open:
+            exchange.ticket = ticket
+        elif not exchange.is_over:
+            ticket.cancel()
+
+    # Responses.
+
+    def _reply(self, exchange: Exchange, call: InferCall | None, outcome: Outcome, final: bool) -> None:
+        """Answer with the only response; `call` says how outputs are sent, None for generate."""
+        exchange.is_over = final
+        if not exchange.is_open:
+            return
+        if not final or outcome is None or exchange.sole is not None:
+            if exchange.sole is None:
+                exchange.sole = SoleResponse(_NOT_ONE if call is not None else _NOT_ONE_GENERATED)
+            outcome = exchange.sole.take(outcome, final)
+        if outcome is None:
+            return
+        ticket = None if final else exchange.ticket
+        try:
+            if isinstance(outcome, ServingError):
+                exchange.fail(outcome)
+            elif call is not None:
+                self._respond(exchange, call, outcome)
+            else:
+                exchange.outcome = outcome
+                exchange.respond(200, [encode_generated(outcome)])
+        except ServingError as error:
+            exchange.fail(error)
+        except Exception as error:  # the model's output is not what it says: this request fails, nothing else
+            exchange.fail(_broken(exchange, error))
+        if ticket is not None:  # after the answer, which the outcome of cancelling would take the place of
+            ticket.cancel()
+
+    def _respond(self, exchange: Exchange, call: InferCall, response: InferResponse) -> None:
+        exchange.outcome = response
+        document, blobs = encode_response(response, call.binary, call.forms, call.places)
+        content_type, extra = JSON_TYPE, b""
+        if blobs:
+            content_type, extra = BINARY_TYPE, b"Inference-Header-Content-Length: %d\r\n" % len(document)
+        accepted = exchange.request.headers.get(b"accept-encoding")
+        coding = choose_coding(accepted) if accepted is not None else ""
+        body = [document, *blobs]
+        if not coding or sum(map(len, body)) < COMPRESS_FROM_BYTES:
+            exchange.respond(200, body, content_type, extra)
+        else:
+            extra += b"Content-Encoding: %b\r\n" % coding.encode()
+            self._tasks.start(exchange, _respond_compressed(exchange, body, coding, content_type, extra))
+
+
+class _EventStream:
+    """Takes the outcomes of one request."""
+
+    __slots__ = ("_encode", "_exchange", "_unsent_bytes_max", "is_asked")
+
+    def __init__(self, exchange: Exchange, encode: Encode, unsent_bytes_max: int) -> None:
+        self._exchange = exchange
+        self._encode = encode
+        self._unsent_bytes_max = unsent_bytes_max
+        self.is_asked = False  # whether the engine has taken the request
+
+    def reply(self, outcome: Outcome, final: bool) -> None:
+        exchange = self._exchange
+        exchange.is_over = final
+        if not exchange.is_open:
+            return
+        if isinstance(outcome, ServingError) and final and not self.is_asked and not exchange.has_begun:
+            exchange.fail(outcome)
+            return
+        if outcome is not None:
+            self._send(outcome)
+        elif not exchange.has_begun:
+            exchange.begin(200, _EVENT_TYPE)
+        if final:
+            exchange.end()
+        elif exchange.unsent_bytes > self._unsent_bytes_max:
+            self._give_up()
+
+    def _send(self, outcome: InferResponse | ServingError) -> None:
+        exchange = self._exchange
+        try:
+            data = encode_error(outcome) if isinstance(outcome, ServingError) else self._encode(outcome)
+        except ServingError as error:
+            outcome, data = error, encode_error(error)
+        except Exception as fault:  # the model's output is not what it says: an error of this response, nothing else
+            outcome = _broken(exchange, fault)
+            data = encode_error(outcome)
+        exchange.outcome = outcome
+        if not exchange.has_begun:
+            exchange.begin(STATUS[outcome.code] if isinstance(outcome, ServingError) else 200, _EVENT_TYPE)
+        exchange.send(b"data: %b\n\n" % data)
+
+    def _give_up(self) -> None:
+        ticket = self._exchange.ticket
+        self._send(
+            unavailable(
+                f"the request is given up: more than {self._unsent_bytes_max} bytes of responses wait for the client",
+                hint="read the events as they come",
+            )
+        )
+        self._exchange.end()
+        if ticket is not None:
+            ticket.cancel()
+
+
+async def _respond_compressed(
+    exchange: Exchange, body: list[bytes | memoryview], coding: str, content_type: bytes, extra: bytes
+) -> None:
+    exchange.respond(200, [await asyncio.to_thread(compress, body, coding)], content_type, extra)
+
+
+def _broken(exchange: Exchange, fault: Exception) -> ServingError:
+    """Return the error for a response that cannot be encoded. To be called where the exception is handled."""
+    _log.exception("the response of model '%s' cannot be written", exchange.model)
+    return internal(f"the response of model '{exchange.model}' is broken: {type(fault).__name__}")
+
+
+def _json_size(text: bytes) -> int:
+    text = text.rstrip()  # the parser leaves white space behind a value with it
+    if not text.isdigit() or len(text) >= DIGITS_MAX:
+        raise invalid(
+            f"Inference-Header-Content-Length: expected a number of bytes, got '{text[:DIGITS_MAX].decode('latin-1')}'"
+        )
+    return int(text)

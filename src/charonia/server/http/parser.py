@@ -1,0 +1,472 @@
+"""HTTP/1.1 requests from bytes, without I/O: no transport, no event loop, no clock.
+
+`RequestParser` takes the bytes of a connection, split in any way, and returns the events that they complete. The events
+do not depend on the split. llhttp (by way of httptools) finds the parts of a request and refuses what is ambiguous.
+
+Everything that decides what may come next is `State`. It changes in one function, which checks the change against
+`TRANSITIONS`; a change that is not listed there is a mistake of this module, never of the client:
+
+                 .-------------------------------------------------------.
+                 v                                                       |
+    ENDED <--  IDLE  -->  HEADER  -->  BODY  ----------------------------+
+                                        |--> DIRECT_BODY (large) --------+
+                                        '--> REFUSED_BODY (too large) ---'
+
+From each state but ENDED a connection may get CUT_OFF: by bytes that cannot be a request, or a limit that is exceeded.
+
+Two shortcuts make inference fast. The body of a request that announces a large one is received straight into its own
+buffer (`vacant`), so that the kernel makes the only copy of a tensor. And a header that is byte for byte the last one
+is not parsed again (`HeaderCache`): clients repeat the header while only the body changes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import httptools
+import numpy as np
+
+from charonia.core.errors import ServingError, invalid, unsupported
+
+DIRECT_BODY_BYTES = 64 * 1024
+"""A body with at least so many bytes still to come is received straight into its own buffer."""
+
+ALIGNMENT_BYTES = 64
+"""Alignment of the first tensor in such a buffer."""
+
+CACHED_BYTES_MAX = 4096
+"""Longest header that is cached."""
+
+JSON_SIZE = b"inference-header-content-length"
+"""Header field with the length of the JSON part of a body."""
+
+DIGITS_MAX = 18
+"""Longest number in a header field."""
+
+_MIB = 2**20
+_END_OF_HEADER = b"\r\n\r\n"
+_OFFERS = (b"upgrade", b"expect")  # what has been dealt with when a request is parsed again
+_NOT_CACHED = frozenset({b"transfer-encoding", b"expect", b"upgrade", b"connection"})
+
+
+@dataclass(frozen=True, slots=True)
+class HttpLimits:
+    """What a client may ask of the endpoint. Beyond a limit it gets an error, and the server goes on.
+
+    Attributes:
+        body_bytes_max: Largest request body, as received and after decompression (`--http-max-input-size`).
+        discard_bytes_max: A refused body up to this size is read and dropped so that the connection can live on.
+        url_bytes_max: Longest URL.
+        header_count_max: Most header fields of a request.
+        header_bytes_max: Most bytes of all header fields of a request.
+        chunk_count_max: Most chunks of a chunked body.
+        pipeline_max: Requests of one connection in flight at which no more is read from it; what one read brought
+            is still taken.
+        stream_unsent_bytes_max: Bytes of a response that is sent piece by piece that wait for its client; with more the
+            request is given up: a model cannot be made to wait.
+        connections_max: Most connections; one more is told so and closed.
+        header_timeout_s: Longest time from a request's first byte to the end of its header.
+        body_timeout_s: Longest time for a body, to which the time is added that `body_bytes_per_s_min` gives it.
+        body_bytes_per_s_min: Slowest rate at which a body may arrive.
+        write_timeout_s: Longest time in which a client takes nothing of a response that waits for it.
+        idle_timeout_s: Longest time between two requests of a connection.
+    """
+
+    body_bytes_max: int = 64 * 1024 * 1024
+    discard_bytes_max: int = 256 * 1024 * 1024
+    url_bytes_max: int = 8 * 1024
+    header_count_max: int = 100
+    header_bytes_max: int = 64 * 1024
+    chunk_count_max: int = 65_536
+    pipeline_max: int = 32
+    stream_unsent_bytes_max: int = 64 * 1024 * 1024
+    connections_max: int = 16_384
+    header_timeout_s: float = 30.0
+    body_timeout_s: float = 60.0
+    body_bytes_per_s_min: int = 4096
+    write_timeout_s: float = 60.0
+    idle_timeout_s: float = 600.0
+
+
+class State(Enum):
+    """What a connection's client is doing. The value is how it is shown."""
+
+    __hash__ = object.__hash__  # Enum's own is a function in Python
+
+    IDLE = "idle"
+    HEADER = "receiving header"
+    BODY = "receiving body"
+    DIRECT_BODY = "receiving body directly"
+    REFUSED_BODY = "dropping body"
+    ENDED = "ended"
+    CUT_OFF = "cut off"
+
+
+_IDLE, _HEADER, _BODY, _ENDED, _CUT_OFF = State.IDLE, State.HEADER, State.BODY, State.ENDED, State.CUT_OFF
+
+TRANSITIONS: dict[State, frozenset[State]] = {
+    _IDLE: frozenset({_HEADER, _ENDED, _CUT_OFF}),
+    _HEADER: frozenset({_BODY, _CUT_OFF}),
+    _BODY: frozenset({_IDLE, State.DIRECT_BODY, State.REFUSED_BODY, _ENDED, _CUT_OFF}),
+    State.DIRECT_BODY: frozenset({_IDLE, _ENDED, _CUT_OFF}),
+    State.REFUSED_BODY: frozenset({_IDLE, _ENDED, _CUT_OFF}),
+    _ENDED: frozenset(),
+    _CUT_OFF: frozenset(),
+}
+"""The states that may follow each state."""
+
+RECEIVING = frozenset({_HEADER, _BODY, State.DIRECT_BODY, State.REFUSED_BODY})
+"""The client is within a request."""
+
+
+@dataclass(slots=True)
+class Request:
+    """Event: a request is complete, or refused.
+
+    Attributes:
+        method: Request method.
+        url: Request target as sent.
+        headers: Header fields by lower-case name; the last one of a name counts. Shared by requests: not to be changed.
+        names: Names of the fields as they were sent, by lower-case name; None where the parser does not keep them.
+        body: Request body.
+        keep_alive: Whether more requests may follow.
+        knows_chunks: Whether the client knows chunked bodies: not with HTTP/1.0.
+        refusal: What to answer in place of a handler: the body was dropped, or what was sent is no request.
+        refusal_status: HTTP status of that answer; 0 for that of the error's code.
+    """
+
+    method: bytes
+    url: bytes
+    headers: dict[bytes, bytes]
+    names: dict[bytes, bytes] | None = None
+    body: bytes | memoryview = b""
+    keep_alive: bool = True
+    knows_chunks: bool = True
+    refusal: ServingError | None = None
+    refusal_status: int = 0
+
+
+class Expectation(Enum):
+    """Event: the client waits for something before it sends its body."""
+
+    CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+Event = Request | Expectation
+
+
+class HeaderCache:
+    """The last header of a connection and the size of the whole request.
+
+    What the parser has understood once it would understand again, byte for byte. So a request that arrives whole, with
+    a header that is cached, is not parsed: most of the work on a small request is calls for its header fields.
+    """
+
+    __slots__ = ("_arrived", "_header", "_parsed", "_request_size")
+
+    def __init__(self) -> None:
+        self._arrived: memoryview | None = None
+        self._header = b""
+        self._request_size = 0
+        self._parsed: tuple[bytes, bytes, dict[bytes, bytes], dict[bytes, bytes] | None] = (b"", b"", {}, None)
+
+    def find(self, arrived: memoryview) -> Request | None:
+        """Return the request that has arrived while none was in progress, None where it is not exactly a known one."""
+        if len(arrived) == self._request_size:
+            data = bytes(arrived)
+            if data.startswith(self._header):
+                return Request(*self._parsed, data[len(self._header) :])
+        self._arrived = arrived
+        return None
+
+    def skip(self) -> None:
+        """What arrives now does not begin with a request."""
+        self._arrived = None
+
+    def store(self, request: Request, body_size: int) -> None:
+        """Keep the header of a request that has been parsed.
+
+        Args:
+            request: The request.
+            body_size: Size of its body, as announced; 0 where it was not.
+        """
+        arrived, self._arrived = self._arrived, None
+        if arrived is None or not body_size or not request.keep_alive:
+            return
+        size = len(arrived) - body_size
+        if size > CACHED_BYTES_MAX or not _NOT_CACHED.isdisjoint(request.headers):
+            return
+        header = bytes(arrived[:size])
+        # The first empty line ends a header: so nothing came before the request, and nothing after it.
+        if header.find(_END_OF_HEADER) == size - len(_END_OF_HEADER):
+            self._header = header
+            self._request_size = len(arrived)
+            self._parsed = request.method, request.url, request.headers, request.names
+
+
+class RequestParser:
+    """The requests of one connection.
+
+    Attributes:
+        state: What the client is doing.
+        received: Bytes of the body in progress that have arrived.
+        vacant: Where the rest of a large body belongs: the caller may fill it and call `filled`; None for no such body.
+    """
+
+    def __init__(self, limits: HttpLimits, *, keeps_names: bool = False) -> None:
+        """Make a parser.
+
+        Args:
+            limits: What a client may send.
+            keeps_names: Whether requests have the names of their header fields as they were sent.
+        """
+        self.state = _IDLE
+        self._limits = limits
+        self._keeps_names = keeps_names
+        self._llhttp = httptools.HttpRequestParser(self)
+        self._cache = HeaderCache()
+        self._events: list[Event] = []
+        self._header_bytes_fed = 0
+        self._forget()
+
+    def _forget(self) -> None:
+        self._url = b""
+        self._headers: dict[bytes, bytes] = {}
+        self._names: dict[bytes, bytes] | None = {} if self._keeps_names else None
+        self._header_count = 0
+        self._header_bytes = 0
+        self._chunk_count = 0
+        self._length = 0
+        self._parts: list[bytes] = []
+        self._direct: memoryview | None = None
+        self._refusal: ServingError | None = None
+        self.received = 0
+        self.vacant: memoryview | None = None
+
+    def __str__(self) -> str:
+        """Return the state in words, and how far a body has come."""
+        text = self.state.value
+        if self.state in (_BODY, State.DIRECT_BODY, State.REFUSED_BODY):
+            unit, name = (_MIB, "MiB") if max(self._length, self.received) >= _MIB else (1, "bytes")
+            total = f"/{self._length // unit}" if self._length else ""
+            text = f"{text} {self.received // unit}{total} {name}"
+        return text
+
+    def __repr__(self) -> str:
+        return f"<RequestParser [{self}]>"
+
+    def receive(self, data: memoryview) -> Sequence[Event]:
+        """Take bytes and return the events that they complete. Not to be called while there is a `vacant` buffer."""
+        if self.state is _IDLE:
+            cached = self._cache.find(data)
+            if cached is not None:
+                return (cached,)
+        else:
+            self._cache.skip()
+        rest: memoryview | None = data
+        while rest and self.state is not _ENDED and self.state is not _CUT_OFF:
+            rest = self._feed(rest)
+        events, self._events = self._events, []
+        return events
+
+    def filled(self, size: int) -> Sequence[Event]:
+        """Take note that so many bytes of `vacant` have been filled, and return the events that they complete."""
+        if self.vacant is None:  # the connection ended meanwhile
+            return ()
+        self.received += size
+        self.vacant = self.vacant[size:]
+        if self.vacant:
+            return ()
+        request = self._request(self._direct or b"")
+        self._llhttp = httptools.HttpRequestParser(self)  # the old one still waits for the body
+        self._complete(request)
+        events, self._events = self._events, []
+        return events
+
+    def refuse(self, status: int, error: ServingError) -> Request:
+        """End the connection within a request and return what stands for it: the answer is an error."""
+        url = self._url[: self._limits.url_bytes_max]
+        refused = Request(b"", url, {}, keep_alive=False, refusal=error, refusal_status=status)
+        self._forget()
+        self._move(_CUT_OFF)
+        return refused
+
+    def end(self) -> None:
+        """Take no more requests; one in progress is dropped."""
+        if self.state in RECEIVING:
+            self._move(_CUT_OFF)
+        elif self.state is _IDLE:
+            self._move(_ENDED)
+        self._forget()  # llhttp and this hold each other until the collector comes: let go of a body that was arriving
+
+    def _move(self, state: State) -> None:
+        """Change the state: the only place that does."""
+        assert state in TRANSITIONS[self.state], f"from {self.state.name} to {state.name}"
+        self.state = state
+
+    def _feed(self, data: memoryview) -> memoryview | None:
+        """Parse bytes; return what follows an offer to change protocols, which is still to be parsed."""
+        if self.state is _IDLE or self.state is _HEADER:
+            self._header_bytes_fed += len(data)
+        try:
+            self._llhttp.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            return self._decline(data[offer.args[0] :])
+        except httptools.HttpParserCallbackError as error:
+            cause = error.__context__
+            if not isinstance(cause, _RefusedError):
+                raise
+            self._events.append(self.refuse(cause.status, cause.error))
+        except httptools.HttpParserError as error:
+            if self.state is not _ENDED:  # else it was sent after the last request that is answered here
+                problem = invalid(f"the request is not valid HTTP/1.1: {error}")
+                self._events.append(self.refuse(400, problem))
+        else:
+            if self.state is _BODY:
+                if self._length - self.received >= DIRECT_BODY_BYTES:
+                    self._direct = _direct_body(self._headers, self._length, self._parts)
+                    self._parts.clear()
+                    self.vacant = self._direct[self.received :]
+                    self._move(State.DIRECT_BODY)
+            elif self._header_bytes_fed > self._limits.header_bytes_max + self._limits.url_bytes_max:
+                self._events.append(self.refuse(431, _header_too_large(self._limits)))
+        return None
+
+    def _decline(self, rest: memoryview) -> memoryview:
+        """Return what follows a request that offers to change protocols: the answer in HTTP/1.1 declines it."""
+        if self.state in RECEIVING:  # llhttp has left out the body: it gets the request again without the offer
+            fields = b"".join([b"%b: %b\r\n" % field for field in self._headers.items() if field[0] not in _OFFERS])
+            version = self._llhttp.get_http_version().encode()
+            head = b"%b %b HTTP/%b\r\n%b\r\n" % (self._llhttp.get_method(), self._url, version, fields)
+            rest = memoryview(head + rest)
+            self._forget()
+            self._move(_IDLE)
+        self._llhttp = httptools.HttpRequestParser(self)
+        return rest
+
+    # llhttp's calls.
+
+    def on_message_begin(self) -> None:
+        """The first byte of a request."""
+        self._move(_HEADER)
+
+    def on_url(self, url: bytes) -> None:
+        """A part of the request target."""
+        self._url += url
+        if len(self._url) > self._limits.url_bytes_max:
+            raise _RefusedError(414, invalid(f"the URL is longer than {self._limits.url_bytes_max} bytes"))
+
+    def on_header(self, name: bytes, value: bytes | None) -> None:
+        """A header field, or a field of the trailer."""
+        if value is None:
+            value = b""
+        limits = self._limits
+        self._header_count = count = self._header_count + 1
+        self._header_bytes = size = self._header_bytes + len(name) + len(value)
+        if count > limits.header_count_max or size > limits.header_bytes_max:
+            raise _RefusedError(431, _header_too_large(limits))
+        if self.state is _HEADER:  # what comes after the body must not change what the request says
+            self._headers[name.lower()] = value
+            if self._names is not None:
+                self._names[name.lower()] = name
+
+    def on_headers_complete(self) -> None:
+        """The header is complete."""
+        self._move(_BODY)
+        self._header_bytes_fed = 0
+        headers = self._headers
+        if not headers and self._llhttp.get_http_version() == "0.9":
+            raise _RefusedError(505, invalid("the request is not HTTP/1.1 or HTTP/1.0"))
+        if b"transfer-encoding" in headers and headers[b"transfer-encoding"].lower().rstrip() != b"chunked":
+            raise _RefusedError(501, unsupported("the only transfer encoding is 'chunked'"))
+        if b"content-length" in headers:
+            self._length = int(headers[b"content-length"])
+            if self._length > self._limits.body_bytes_max:
+                self._refuse_body(self._length)
+        if b"expect" in headers:
+            if headers[b"expect"].lower().rstrip() != b"100-continue":
+                raise _RefusedError(417, invalid("the only expectation that can be met is '100-continue'"))
+            self._events.append(Expectation.CONTINUE)
+
+    def on_chunk_header(self) -> None:
+        """A chunk of a chunked body begins."""
+        self._chunk_count += 1
+        if self._chunk_count > self._limits.chunk_count_max:
+            raise _RefusedError(400, invalid(f"the request body has more than {self._limits.chunk_count_max} chunks"))
+
+    def on_body(self, body: bytes) -> None:
+        """A part of the body."""
+        self.received += len(body)
+        if self._refusal is not None or self.received > self._limits.body_bytes_max:
+            self._refuse_body(self.received)
+        else:
+            self._parts.append(body)
+
+    def on_message_complete(self) -> None:
+        """The request is complete, unless it offers to change the protocol (`_decline`)."""
+        if b"upgrade" in self._headers and self._llhttp.should_upgrade():
+            return
+        parts = self._parts
+        request = self._request((parts[0] if len(parts) == 1 else b"".join(parts)) if parts else b"")
+        if request.refusal is None:
+            self._cache.store(request, self._length)
+        self._complete(request)
+
+    def _request(self, body: bytes | memoryview) -> Request:
+        llhttp, headers = self._llhttp, self._headers
+        keep_alive = llhttp.should_keep_alive()
+        # A client with HTTP/1.0 that lets its connection live on has to say so.
+        is_old = (not keep_alive or b"connection" in headers) and llhttp.get_http_version() == "1.0"
+        return Request(
+            llhttp.get_method(), self._url, headers, self._names, body, keep_alive, not is_old, self._refusal
+        )
+
+    def _complete(self, request: Request) -> None:
+        self._events.append(request)
+        self._forget()
+        self._move(_IDLE if request.keep_alive else _ENDED)
+
+    def _refuse_body(self, size: int) -> None:
+        """Drop the body, so that the client, which is still sending it, can read the answer afterwards.
+
+        Raises:
+            _RefusedError: There is too much to drop, or the client waits for leave to send it.
+        """
+        if self._refusal is None:
+            announced = f" of {self._length} bytes" if self._length else ""
+            self._refusal = invalid(
+                f"request body{announced} is larger than the maximum of {self._limits.body_bytes_max} bytes",
+                hint="the limit is set by --http-max-input-size",
+            )
+            self._parts.clear()
+            self._move(State.REFUSED_BODY)
+        if size > self._limits.discard_bytes_max or b"expect" in self._headers:
+            raise _RefusedError(400, self._refusal)
+
+
+class _RefusedError(Exception):
+    """Ends parsing: the request breaks a limit of the endpoint."""
+
+    def __init__(self, status: int, error: ServingError) -> None:
+        super().__init__(str(error))
+        self.status = status
+        self.error = error
+
+
+def _direct_body(headers: dict[bytes, bytes], length: int, parts: list[bytes]) -> memoryview:
+    """Return the buffer of a body in progress, filled as far as it was received."""
+    json_size = headers.get(JSON_SIZE, b"")
+    # Not a bytearray, which would be filled with zeros first.
+    memory = np.empty(length + ALIGNMENT_BYTES, np.uint8)
+    first_tensor = memory.ctypes.data + (int(json_size) if json_size.isdigit() and len(json_size) < DIGITS_MAX else 0)
+    start = -first_tensor % ALIGNMENT_BYTES
+    body = memory.data[start : start + length]
+    received = b"".join(parts)
+    body[: len(received)] = received
+    return body
+
+
+def _header_too_large(limits: HttpLimits) -> ServingError:
+    return invalid(
+        f"the request header is larger than {limits.header_count_max} fields or {limits.header_bytes_max} bytes"
+    )
