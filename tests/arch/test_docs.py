@@ -18,6 +18,8 @@ DOCS = ROOT / "docs"
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.glob("*.md"), *(ROOT / "bench").glob("*.md"), *ROOT.glob("examples/*/*.md")])
 
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+ANCHOR = re.compile(r"\]\(([^)#\s]*)#([^)]+)\)")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 PLACEHOLDER = re.compile(r"\{\w+\}")
 RPC = re.compile(r"^\s*rpc\s+(\w+)", re.MULTILINE)
 METRIC = re.compile(r"\b(?:nv|charonia)_[a-z0-9_]+")
@@ -30,6 +32,21 @@ def links(page: Path) -> list[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
     assert [target for target in links(page) if not (page.parent / target).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_anchor_of_a_link_is_a_heading(page: Path) -> None:
+    found = [link for link in ANCHOR.findall(page.read_text(encoding="utf-8")) if "://" not in link[0]]
+
+    assert [
+        (target, anchor) for target, anchor in found if anchor not in anchors(page.parent / target if target else page)
+    ] == []
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a rendered page: its headings in lower case, with dashes for spaces."""
+    headings = HEADING.findall(page.read_text(encoding="utf-8"))
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def test_every_page_can_be_reached_from_the_index() -> None:

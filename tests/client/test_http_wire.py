@@ -161,7 +161,7 @@ def test_a_request_in_time_has_no_timeout_and_one_that_is_late_has_and_disturbs_
             after = await ask(wire)
 
             assert (late.failure, late.code) == (Failure.TIMEOUT, Code.UNAVAILABLE)
-            assert late.message.endswith("did not answer within 0.05 s")
+            assert late.message.endswith("did not respond within 0.05 s")
             assert after.failure is None
             await wire.close()
 
@@ -221,17 +221,17 @@ def test_a_server_that_comes_back_is_used_again(play: Play) -> None:
 
 
 BROKEN = {
-    "closes without a word": (b"", Failure.RESET, "before any answer"),
-    "ends in the head": (b"HTTP/1.1 200 OK\r\nCont", Failure.RESET, "in the middle of the answer"),
+    "closes without a word": (b"", Failure.RESET, "before any response"),
+    "ends in the head": (b"HTTP/1.1 200 OK\r\nCont", Failure.RESET, "in the middle of the response"),
     "ends in the body": (
         b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}",
         Failure.RESET,
-        "after 2 of 9 bytes of the answer",
+        "after 2 of 9 bytes of the response",
     ),
     "ends in a chunk": (
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{}",
         Failure.RESET,
-        "in the middle of the answer",
+        "in the middle of the response",
     ),
     "speaks something else": (b"\x00\x00\x18\x04\x00\x00", Failure.GARBLED, "expected an HTTP response"),
     "sends too much": (OK + OK, Failure.GARBLED, "more than its response"),

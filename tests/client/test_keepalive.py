@@ -141,12 +141,14 @@ def test_times_that_cannot_be_kept_are_refused(
 def test_a_server_out_of_reach_is_told_from_one_that_closes_the_connection(number: int) -> None:
     endpoint = parse_url("grpc://far:8001")
 
-    lost = loss(endpoint, OSError(number, "it is"), "before any answer")
+    lost = loss(endpoint, OSError(number, "it is"), "before any response")
 
-    assert lost.startswith("the connection to grpc://far:8001 was lost before any answer: nothing reaches the server")
+    assert lost.startswith("the connection to grpc://far:8001 was lost before any response: nothing reaches the server")
     assert "(hint: " in lost
     for closed in (None, ConnectionResetError(errno.ECONNRESET, "reset")):
-        assert loss(endpoint, closed, "before any answer") == "grpc://far:8001 closed the connection before any answer"
+        assert (
+            loss(endpoint, closed, "before any response") == "grpc://far:8001 closed the connection before any response"
+        )
 
 
 @needs_linux

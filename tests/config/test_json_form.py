@@ -101,7 +101,7 @@ def test_json_becomes_records(text: str, expected: ModelConfig) -> None:
         ('{"max_batch_size": true}', "max_batch_size: expected a number, got bool", ""),
         ('{"input": [{"data_type": true}]}', "input[0].data_type: expected a name or number, got bool", ""),
         ('{"response_cache": {"enable": 1}}', "response_cache.enable: expected true or false, got int", ""),
-        ('{"input": [{"data_type": Infinity}]}', f"{NOT_JSON}: Infinity is no number of JSON", ""),
+        ('{"input": [{"data_type": Infinity}]}', f"{NOT_JSON}: Infinity is not a JSON number", ""),
         ('{"input": [{"data_type": 1e999}]}', f"{NOT_JSON}: a number is too large: 1e999", ""),
         ('{"max_batch_size": 1' + "0" * 400 + "}", f"{NOT_JSON}: a number is too large: 10000", ""),
         ('{"max_batch_size": 1' + "0" * 5000 + "}", f"{NOT_JSON}: a number is too large: 10000", ""),

@@ -160,7 +160,7 @@ def test_a_sample_that_fits_has_no_problem() -> None:
         (
             f'name: "s" batch_size: 1 inputs {GOOD} '
             'inputs { key: "C" value { data_type: TYPE_INT64 dims: [ 1 ] zero_data: true } }',
-            *(".inputs[C]", "is no input of the model, which has A, B"),
+            *(".inputs[C]", "is not an input of the model, which has A, B"),
         ),
     ],
 )

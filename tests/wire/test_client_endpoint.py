@@ -26,12 +26,12 @@ def test_a_url_says_how_to_reach_a_server(url: str, endpoint: Endpoint, text: st
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("", "is no URL of a server"),
-        ("http://", "is no URL of a server"),
-        ("http://a:b", "is no URL of a server"),
-        ("::1:8000", "is no URL of a server"),
-        ("a?x", "is no URL of a server"),
-        ("user@a:1", "is no URL of a server"),
+        ("", "is not the URL of a server"),
+        ("http://", "is not the URL of a server"),
+        ("http://a:b", "is not the URL of a server"),
+        ("::1:8000", "is not the URL of a server"),
+        ("a?x", "is not the URL of a server"),
+        ("user@a:1", "is not the URL of a server"),
         ("ftp://a", "expected one of the schemes http, https, grpc, grpcs, got 'ftp'"),
         ("a:0", "expected a port from 1 to 65535, got 0"),
         ("grpc://a/x", "a gRPC server has no path"),

@@ -31,7 +31,7 @@ def test_a_body_may_grow_to_the_limit_and_not_beyond() -> None:
     [
         (b"junk", "is not valid gzip data"),
         (gzip.compress(b"abc", mtime=0)[:-1], "ends too early"),
-        (gzip.compress(b"abc", mtime=0) + b"x", "goes on after its gzip data"),
+        (gzip.compress(b"abc", mtime=0) + b"x", "continues after its gzip data"),
     ],
 )
 def test_a_broken_body_is_refused(body: bytes, fragment: str) -> None:

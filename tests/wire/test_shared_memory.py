@@ -315,5 +315,5 @@ def test_regions_are_registered_and_described_over_grpc() -> None:
 
 
 def test_bytes_that_are_no_message_are_refused() -> None:
-    with pytest.raises(RpcError, match="no CudaSharedMemoryStatusRequest"):
+    with pytest.raises(RpcError, match="not a CudaSharedMemoryStatusRequest"):
         grpc_shared_memory.decode_region_name("CudaSharedMemoryStatusRequest", b"\xff")

@@ -1,4 +1,4 @@
-"""A client for servers of the KServe v2 protocol, over HTTP and gRPC."""
+"""A client for servers that speak the KServe v2 protocol, over HTTP and gRPC."""
 
 from charonia.client.async_client import AsyncClient
 from charonia.client.errors import ClientError

@@ -21,21 +21,21 @@ from charonia.wire.query import Dialect, Json, Query, SharedMemoryRegion, T, Tra
 from charonia.wire.transport import Answer, Failure, Handle, OnAnswer, WireOptions
 
 TIMEOUT_S = 60.0
-"""Time for a request that names none, in seconds."""
+"""Default timeout of a request, in seconds."""
 
 LOAD_TIMEOUT_S = 600.0
-"""Time for loading a model, in seconds."""
+"""Default timeout of loading a model, in seconds."""
 
 UNREAD_RESPONSES_MAX = 4096
-"""Responses of a stream that wait to be taken; with more the request is given up: a server cannot be made to wait."""
+"""Limit of buffered responses of a stream; beyond it the request is cancelled, as there is no back-pressure."""
 
 _DEFAULT_OPTIONS = WireOptions()
 _NO = frozenset((Code.NOT_FOUND, Code.UNAVAILABLE, Code.INVALID_ARG))
-"""How an error says that something is not ready."""
+"""Errors that mean "not ready"."""
 
 
 class _Answers:
-    """The answers to a request that wait to be taken."""
+    """The buffered answers to a request."""
 
     def __init__(self) -> None:
         self._waiting: deque[Answer] = deque()
@@ -62,12 +62,12 @@ class _Answers:
 class AsyncClient:
     """A client of one server, for asyncio. Use it as an asynchronous context manager.
 
-    Every method raises `ClientError`, which is a `ServingError`, when the server refuses, does not answer in time, is
-    not there, or goes away; nothing is retried but what never reached it.
+    Every method raises `ClientError`, which is a `ServingError`, when the server refuses, does not respond in time,
+    cannot be reached, or disconnects. Only requests that never reached the server are retried.
 
     Args:
         url: `HOST:PORT` or `http://HOST:PORT` for HTTP, `grpc://HOST:PORT` for gRPC; `https://`, `grpcs://` with TLS.
-        timeout_s: Time for a request that names none, in seconds.
+        timeout_s: Default timeout of a request, in seconds.
         options: Headers, TLS, compression, limits.
     """
 
@@ -75,7 +75,7 @@ class AsyncClient:
         self._timeout_s = timeout_s
         endpoint = parse_url(url)
         self._wire: HttpWire | GrpcWire
-        self._dialect: Dialect[Any]  # it makes the requests that this very wire takes
+        self._dialect: Dialect[Any]  # of the same protocol as the wire
         if endpoint.protocol == "grpc":
             self._wire = GrpcWire(endpoint, options)
             self._dialect = GrpcDialect(self._wire.encoder)
@@ -85,7 +85,7 @@ class AsyncClient:
         self._metadata = MetadataCache()
 
     async def __aenter__(self) -> Self:
-        """Do nothing: connections are made when they are needed."""
+        """Do nothing: connections are opened on demand."""
         return self
 
     async def __aexit__(
@@ -95,19 +95,19 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close all connections; what is in flight fails."""
+        """Close all connections; requests in flight fail."""
         await self._wire.close()
 
     async def server_live(self) -> bool:
-        """Whether the server answers."""
+        """Whether the server responds."""
         return await self._is(self._dialect.live())
 
     async def server_ready(self) -> bool:
-        """Whether the server takes inference requests."""
+        """Whether the server accepts inference requests."""
         return await self._is(self._dialect.ready())
 
     async def model_ready(self, model: str, version: str = "") -> bool:
-        """Whether a model takes inference requests; also False where there is no such model."""
+        """Whether a model accepts inference requests; also False if the model does not exist."""
         return await self._is(self._dialect.model_ready(model, version))
 
     async def server_metadata(self) -> ServerMetadata:
@@ -123,7 +123,7 @@ class AsyncClient:
         return await self._ask(self._dialect.model_config(model, version))
 
     async def statistics(self, model: str = "", version: str = "") -> list[Json]:
-        """Return what the server has counted, a JSON object for each model and version."""
+        """Return the server's statistics, a JSON object for each model and version."""
         return await self._ask(self._dialect.statistics(model, version))
 
     async def repository_index(self, *, ready: bool = False) -> list[ModelIndexEntry]:
@@ -152,7 +152,7 @@ class AsyncClient:
     async def unload_model(
         self, model: str, *, unload_dependents: bool = False, timeout_s: float = LOAD_TIMEOUT_S
     ) -> None:
-        """Unload a model, and where asked the models that an ensemble is made of."""
+        """Unload a model, and optionally the models of an ensemble."""
         await self._ask(self._dialect.unload(model, unload_dependents), timeout_s)
 
     async def register_shared_memory(self, region: SharedMemoryRegion) -> None:
@@ -160,23 +160,23 @@ class AsyncClient:
         await self._ask(self._dialect.register(region))
 
     async def unregister_shared_memory(self, name: str = "") -> None:
-        """Forget a region of system shared memory, or all of every client where no name is given."""
+        """Unregister a region of system shared memory, or all regions of all clients if no name is given."""
         await self._ask(self._dialect.unregister(name))
 
     async def shared_memory_regions(self, name: str = "") -> list[SharedMemoryRegion]:
-        """Return the regions of system shared memory that are registered, or the one of this name."""
+        """Return the registered regions of system shared memory, or the one of this name."""
         return await self._ask(self._dialect.regions(name))
 
     async def trace_settings(self, model: str = "") -> Json:
-        """Return the settings of tracing, of a model or of the server: texts, of `trace_level` a list of them."""
+        """Return the trace settings of a model or of the server: strings, for `trace_level` a list of strings."""
         return await self._ask(self._dialect.trace_settings(model, {}))
 
     async def update_trace_settings(self, change: TraceChange, model: str = "") -> Json:
-        """Change settings of tracing, of a model or of the server, and return all that are then in force.
+        """Change trace settings of a model or of the server, and return all settings then in effect.
 
         Args:
             change: New values of "trace_level" (one or a list of OFF, TIMESTAMPS, TENSORS), "trace_rate",
-                "trace_count" and "log_frequency"; None for that of the server, or of its command line.
+                "trace_count" and "log_frequency"; None resets a setting to that of the server or its command line.
             model: Model name, "" for the server.
         """
         return await self._ask(self._dialect.trace_settings(model, change))
@@ -193,19 +193,19 @@ class AsyncClient:
         sequence: SequencePart | None = None,
         timeout_s: float | None = None,
     ) -> InferResult:
-        """Run a model. Cancelling the awaiting task gives the request up.
+        """Run a model. Cancelling the awaiting task cancels the request.
 
         Args:
             model: Model name.
-            inputs: By name: an array, whose dtype decides on the datatype; a pair of an array and a datatype, such as
-                `(x, "BF16")`; a list, or one element, which take the datatype of the model's metadata.
+            inputs: By name: an array, whose dtype determines the datatype; a pair of an array and a datatype, such as
+                `(x, "BF16")`; a list or a single element, which use the datatype in the model's metadata.
             outputs: Names of the outputs to return, None for all; a mapping also says how many top classes to return
                 instead of an output, 0 for the output itself.
             version: Model version, "" for the newest that is ready.
             request_id: Id that the response carries.
-            parameters: Request parameters; "priority" and "timeout" (microseconds in the queue) steer the scheduler.
+            parameters: Request parameters; "priority" and "timeout" (microseconds in the queue) control the scheduler.
             sequence: The request's place in a sequence.
-            timeout_s: Longest time to wait, in seconds; None for that of the client.
+            timeout_s: Longest time to wait, in seconds; None for the client's default.
 
         Raises:
             ClientError: There is no result.
@@ -232,13 +232,13 @@ class AsyncClient:
         sequence: SequencePart | None = None,
         timeout_s: float | None = None,
     ) -> AsyncGenerator[InferResult, None]:
-        """Run a model that gives any number of responses, over gRPC only; iterate over them.
+        """Run a model that sends any number of responses, over gRPC only; iterate over them.
 
-        The request begins with the first step. Closing the iterator (`aclose`), or cancelling the task in it, gives
-        the request up. The arguments are those of `infer`; `timeout_s` is the time until the last response.
+        The first step sends the request. Closing the iterator (`aclose`), or cancelling the task in it, cancels the
+        request. The arguments are those of `infer`; `timeout_s` is the time until the last response.
 
         Raises:
-            ClientError: The request failed; raised after the responses that came before.
+            ClientError: The request failed; raised after the preceding responses.
             ServingError: UNSUPPORTED over HTTP; INVALID_ARG or NOT_FOUND for inputs that cannot be sent.
         """
         ask = Ask(model, inputs, outputs, version, request_id, parameters, sequence)

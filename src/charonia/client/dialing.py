@@ -1,12 +1,11 @@
-"""Making connections to a server, and seeing to it that none is left.
+"""Opening connections to a server, and closing all of them.
 
-Noticing that the network has lost a connection without a word, as a NAT does that forgets it.
+Detecting connections that the network dropped silently, as a NAT does when it forgets one.
 
-The system does this: TCP asks the other end whether it is there (keepalive), and gives up what was sent and is not
-confirmed in time (user timeout). It does so for HTTP/1.1 as for HTTP/2, costs a request nothing, and the other end's
-system answers, also while the server computes. Pings of HTTP/2 would find out the same; but servers of gRPC end
-connections on which they come more often than every five minutes without data (GOAWAY, `too_many_pings`), by which time
-most requests have been given up.
+The operating system does this: TCP probes the other end (keep-alive), and gives up when sent data is not acknowledged
+in time (user timeout). This works for HTTP/1.1 and HTTP/2, costs a request nothing, and the other end's operating
+system replies even while the server computes. HTTP/2 pings would detect the same, but gRPC servers end connections with
+more than one ping in five minutes without data (GOAWAY, `too_many_pings`). By then, most requests have timed out.
 """
 
 import asyncio
@@ -24,27 +23,27 @@ from charonia.wire.endpoint import Endpoint
 from charonia.wire.transport import Failure, WireOptions
 
 KEEPALIVE_S_MAX = 32_767
-"""Longest time that can be given: the system's limit."""
+"""Longest time that the operating system accepts."""
 
 PROBES = 4
-"""How often the other end is asked before the connection is given up, as a packet may be lost on the way."""
+"""Number of probes without a reply after which a connection is lost, because single packets may be lost."""
 
 _UNREACHABLE = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN})
 _HINT = (
-    "a NAT, a firewall or a load balancer may have forgotten it: a shorter keepalive_time_s keeps it in use; the next "
-    "request makes a new connection"
+    "a NAT, a firewall or a load balancer may have dropped it: a shorter keepalive_time_s keeps it alive; the next "
+    "request opens a new connection"
 )
 
 
 class Keepalive:
-    """Has the system watch connections.
+    """Enables TCP keep-alive on connections.
 
     Args:
-        time_s: Silence after which the other end is asked, in seconds; 0 to leave connections as they are.
-        timeout_s: Time for its answer, in seconds.
+        time_s: Idle time before the first probe, in seconds; 0 to leave connections unchanged.
+        timeout_s: Time for a reply, in seconds.
 
     Raises:
-        ServingError: INVALID_ARG for times that the system cannot keep.
+        ServingError: INVALID_ARG for times that the operating system does not accept.
     """
 
     def __init__(self, time_s: float, timeout_s: float) -> None:
@@ -58,20 +57,20 @@ class Keepalive:
         self._options = _socket_options(math.ceil(time_s), math.ceil(timeout_s)) if time_s else []
 
     def watch(self, transport: asyncio.BaseTransport) -> None:
-        """Have the system watch a new connection."""
+        """Enable keep-alive on a new connection."""
         connection = transport.get_extra_info("socket")
-        with suppress(OSError):  # it is lost already, and is told of that next
+        with suppress(OSError):  # it is already lost, and will be notified next
             for level, option, value in self._options:
                 connection.setsockopt(level, option, value)
 
 
 def loss(endpoint: Endpoint, error: Exception | None, progress: str) -> str:
-    """Return what happened to a connection that is gone.
+    """Return what happened to a lost connection.
 
     Args:
         endpoint: The server.
-        error: What the transport says.
-        progress: How far the answer had come.
+        error: The transport's error.
+        progress: How much of the response had arrived.
     """
     if isinstance(error, OSError) and error.errno in _UNREACHABLE:
         return f"the connection to {endpoint} was lost {progress}: nothing reaches the server any more (hint: {_HINT})"
@@ -84,8 +83,8 @@ def _socket_options(time_s: int, timeout_s: int) -> list[tuple[int, int, int]]:
         "TCP_KEEPALIVE": time_s,  # the same by its name on macOS
         "TCP_KEEPINTVL": max(1, timeout_s // PROBES),
         "TCP_KEEPCNT": PROBES,
-        # What is not confirmed counts, too: while there is any, nobody is asked. Where this is set it also ends the
-        # asking, so it must not be shorter than silence and asking together.
+        # Unacknowledged data counts too: while there is any, the system sends no probes. If set, this timeout also ends
+        # probing, so it must not be shorter than idle time and probing together.
         "TCP_USER_TIMEOUT": 1000 * (time_s + timeout_s),
     }
     known = [(getattr(socket, name), value) for name, value in values.items() if hasattr(socket, name)]
@@ -97,17 +96,17 @@ def _socket_options(time_s: int, timeout_s: int) -> list[tuple[int, int, int]]:
 
 RECONNECT_DELAY_FIRST_S = 0.01
 RECONNECT_DELAY_MAX_S = 1.0
-"""After a connection could not be made, the next try waits; each further failure doubles the time, up to this one."""
+"""Limit of the back-off after failed connection attempts, which doubles with each failure."""
 
 CLOSE_TIMEOUT_S = 1.0
-"""Time for connections to close in an orderly way before they are cut."""
+"""Time for connections to close gracefully before they are aborted."""
 
 
 class Connection(Protocol):
-    """A connection, as the dialer sees it. It is an `asyncio.Protocol`, too."""
+    """A connection, as the dialer sees it. It is also an `asyncio.Protocol`."""
 
     def abort(self) -> None:
-        """Cut it."""
+        """Abort it."""
         ...
 
 
@@ -115,15 +114,15 @@ _C = TypeVar("_C", bound=asyncio.Protocol)
 
 
 class Dialer:
-    """Makes connections and knows those that are open.
+    """Opens connections and tracks the open ones.
 
     Attributes:
-        failures: How often something failed, by kind; what uses the connections counts here, too.
-        dialing: Connections that are being made.
+        failures: Number of failures by kind, including those of the users of the connections.
+        dialing: Number of pending connection attempts.
     """
 
     def __init__(self, endpoint: Endpoint, options: WireOptions, *, http2: bool) -> None:
-        """Make a dialer; to be called on the event loop.
+        """Make a dialer; call it on the event loop.
 
         Raises:
             ServingError: INVALID_ARG for TLS or keepalive options that cannot be used.
@@ -141,16 +140,16 @@ class Dialer:
 
     @property
     def dialing(self) -> int:
-        """Connections that are being made."""
+        """Number of pending connection attempts."""
         return len(self._tasks)
 
     def dial(self, make: Callable[[], _C], on_made: Callable[[_C], None], on_failed: Callable[[str], None]) -> None:
-        """Begin to make a connection; one of the two callbacks gets it, or the reason why there is none."""
+        """Start to open a connection; one of the callbacks gets it, or the reason for the failure."""
         task = self._loop.create_task(self._dial(make, on_made, on_failed))
         self._tasks.add(task)
 
     async def settle(self) -> None:
-        """Wait until no connection is being made."""
+        """Wait until no connection attempt is pending."""
         if self._tasks:
             await asyncio.wait(tuple(self._tasks))
 
@@ -160,13 +159,13 @@ class Dialer:
         self._open.add(connection)
 
     def closed(self, connection: Connection) -> None:
-        """A connection is gone."""
+        """A connection was closed."""
         self._open.discard(connection)
         if not self._open:
             self._all_closed.set()
 
     async def close(self) -> None:
-        """Make no more connections, and wait for the end of those that are open."""
+        """Open no more connections, and wait until all open ones have closed."""
         for task in tuple(self._tasks):
             task.cancel()
         await self.settle()
@@ -195,7 +194,7 @@ class Dialer:
         except (OSError, ssl.SSLError, UnicodeError) as error:  # TimeoutError is an OSError
             message = _reason(endpoint, error)
         finally:
-            # Here and not in a callback, so that whoever is told sees the true number.
+            # Here and not in a callback, so that the caller sees the correct number.
             task = asyncio.current_task()
             if task is not None:
                 self._tasks.discard(task)
@@ -208,7 +207,7 @@ class Dialer:
 
 
 class Backoff:
-    """How long to wait before the next try to connect.
+    """Exponential back-off of connection attempts.
 
     Attributes:
         failures: How often the delay has grown.
@@ -222,11 +221,11 @@ class Backoff:
         self.failures = 0
 
     def wait_s(self, now_s: float) -> float:
-        """Return the seconds until the next try may begin."""
+        """Return the seconds until the next attempt may start."""
         return max(self._not_before_s - now_s, 0.0)
 
     def failed(self, now_s: float, failures_before: int) -> None:
-        """A try failed that began at this value of `failures`. Tries that ran side by side count as one."""
+        """An attempt failed that started at this value of `failures`. Concurrent attempts count as one."""
         if failures_before == self.failures:
             self.failures += 1
             self._delay_s = min(max(2 * self._delay_s, RECONNECT_DELAY_FIRST_S), RECONNECT_DELAY_MAX_S)
@@ -239,7 +238,7 @@ class Backoff:
 
 def _reason(endpoint: Endpoint, error: BaseException) -> str:
     if isinstance(error, TimeoutError):
-        return f"no connection to {endpoint}: it was not made in time"
+        return f"no connection to {endpoint}: timed out"
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"no connection to {endpoint}: its certificate is not trusted: {error.verify_message}"
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__

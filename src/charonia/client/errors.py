@@ -1,6 +1,6 @@
 """The error that the client raises.
 
-Answers that say why there is no result.
+Answers for failures.
 """
 
 import time
@@ -17,11 +17,11 @@ CODES = {
     Failure.GARBLED: Code.INTERNAL,
     Failure.OVERSIZE: Code.INTERNAL,
 }
-"""Code of every failure that is not the server's own word."""
+"""Code of every failure that the server did not report itself."""
 
 
 def failed(answer: Answer, failure: Failure, message: str) -> Answer:
-    """Make an answer one of a failure that is not the server's own word, and return it."""
+    """Turn an answer into a failure that the server did not report itself, and return it."""
     answer.failure = failure
     answer.code = CODES[failure]
     answer.message = message
@@ -31,11 +31,11 @@ def failed(answer: Answer, failure: Failure, message: str) -> Answer:
 
 
 class ClientError(ServingError):
-    """A request that has no result.
+    """The failure of a request.
 
     Attributes:
-        failure: What kind of failure it is; `Failure.STATUS` where the server answered with an error.
-        status: HTTP or gRPC status of the answer, 0 where there was none.
+        failure: The kind of failure; `Failure.STATUS` if the server responded with an error.
+        status: HTTP or gRPC status of the response, 0 if there was none.
     """
 
     def __init__(self, code: Code, message: str, failure: Failure, status: int = 0) -> None:
@@ -45,7 +45,7 @@ class ClientError(ServingError):
 
 
 def error_of(answer: Answer) -> ClientError | None:
-    """Return what an answer says went wrong, None for success."""
+    """Return the error in an answer, None for success."""
     if answer.failure is None:
         return None
     return ClientError(answer.code, answer.message, answer.failure, answer.status)

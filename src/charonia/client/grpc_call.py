@@ -1,4 +1,4 @@
-"""One gRPC call of the client: from what its stream received to answers."""
+"""One gRPC call of the client: from the received frames of its stream to answers."""
 
 import asyncio
 import time
@@ -25,7 +25,7 @@ class CallOwner(Protocol):
     Attributes:
         endpoint: The server.
         options: Settings and limits.
-        failures: How often something failed, by kind.
+        failures: Number of failures by kind.
     """
 
     endpoint: Endpoint
@@ -33,7 +33,7 @@ class CallOwner(Protocol):
     failures: dict[Failure, int]
 
     def send_again(self, call: "GrpcCall") -> None:
-        """Send a call that the server has not looked at."""
+        """Resend a call that the server has not processed."""
         ...
 
 
@@ -41,12 +41,12 @@ class Carrier(Protocol):
     """The connection, as its calls see it."""
 
     def forget(self, call: "GrpcCall") -> None:
-        """Give a call up."""
+        """Drop a call."""
         ...
 
 
 class GrpcCall:
-    """A request and its answers: the handle of whoever sent it."""
+    """A request and its answers: the sender's handle."""
 
     __slots__ = (
         "_encoding",
@@ -92,16 +92,16 @@ class GrpcCall:
         self.tries = 0
 
     def cancel(self) -> None:
-        """Give it up: no answer comes any more."""
+        """Cancel it: no further answer follows."""
         if not self.is_over:
             self._end()
             self._leave()
 
     def expire(self) -> None:
-        """The time is over."""
+        """The timeout expired."""
         if not self.is_over:
             self._leave()
-            self.fail(Failure.TIMEOUT, f"{self._wire.endpoint} did not answer within {self.timeout_s:g} s")
+            self.fail(Failure.TIMEOUT, f"{self._wire.endpoint} did not respond within {self.timeout_s:g} s")
 
     def fail(self, failure: Failure, message: str) -> None:
         """Answer with a failure."""
@@ -110,7 +110,7 @@ class GrpcCall:
             self._finish(failed(self._new_answer(), failure, message))
 
     def break_off(self, failure: Failure, message: str) -> None:
-        """Answer with a failure, and want no more of the server."""
+        """Answer with a failure, and reset the stream."""
         if not self.is_over:
             self._leave()
             self.fail(failure, f"{self._wire.endpoint}: {message}")
@@ -118,7 +118,7 @@ class GrpcCall:
     # What the connection received.
 
     def headers_received(self, headers: Headers) -> None:
-        """The response begins."""
+        """The response starts."""
         if not self._first_byte_ns:
             self._first_byte_ns = _now_ns()
         fields = dict(headers)
@@ -172,8 +172,8 @@ class GrpcCall:
             fields = dict(headers)
             digits = fields.get(b"grpc-status", b"")
             if not digits.isdigit() or len(digits) > _STATUS_DIGITS_MAX:
-                self.headers_received(headers)  # perhaps the answer of something that is no gRPC server
-                self.break_off(Failure.GARBLED, "the answer ends without a status")
+                self.headers_received(headers)  # possibly the response of something other than a gRPC server
+                self.break_off(Failure.GARBLED, "the response ends without a status")
                 return
             status = int(digits)
             text = fields.get(b"grpc-message", b"")
@@ -182,7 +182,7 @@ class GrpcCall:
             return
         is_stream = self.request.is_stream
         if self._reader is not None or (not is_stream and self._messages != 1):
-            self.break_off(Failure.GARBLED, f"the answer is truncated: {self._messages} complete messages")
+            self.break_off(Failure.GARBLED, f"the response is truncated: {self._messages} complete messages")
             return
         answer = self._new_answer()
         answer.done_ns = _now_ns()
@@ -193,17 +193,17 @@ class GrpcCall:
         self._finish(answer)
 
     def stream_closed(self, code: int) -> None:
-        """The stream is closed; an answer that was not complete never will be."""
+        """The stream is closed; an incomplete response stays incomplete."""
         if self.is_over:
             return
-        # The code of streams that the server refuses, that a GOAWAY leaves out, and that never left this side.
+        # The code of streams that the server refuses, that a GOAWAY excludes, and that were never sent.
         if code == ErrorCode.REFUSED_STREAM and not self._first_byte_ns:
             self.connection = None
             self._wire.send_again(self)
         elif code == ErrorCode.NO_ERROR:
-            self.fail(Failure.GARBLED, f"{self._wire.endpoint}: the answer ends without a status")
+            self.fail(Failure.GARBLED, f"{self._wire.endpoint}: the response ends without a status")
         else:
-            self.fail(Failure.RESET, f"{self._wire.endpoint} broke the call off, HTTP/2 error code {code}")
+            self.fail(Failure.RESET, f"{self._wire.endpoint} reset the call, HTTP/2 error code {code}")
 
     def _message_received(self, size: int, message: Buffer) -> None:
         self._messages += 1
@@ -216,7 +216,7 @@ class GrpcCall:
             return
         answer = self._new_answer()
         answer.done_ns = _now_ns()
-        answer.first_byte_ns = self._first_byte_ns or answer.done_ns  # several may come in one piece
+        answer.first_byte_ns = self._first_byte_ns or answer.done_ns  # several may arrive at once
         answer.final = False
         answer.received_bytes = size
         self._first_byte_ns = 0
@@ -235,7 +235,7 @@ class GrpcCall:
 
     def _refused(self, status: int, message: str) -> None:
         if status == Status.DEADLINE_EXCEEDED and self.deadline_s:
-            self.fail(Failure.TIMEOUT, f"{self._wire.endpoint} did not answer in time: {message}")
+            self.fail(Failure.TIMEOUT, f"{self._wire.endpoint} did not respond in time: {message}")
             return
         self._wire.failures[Failure.STATUS] += 1
         answer = self._new_answer()

@@ -1,10 +1,10 @@
 """gRPC for load: many calls on each of a few HTTP/2 connections.
 
-What calls send is collected, and written in one piece: at the end of what was received, or, for calls that begin in
-between, once the loop has run everything that is ready now.
+Outgoing data of calls is collected and written at once: after processing received data, or, for calls that start in
+between, once the loop has run all ready callbacks.
 
-A call is sent again where HTTP/2 says that the server has not looked at it: on a stream after the last one that a
-GOAWAY names, or one that was refused. Everything else is answered with a failure.
+A call is resent if HTTP/2 guarantees that the server has not processed it: its stream is after the last one that a
+GOAWAY names, or was refused. Every other call ends with a failure.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ from charonia.wire.grpc_headers import Headers
 from charonia.wire.transport import DEFAULT_FORM, Failure, OnAnswer, RequestForm, WireOptions
 
 TRIES_MAX = 4
-"""How often a call is sent that no server looks at."""
+"""Limit of attempts to send a call that no server processes."""
 
 _now_ns = time.monotonic_ns
 
@@ -43,7 +43,7 @@ class GrpcConnection(asyncio.Protocol):
     """One connection and its calls.
 
     Attributes:
-        is_lost: Whether it is gone.
+        is_lost: Whether it is closed.
     """
 
     __slots__ = (
@@ -73,10 +73,10 @@ class GrpcConnection(asyncio.Protocol):
         self._is_retired = False
         self.is_lost = False
 
-    # What the transport calls.
+    # Called by the transport.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Greet the server."""
+        """Send the connection preface."""
         self._transport = cast(asyncio.Transport, transport)
         self._wire.dialer.opened(self, transport)
         self._flush()
@@ -88,16 +88,16 @@ class GrpcConnection(asyncio.Protocol):
         self._fail_all(Failure.RESET, loss(self._wire.endpoint, exc, "before the answer was complete"))
 
     def pause_writing(self) -> None:
-        """Keep what is to be sent until the system has room."""
+        """Buffer outgoing data until the operating system has room."""
         self._is_paused = True
 
     def resume_writing(self) -> None:
-        """Go on."""
+        """Resume writing."""
         self._is_paused = False
         self._flush()
 
     def data_received(self, data: bytes) -> None:
-        """Take what the server sent, and send what came of it."""
+        """Process received data, and send the resulting output."""
         if not self._is_greeted:
             self._is_greeted = True
             if not is_greeting(data):
@@ -125,10 +125,10 @@ class GrpcConnection(asyncio.Protocol):
         self._is_reading = False
         self._flush()
 
-    # What calls do.
+    # Called by calls.
 
     def start(self, call: GrpcCall) -> bool:
-        """Send a call; return whether this connection takes it."""
+        """Send a call; return whether this connection accepted it."""
         request = call.request
         headers = request.headers
         if call.deadline_s:
@@ -146,21 +146,21 @@ class GrpcConnection(asyncio.Protocol):
         return True
 
     def forget(self, call: GrpcCall) -> None:
-        """Give a call up."""
+        """Drop a call."""
         if self._calls.pop(call.stream_id, None) is not None:
             self._http2.reset(call.stream_id)
             self._schedule_flush()
             self._close_if_done()
 
     def finish(self) -> None:
-        """Fail what is in flight and close."""
+        """Fail the calls in flight and close."""
         self._fail_all(Failure.CLOSED, "the client was closed")
         self._http2.terminate()
         self._flush()
         self._transport.close()
 
     def abort(self) -> None:
-        """Cut the connection."""
+        """Abort the connection."""
         self._transport.abort()
 
     def _ended(self, call: GrpcCall, trailers: Headers) -> None:
@@ -195,7 +195,7 @@ class GrpcConnection(asyncio.Protocol):
         self._transport.abort()
 
     def _retire(self) -> None:
-        """Take no more calls, and close once the last one is over."""
+        """Accept no more calls, and close when the last one has ended."""
         self._is_retired = True
         self._wire.lost(self)
         self._close_if_done()
@@ -243,13 +243,13 @@ class GrpcWire:
     Attributes:
         endpoint: The server.
         options: Settings and limits.
-        failures: How often something failed, by kind.
-        encoder: Makes the calls that `prepare` does not.
-        dialer: Makes the connections.
+        failures: Number of failures by kind.
+        encoder: Encodes the calls that `prepare` does not.
+        dialer: Opens the connections.
     """
 
     def __init__(self, endpoint: Endpoint, options: WireOptions) -> None:
-        """Make a wire without connections; to be called on the event loop.
+        """Make a wire without connections; call it on the event loop.
 
         Raises:
             ServingError: INVALID_ARG for options that cannot be used.
@@ -287,7 +287,7 @@ class GrpcWire:
         return call
 
     async def open(self, connections: int) -> int:
-        """Make connections up to this number ahead of time."""
+        """Open connections up to this number in advance."""
         self._wanted = max(min(connections, self.options.connections_max), 1)
         for _ in range(self._wanted - len(self._connections) - self.dialer.dialing):
             self._dial()
@@ -302,10 +302,10 @@ class GrpcWire:
             connection.finish()
         await self.dialer.close()
 
-    # What connections and calls say.
+    # Called by connections and calls.
 
     def send_again(self, call: GrpcCall) -> None:
-        """Send a call that the server has not looked at."""
+        """Resend a call that the server has not processed."""
         call.tries += 1
         if call.tries >= TRIES_MAX:
             call.fail(Failure.REFUSED, f"{self.endpoint} refused the call {TRIES_MAX} times")
@@ -313,7 +313,7 @@ class GrpcWire:
             self._start(call)
 
     def lost(self, connection: GrpcConnection) -> None:
-        """A connection takes no more calls."""
+        """A connection accepts no more calls."""
         if connection in self._connections:
             self._connections.remove(connection)
 

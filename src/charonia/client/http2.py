@@ -1,7 +1,7 @@
-"""The client's side of one HTTP/2 connection: the one place of the client that knows which library speaks it.
+"""The client's side of one HTTP/2 connection: the only module of the client that uses the HTTP/2 library.
 
-The library is ngh2 (libnghttp2). Streams come and go while a batch of events is being handled, so sending to one that
-has gone is not an error here: the event that says so is on its way.
+The library is ngh2 (libnghttp2). Streams may close while a batch of events is being handled, so sending on a closed
+stream is not an error here: its closing event is already in the queue.
 """
 
 from collections.abc import Sequence
@@ -35,10 +35,10 @@ __all__ = [
 ]
 
 STREAM_WINDOW_BYTES = 4 * 1024 * 1024
-"""Data that the server may send on a stream before it was read."""
+"""Flow-control window of a stream."""
 
 CONNECTION_WINDOW_BYTES = 64 * 1024 * 1024
-"""The same for all streams of a connection."""
+"""Flow-control window of a connection."""
 
 FRAME_BYTES_MAX = 1024 * 1024
 """Largest frame that the server may send."""
@@ -55,12 +55,12 @@ _GONE = (ngh2.StreamProtocolError, ngh2.ConnectionStateError)
 
 
 def is_greeting(data: bytes) -> bool:
-    """Return whether a server's first bytes can be those of HTTP/2: it begins with settings."""
+    """Return whether a server's first bytes can be HTTP/2, which starts with a settings frame."""
     return data[_TYPE_OFFSET : _TYPE_OFFSET + 1] in (b"", _SETTINGS_TYPE)
 
 
 class Http2Error(Exception):
-    """The connection cannot go on."""
+    """The connection cannot continue."""
 
 
 class ClientConnection:
@@ -83,10 +83,10 @@ class ClientConnection:
         self._connection.set_local_window_size(CONNECTION_WINDOW_BYTES)
 
     def receive(self, data: bytes) -> list[Event]:
-        """Take bytes from the server and return what they mean, in order.
+        """Process bytes from the server and return their events, in order.
 
         Raises:
-            Http2Error: They break the protocol in a way that ends the connection.
+            Http2Error: They violate the protocol in a way that ends the connection.
         """
         try:
             self._connection.receive_data(data)
@@ -95,7 +95,7 @@ class ClientConnection:
         return self._connection.events()
 
     def events(self) -> list[Event]:
-        """Return events that sending brought about: streams that could not be opened any more."""
+        """Return events caused by sending: streams that could no longer be opened."""
         return self._connection.events()
 
     def output(self) -> bytes:
@@ -103,10 +103,10 @@ class ClientConnection:
         return self._connection.data_to_send()
 
     def request(self, headers: Headers, body: Sequence[bytes | memoryview]) -> int:
-        """Send a whole request and return its stream; it waits where the server allows no more streams now.
+        """Send a whole request and return its stream; it waits while the server allows no more streams.
 
         Raises:
-            Http2Error: The connection takes no more requests.
+            Http2Error: The connection accepts no more requests.
         """
         connection = self._connection
         try:
@@ -119,18 +119,18 @@ class ClientConnection:
         return stream_id
 
     def unsent_bytes(self, stream_id: int) -> int:
-        """Return how much of a request's body waits for the server's window."""
+        """Return how much of a request's body waits for the server's flow-control window."""
         try:
             return self._connection.queued_body_size(stream_id)
         except _GONE:
             return 0
 
     def reset(self, stream_id: int) -> None:
-        """Give a stream up."""
+        """Reset a stream."""
         with suppress(*_GONE):
             self._connection.reset_stream(stream_id, ErrorCode.CANCEL)
 
     def terminate(self) -> None:
-        """Say that the connection ends."""
+        """Announce the end of the connection."""
         with suppress(*_GONE):
             self._connection.terminate_connection(ErrorCode.NO_ERROR)

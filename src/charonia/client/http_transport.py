@@ -1,8 +1,8 @@
-"""HTTP/1.1 for load: connections that are kept, one request in flight on each.
+"""HTTP/1.1 for load: keep-alive connections with one request in flight on each.
 
-A request that finds an idle connection is written at once. One that does not waits while a connection is made for it,
-and takes whichever connection is free first. What comes after a request was written is never repeated: nobody knows
-whether the server has seen it.
+A request is written at once if a connection is idle. Otherwise it waits while a connection is opened for it, and takes
+the first connection that becomes free. A request that was written is never retried, because the server may have seen
+it.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ _now_ns = time.monotonic_ns
 
 
 class Exchange:
-    """A request and its answer: the handle of whoever sent it."""
+    """A request and its answer: the sender's handle."""
 
     __slots__ = (
         "connection",
@@ -55,16 +55,16 @@ class Exchange:
         self.first_byte_ns = 0
 
     def cancel(self) -> None:
-        """Give it up: no answer comes any more."""
+        """Cancel it: no further answer follows."""
         if not self.is_over:
             self._end()
             self._leave()
 
     def expire(self) -> None:
-        """The time is over."""
+        """The timeout expired."""
         if not self.is_over:
             self._leave()
-            self.fail(Failure.TIMEOUT, f"{self.wire.endpoint} did not answer within {self.timeout_s:g} s")
+            self.fail(Failure.TIMEOUT, f"{self.wire.endpoint} did not respond within {self.timeout_s:g} s")
 
     def fail(self, failure: Failure, message: str) -> None:
         """Answer with a failure."""
@@ -73,12 +73,12 @@ class Exchange:
             self.answer(failed(Answer(self.sent_ns, self.send_end_ns, self.first_byte_ns), failure, message))
 
     def answer(self, answer: Answer) -> None:
-        """Give the answer and be over."""
+        """Deliver the answer and end the exchange."""
         self._end()
         self.on_answer(answer)
 
     def _leave(self) -> None:
-        # A response that is still to come cannot be told from the next one.
+        # An outstanding response could not be told from the next one.
         if self.connection is not None:
             self.connection.abort()
 
@@ -92,7 +92,7 @@ class HttpConnection(asyncio.Protocol):
     """One connection: idle, or with one exchange.
 
     Attributes:
-        is_lost: Whether it is gone.
+        is_lost: Whether it is closed.
     """
 
     __slots__ = ("_exchange", "_is_paused", "_reader", "_transport", "_wire", "is_lost")
@@ -108,7 +108,7 @@ class HttpConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(0)  # so that what the system has not taken is known
+        self._transport.set_write_buffer_limits(0)  # so that `pause_writing` reports all unsent bytes
         self._wire.dialer.opened(self, transport)
 
     def start(self, exchange: Exchange) -> None:
@@ -125,20 +125,20 @@ class HttpConnection(asyncio.Protocol):
             exchange.send_end_ns = _now_ns()
 
     def pause_writing(self) -> None:
-        """A part of the request waits for the system."""
+        """A part of the request is still unsent."""
         self._is_paused = True
 
     def resume_writing(self) -> None:
-        """All of it was taken."""
+        """The whole request was sent."""
         self._is_paused = False
         if self._exchange is not None:
             self._exchange.send_end_ns = _now_ns()
 
     def data_received(self, data: bytes) -> None:
-        """Take a part of the response."""
+        """Process a part of the response."""
         exchange = self._exchange
         if exchange is None:
-            self.abort()  # nobody asked: whatever it is, the next response could not be told from it
+            self.abort()  # unsolicited data, which could not be told from the next response
             return
         if not exchange.first_byte_ns:
             exchange.first_byte_ns = _now_ns()
@@ -151,11 +151,11 @@ class HttpConnection(asyncio.Protocol):
             self._complete(exchange)
 
     def eof_received(self) -> None:
-        """The server sends no more: take no request any more. The transport closes itself."""
+        """The server sends no more: accept no further requests. The transport closes itself."""
         self._wire.lost(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Fail what is in flight, unless its response ends just so."""
+        """Fail the request in flight, unless the end of the connection completes its response."""
         self.is_lost = True
         exchange, self._exchange = self._exchange, None
         self._wire.dialer.closed(self)
@@ -166,21 +166,21 @@ class HttpConnection(asyncio.Protocol):
             exchange.answer(self._answer(exchange))
             return
         reader = self._reader
-        progress = "before any answer"
+        progress = "before any response"
         if reader.head is not None and reader.head.length >= 0:
-            progress = f"after {reader.received} of {reader.head.length} bytes of the answer"
+            progress = f"after {reader.received} of {reader.head.length} bytes of the response"
         elif reader.is_begun:
-            progress = "in the middle of the answer"
+            progress = "in the middle of the response"
         exchange.fail(Failure.RESET, loss(self._wire.endpoint, exc, progress))
 
     def abort(self) -> None:
-        """Cut the connection; nothing more is told of it but that it is lost."""
+        """Abort the connection; the wire is only told that it is lost."""
         self._exchange = None
         self._wire.lost(self)
         self._transport.abort()
 
     def finish(self) -> None:
-        """Close an idle connection, or fail what is in flight and cut it."""
+        """Close an idle connection, or fail the request in flight and abort."""
         exchange = self._exchange
         if exchange is None:
             self._transport.close()
@@ -198,7 +198,7 @@ class HttpConnection(asyncio.Protocol):
         head = self._reader.head
         answer = self._answer(exchange)
         self._exchange = None
-        # Free first: the callback is likely to send the next request.
+        # Free the connection first, because the callback probably sends the next request.
         if head is not None and head.keep_alive:
             self._wire.freed(self)
         else:
@@ -242,7 +242,7 @@ def _plain(body: bytes, coding: str, limit: int) -> bytes:
     if not coding:
         return body
     if coding not in ("gzip", "deflate"):
-        raise RpcError(Status.INTERNAL, f"the response has content coding '{coding:.40}', which was not asked for")
+        raise RpcError(Status.INTERNAL, f"the response has content coding '{coding:.40}', which was not requested")
     return decompress(body, coding.encode(), limit)
 
 
@@ -252,14 +252,14 @@ class HttpWire:
     Attributes:
         endpoint: The server.
         options: Settings and limits.
-        failures: How often something failed, by kind.
-        encoder: Makes the requests that `prepare` does not.
-        dialer: Makes the connections.
-        heads: Response heads that were seen before.
+        failures: Number of failures by kind.
+        encoder: Encodes the requests that `prepare` does not.
+        dialer: Opens the connections.
+        heads: Cache of response heads.
     """
 
     def __init__(self, endpoint: Endpoint, options: WireOptions) -> None:
-        """Make a wire without connections; to be called on the event loop.
+        """Make a wire without connections; call it on the event loop.
 
         Raises:
             ServingError: INVALID_ARG for options that cannot be used.
@@ -297,7 +297,7 @@ class HttpWire:
         return exchange
 
     async def open(self, connections: int) -> int:
-        """Make connections up to this number ahead of time."""
+        """Open connections up to this number in advance."""
         for _ in range(min(connections, self.options.connections_max) - len(self._connections) - self.dialer.dialing):
             self._dial()
         await self.dialer.settle()
@@ -313,10 +313,10 @@ class HttpWire:
             connection.finish()
         await self.dialer.close()
 
-    # What connections and exchanges say.
+    # Called by connections and exchanges.
 
     def freed(self, connection: HttpConnection) -> None:
-        """A connection can take a request."""
+        """A connection is free for a request."""
         if self._is_closed:
             connection.finish()
             return
@@ -327,7 +327,7 @@ class HttpWire:
             self._idle.append(connection)
 
     def lost(self, connection: HttpConnection) -> None:
-        """A connection can take no request any more."""
+        """A connection accepts no more requests."""
         self._connections.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)
@@ -374,7 +374,7 @@ class HttpWire:
             self.failures[Failure.REFUSED] += 1
 
     def _next_waiting(self) -> Exchange | None:
-        """Return the request that waits longest and has not been given up."""
+        """Return the longest-waiting request that has not been cancelled."""
         waiting = self._waiting
         while waiting:
             exchange = waiting.popleft()

@@ -1,4 +1,4 @@
-"""From what a caller gives to an inference request, and what is remembered of models for it. No I/O.
+"""Building inference requests from a caller's arguments, and caching metadata of models for it. No I/O.
 
 Python values to tensors, and responses to arrays. No I/O.
 """
@@ -18,8 +18,8 @@ from charonia.core.tensor import Array, Tensor
 from charonia.wire.v2_request import apply_parameters
 
 InputValue = Array | np.generic | Sequence[Any] | bytes | str | bool | int | float
-"""An array, whose dtype decides on the datatype; a pair of an array and the name of a datatype; a list or one element,
-which take the datatype that the model's metadata names."""
+"""An array, whose dtype determines the datatype; a pair of an array and the name of a datatype; a list or a single
+element, which use the datatype in the model's metadata."""
 
 Inputs = Mapping[str, InputValue]
 Outputs = Sequence[str] | Mapping[str, int]
@@ -29,12 +29,12 @@ _BFLOAT16 = "bfloat16"
 
 
 class InferResult:
-    """What a model answered.
+    """The result of an inference.
 
     Attributes:
-        outputs: Arrays by output name, read-only. BYTES are object arrays of `bytes`; BF16 are given as float32.
+        outputs: Arrays by output name, read-only. BYTES are object arrays of `bytes`; BF16 are float32.
         datatypes: Datatypes of the protocol, such as "FP32", by output name.
-        parameters: What the model attached.
+        parameters: Parameters that the model attached.
         model_name: Model that ran.
         model_version: Version that ran.
         id: The request's id, "" for none.
@@ -59,7 +59,7 @@ class InferResult:
 
 
 def needs_metadata(inputs: Inputs) -> bool:
-    """Return whether the datatype of an input has to be looked up."""
+    """Return whether the datatype of an input must be looked up."""
     return not all(isinstance(value, np.ndarray | np.generic | tuple) for value in inputs.values())
 
 
@@ -68,11 +68,12 @@ def make_tensors(model: str, inputs: Inputs, metadata: ModelMetadata | None) -> 
 
     Args:
         model: Model name, for messages.
-        inputs: What the caller gave.
-        metadata: The model's tensors; needed where `needs_metadata` says so.
+        inputs: The caller's values.
+        metadata: The model's tensors; required if `needs_metadata` says so.
 
     Raises:
-        ServingError: INVALID_ARG for a value that is no tensor, NOT_FOUND for an input that the model does not have.
+        ServingError: INVALID_ARG for a value that cannot become a tensor, NOT_FOUND for an input that the model does
+            not have.
     """
     known = {tensor.name: tensor for tensor in metadata.inputs} if metadata is not None else {}
     tensors: dict[str, Tensor] = {}
@@ -89,10 +90,10 @@ def make_tensors(model: str, inputs: Inputs, metadata: ModelMetadata | None) -> 
 
 
 def make_outputs(outputs: Outputs | None) -> tuple[RequestedOutput, ...]:
-    """Return the outputs that are asked for, none for all.
+    """Return the requested outputs, none for all.
 
     Raises:
-        ServingError: INVALID_ARG for a text in place of a list.
+        ServingError: INVALID_ARG for a string in place of a list.
     """
     if outputs is None:
         return ()
@@ -123,7 +124,7 @@ def _from_array(name: str, array: Array) -> Tensor:
         return Tensor(name, DataType.BYTES, _bytes_elements(name, array))
     datatype = BY_NUMPY.get(array.dtype.newbyteorder("<"))
     if datatype is None:
-        raise invalid(f"input '{name}': no datatype of the protocol fits numpy dtype {array.dtype}")
+        raise invalid(f"input '{name}': no datatype of the protocol matches numpy dtype {array.dtype}")
     return Tensor(name, datatype, array.astype(datatype.numpy, order="C", copy=False))
 
 
@@ -152,7 +153,7 @@ def _from_elements(metadata: TensorMetadata, value: Any) -> Tensor:
             return Tensor(name, datatype, _bytes_elements(name, _object_array(value)))
         array: Array = np.asarray(value)
     except ValueError as error:
-        raise invalid(f"input '{name}': the lists are not of the same length: {error}") from error
+        raise invalid(f"input '{name}': the lists differ in length: {error}") from error
     if datatype is DataType.BF16 and array.dtype.kind in "iuf":
         return Tensor(name, datatype, to_bfloat16(array.astype(np.float32)))
     if not array.size:
@@ -160,7 +161,7 @@ def _from_elements(metadata: TensorMetadata, value: Any) -> Tensor:
     wanted = datatype.numpy.kind
     fits = array.dtype.kind in {"f": "iuf", "b": "b"}.get(wanted, "iu")
     if wanted in "iu":
-        if array.dtype.kind in "fO":  # what integers become together where no integer dtype holds them all
+        if array.dtype.kind in "fO":  # the dtype of integers that no integer dtype can hold together
             array = np.array(value, object)
             fits = all(type(element) is int for element in array.ravel().tolist())
         limits = np.iinfo(datatype.numpy.name)
@@ -171,7 +172,7 @@ def _from_elements(metadata: TensorMetadata, value: Any) -> Tensor:
 
 
 def _object_array(value: Any) -> Array:
-    """Return nested lists of texts as an array: numpy's own text arrays would lose zero bytes at the end."""
+    """Return nested lists of strings as an array: numpy's own string arrays would lose trailing zero bytes."""
     return value if isinstance(value, np.ndarray) else np.array(value, object)
 
 
@@ -181,7 +182,7 @@ def _bytes_elements(name: str, array: Array) -> Array:
         if isinstance(element, str):
             element = element.encode()
         elif not isinstance(element, bytes):
-            raise invalid(f"input '{name}': BYTES elements are text or bytes, got {type(element).__name__}")
+            raise invalid(f"input '{name}': BYTES elements are str or bytes, got {type(element).__name__}")
         elements[index] = element
     return elements.reshape(array.shape)
 
@@ -191,7 +192,7 @@ def _readable(tensor: Tensor) -> Array:
 
 
 METADATA_MAX = 1024
-"""Most models whose metadata a client remembers; at more it starts again."""
+"""Limit of models with cached metadata; beyond it, the cache is cleared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +200,7 @@ class SequencePart:
     """A request's place in a sequence.
 
     Attributes:
-        id: Sequence id: a number above 0, or text.
+        id: Sequence id: a number above 0, or a string.
         start: Whether the request begins the sequence.
         end: Whether it ends it.
     """
@@ -211,12 +212,12 @@ class SequencePart:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What a caller asks of a model.
+    """A caller's arguments for an inference.
 
     Attributes:
         model: Model name.
         inputs: Values by input name.
-        outputs: Outputs wanted, None for all.
+        outputs: Requested outputs, None for all.
         version: Model version, "" for the newest.
         request_id: Id that the response carries.
         parameters: Request parameters.
@@ -235,11 +236,11 @@ class Ask:
         """Return the request.
 
         Args:
-            metadata: The model's tensors, where inputs take their datatype from it.
+            metadata: The model's tensors, if inputs use its datatypes.
 
         Raises:
-            ServingError: INVALID_ARG for a value that is no tensor or a parameter that the protocol does not take,
-                NOT_FOUND for an input that the model does not have.
+            ServingError: INVALID_ARG for a value that cannot become a tensor or an invalid parameter, NOT_FOUND for an
+                input that the model does not have.
         """
         tensors = make_tensors(self.model, self.inputs, metadata)
         request = InferRequest(
@@ -264,15 +265,15 @@ class MetadataCache:
         self._known: dict[tuple[str, str], ModelMetadata] = {}
 
     def get(self, ask: Ask) -> ModelMetadata | None:
-        """Return what is remembered of a model."""
+        """Return the cached metadata of a model."""
         return self._known.get((ask.model, ask.version))
 
     def put(self, ask: Ask, metadata: ModelMetadata) -> None:
-        """Remember it."""
+        """Cache it."""
         if len(self._known) >= METADATA_MAX:
             self._known.clear()
         self._known[ask.model, ask.version] = metadata
 
     def forget(self, ask: Ask) -> None:
-        """Ask again the next time: the model may have changed."""
+        """Drop the metadata of a model, which may have changed."""
         self._known.pop((ask.model, ask.version), None)

@@ -1,4 +1,4 @@
-"""The client for programs without an event loop: the asynchronous one, on a loop in a thread of its own."""
+"""The blocking client: the asynchronous one, on an event loop in its own thread."""
 
 import asyncio
 import sys
@@ -34,7 +34,7 @@ class Client:
 
     Args:
         url: `HOST:PORT` or `http://HOST:PORT` for HTTP, `grpc://HOST:PORT` for gRPC; `https://`, `grpcs://` with TLS.
-        timeout_s: Time for a request that names none, in seconds.
+        timeout_s: Default timeout of a request, in seconds.
         options: Headers, TLS, compression, limits.
     """
 
@@ -42,7 +42,7 @@ class Client:
         async def make() -> AsyncClient:
             return AsyncClient(url, timeout_s=timeout_s, options=options)
 
-        # Around `_is_closed`, and handing work to the loop while it runs; the collector may close iterators meanwhile.
+        # Guards `_is_closed` and the hand-over of work to the running loop; the garbage collector may close iterators.
         self._lock = threading.RLock()
         self._is_closed = False
         self._loop = _new_event_loop()
@@ -55,7 +55,7 @@ class Client:
             raise
 
     def __enter__(self) -> Self:
-        """Do nothing: connections are made when they are needed."""
+        """Do nothing: connections are opened on demand."""
         return self
 
     def __exit__(
@@ -65,21 +65,21 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Close all connections and end the thread; what is in flight fails. A second call does nothing."""
-        with suppress(ClientError):  # it is closed, or another thread is at it
+        """Close all connections and end the thread; requests in flight fail. A second call does nothing."""
+        with suppress(ClientError):  # it is closed, or another thread is closing it
             self._run(self._client.close())
         self._stop()
 
     def server_live(self) -> bool:
-        """Whether the server answers."""
+        """Whether the server responds."""
         return self._run(self._client.server_live())
 
     def server_ready(self) -> bool:
-        """Whether the server takes inference requests."""
+        """Whether the server accepts inference requests."""
         return self._run(self._client.server_ready())
 
     def model_ready(self, model: str, version: str = "") -> bool:
-        """Whether a model takes inference requests; also False where there is no such model."""
+        """Whether a model accepts inference requests; also False if the model does not exist."""
         return self._run(self._client.model_ready(model, version))
 
     def server_metadata(self) -> ServerMetadata:
@@ -95,7 +95,7 @@ class Client:
         return self._run(self._client.model_config(model, version))
 
     def statistics(self, model: str = "", version: str = "") -> list[Json]:
-        """Return what the server has counted, a JSON object for each model and version."""
+        """Return the server's statistics, a JSON object for each model and version."""
         return self._run(self._client.statistics(model, version))
 
     def repository_index(self, *, ready: bool = False) -> list[ModelIndexEntry]:
@@ -114,7 +114,7 @@ class Client:
         self._run(self._client.load_model(model, config=config, files=files, timeout_s=timeout_s))
 
     def unload_model(self, model: str, *, unload_dependents: bool = False, timeout_s: float = LOAD_TIMEOUT_S) -> None:
-        """Unload a model, and where asked the models that an ensemble is made of."""
+        """Unload a model, and optionally the models of an ensemble."""
         self._run(self._client.unload_model(model, unload_dependents=unload_dependents, timeout_s=timeout_s))
 
     def register_shared_memory(self, region: SharedMemoryRegion) -> None:
@@ -122,19 +122,19 @@ class Client:
         self._run(self._client.register_shared_memory(region))
 
     def unregister_shared_memory(self, name: str = "") -> None:
-        """Forget a region of system shared memory, or all of every client where no name is given."""
+        """Unregister a region of system shared memory, or all regions of all clients if no name is given."""
         self._run(self._client.unregister_shared_memory(name))
 
     def shared_memory_regions(self, name: str = "") -> list[SharedMemoryRegion]:
-        """Return the regions of system shared memory that are registered, or the one of this name."""
+        """Return the registered regions of system shared memory, or the one of this name."""
         return self._run(self._client.shared_memory_regions(name))
 
     def trace_settings(self, model: str = "") -> Json:
-        """Return the settings of tracing; see `AsyncClient.trace_settings`."""
+        """Return the trace settings; see `AsyncClient.trace_settings`."""
         return self._run(self._client.trace_settings(model))
 
     def update_trace_settings(self, change: TraceChange, model: str = "") -> Json:
-        """Change settings of tracing; see `AsyncClient.update_trace_settings`."""
+        """Change trace settings; see `AsyncClient.update_trace_settings`."""
         return self._run(self._client.update_trace_settings(change, model))
 
     def infer(
@@ -175,9 +175,9 @@ class Client:
         sequence: SequencePart | None = None,
         timeout_s: float | None = None,
     ) -> Iterator[InferResult]:
-        """Run a model that gives any number of responses, over gRPC only; see `AsyncClient.stream_infer`.
+        """Run a model that sends any number of responses, over gRPC only; see `AsyncClient.stream_infer`.
 
-        The request begins with the first step of the iterator. Leaving it, or closing it, gives the request up.
+        The first step of the iterator sends the request. Closing the iterator cancels the request.
         """
         responses = self._client.stream_infer(
             model,
@@ -197,7 +197,7 @@ class Client:
             while (result := self._run(take())) is not None:
                 yield result
         finally:
-            # Without waiting: the collector may come upon a forgotten iterator in the loop's own thread.
+            # Without waiting: the garbage collector may close an abandoned iterator in the loop's own thread.
             with self._lock:
                 if not self._is_closed:
                     asyncio.run_coroutine_threadsafe(responses.aclose(), self._loop)
@@ -228,7 +228,7 @@ class Client:
 
 
 async def _cancel_rest() -> None:
-    """Cancel what other threads still wait for, and let it end."""
+    """Cancel the requests that other threads still wait for, and let them end."""
     rest = asyncio.all_tasks() - {asyncio.current_task()}
     for task in rest:
         task.cancel()

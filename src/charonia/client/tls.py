@@ -27,7 +27,7 @@ def tls_context(options: TlsOptions, *, http2: bool) -> ssl.SSLContext:
     if options.certificate_file:
         _load_certificate(context, options)
     elif options.key_file:
-        raise invalid(f"TLS: key '{options.key_file}' has no certificate", hint="name its certificate, too")
+        raise invalid(f"TLS: key '{options.key_file}' has no certificate", hint="name its certificate too")
     return context
 
 
@@ -48,7 +48,7 @@ def _load_certificate(context: ssl.SSLContext, options: TlsOptions) -> None:
 
 
 def _pem_keys(key: bytes) -> list[bytes]:
-    """Return a DER key as PEM under each label that it may be meant to have."""
+    """Return a DER key as PEM, once with each possible label."""
     body = encodebytes(key).decode()
     return [f"-----BEGIN {label}-----\n{body}-----END {label}-----\n".encode() for label in _KEY_LABELS]
 

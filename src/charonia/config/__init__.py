@@ -1,1 +1,1 @@
-"""Model and server configuration: records, readers, writers, validation. Pure: nothing here opens a file."""
+"""Model and server configuration: records, readers, writers, validation. Pure: this package opens no files."""

@@ -1,9 +1,8 @@
 """Completes a configuration: from its own parts and the names of files, from the model itself, and with the defaults.
 
-Three steps, in this order: `derive_backend` finds out which backend is meant, `merge_signature` is what a backend
-completes with if its models carry a signature, `normalise` writes out the defaults. `check_signature` compares the
-result with the model. Source: Triton's documentation of auto-generated model configuration, and its ONNX Runtime
-backend.
+There are three steps: `derive_backend` determines the backend; `merge_signature` is used by backends whose models have
+a signature; `normalise` fills in the defaults. `check_signature` compares the result with the model. Source: Triton's
+documentation of auto-generated model configuration, and its ONNX Runtime backend.
 """
 
 from collections.abc import Collection, Sequence
@@ -30,22 +29,22 @@ from charonia.core.dtypes import DataType
 from charonia.core.errors import invalid
 
 SEQUENCE_IDLE_US = 1_000_000
-"""How long a sequence may be idle where its configuration does not say."""
+"""Default idle limit of a sequence."""
 
 
 FILES_LISTED_MAX = 10
-"""Files of a version that a hint lists."""
+"""Limit of files of a version that a hint lists."""
 
 
 @dataclass(frozen=True, slots=True)
 class SignatureTensor:
-    """An input or output as the model has it.
+    """An input or output of the model itself.
 
     Attributes:
         name: Tensor name.
         datatype: Its datatype.
         shape: Its full shape, with the batch dimension if there is one; -1 for a variable dimension.
-        optional: Whether an input has a value of its own and may be left out.
+        optional: Whether an input has a default and may be omitted.
     """
 
     name: str
@@ -56,14 +55,14 @@ class SignatureTensor:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """The inputs and outputs that a model has."""
+    """The inputs and outputs of a model."""
 
     inputs: tuple[SignatureTensor, ...]
     outputs: tuple[SignatureTensor, ...]
 
     @property
     def fixed(self) -> tuple[SignatureTensor, ...]:
-        """Tensors without a variable first dimension, which keep the model from batching. Optional ones do not."""
+        """Tensors without a variable first dimension, which prevent batching. Optional ones do not."""
         tensors = (*(tensor for tensor in self.inputs if not tensor.optional), *self.outputs)
         return tuple(tensor for tensor in tensors if tensor.shape[:1] != (-1,))
 
@@ -72,15 +71,15 @@ def derive_backend(config: ModelConfig, model_name: str, file_names: Collection[
     """Fill in platform, backend and file name from one another, and from a version's files where none is given.
 
     Args:
-        config: The configuration as it was read.
+        config: The original configuration.
         model_name: Name of the model's folder.
         file_names: Names of the files and folders in the folder of a version.
 
     Returns:
-        The configuration and a sentence for each thing that the files decided.
+        The configuration and a sentence for each value that follows from the files.
 
     Raises:
-        ServingError: INVALID_ARG when nothing tells the backend, or the platform is unknown and no backend is given.
+        ServingError: INVALID_ARG when nothing identifies the backend, or the platform is unknown and no backend given.
     """
     if config.platform == ENSEMBLE:
         return config, []
@@ -114,7 +113,7 @@ def derive_backend(config: ModelConfig, model_name: str, file_names: Collection[
 
 
 def _format(config: ModelConfig, file_names: Collection[str]) -> ModelFormat | None:
-    """Return the format that the given parts and the files agree on, or None where they tell of none."""
+    """Return the format that the given parts and the files agree on, or None if they identify none."""
     filename = config.default_model_filename
     fitting = [
         entry
@@ -124,7 +123,7 @@ def _format(config: ModelConfig, file_names: Collection[str]) -> ModelFormat | N
         and filename in ("", entry.filename, _stem(filename) + entry.suffix)
     ]
     if not fitting and config.backend:
-        # An unusual file name does not stop a backend from having a platform.
+        # A backend has its platform even if the file name is unusual.
         fitting = [
             entry for entry in FORMATS if config.backend == entry.backend and config.platform in ("", entry.platform)
         ]
@@ -142,7 +141,7 @@ def _file(entry: ModelFormat, file_names: Collection[str]) -> str:
     """Return the format's file: the default name, unless another file is the only one with the format's suffix."""
     if entry.filename in file_names or entry.backend == "python":
         return entry.filename
-    # Beside model.py lie modules of any name; other formats leave no doubt which file is the model.
+    # A folder with model.py may contain modules of any name; in other formats it is clear which file is the model.
     same = [name for name in file_names if PurePosixPath(name).suffix == entry.suffix]
     return same[0] if len(same) == 1 else entry.filename
 
@@ -164,7 +163,7 @@ def _from_folder_name(
 
 
 def _file_hint(file_names: Collection[str]) -> str:
-    """Return what to do about the files of a version that tell no backend."""
+    """Return a hint for a version whose files do not identify a backend."""
     own = [entry for entry in FORMATS if entry.backend not in FOREIGN_BACKENDS]
     known = ", ".join(entry.filename for entry in own)
     if not file_names:
@@ -180,24 +179,23 @@ def _file_hint(file_names: Collection[str]) -> str:
 def merge_signature(
     config: ModelConfig, signature: Signature, *, default_max_batch_size: int, model_name: str
 ) -> tuple[ModelConfig, list[str]]:
-    """Fill in inputs, outputs and batching from the model; what the configuration says stays.
+    """Fill in inputs, outputs and batching from the model, without changing values of the configuration.
 
-    Where inputs and outputs are both given, nothing is inferred. Otherwise a model can batch if the first dimension of
-    every tensor is variable, and then `max_batch_size` is filled in, unless the inputs or outputs that are given
-    already have as many dimensions as the model's own. Batches of more than 1 turn dynamic batching on where no other
-    scheduler is given.
+    If inputs and outputs are both given, nothing is inferred. Otherwise a model can batch if the first dimension of
+    every tensor is variable, and then `max_batch_size` is filled in, unless the given inputs or outputs already have as
+    many dimensions as the model's own. Batches of more than 1 turn dynamic batching on if no other scheduler is given.
 
     Args:
         config: The configuration so far.
-        signature: What the model has.
-        default_max_batch_size: Batch size to fill in; 0 fills none in.
+        signature: The model's tensors.
+        default_max_batch_size: Batch size to fill in; 0 for none.
         model_name: For the error.
 
     Returns:
-        The configuration, and a sentence for each thing that was filled in.
+        The configuration, and a sentence for each value that was filled in.
 
     Raises:
-        ServingError: INVALID_ARG when the configuration asks for batches and the model cannot batch.
+        ServingError: INVALID_ARG when the configuration enables batching and the model cannot batch.
     """
     if config.input and config.output:
         return config, []
@@ -248,7 +246,7 @@ def _dims(tensor: SignatureTensor, batches: bool) -> tuple[int, ...]:
 
 def _input(tensor: SignatureTensor, batches: bool) -> ModelInput:
     dims = _dims(tensor, batches)
-    # A configuration has no empty dims: a scalar is one element that is reshaped.
+    # A configuration has no empty dims: a scalar is one reshaped element.
     return ModelInput(tensor.name, tensor.datatype, dims=dims or (1,), reshape=None if dims else Reshape())
 
 
@@ -262,9 +260,9 @@ def _note(kind: str, name: str, datatype: DataType, dims: tuple[int, ...]) -> st
 
 
 def check_signature(config: ModelConfig, signature: Signature) -> list[Problem]:
-    """Return everything in which a complete configuration contradicts the model.
+    """Return all contradictions between a complete configuration and the model.
 
-    Every input that the model needs must be configured; outputs may be left out.
+    Every required input of the model must be configured; outputs may be omitted.
     """
     problems: list[Problem] = []
     configured = {tensor.name for tensor in config.input}
@@ -304,7 +302,7 @@ def _tensor_problems(
         )
         problems.append(Problem(f"{path}.data_type", message))
     shape = ((-1,) if batches else ()) + _shape(tensor)
-    # The model's variable dimensions take any size; its fixed ones must be configured as they are.
+    # The model's variable dimensions accept any size; its fixed ones must match the configuration.
     fits = len(shape) == len(own.shape) and all(has in (-1, dim) for has, dim in zip(own.shape, shape, strict=True))
     if not fits:
         specified = f"{len(shape)} dimensions ({'with the batch, ' if batches else ''}shape {list(shape)})"
@@ -314,9 +312,7 @@ def _tensor_problems(
         )
         problems.append(Problem(f"{path}.dims", message))
     if isinstance(tensor, ModelInput) and tensor.optional and not own.optional:
-        message = (
-            f"input '{tensor.name}' is optional in the configuration, but the model has no value of its own for it"
-        )
+        message = f"input '{tensor.name}' is optional in the configuration, but the model has no default for it"
         problems.append(Problem(f"{path}.optional", message))
     if isinstance(tensor, ModelInput) and own.optional and batches:
         message = (
@@ -327,18 +323,18 @@ def _tensor_problems(
 
 
 def _shape(tensor: ModelInput | ModelOutput) -> tuple[int, ...]:
-    """Return the shape of one element of the batch as the framework has it."""
+    """Return the shape of one element of the batch in the framework."""
     return tensor.dims if tensor.reshape is None else tensor.reshape.shape
 
 
 def normalise(config: ModelConfig, *, name: str, gpu_count: int, default_instance_count: int) -> ModelConfig:
-    """Return the configuration with every default written out.
+    """Return the configuration with all defaults filled in.
 
     Args:
         config: A configuration whose backend is known.
         name: Name for a configuration that has none.
-        gpu_count: GPUs of this machine: KIND_AUTO means all of them, or the CPU where there is none.
-        default_instance_count: Instances of a CPU group that gives no count; elsewhere it is 1.
+        gpu_count: GPUs of this machine: KIND_AUTO means all of them, or the CPU if there are none.
+        default_instance_count: Default count of a CPU group; for other groups it is 1.
     """
     policy = config.version_policy
     if policy is None or policy == VersionPolicy():
@@ -375,7 +371,7 @@ def normalise(config: ModelConfig, *, name: str, gpu_count: int, default_instanc
 def _group(group: InstanceGroup, name: str, gpu_count: int, default_count: int) -> InstanceGroup:
     kind = group.kind
     if kind is InstanceKind.KIND_AUTO:
-        # Whoever lists GPUs means them: without any, that is a problem to report rather than to run on the CPU.
+        # A group that lists GPUs requires them: without any, report a problem rather than run on the CPU.
         kind = InstanceKind.KIND_GPU if gpu_count > 0 or group.gpus else InstanceKind.KIND_CPU
     gpus = group.gpus
     if kind is InstanceKind.KIND_GPU and not gpus:

@@ -1,16 +1,16 @@
-"""The JSON of a configuration: what the configuration calls answer, and what loading a model may send.
+"""The JSON form of a configuration, in responses of configuration calls and in load requests.
 
-Field names are those of config.pbtxt, every scalar and list is printed even where it is the default, 64-bit integers
-are numbers, enumerations are names, and messages and the members of a "one of" stand only where they are set. Keys of
-maps are strings, as JSON has no others.
+Field names are those of config.pbtxt. Every scalar and list is written even at its default, 64-bit integers are
+numbers, enumerations are names, and messages and members of a "one of" are written only if set. Keys of maps are
+strings, because JSON has no others.
 
 Source: Triton's model configuration protocol extension.
 
-Whether the members of a JSON object are of the kinds that a message's fields have.
+Type checks of the members of a JSON object against the fields of a message.
 
-Protobuf's parser for Python looks at fewer than its others: it takes `""` and `[]` for a message without fields, reads
-a text where a message belongs character by character, takes `true` for 1, and one of two spellings of a name. And of
-some numbers that do not fit it does not know the path.
+Protobuf's Python parser is less strict than its others: it accepts `""` and `[]` as a message without fields, reads a
+string in place of a message character by character, accepts `true` as 1, and one of two spellings of the same name. For
+some numbers that do not fit, it does not know the path.
 """
 
 import json
@@ -46,11 +46,11 @@ _BITS = {
     FieldDescriptor.CPPTYPE_UINT32: range(2**32),
     FieldDescriptor.CPPTYPE_UINT64: range(2**64),
 }
-"""What integers fit in a field."""
+"""The range of integers of a field."""
 
 
 def wrong_kinds(members: Mapping[str, object], message: Descriptor, path: str = "") -> Iterator[ServingError]:
-    """Yield an error for each member of a wrong kind, with its path. Names that are no field's are passed over."""
+    """Yield an error for each member of a wrong type, with its path. Unknown names are skipped."""
     seen: dict[str, str] = {}
     for name, value in members.items():
         field = message.fields_by_name.get(name) or message.fields_by_camelcase_name.get(name)
@@ -71,7 +71,7 @@ def _wrong_member(value: object, field: FieldDescriptor, path: str) -> Iterator[
         for key, item in value.items():
             yield from _wrong_element(key, field.message_type.fields_by_name["key"], f"{path}[{key}]")
             yield from _wrong_element(item, field.message_type.fields_by_name["value"], f"{path}[{key}]")
-    elif isinstance(field.default_value, list):  # what says "repeated" in every version of protobuf
+    elif isinstance(field.default_value, list):  # the test for "repeated" that works in every version of protobuf
         if not isinstance(value, list):
             yield _misfit(path, "a list", value)
             return
@@ -102,7 +102,7 @@ def _wrong_integer(value: object, field: FieldDescriptor, path: str) -> Iterator
         except ValueError:
             yield invalid(printable(f"{path}: expected an integer, got {short(value)!r}"))
             return
-    # Python's parser tells neither which element of a list does not fit nor which member of a "one of" it is in.
+    # Python's parser reports neither the element of a list that does not fit nor the member of a "one of".
     if isinstance(number, (int, float)) and number == number // 1 and int(number) not in _BITS[field.cpp_type]:
         yield invalid(printable(f"{path}: Value out of range: {short(str(number))}"))
 
@@ -123,12 +123,12 @@ def to_json(config: ModelConfig) -> dict[str, object]:
 
 
 def from_json(text: str) -> ModelConfig:
-    """Return the configuration that a JSON text says.
+    """Parse a configuration from JSON.
 
-    What `to_json` makes is accepted, and so are camelCase names, 64-bit integers in strings and null for "not set".
+    The output of `to_json` is accepted, and so are camelCase names, 64-bit integers in strings and null for "not set".
 
     Raises:
-        ServingError: INVALID_ARG with the path of the member that is wrong.
+        ServingError: INVALID_ARG with the path of the invalid member.
     """
     if len(text) > MAX_TEXT_CHARS:
         raise invalid(f"the model configuration has {len(text)} characters; at most {MAX_TEXT_CHARS} are read")
@@ -136,7 +136,7 @@ def from_json(text: str) -> ModelConfig:
         members = json.loads(
             text, object_pairs_hook=_unique, parse_int=_integer, parse_float=_decimal, parse_constant=_no_number
         )
-        # JSON can escape half a surrogate pair, which no string of a message can hold.
+        # JSON can escape half a surrogate pair, which a message's strings cannot hold.
         json.dumps(members, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise invalid(f"the model configuration is not JSON: {printable(short(str(error)))}") from None
@@ -149,7 +149,7 @@ def from_json(text: str) -> ModelConfig:
     try:
         json_format.ParseDict(members, message, descriptor_pool=pool())
     except (json_format.ParseError, ValueError, TypeError, AttributeError) as error:
-        # The parser lets some errors of Python through for members of a wrong type.
+        # For members of a wrong type, the parser lets some Python exceptions through.
         raise _explain(error) from None
     return from_message(message)
 
@@ -180,7 +180,7 @@ def _element(value: Any, field: FieldPlan) -> object:
     if isinstance(value, Enum):
         return value.name
     if isinstance(value, float) and not math.isfinite(value):
-        # JSON has no such numbers; these are protobuf's names for them.
+        # JSON lacks these numbers; the names are protobuf's.
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     return value
 
@@ -199,7 +199,7 @@ def _integer(text: str) -> int:
 
 
 def _decimal(text: str) -> float:
-    # The parser takes numbers beyond 64 bits to where they are converted, and knows no position there.
+    # The parser rejects numbers beyond 64 bits only at conversion, where it knows no position.
     value = float(text)
     if math.isinf(value):
         raise ValueError(f"a number is too large: {short(text)}")
@@ -207,7 +207,7 @@ def _decimal(text: str) -> float:
 
 
 def _no_number(name: str) -> NoReturn:
-    raise ValueError(f'{name} is no number of JSON; "{name}" in quotes is one here')
+    raise ValueError(f'{name} is not a JSON number; write "{name}" in quotes')
 
 
 def _explain(error: Exception) -> ServingError:
@@ -217,7 +217,7 @@ def _explain(error: Exception) -> ServingError:
         path = _below_root(found["path"])
         sentence = f"{path}: {owner.name} has no field '{short(found['name'])}'"
         return invalid(printable(sentence), hint=field_hint(found["name"], owner))
-    # The parser wraps an error once for every field on the way down, and most but not all carry the path as well.
+    # The parser wraps an error once for every enclosing field, and most but not all of them include the path.
     path = ".".join(_WRAPPER.findall(problem))
     problem = _WRAPPER.sub("", problem).rstrip(".")
     if found := _AT_PATH.match(problem):

@@ -4,7 +4,7 @@ from enum import Enum
 
 
 class Format(Enum):
-    """How an image input's dimensions are laid out."""
+    """The order of an image input's dimensions."""
 
     FORMAT_NONE = 0
     FORMAT_NHWC = 1
@@ -27,7 +27,7 @@ class SecondaryDeviceKind(Enum):
 
 
 class TimeoutAction(Enum):
-    """What happens to a request whose queue timeout passed."""
+    """The effect of an expired queue timeout."""
 
     REJECT = 0
     DELAY = 1

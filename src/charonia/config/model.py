@@ -26,14 +26,14 @@ from charonia.core.dtypes import DataType
 
 @dataclass(frozen=True, slots=True)
 class Reshape:
-    """The shape that the framework's tensor has where it differs from `dims`."""
+    """The shape of the framework's tensor if it differs from `dims`."""
 
     shape: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInput:
-    """An input; `dims` has -1 for a variable dimension and leaves out the batch dimension of a batching model."""
+    """An input; `dims` has -1 for a variable dimension and excludes the batch dimension of a batching model."""
 
     name: str = ""
     data_type: DataType | None = None
@@ -117,7 +117,7 @@ class RateLimiterResource:
 
 @dataclass(frozen=True, slots=True)
 class RateLimiter:
-    """What an instance must hold to run."""
+    """The resources that an instance needs to run, and its priority."""
 
     resources: tuple[RateLimiterResource, ...] = ()
     priority: int = 0
@@ -212,7 +212,7 @@ class PinnedMemoryBuffer:
 
 @dataclass(frozen=True, slots=True)
 class Optimization:
-    """How the framework is asked to optimise."""
+    """Optimisation settings for the framework."""
 
     graph: Graph | None = None
     priority: ModelPriority = ModelPriority.PRIORITY_DEFAULT
@@ -236,7 +236,7 @@ class QueuePolicy:
 
 @dataclass(frozen=True, slots=True)
 class DynamicBatching:
-    """How requests are put together into batches."""
+    """How requests are combined into batches."""
 
     preferred_batch_size: tuple[int, ...] = ()
     max_queue_delay_microseconds: int = 0
@@ -268,7 +268,7 @@ class ControlInput:
 
 @dataclass(frozen=True, slots=True)
 class InitialState:
-    """What a sequence's state starts from: zeros or a file."""
+    """The initial value of a sequence's state: zeros or a file."""
 
     data_type: DataType | None = None
     dims: tuple[int, ...] = ()
@@ -292,7 +292,7 @@ class SequenceState:
 
 @dataclass(frozen=True, slots=True)
 class SequenceDirect:
-    """One slot a sequence."""
+    """One slot for each sequence."""
 
     max_queue_delay_microseconds: int = 0
     minimum_slot_utilization: float = 0.0
@@ -322,7 +322,7 @@ class SequenceBatching:
 
 @dataclass(frozen=True, slots=True)
 class EnsembleStep:
-    """One model of an ensemble and how its tensors are wired."""
+    """One model of an ensemble and the mapping of its tensors."""
 
     model_name: str = ""
     model_version: int = 0
@@ -352,7 +352,7 @@ class WarmupInput:
 
 @dataclass(frozen=True, slots=True)
 class ModelWarmup:
-    """A sample that runs before the model is called ready."""
+    """A sample that runs before the model is ready."""
 
     name: str = ""
     batch_size: int = 0
@@ -427,7 +427,7 @@ class ModelMetrics:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Everything that config.pbtxt can say of a model.
+    """All fields of config.pbtxt.
 
     `parameters` maps a key to its `string_value`.
     """

@@ -1,4 +1,4 @@
-"""Model parameters that mean something to the server whatever the backend; the others are the backend's."""
+"""Model parameters that the server interprets for every backend; the others belong to the backend."""
 
 PADDING = "PADDING"
 """The model parameter."""

@@ -1,15 +1,15 @@
-"""The text of a config.pbtxt: read and written.
+"""Parsing and writing of config.pbtxt.
 
-Protobuf's own parser does the reading, so what it forgives is forgiven here: commas or semicolons between fields,
-lists as `dims: [1, 2]` or as repeated fields, `name { }` and `name: { }`, `#` comments, enumerations by name or
-number. Where it and the C++ parser of Triton read a literal differently, C++ is right (`charonia.config.pbtxt`). Its
-errors are turned into one sentence with line, column and, for a misspelt name, the nearest right one.
+Protobuf's own parser reads the text, so its variants are accepted: commas or semicolons between fields, lists as
+`dims: [1, 2]` or as repeated fields, `name { }` and `name: { }`, `#` comments, enumerations by name or number. If it
+and Triton's C++ parser read a literal differently, C++ is right (`charonia.config.pbtxt`). Its errors are turned
+into one sentence with line, column and, for a misspelt name, the nearest known one.
 
-Literals of a config.pbtxt as protobuf's C++ parser reads them, which is the one that Triton has.
+Literals of a config.pbtxt as protobuf's C++ parser reads them, which Triton uses.
 
-Python's parser unescapes texts by rules of Python's own, and wants a minus right before its number. `python_literals`
-writes such literals in the way that it understands, so that a file means the same for both. In comments anything may
-stand, also bytes in another encoding than UTF-8, which come here as lone surrogates.
+Python's parser unescapes strings by Python's rules, and requires a minus sign right before its number.
+`python_literals` rewrites such literals for it, so that a file means the same to both. Comments may contain anything,
+even bytes in another encoding than UTF-8, which are lone surrogates here.
 
 Source: the grammar of protobuf's text format.
 """
@@ -51,14 +51,14 @@ _NO_CHARACTER = re.compile("[\ud800-\udfff]")
 
 
 def python_literals(text: str, refuse: Callable[[int, str, str], ServingError]) -> str:
-    """Return the text with its literals as Python's parser reads them, everything else in the place where it was.
+    """Return the text with its literals rewritten for Python's parser, everything else at its original position.
 
     Args:
         text: A config.pbtxt.
-        refuse: Makes the error for the offset of what is wrong, a sentence and a hint.
+        refuse: Makes the error for an offset, a sentence and a hint.
 
     Raises:
-        ServingError: From `refuse`, for an escape that C++ does not have.
+        ServingError: From `refuse`, for an escape that C++ does not support.
     """
 
     def rewritten(literal: re.Match[str]) -> str:
@@ -70,7 +70,7 @@ def python_literals(text: str, refuse: Callable[[int, str, str], ServingError]) 
             return literal[0]
         start = literal.start("inner")
         inner = _ESCAPE.sub(lambda escape: _escape(escape, start, refuse), literal["inner"])
-        # What follows keeps its column, so that errors are where the file has them.
+        # The rest of the line keeps its column, so that errors point to the right place in the file.
         return (literal["quote"] + inner + literal["quote"]).ljust(len(literal[0]))
 
     return _LITERAL.sub(rewritten, text)
@@ -85,13 +85,13 @@ def _escape(escape: re.Match[str], start: int, refuse: Callable[[int, str, str],
     if escape["hex"]:
         return f"\\x{escape['hex']}"
     if escape["high"]:
-        # JSON writes a character beyond 16 bits as two.
+        # JSON writes a character beyond 16 bits as a surrogate pair.
         return chr(0x10000 + ((int(escape["high"], 16) & 0x3FF) << 10) + (int(escape["low"], 16) & 0x3FF))
     return escape[0]
 
 
 MAX_TEXT_CHARS = 1024 * 1024
-"""Longest text that is read. A configuration of ten thousand tensors fits."""
+"""Longest accepted text. A configuration of ten thousand tensors fits."""
 
 _NO_FIELD = re.compile(r'Message type "(?P<type>[\w.]+)" has no field named "(?P<name>[^"]*)"')
 _NO_VALUE = re.compile(r'Enum type "(?P<type>[\w.]+)" has no value named (?P<name>\S+?)\.?$')
@@ -104,7 +104,7 @@ _HINTS = (
     (re.compile(r'^expected "{"'), 'braces belong here, such as dynamic_batching { } or value { string_value: "8" }'),
     (re.compile(r'^expected ","'), 'a "[" has no "]", or there is no comma between two elements'),
 )
-"""What to do, by the parser's problem; a hint may repeat what it found."""
+"""Hints by the parser's message; a hint may repeat a part of it."""
 _REWORDED = (
     (
         re.compile(r"codec can't decode byte 0x5c .*end of string$"),
@@ -114,12 +114,12 @@ _REWORDED = (
     (re.compile(r"'utf-8' codec can't decode byte "), "the bytes of a text are not UTF-8", ""),
     (re.compile(r"^Exceeds the limit \(\d+ digits\)"), "value out of range", ""),
 )
-"""The parser's problem where it only knows Python's words, and what we say of it."""
+"""Replacements of messages in which the parser only repeats a Python exception."""
 _POSITION = re.compile(r"^\d+:\d+ : ")
 
 
 def parse(text: str) -> ModelConfig:
-    """Return the configuration that a config.pbtxt says.
+    """Parse a config.pbtxt.
 
     Args:
         text: Its text. Bytes that are not UTF-8 are lone surrogates, as `errors="surrogateescape"` decodes them.
@@ -130,7 +130,7 @@ def parse(text: str) -> ModelConfig:
     if len(text) > MAX_TEXT_CHARS:
         raise invalid(f"config.pbtxt has {len(text)} characters; at most {MAX_TEXT_CHARS} are read")
     message = message_class(MESSAGE)()
-    # Editors of some systems begin a UTF-8 file with a byte order mark.
+    # Some editors start a UTF-8 file with a byte order mark.
     text = text.removeprefix("\ufeff")
     try:
         readable = python_literals(text, partial(_refuse, text))
@@ -142,7 +142,7 @@ def parse(text: str) -> ModelConfig:
     except text_format.ParseError as error:
         raise _explain(error, text) from None
     except ValueError as error:
-        # Numbers beyond 32 bits where an enumeration stands reach the message unchecked, and it knows no position.
+        # Enumeration numbers beyond 32 bits reach the message unchecked, which knows no position.
         raise invalid(f"config.pbtxt: {printable(short(str(error)))}") from None
     return from_message(message)
 
@@ -181,7 +181,7 @@ def _refuse(text: str, offset: int, sentence: str, hint: str) -> ServingError:
 
 
 def _reword(problem: str) -> tuple[str, str]:
-    """Return the parser's problem in our words, and a hint."""
+    """Return the parser's message reworded, and a hint."""
     if found := _NO_FIELD.search(problem):
         owner = pool().FindMessageTypeByName(found["type"])
         return f"{owner.name} has no field '{short(found['name'])}'", field_hint(found["name"], owner)

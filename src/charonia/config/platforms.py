@@ -1,4 +1,4 @@
-"""Which file, backend and platform of a model belong together.
+"""Model formats: file, backend and platform.
 
 Source: Triton's model repository documentation ("Model Files") and the platform names of its older configurations.
 """
@@ -15,7 +15,7 @@ class ModelFormat(NamedTuple):
     Attributes:
         filename: Name of the file, or folder, in a version's folder.
         backend: Backend that serves it.
-        platform: Older name of backend and format together, "" where there is none.
+        platform: Older name of backend and format together, "" if there is none.
     """
 
     filename: str
@@ -41,7 +41,7 @@ FORMATS = (
 """The formats, in the order in which a version's files are searched for them."""
 
 FOREIGN_BACKENDS = frozenset({"tensorflow", "tensorrt", "openvino"})
-"""Those of these backends that do not come with this server."""
+"""Backends in this table that this server does not include."""
 
 BACKEND_OF_PLATFORM = {entry.platform: entry.backend for entry in FORMATS if entry.platform}
 """Backend by platform."""

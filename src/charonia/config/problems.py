@@ -1,6 +1,6 @@
-"""What is wrong with a configuration: collected, so that all of it can be reported at once.
+"""Problems of a configuration, collected so that all of them can be reported at once.
 
-Wording of errors about a text that somebody wrote: the right name where one is near, and bounded quotes.
+Wording of errors about a user's text: suggestions of similar names, and quotes of limited length.
 """
 
 import difflib
@@ -14,14 +14,14 @@ from charonia.core.dtypes import BY_WIRE
 from charonia.core.errors import invalid
 
 MAX_QUOTED_CHARS = 120
-"""Longest piece of a wrong text that an error repeats."""
+"""Longest piece of an invalid text that an error repeats."""
 
 MAX_LISTED_NAMES = 16
-"""Longest list of right names that a hint gives where none of them is near."""
+"""Longest list of known names that a hint gives if none of them is similar."""
 
 
 def field_hint(name: str, message: Descriptor) -> str:
-    """Return what the writer of an unknown field may have meant: a near name, another message's field, or a list."""
+    """Return a hint for an unknown field: a similar name, another message's field, or a list."""
     near = _nearest(name, list(message.fields_by_name))
     if near:
         return f"did you mean '{near}'?"
@@ -32,7 +32,7 @@ def field_hint(name: str, message: Descriptor) -> str:
 
 
 def value_hint(name: str, enum: EnumDescriptor) -> str:
-    """Return what the writer of an unknown value may have meant. `name` is as written, maybe with quotes."""
+    """Return a hint for an unknown value. `name` is as written, possibly with quotes."""
     bare = name.strip("\"'")
     if bare in enum.values_by_name:
         return f"write {bare} without quotes"
@@ -44,17 +44,18 @@ def value_hint(name: str, enum: EnumDescriptor) -> str:
 
 
 def short(text: str) -> str:
-    """Return the text, cut where it is longer than an error should repeat."""
+    """Return the text, truncated to the length that an error may repeat."""
     return text if len(text) <= MAX_QUOTED_CHARS else text[:MAX_QUOTED_CHARS] + "..."
 
 
 def printable(text: str) -> str:
-    """Return the text with everything escaped that a log line or a header cannot carry."""
+    """Return the text with all characters escaped that a log line or a header cannot contain."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode("ascii") for c in text)
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:
-    # A name beyond any real one's length would only cost time.
+    # A name longer than any real one would only cost time.
+
     near = difflib.get_close_matches(name, known, n=1) if len(name) <= MAX_QUOTED_CHARS else []
     return near[0] if near else ""
 
@@ -76,11 +77,11 @@ def _has(message: Descriptor, field: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong with a configuration.
+    """One problem of a configuration.
 
     Attributes:
-        path: Where, as in config.pbtxt: "input[1].dims[0]". An element of a map is named by its key.
-        message: What, as one sentence.
+        path: Its path in config.pbtxt: "input[1].dims[0]". An element of a map is named by its key.
+        message: The problem, as one sentence.
     """
 
     path: str
@@ -91,7 +92,7 @@ class Problem:
 
 
 def raise_problems(name: str, problems: Sequence[Problem]) -> NoReturn:
-    """Raise the problems of model `name` as one error, a line for each where there are several.
+    """Raise the problems of model `name` as one error, with a line for each if there are several.
 
     Raises:
         ServingError: INVALID_ARG.

@@ -1,4 +1,4 @@
-"""The tensors that a model has beside its inputs and outputs because it works on sequences."""
+"""The additional tensors of sequence models: controls and states."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -21,16 +21,16 @@ def control_type(control: SequenceControl) -> DataType:
 
 
 def controls(config: ModelConfig) -> Mapping[ControlKind, tuple[ControlInput, SequenceControl]]:
-    """Return the control inputs of a validated configuration, by what they tell."""
+    """Return the control inputs of a validated configuration, by kind."""
     sequence = config.sequence_batching
     inputs = sequence.control_input if sequence is not None else ()
     return {control.kind: (tensor, control) for tensor in inputs for control in tensor.control}
 
 
 def seen_by_model(config: ModelConfig) -> ModelConfig:
-    """Return the configuration with what the server adds to each request as inputs, and what it keeps as outputs.
+    """Return the configuration with the server's additional inputs (controls and states) and outputs (states).
 
-    For a backend that has to know every tensor of the model itself. A model that does not work on sequences has none.
+    For a backend that must know every tensor of the model. A model without sequences has none.
     """
     sequence = config.sequence_batching
     if sequence is None:

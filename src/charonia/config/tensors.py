@@ -1,4 +1,4 @@
-"""What is wrong with the inputs and outputs of a configuration, and with the tensors of its batch."""
+"""Checks of a configuration's inputs and outputs, and of its batch inputs and outputs."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence, Set
@@ -15,7 +15,7 @@ _IMAGE_DIMS = 3
 
 
 def tensor_problems(config: ModelConfig) -> list[Problem]:
-    """Return everything that is wrong with `input`, `output`, `batch_input` and `batch_output`."""
+    """Return all problems of `input`, `output`, `batch_input` and `batch_output`."""
     problems: list[Problem] = []
     sides: dict[str, Sequence[ModelInput | ModelOutput]] = {"input": config.input, "output": config.output}
     for kind, tensors in sides.items():
@@ -45,8 +45,8 @@ def dim_problems(
     Args:
         dims: The sizes.
         path: Path of the list.
-        subject: What has them, to begin the sentence with.
-        word: What they are.
+        subject: Their owner, the subject of the sentence.
+        word: The word for a size.
         wildcard: Whether -1 is allowed.
     """
     allowed = "integer >= 1, or -1 to indicate a variable-size dimension" if wildcard else "integer >= 1"
@@ -68,7 +68,7 @@ def _io_problems(config: ModelConfig, tensor: ModelInput | ModelOutput, kind: st
     if tensor.reshape is not None:
         shape = tensor.reshape.shape
         unfit += dim_problems(shape, f"{path}.reshape.shape", subject, word="reshape dimensions")
-        # ONNX Runtime has tensors without dimensions; the others would get one where they expect an array.
+        # ONNX Runtime has tensors without dimensions; other backends expect an array.
         if not shape and config.max_batch_size == 0 and config.backend != "onnxruntime":
             message = f"{subject} cannot have empty reshape for non-batching model as scalar tensors are not supported"
             yield Problem(f"{path}.reshape", f"{message} for {model}")
@@ -87,9 +87,9 @@ def _io_problems(config: ModelConfig, tensor: ModelInput | ModelOutput, kind: st
 
 
 def _reshape_mismatch(dims: Sequence[int], shape: Sequence[int]) -> str:
-    """Return what differs between two shapes of one tensor, or "" where they hold the same elements.
+    """Return what differs between two shapes of one tensor, or "" if they hold the same elements.
 
-    Variable dimensions correspond in order, so what lies between them must have the same size on both sides.
+    Variable dimensions correspond in order, so the dimensions between them must have the same size on both sides.
     """
     if dims.count(WILDCARD) != shape.count(WILDCARD):
         return "number of variable-size dimensions"

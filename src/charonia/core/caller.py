@@ -1,16 +1,16 @@
-"""Who made a request that comes from a model."""
+"""The origin of a request that a model made."""
 
 from collections.abc import Iterator
 
 
 class CallFrame:
-    """A model that made a request while it was working on one itself. Frames are compared by identity.
+    """A model that made a request while it was working on one. Frames are compared by identity.
 
     Attributes:
         model: Its name.
         version: Its version, as text.
-        instance: Name of the instance that works, and is occupied; "" for an ensemble, which occupies none.
-        parent: Who made the request that the model works on, None for a client.
+        instance: Name of the occupied instance; "" for an ensemble, which occupies none.
+        parent: The caller of the request that the model is working on, None for a client.
     """
 
     __slots__ = ("instance", "model", "parent", "version")

@@ -1,4 +1,4 @@
-"""A request in flight: how its outcomes are reported and how it is given up."""
+"""A request in flight: how its outcomes are reported and how it is cancelled."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -7,7 +7,7 @@ from charonia.core.errors import ServingError
 from charonia.core.response import InferResponse
 
 Outcome = InferResponse | ServingError | None
-"""One answer. None comes only with `final`: the request is over and has no (further) response."""
+"""One outcome. None comes only with `final`: the request ends without a (further) response."""
 
 Reply = Callable[[Outcome, bool], None]
 """Called with each outcome and whether it is the last. May be called before `infer` has returned."""
@@ -17,8 +17,8 @@ class Ticket(Protocol):
     """A request in flight."""
 
     def cancel(self) -> None:
-        """The caller has gone: drop the request wherever it is; the reply will get a CANCELLED error or nothing more.
+        """Drop the request wherever it is; the reply gets a CANCELLED error or nothing more.
 
-        Safe at any time, also after the last outcome.
+        Safe at any time, even after the last outcome.
         """
         ...

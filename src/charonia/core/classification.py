@@ -12,7 +12,7 @@ from charonia.core.errors import invalid
 from charonia.core.tensor import Tensor
 
 ELEMENTS_MAX = 1_000_000
-"""Largest number of elements of an output that is classified."""
+"""Limit of elements of an output for a classification."""
 
 _FLOATS = (DataType.FP16, DataType.FP32, DataType.FP64, DataType.BF16)
 _REFUSED = (DataType.BYTES, DataType.BOOL)

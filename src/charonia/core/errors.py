@@ -21,12 +21,12 @@ class Code(Enum):
 
 
 class ServingError(Exception):
-    """A problem to report to whoever asked, as a sentence and a code.
+    """A problem to report to the caller, as a sentence and a code.
 
     Attributes:
         code: The kind of problem.
-        message: One sentence: the thing, what was expected, what came.
-        hint: What to do about it, or "" when the message says enough.
+        message: One sentence: the thing, what was expected, what was received.
+        hint: What to do about it, or "" if the message is enough.
     """
 
     def __init__(self, code: Code, message: str, *, hint: str = "") -> None:
@@ -53,17 +53,17 @@ def not_found(message: str, *, hint: str = "") -> ServingError:
 
 
 def unavailable(message: str, *, hint: str = "") -> ServingError:
-    """Return an UNAVAILABLE error: right request, wrong moment."""
+    """Return an UNAVAILABLE error: a valid request at the wrong time."""
     return ServingError(Code.UNAVAILABLE, message, hint=hint)
 
 
 def unsupported(message: str, *, hint: str = "") -> ServingError:
-    """Return an UNSUPPORTED error: understood, but not offered."""
+    """Return an UNSUPPORTED error: understood, but not supported."""
     return ServingError(Code.UNSUPPORTED, message, hint=hint)
 
 
 def internal(message: str, *, hint: str = "") -> ServingError:
-    """Return an INTERNAL error: our fault, or the model's."""
+    """Return an INTERNAL error: a fault of the server or the model."""
     return ServingError(Code.INTERNAL, message, hint=hint)
 
 

@@ -8,7 +8,7 @@ from charonia.core.dtypes import DataType
 
 @dataclass(frozen=True, slots=True)
 class ServerMetadata:
-    """Who answers: server name, version and the protocol extensions it offers."""
+    """Name and version of a server, and its protocol extensions."""
 
     name: str
     version: str
@@ -36,7 +36,7 @@ class ModelMetadata:
 
 
 class ModelState(Enum):
-    """Where a model version stands."""
+    """State of a model version."""
 
     UNKNOWN = "UNKNOWN"
     READY = "READY"

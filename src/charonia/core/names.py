@@ -1,11 +1,11 @@
-"""How models are told apart: by name, or with namespaces by the repository, too.
+"""Keys that identify models: by name, or with namespaces by repository and name.
 
-A key is a model's name, or with namespaces its repository and its name as a path. Names hold no "/".
+A key is a model's name, or with namespaces its repository and its name as a path. Names contain no "/".
 """
 
 
 def model_key(namespace: str, name: str) -> str:
-    """Return what tells a model apart in the whole server; the name itself where there are no namespaces."""
+    """Return the key that identifies a model in the server; without namespaces, its name."""
     return f"{namespace}/{name}" if namespace else name
 
 
@@ -15,5 +15,5 @@ def name_of(key: str) -> str:
 
 
 def namespace_of(key: str) -> str:
-    """Return the namespace in a key, "" where there is none."""
+    """Return the namespace in a key, "" if there is none."""
     return key.rpartition("/")[0]

@@ -12,7 +12,7 @@ SEQUENCE_END = 2
 
 
 class RequestedOutput:
-    """One output that the caller asked for.
+    """One requested output.
 
     Attributes:
         name: Output tensor name.
@@ -30,22 +30,22 @@ class RequestedOutput:
 
 
 class InferRequest:
-    """A plain record: no socket, no callback, nothing of the front end that made it.
+    """A plain record without sockets, callbacks or references to the front end that made it.
 
     Attributes:
         model_name: Model to run.
         model_version: Version as text, "" for the version policy's choice (the highest that is ready).
         id: The caller's request id, "" for none.
         inputs: Input tensors by name, in the order they were sent.
-        outputs: Outputs asked for; empty means all of the model's.
-        parameters: Custom parameters, without those that have a field here.
+        outputs: Requested outputs; empty means all of the model's.
+        parameters: Custom parameters, except those that have a field here.
         correlation_id: Sequence id, 0 or "" for none.
         flags: `SEQUENCE_START | SEQUENCE_END`.
         priority: 0 for the model's default, else 1 (most urgent) and up.
-        timeout_us: Queue timeout asked for, in microseconds; 0 for none.
+        timeout_us: Requested queue timeout, in microseconds; 0 for none.
         deadline_ns: Monotonic time after which the caller no longer waits, in nanoseconds; 0 for none.
         caller: The model that made the request, None for a client.
-        trace: Where what happens to it is noted, None for nowhere.
+        trace: The trace that records its events, None if it is not traced.
     """
 
     __slots__ = (
@@ -101,6 +101,6 @@ class InferRequest:
 
 
 class DeviceRequest(InferRequest):
-    """A request of a model that reads outputs where they are, also in the memory of a GPU."""
+    """A request of a model that accepts outputs in GPU memory."""
 
     __slots__ = ()

@@ -5,7 +5,7 @@ from charonia.core.tensor import Tensor
 
 
 class ExecutionRecord:
-    """How one batch was run: what the access log and traces say of each request in it.
+    """The execution of one batch, as the access log and traces report it for each request in it.
 
     Attributes:
         instance: Name of the instance that ran it.
@@ -30,7 +30,7 @@ class InferResponse:
         model_name: Model that ran.
         model_version: Version that ran, as text.
         id: The request's id, "" for none.
-        outputs: Output tensors, in the order they were asked for, or of the configuration.
+        outputs: Output tensors, in the order of the request, or of the configuration.
         parameters: Parameters that the model attached.
         execution: How it was run, or None when no instance ran (e.g. an empty final response).
     """

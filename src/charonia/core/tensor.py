@@ -13,13 +13,13 @@ Array = NDArray[np.generic]
 class Tensor:
     """A named array with its protocol datatype.
 
-    The array is often a read-only view of the bytes that were received, so whoever wants to change it copies it.
+    The array is often a read-only view of the received bytes: copy it before changing it.
     BYTES tensors hold an object array of `bytes`; BF16 tensors hold the bit patterns as uint16.
 
     Attributes:
         name: Tensor name.
         datatype: Protocol datatype.
-        array: The elements, in the tensor's own shape (with the batch dimension, where the model has one).
+        array: The elements, in the tensor's own shape (with the batch dimension, if the model has one).
     """
 
     __slots__ = ("array", "datatype", "name")
@@ -39,11 +39,11 @@ class Tensor:
 
 
 class DeviceContent(Protocol):
-    """Elements in the memory of a GPU."""
+    """Elements in GPU memory."""
 
     @property
     def native(self) -> object:
-        """They as the framework has them that computed them; offers `__dlpack__`."""
+        """The framework's own tensor, with `__dlpack__`."""
         ...
 
     @property
@@ -52,12 +52,12 @@ class DeviceContent(Protocol):
         ...
 
     def to_host(self) -> Array:
-        """Return a copy in the memory of the CPU."""
+        """Return a copy in CPU memory."""
         ...
 
 
 class DeviceTensor(Tensor):
-    """A tensor in the memory of a GPU. Whoever looks at `array` gets a copy in that of the CPU, which is made once.
+    """A tensor in GPU memory. `array` is a copy in CPU memory, made on first use.
 
     Attributes:
         content: The elements.
@@ -85,7 +85,7 @@ class DeviceTensor(Tensor):
         return self.content.shape
 
     def renamed(self, name: str) -> "DeviceTensor":
-        """Return the same elements under another name; both share a copy that is made."""
+        """Return the same elements under another name; both share one CPU copy."""
         renamed = DeviceTensor(name, self.datatype, self.content)
         renamed._twin = self
         return renamed

@@ -1,8 +1,8 @@
-"""Traces: what happened when to the requests that were picked for it.
+"""Traces: the timeline of each sampled request.
 
-A `TraceTree` is what becomes of one request of a client: the trace of the request itself, and those of the requests
-that an ensemble or a model made for it. It is over when nobody holds it any longer: the front end holds it until it has
-answered, each request until its last response, each batch until it has been executed.
+A `TraceTree` contains the traces of one client request: that of the request itself, and those of the requests that an
+ensemble or a model made for it. It is reference-counted and ends with its last holder: the front end holds it until it
+has responded, each request until its last response, each batch until it has been executed.
 
 Names of events are those of Triton's trace files. Times are monotonic, in ns.
 """
@@ -14,10 +14,10 @@ from typing import Protocol
 from charonia.core.tensor import Tensor
 
 CHILDREN_MAX = 1024
-"""Most requests made by ensembles and models that are traced for one request of a client; more are not traced."""
+"""Limit of requests by ensembles and models that are traced for one client request."""
 
 EVENTS_MAX = 8192
-"""Most events of one request: a stream of responses may have no end. More are left out."""
+"""Limit of events of one request, because a stream of responses may be endless. Further events are dropped."""
 
 REQUEST_START = "REQUEST_START"
 QUEUE_START = "QUEUE_START"
@@ -43,12 +43,12 @@ TENSOR_BACKEND_OUTPUT = "TENSOR_BACKEND_OUTPUT"
 
 
 def ordered(events: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
-    """Return events in the order of their times, those at the same time in the order in which they come about."""
+    """Return events in order of time; simultaneous ones in the order in which they occur."""
     return sorted(events, key=lambda event: (event[1], _ORDER.get(event[0], 0)))
 
 
 class TraceLevel(IntFlag):
-    """What is traced of a request."""
+    """What a trace records."""
 
     OFF = 0
     TIMESTAMPS = 1
@@ -56,24 +56,24 @@ class TraceLevel(IntFlag):
 
 
 class TraceIds(Protocol):
-    """Where the numbers of traces come from."""
+    """The source of trace and span numbers."""
 
     def trace_id(self) -> int:
-        """Return the number of a new trace, unique in the life of the server."""
+        """Return the number of a new trace, unique during the life of the server."""
         ...
 
     def span_id(self) -> int:
-        """Return a random number of 64 bits, 0 where traces are not exported as spans."""
+        """Return a random 64-bit number, 0 if traces are not exported as spans."""
         ...
 
 
 class RemoteParent:
-    """The span of another program in which a request was sent.
+    """The span of the client program that sent a request.
 
     Attributes:
         trace_id: Number of the whole distributed trace, 128 bits.
         span_id: Number of the span, 64 bits.
-        state: `tracestate` as it was sent, "" for none.
+        state: `tracestate` as sent, "" for none.
     """
 
     __slots__ = ("span_id", "state", "trace_id")
@@ -88,17 +88,17 @@ class Trace:
     """The trace of one request.
 
     Attributes:
-        tree: What it belongs to.
+        tree: The tree that it belongs to.
         id: Its number.
         parent_id: Number of the trace of the request that this one was made for, 0 for none.
-        span_id: Number of its span, 0 where there are no spans.
+        span_id: Number of its span, 0 without spans.
         compute_span_id: Number of the span of its execution.
-        model_name: Model that runs it, "" until that takes it in.
+        model_name: Model that runs it, "" until that accepts it.
         model_version: Version that runs it, as text.
         request_id: The caller's id.
         events: Name and time of each event, in no particular order.
         tensors: Activity and tensor.
-        answered_ns: When its last response was there, 0 before.
+        answered_ns: When its last response was complete, 0 before.
     """
 
     __slots__ = (
@@ -120,7 +120,7 @@ class Trace:
 
     @property
     def context(self) -> str:
-        """What a model is told of the trace: JSON text with `traceparent`, or with our own number of the trace."""
+        """The context that a model sees: JSON text with `traceparent`, or with the server's own trace number."""
         tree = self.tree
         if not self.span_id:
             return f'{{"charonia_trace_id":"{self.id}"}}'
@@ -128,36 +128,36 @@ class Trace:
         return f'{text},"tracestate":"{tree.state}"}}' if tree.state else text + "}"
 
     def mark(self, name: str, at_ns: int) -> None:
-        """Note an event."""
+        """Record an event."""
         if len(self.events) < EVENTS_MAX:
             self.events.append((name, at_ns))
 
     def show(self, activity: str, tensors: Iterable[Tensor]) -> None:
-        """Note tensors, where they are asked for."""
+        """Record tensors, if the level includes them."""
         if self.tree.level & TraceLevel.TENSORS and len(self.tensors) < EVENTS_MAX:
             self.tensors += [(activity, tensor) for tensor in tensors]
 
     def child(self) -> "Trace | None":
-        """Return the trace of a request that is made for this one, None when there are too many."""
+        """Return a trace for a request made for this one, None beyond the limit."""
         return self.tree.trace(self.id)
 
 
 class TraceTree:
-    """All traces that belong to one request of a client.
+    """All traces of one client request.
 
     Args:
-        level: What is noted.
-        ids: Where numbers come from.
-        done: Gets the tree when it is over.
-        remote: Where the request was sent from, if that is known.
+        level: What to record.
+        ids: The source of numbers.
+        done: Called with the tree when it ends.
+        remote: The span of the sender, if known.
 
     Attributes:
-        level: What is noted.
+        level: What to record.
         traces: The traces; the first is that of the client's request.
         front: Name and time of each event in the front end.
-        trace_id: Number of the whole distributed trace, 0 where there are no spans.
-        span_id: Number of the span around everything, 0 where there are no spans.
-        remote: Where the request was sent from, None where that is not known.
+        trace_id: Number of the whole distributed trace, 0 without spans.
+        span_id: Number of the outermost span, 0 without spans.
+        remote: The span of the sender, None if unknown.
     """
 
     __slots__ = ("_done", "_holders", "_ids", "front", "level", "remote", "span_id", "trace_id", "traces")
@@ -191,7 +191,7 @@ class TraceTree:
         return self.remote.state if self.remote is not None else ""
 
     def trace(self, parent_id: int) -> Trace | None:
-        """Add a trace; None when there are too many."""
+        """Add a trace; None beyond the limit."""
         if len(self.traces) > CHILDREN_MAX:
             return None
         trace = Trace(self, self._ids.trace_id(), parent_id, (self._ids.span_id(), self._ids.span_id()))
@@ -199,16 +199,16 @@ class TraceTree:
         return trace
 
     def mark(self, name: str, at_ns: int) -> None:
-        """Note an event in the front end."""
+        """Record an event in the front end."""
         if len(self.front) < EVENTS_MAX:
             self.front.append((name, at_ns))
 
     def hold(self) -> None:
-        """Keep the tree from being over until `release`."""
+        """Add a reference."""
         self._holders += 1
 
     def release(self) -> None:
-        """Let go; the last one ends the tree."""
+        """Drop a reference; the last one ends the tree."""
         self._holders -= 1
         if not self._holders:
             self._done(self)
@@ -219,11 +219,11 @@ _PARENT_DASHES = (2, 35, 52)
 
 
 def parse_traceparent(value: str, state: str = "") -> RemoteParent | None:
-    """Return what a `traceparent` header says, None for one that must be ignored.
+    """Parse a `traceparent` header; None for one that must be ignored.
 
     Args:
         value: The header.
-        state: The header `tracestate`; one that could not stand in a JSON text is left out.
+        state: The header `tracestate`; dropped if it could not be part of a JSON text.
 
     Source: W3C Trace Context, level 1.
     """

@@ -1,7 +1,7 @@
-"""How a server runs, as frozen records with the defaults of `charonia serve`.
+"""Server options as frozen records, with the defaults of `charonia serve`.
 
-The command line makes a `ServerOptions` and so may an embedding program. Rules between fields are checked here, all
-of them at once; the text forms of values (`<backend>,<key>=<value>`, boolean words) belong to the command line.
+The command line creates a `ServerOptions`, and an embedding program can do so too. This module checks rules between
+fields, all at once; the text forms of values (`<backend>,<key>=<value>`, boolean words) belong to the command line.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,29 +20,29 @@ from charonia.wire.log_settings import LogOptions
 PORT_MAX = 65535
 CPU_CORES_MAX = 4096
 GRPC_INPUT_BYTES_MAX = 2**31 - 1
-"""Protobuf's own limit of one message."""
+"""Protobuf's limit for one message."""
 
 ALL_MODELS = "*"
 """In `load_models`: everything in the repositories."""
 
 WILDCARD_ADDRESSES = frozenset({"", "0.0.0.0", "::"})
-"""Addresses that listen on every interface."""
+"""Addresses that mean every interface."""
 
 
 class ControlMode(Enum):
-    """Who decides which models are loaded."""
+    """When models are loaded."""
 
     NONE = "none"
-    """All models at start, and no change after that."""
+    """All models at startup, and no change after that."""
 
     POLL = "poll"
-    """As NONE, then whatever changes in the repositories."""
+    """As NONE, then every change in the repositories."""
 
     EXPLICIT = "explicit"
-    """`load_models` at start, then the repository API."""
+    """`load_models` at startup, then as requested through the repository API."""
 
     AUTO = "auto"
-    """Each model when the first request needs it, as long as there is memory; then in place of those least in use."""
+    """Each model on demand; the least recently used models are evicted when memory is short."""
 
 
 class CompressionLevel(Enum):
@@ -60,7 +60,7 @@ class TlsOptions:
 
     Attributes:
         enabled: Whether clients must use TLS.
-        mutual: Whether clients must show a certificate; implies `enabled`.
+        mutual: Whether clients must present a certificate; implies `enabled`.
         certificate: Path of the server's certificate chain, PEM.
         key: Path of its private key, PEM.
         root: Path of the certificates that client certificates are checked against, PEM.
@@ -78,7 +78,7 @@ class TlsOptions:
         return self.enabled or self.mutual
 
     def problems(self, prefix: str) -> Iterator[str]:
-        """Yield what is wrong; `prefix` is the endpoint's, "http" or "grpc"."""
+        """Yield all problems; `prefix` is the endpoint's, "http" or "grpc"."""
         if self.active:
             for name, path in (("cert", self.certificate), ("key", self.key)):
                 if not path:
@@ -121,14 +121,14 @@ class GrpcOptions:
         reuse_port: Whether several processes may listen on the port.
         input_bytes_max: Largest request message, as received and after decompression, in bytes.
         response_compression: Compression of inference responses for clients that accept one.
-        keepalive_time_ms: Silence on a connection after which the server sends a ping.
-        keepalive_timeout_ms: Time to wait for the answer to that ping before the connection is closed.
+        keepalive_time_ms: Idle time of a connection after which the server sends a ping.
+        keepalive_timeout_ms: Time to wait for the acknowledgement before the connection is closed.
         keepalive_permit_without_calls: Whether pings are sent and accepted while no call is open.
         http2_max_pings_without_data: Pings sent while no data is sent; 0 for no limit.
-        http2_min_recv_ping_interval_without_data_ms: Pings of a client that come faster, without data, are strikes.
+        http2_min_recv_ping_interval_without_data_ms: Pings that a client sends faster than this are strikes.
         http2_max_ping_strikes: Strikes after which the connection is closed; 0 for no limit.
         max_connection_age_ms: Age at which a connection is asked to close; 0 for none.
-        max_connection_age_grace_ms: Time that its calls then have; 0 for no limit.
+        max_connection_age_grace_ms: Time that open calls then have; 0 for no limit.
         tls: TLS.
         access: What is asked of callers.
     """
@@ -160,12 +160,12 @@ class MetricsOptions:
         address: Address to listen on, "" for the HTTP endpoint's.
         port: Port to listen on, 0 for any free one.
         interval_ms: Shortest time between two samples of CPU figures.
-        cpu: Whether CPU figures are among the metrics.
-        counter_latencies: Whether latencies are summed up in counters.
-        histogram_latencies: Whether there are histograms of latencies.
-        summary_latencies: Whether there are summaries of latencies.
-        summary_quantiles: What summaries show, from 0 to 1.
-        gpu: Whether figures of GPUs are, where there are GPUs.
+        cpu: Whether to include CPU figures.
+        counter_latencies: Whether to report latencies as counters.
+        histogram_latencies: Whether to report latencies as histograms.
+        summary_latencies: Whether to report latencies as summaries.
+        summary_quantiles: Quantiles of summaries, from 0 to 1.
+        gpu: Whether to include figures of GPUs, if there are any.
     """
 
     enabled: bool = True
@@ -182,18 +182,18 @@ class MetricsOptions:
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
-    """Where models come from and when they are loaded.
+    """The repositories, and when models are loaded.
 
     Attributes:
         repositories: Paths of model repositories, and URIs of those in object stores.
-        control_mode: Who decides what is loaded.
-        poll_secs: Seconds between two looks at the repositories in modes POLL and AUTO; read `poll_interval_secs`.
-        load: Models to load at start in modes EXPLICIT and AUTO; `ALL_MODELS` alone for every one.
+        control_mode: When models are loaded.
+        poll_secs: Polling interval of the repositories in modes POLL and AUTO, in seconds; read `poll_interval_secs`.
+        load: Models to load at startup in modes EXPLICIT and AUTO; `ALL_MODELS` alone for every one.
         config_name: `<model>/configs/<name>.pbtxt` is used where it exists; "" for config.pbtxt.
         auto_complete: Whether missing configuration is filled in from the models themselves.
-        load_thread_count: Models that are loaded at the same time.
+        load_thread_count: Limit of concurrent model loads.
         load_retry_count: Further attempts after a load has failed.
-        namespacing: Whether a model is told apart by its repository, too.
+        namespacing: Whether repositories are namespaces of models.
         agents: Folder of repository agents, "" for the built-in ones only.
         stores: How repositories in object stores are read.
         auto: How models are loaded in mode AUTO.
@@ -214,7 +214,7 @@ class ModelOptions:
 
     @property
     def poll_interval_secs(self) -> int:
-        """Seconds between two looks at the repositories, 0 unless the mode is POLL or AUTO."""
+        """Polling interval of the repositories in seconds, 0 unless the mode is POLL or AUTO."""
         return self.poll_secs if self.control_mode in (ControlMode.POLL, ControlMode.AUTO) else 0
 
     def problems(self) -> Iterator[str]:
@@ -231,7 +231,7 @@ class ModelOptions:
 
 
 BUSY_POLL_US = 1000
-"""Default of `ServerOptions.busy_poll_us`: well above a slow small request, so that slowness cannot keep itself up."""
+"""Default of `ServerOptions.busy_poll_us`: well above a slow small request, so slowness does not prevent polling."""
 
 BUSY_POLL_US_MAX = 10_000
 
@@ -241,12 +241,12 @@ CLIENT_SHM_BYTES = 16 * 2**30
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """Everything that `charonia serve` can be told.
+    """All options of `charonia serve`.
 
     Attributes:
         id: Server name in the server metadata.
         exit_timeout_secs: Seconds that requests in flight have at shutdown.
-        exit_on_error: Whether a model that fails to load at start ends the server.
+        exit_on_error: Whether a model that fails to load at startup ends the server.
         strict_readiness: Whether the server is ready only when all its models are.
         models: Repositories and loading.
         http: HTTP endpoint.
@@ -256,19 +256,18 @@ class ServerOptions:
         trace: Tracing of requests.
         cache: Response cache.
         rate_limit: Rate limiter.
-        backends: Settings by backend name and key; the backend name "" holds those of every backend.
-        backend_directory: Folder of backends that are written in Python, "" for none.
+        backends: Settings by backend name and key; the backend name "" holds those for every backend.
+        backend_directory: Folder of backends written in Python, "" for none.
         cpu_cores: Cores that models may use, 0 for those that this process may use.
-        pinned_memory_bytes: Most memory that is pinned for copies to and from GPUs, in bytes.
+        pinned_memory_bytes: Limit of memory pinned for copies to and from GPUs, in bytes.
         host_policies: Cores that instances run on, by policy.
-        busy_poll_us: Longest time in us between two requests of a lone caller for which the server stays awake, 0 for
-            never.
-        api_keys: Path of the file of API keys, "" where none is needed.
+        busy_poll_us: Longest time in us that the server busy-polls between requests of a lone client, 0 for never.
+        api_keys: Path of the file of API keys, "" if none is needed.
         client_shm: Whether clients may register shared memory.
-        client_shm_bytes_max: Most bytes that all their regions have together.
+        client_shm_bytes_max: Limit of all their regions together, in bytes.
 
     Raises:
-        ServingError: INVALID_ARG with every rule that the values break.
+        ServingError: INVALID_ARG with every violated rule.
     """
 
     id: str = "triton"

@@ -1,1 +1,1 @@
-"""Codecs without input or output: bytes and messages to records and back."""
+"""Codecs without I/O: bytes and messages to records and back."""

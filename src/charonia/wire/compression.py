@@ -1,4 +1,4 @@
-"""Content codings of HTTP bodies: gzip and deflate (zlib), with a limit on what a body may grow to."""
+"""Content codings of HTTP bodies: gzip and deflate (zlib), with a limit on the decompressed size."""
 
 import re
 import zlib
@@ -9,10 +9,10 @@ ACCEPTED = "gzip, deflate"
 """Codings of request bodies, as a header field's value."""
 
 COMPRESS_FROM_BYTES = 1024
-"""Smaller responses are sent as they are, which clients must expect: most ask for compression without meaning it."""
+"""Smaller responses are sent uncompressed. Most clients accept compression by default without needing it."""
 
 _LEVEL = 1
-"""Fast rather than small: tensors compress badly, and a server's time is the scarcer good."""
+"""Fast rather than small: tensors compress badly, and the server's CPU time is the scarcer resource."""
 
 _WBITS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 _ELEMENT = re.compile(rb"\s*([\w-]+)\s*(?:;\s*q\s*=\s*([01](?:\.\d{0,3})?)\s*)?")
@@ -22,7 +22,7 @@ def decompress(body: bytes | memoryview, coding: str, bytes_max: int) -> bytes |
     """Return the body without its content coding.
 
     Raises:
-        ServingError: UNSUPPORTED for another coding than gzip, deflate and identity; INVALID_ARG for a body that is not
+        ServingError: UNSUPPORTED for codings other than gzip, deflate and identity; INVALID_ARG for a body that is not
             in this coding, or that would be larger than `bytes_max` bytes.
     """
     coding = coding.strip().lower()
@@ -44,7 +44,7 @@ def decompress(body: bytes | memoryview, coding: str, bytes_max: int) -> bytes |
     if not decoder.eof:
         raise invalid(f"the {coding} data of the request body ends too early")
     if decoder.unused_data:
-        raise invalid(f"the request body goes on after its {coding} data")
+        raise invalid(f"the request body continues after its {coding} data")
     return plain
 
 
@@ -57,7 +57,7 @@ def compress(parts: list[bytes | memoryview], coding: str) -> bytes:
 def choose_coding(accept_encoding: bytes) -> str:
     """Return the coding for a response: the one of gzip, deflate and identity with the largest q-value.
 
-    The first listed wins among equals; "" stands for identity, also where nothing fits.
+    The first listed wins among equals; "" stands for identity, and is the result if nothing fits.
     """
     best, best_q = b"", 0.0
     for element in accept_encoding.lower().split(b","):

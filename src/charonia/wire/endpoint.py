@@ -15,14 +15,14 @@ _HINT = "expected HOST:PORT, http://HOST:PORT, https://HOST:PORT, grpc://HOST:PO
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a server answers.
+    """The address of a server.
 
     Attributes:
         protocol: "http" or "grpc".
         host: Host name or address, an IPv6 address without brackets.
         port: Port.
         tls: Whether the connection is encrypted.
-        prefix: Path before that of the protocol, without a slash at its end (HTTP only).
+        prefix: Path before that of the protocol, without a trailing slash (HTTP only).
     """
 
     protocol: str
@@ -33,7 +33,7 @@ class Endpoint:
 
     @property
     def authority(self) -> str:
-        """Host and port as a URL has them."""
+        """Host and port in URL form."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def __str__(self) -> str:
@@ -41,14 +41,14 @@ class Endpoint:
 
 
 def parse_url(url: str) -> Endpoint:
-    """Return what a URL says; without a scheme it means HTTP, without a port the usual one of the scheme.
+    """Parse a URL; the default scheme is HTTP, and each scheme has a default port.
 
     Raises:
-        ServingError: INVALID_ARG for anything else than such a URL.
+        ServingError: INVALID_ARG for an invalid URL.
     """
     match = _URL.fullmatch(url)
     if match is None:
-        raise invalid(f"'{url}' is no URL of a server", hint=_HINT)
+        raise invalid(f"'{url}' is not the URL of a server", hint=_HINT)
     scheme = (match["scheme"] or "http").lower()
     if scheme not in _PORTS:
         raise invalid(f"URL '{url}': expected one of the schemes {', '.join(_PORTS)}, got '{scheme}'", hint=_HINT)

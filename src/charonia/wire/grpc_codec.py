@@ -1,7 +1,7 @@
 """Inference requests as gRPC calls, and responses from gRPC messages. No I/O.
 
-A message is put together from parts: in the protobuf format a message is the same whatever order its fields come in, so
-id and sequence flags go before what was encoded once.
+A message is assembled from parts. The order of fields does not matter in the protobuf format, so id and sequence flags
+precede the part that was encoded once.
 
 Source: KServe v2 protocol, gRPC, Triton's extensions of it, and "gRPC over HTTP/2".
 """
@@ -38,7 +38,7 @@ CODES: dict[int, Code] = {
     Status.FAILED_PRECONDITION: Code.INVALID_ARG,
     Status.OUT_OF_RANGE: Code.INVALID_ARG,
 }
-"""What a status means; every other one is UNKNOWN."""
+"""Code by status; every other one is UNKNOWN."""
 
 _SERVICE = "/inference.GRPCInferenceService/"
 _ENCODINGS = ("", "gzip", "deflate")
@@ -58,7 +58,7 @@ class GrpcRequest:
         headers: Headers of the call.
         pieces: The message with its prefix, in pieces.
         byte_size: Size of all pieces.
-        is_stream: Whether it may have any number of responses.
+        is_stream: Whether it may have several responses.
     """
 
     __slots__ = ("byte_size", "headers", "is_stream", "pieces")
@@ -71,7 +71,7 @@ class GrpcRequest:
 
 
 class PreparedGrpc(GrpcRequest):
-    """An inference request, with what it takes to send it as another part of a sequence or under another id."""
+    """An encoded inference request, which can be resent as another part of a sequence or with another id."""
 
     __slots__ = ("_encoder", "_first", "_parts")
 
@@ -83,13 +83,13 @@ class PreparedGrpc(GrpcRequest):
         super().__init__(headers, encoder.framed([first.SerializeToString(), *parts]), is_stream)
 
     def with_sequence(self, correlation_id: int | str, start: bool, end: bool) -> "PreparedGrpc":
-        """Return it as a part of a sequence."""
+        """Return a copy as a part of a sequence."""
         first = self._copy()
         set_sequence(first, correlation_id, start, end)
         return PreparedGrpc(self._encoder, first, self._parts, self.is_stream)
 
     def with_id(self, id: str) -> "PreparedGrpc":
-        """Return it with another request id."""
+        """Return a copy with another request id."""
         first = self._copy()
         first.id = id
         return PreparedGrpc(self._encoder, first, self._parts, self.is_stream)
@@ -108,7 +108,7 @@ class GrpcEncoder:
         options: Metadata and compression.
 
     Raises:
-        ServingError: INVALID_ARG for metadata that is none, or a compression that is not known.
+        ServingError: INVALID_ARG for invalid metadata or an unknown compression.
     """
 
     def __init__(self, endpoint: Endpoint, options: WireOptions) -> None:
@@ -182,7 +182,7 @@ class GrpcEncoder:
 
 
 def timeout_header(timeout_s: float) -> Header:
-    """Return the header that tells the server how long the caller waits."""
+    """Return the header with the caller's timeout."""
     microseconds = max(round(timeout_s * 1e6), 1)
     if microseconds <= _TIMEOUT_US_MAX:
         return b"grpc-timeout", b"%du" % microseconds
@@ -204,7 +204,7 @@ def set_parameter(target: Any, key: str, value: ParameterValue) -> None:
     """Set an entry of a map of InferParameter.
 
     Raises:
-        ServingError: INVALID_ARG for a value that it cannot hold.
+        ServingError: INVALID_ARG for a value of an unsupported type.
     """
     if isinstance(value, bool):
         field = "bool_param"
@@ -232,22 +232,22 @@ def varint(value: int) -> bytes:
 
 
 def parsed(name: str, data: Buffer) -> Any:
-    """Return the message of the inference service that `data` holds.
+    """Parse a message of the inference service.
 
     Raises:
-        ServingError: INTERNAL when it holds no such message.
+        ServingError: INTERNAL when the bytes are not such a message.
     """
     try:
         return message_class(f"inference.{name}").FromString(data)  # type: ignore[arg-type]  # the parser takes any buffer
     except DecodeError as error:
-        raise internal(f"the server's answer is no {name}") from error
+        raise internal(f"the server's response is not a {name}") from error
 
 
 def decode_response(data: Buffer) -> InferResponse:
-    """Return the response in a ModelInferResponse, without outputs whose elements it does not hold.
+    """Return the response in a ModelInferResponse, without outputs in shared memory.
 
     Raises:
-        ServingError: INTERNAL for bytes that are no such response.
+        ServingError: INTERNAL for bytes that are not such a response.
     """
     return _response(parsed("ModelInferResponse", data))
 
@@ -262,7 +262,7 @@ def decode_stream_response(data: Buffer) -> InferResponse | ServingError:
 
 def stream_error(data: Buffer) -> str:
     """Return the error in a ModelStreamInferResponse, "" for none. Raises as `decode_response`."""
-    # The field comes first where it is set, so most messages need no parser.
+    # If set, the field comes first, so most messages need no parser.
     if not len(data) or data[0] != _ERROR_TAG:
         return ""
     message: str = parsed("ModelStreamInferResponse", data).error_message
@@ -282,16 +282,16 @@ def _response(message: Any) -> InferResponse:
         for item in message.outputs:
             datatype, shape = BY_WIRE[item.datatype], tuple(item.shape)
             if used < len(raw):
-                # Elements in shared memory leave an empty place.
+                # Elements in shared memory leave an empty entry.
                 if raw[used] or 0 in shape:
                     outputs.append(decode_tensor(item.name, datatype, shape, raw[used]))
                 used += 1
             elif item.HasField("contents") or 0 in shape:
                 outputs.append(Tensor(item.name, datatype, _contents(item.name, datatype, shape, item.contents)))
     except (ServingError, KeyError, TypeError, ValueError, OverflowError) as error:
-        raise internal(f"the server's answer is no inference response: {error}") from error
+        raise internal(f"the server's response is not an inference response: {error}") from error
     if used != len(raw):
-        raise internal(f"the server's answer is no inference response: {len(raw)} raw outputs, {used} expected")
+        raise internal(f"the server's response is not an inference response: {len(raw)} raw outputs, {used} expected")
     parameters: dict[str, ParameterValue] = {}
     for key, value in message.parameters.items():
         choice = value.WhichOneof("parameter_choice")
@@ -332,7 +332,7 @@ def _set_shared(parameters: Any, tensor: SharedTensor) -> None:
 def _metadata(name: str, value: str) -> Header:
     lower = name.lower()
     if not _NAME.fullmatch(lower) or lower.startswith("grpc-") or lower in _RESERVED:
-        raise invalid(f"metadata '{name}': expected a name that is not set by the client itself")
+        raise invalid(f"metadata '{name}': expected a name that the client does not set itself")
     if not _VALUE.fullmatch(value):
-        raise invalid(f"metadata '{name}': the value holds characters other than printable ASCII")
+        raise invalid(f"metadata '{name}': the value contains characters other than printable ASCII")
     return lower.encode(), value.strip().encode()

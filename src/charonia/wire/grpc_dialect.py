@@ -31,19 +31,19 @@ class GrpcDialect:
         self._encoder = encoder
 
     def live(self) -> Query[GrpcRequest, bool]:
-        """Whether the server answers."""
+        """Whether the server responds."""
         return self._query("ServerLive", lambda message: bool(message.live))
 
     def ready(self) -> Query[GrpcRequest, bool]:
-        """Whether the server takes inference requests."""
+        """Whether the server accepts inference requests."""
         return self._query("ServerReady", lambda message: bool(message.ready))
 
     def model_ready(self, model: str, version: str) -> Query[GrpcRequest, bool]:
-        """Whether a model takes them."""
+        """Whether a model accepts inference requests."""
         return self._query("ModelReady", lambda message: bool(message.ready), name=model, version=version)
 
     def server_metadata(self) -> Query[GrpcRequest, ServerMetadata]:
-        """Who answers."""
+        """Name, version and extensions of the server."""
         return self._query(
             "ServerMetadata",
             lambda message: ServerMetadata(message.name, message.version, tuple(message.extensions)),
@@ -58,7 +58,7 @@ class GrpcDialect:
         return self._query("ModelConfig", lambda message: as_json(message.config), name=model, version=version)
 
     def statistics(self, model: str, version: str) -> Query[GrpcRequest, list[Json]]:
-        """What was counted."""
+        """Statistics."""
         return self._query(
             "ModelStatistics",
             lambda message: [as_json(entry) for entry in message.model_stats],
@@ -97,16 +97,16 @@ class GrpcDialect:
         return Query(self._encoder.call("SystemSharedMemoryRegister", request), _nothing)
 
     def unregister(self, name: str) -> Query[GrpcRequest, None]:
-        """Forget a region, or all."""
+        """Unregister a region, or all."""
         request = _new("SystemSharedMemoryUnregisterRequest", name=name)
         return Query(self._encoder.call("SystemSharedMemoryUnregister", request), _nothing)
 
     def regions(self, name: str) -> Query[GrpcRequest, list[SharedMemoryRegion]]:
-        """The regions that are registered."""
+        """The registered regions."""
         return self._query("SystemSharedMemoryStatus", _regions, name=name)
 
     def trace_settings(self, model: str, change: TraceChange) -> Query[GrpcRequest, Json]:
-        """The settings of tracing, after a change where it is not empty."""
+        """The trace settings, after an optional change."""
         request = _new("TraceSettingRequest", model_name=model)
         for name, texts in trace_texts(change).items():
             request.settings[name].value.extend(texts)
@@ -117,11 +117,11 @@ class GrpcDialect:
         )
 
     def infer(self, request: InferRequest) -> Query[GrpcRequest, InferResponse]:
-        """Run a model that answers once."""
+        """Run a model that sends one response."""
         return Query(self._encoder.infer(request, _UNARY), lambda answer: decode_response(answer.body))
 
     def stream(self, request: InferRequest) -> Query[GrpcRequest, InferResponse]:
-        """Run a model that answers any number of times; each answer is read alone."""
+        """Run a model that sends any number of responses; each is decoded individually."""
         return Query(self._encoder.infer(request, _STREAM), _stream_response)
 
     def _query(self, method: str, read: Callable[[Any], T], **fields: object) -> Query[GrpcRequest, T]:
@@ -130,7 +130,7 @@ class GrpcDialect:
 
 
 def as_json(message: Any) -> Json:
-    """Return a message as the JSON object that the HTTP endpoint gives for it: every field, by its own name."""
+    """Return a message as the HTTP endpoint's JSON object: every field, by its own name."""
     document: Json = {}
     for field in message.DESCRIPTOR.fields:
         value = getattr(message, field.name)

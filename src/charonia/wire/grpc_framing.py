@@ -1,9 +1,9 @@
-"""Messages in the bytes of a call: a flag byte, four bytes of length, the message, perhaps compressed.
+"""Length-prefixed messages of a call: a flag byte, four bytes of length, and the message, possibly compressed.
 
-Invariants, which the fuzzer holds:
+Invariants, which the fuzzer checks:
 
-1. However the bytes of a call are split, the same messages or the same error come out.
-2. What is held is never more than was received, and a message over the limit is refused as soon as its length is known.
+1. The result is the same messages or the same error, however the bytes of a call are split.
+2. The reader never buffers more than it received, and refuses a message over the limit as soon as its length is known.
 
 Source: "gRPC over HTTP/2", Length-Prefixed-Message.
 """
@@ -18,20 +18,20 @@ Buffer = bytes | memoryview
 PREFIX_BYTES = 5
 
 ENCODINGS = (b"identity", b"deflate", b"gzip")
-"""Message encodings that are understood."""
+"""Supported message encodings."""
 
 COMPRESS_ABOVE_BYTES = 256
-"""Smaller messages are sent as they are: compressing would make them larger or cost more than it saves."""
+"""Smaller messages are sent uncompressed: compression would make them larger or cost more than it saves."""
 
 VIEW_ABOVE_BYTES = 32 * 1024
-"""Larger messages come as views of what was received; smaller ones are copied, which is cheaper to read."""
+"""Larger messages are views of the received bytes; smaller ones are copied, which is cheaper to read."""
 
 _WINDOW_BITS = {b"gzip": 31, b"deflate": 15}
 """zlib's container formats; gRPC's "deflate" is the zlib format."""
 
 
 def sole_message(data: bytes, limit: int) -> Buffer | None:
-    """Return the message where `data` is exactly one that is not compressed and within `limit`, else None."""
+    """Return the message if `data` is exactly one uncompressed message within `limit`, else None."""
     size = len(data) - PREFIX_BYTES
     if size < 0 or data[0] or size > limit or int.from_bytes(data[1:5], "big") != size:
         return None
@@ -44,11 +44,11 @@ def prefix(size: int, compressed: bool = False) -> bytes:
 
 
 def framed(parts: Sequence[Buffer], encoding: bytes = b"identity", level: int = 0) -> list[Buffer]:
-    """Return the bytes of a message that consists of `parts`, in pieces: one where it is small.
+    """Return the bytes of a message that consists of `parts`, in pieces; a single one if it is small.
 
     Args:
         parts: The message, in pieces.
-        encoding: How to compress it, where that pays.
+        encoding: How to compress it, if that is worthwhile.
         level: zlib's level, 1 to 9.
     """
     size = sum(map(len, parts))
@@ -61,10 +61,10 @@ def framed(parts: Sequence[Buffer], encoding: bytes = b"identity", level: int = 
 
 
 class MessageReader:
-    """Takes the bytes of one direction of a call and gives its messages.
+    """Parses the bytes of one direction of a call into messages.
 
     Attributes:
-        pending_bytes: Bytes received and not yet given out.
+        pending_bytes: Bytes received and not yet returned.
     """
 
     __slots__ = ("_buffer", "_encoding", "_limit", "_position")
@@ -83,20 +83,20 @@ class MessageReader:
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes received and not yet given out."""
+        """Bytes received and not yet returned."""
         return len(self._buffer) - self._position
 
     def feed(self, data: bytes) -> None:
-        """Take bytes.
+        """Add received bytes.
 
         Raises:
-            RpcError: RESOURCE_EXHAUSTED when the message that comes next is over the limit.
+            RpcError: RESOURCE_EXHAUSTED if the next message is over the limit.
         """
         self._buffer += data
         self._next_size()
 
     def next_message(self) -> Buffer | None:
-        """Return the next message, or None until more bytes come.
+        """Return the next message, or None until more bytes arrive.
 
         Raises:
             RpcError: The message is over the limit, or cannot be decompressed.
@@ -108,7 +108,7 @@ class MessageReader:
         flag = self._buffer[self._position]
         self._position = start + size
         if self._position == len(self._buffer) and size > VIEW_ABOVE_BYTES:
-            # The reader lets go of the buffer, so a view of it costs no copy.
+            # The reader gives up the buffer, so a view of it needs no copy.
             message: Buffer = memoryview(self._buffer)[start : self._position]
             self._buffer, self._position = bytearray(), 0
         else:
@@ -121,7 +121,7 @@ class MessageReader:
         return decompress(message, self._encoding, self._limit)
 
     def _next_size(self) -> int:
-        """Return the size of the next message, -1 where it is not known yet."""
+        """Return the size of the next message, -1 if it is not known yet."""
         start = self._position
         if len(self._buffer) - start < PREFIX_BYTES:
             return -1
@@ -131,14 +131,14 @@ class MessageReader:
         return size
 
     def _forget(self) -> None:
-        # Cutting the front off costs a move of the rest, so it waits until the rest is the smaller part.
+        # Removing the front moves the rest, so this waits until the rest is the smaller part.
         if self._position * 2 >= len(self._buffer):
             del self._buffer[: self._position]
             self._position = 0
 
 
 def too_large(size: str, limit: int) -> RpcError:
-    """Return the error for a message of `size` where `limit` bytes are allowed."""
+    """Return the error for a message of `size` bytes over `limit`."""
     return RpcError(Status.RESOURCE_EXHAUSTED, f"message too large: at most {limit} bytes are accepted, got {size}")
 
 
@@ -149,7 +149,7 @@ def compress(message: bytes, encoding: bytes, level: int) -> bytes:
 
 
 def decompress(data: Buffer, encoding: bytes, limit: int) -> bytes:
-    """Return what a compressed message holds.
+    """Return the content of a compressed message.
 
     Raises:
         RpcError: RESOURCE_EXHAUSTED for more than `limit` bytes, INTERNAL for data that is not in the encoding.

@@ -1,4 +1,4 @@
-"""Headers of a gRPC call: what a request's say, and those of each kind of response.
+"""Headers of a gRPC call: parsing those of a request, and building those of each kind of response.
 
 Source: "gRPC over HTTP/2".
 """
@@ -10,7 +10,7 @@ Header = tuple[bytes, bytes]
 Headers = tuple[Header, ...]
 
 HEADER_OVERHEAD_BYTES = 32
-"""What HTTP/2 adds to each header when it counts the size of a list."""
+"""What HTTP/2 adds for each header when it computes the size of a list."""
 
 ACCEPT_ENCODING: Header = (b"grpc-accept-encoding", b",".join(ENCODINGS))
 OK_TRAILERS: Headers = ((b"grpc-status", b"0"),)
@@ -37,11 +37,11 @@ _CONTENT_TYPES = (b"application/grpc+proto", b"application/grpc;")
 
 
 class NotGrpcError(Exception):
-    """A request that is no gRPC call.
+    """A request that is not a gRPC call.
 
     Attributes:
-        status: HTTP status to answer with.
-        headers: Headers that say what would have been right.
+        status: HTTP status of the response.
+        headers: Headers that say what the server accepts.
     """
 
     def __init__(self, status: int, *headers: Header) -> None:
@@ -51,13 +51,13 @@ class NotGrpcError(Exception):
 
 
 class CallHead:
-    """What the headers of a call say.
+    """The parsed headers of a call.
 
     Attributes:
         path: "/package.Service/Method".
-        timeout_ns: Time the caller waits, in ns; 0 without a limit.
+        timeout_ns: Time that the caller waits, in ns; 0 for no limit.
         encoding: Encoding of the request's compressed messages.
-        accepts: Encodings that the caller understands.
+        accepts: Encodings that the caller accepts.
         wants_grpc_errors: Whether an error ends an inference stream with its status (`triton_grpc_error: true`).
         headers: All of them, in order.
     """
@@ -73,20 +73,20 @@ class CallHead:
         self.headers: Headers = ()
 
     def header(self, name: bytes) -> bytes | None:
-        """Return the last header of a lower-case name, None where there is none."""
+        """Return the last header of a lower-case name, None if there is none."""
         return next((value for key, value in reversed(self.headers) if key == name), None)
 
 
 def parse_head(headers: Headers, size_max: int) -> CallHead:
-    """Return what the headers of a request say.
+    """Parse the headers of a request.
 
     Args:
         headers: All of them, in order.
-        size_max: Largest size that is accepted, counted as HTTP/2 counts it.
+        size_max: Largest accepted size, as HTTP/2 computes it.
 
     Raises:
-        NotGrpcError: The request is no gRPC call.
-        RpcError: It is one, but cannot be understood.
+        NotGrpcError: The request is not a gRPC call.
+        RpcError: It is a gRPC call, but an invalid one.
     """
     size = sum(len(name) + len(value) + HEADER_OVERHEAD_BYTES for name, value in headers)
     if size > size_max:
@@ -146,6 +146,6 @@ def error_trailers(error: RpcError) -> Headers:
 
 
 def error_head(error: RpcError) -> Headers:
-    """Return the headers, trailers in one, of a call that fails before its response has begun."""
+    """Return the combined headers and trailers of a call that fails before its response has begun."""
     head = (_STATUS_200, _CONTENT_TYPE, *error_trailers(error))
     return (*head, ACCEPT_ENCODING) if error.status is Status.UNIMPLEMENTED else head

@@ -1,11 +1,10 @@
 """Inference requests and responses as gRPC messages.
 
-Reading: protobuf's C parser builds the message, and the inputs become views of its `raw_input_contents`. That parser
-copies twice what it hands out, so the tensors of large messages are cut out before it sees them.
+Decoding: protobuf's C parser builds the message, and the inputs become views of its `raw_input_contents`. The parser
+copies its output twice, so the tensors of large messages are cut out before it sees them.
 
-Writing: a response is put together here, byte by byte, because building a message object for it costs several times as
-much. The parts that repeat from response to response (names, shapes) are kept. The bytes are those that protobuf
-writes.
+Encoding: a response is assembled here, byte by byte, because building a message object costs several times as much.
+Parts that repeat between responses (names, shapes) are cached. The bytes are the same as those that protobuf writes.
 
 Source: KServe v2 protocol, gRPC, and Triton's extensions of it.
 """
@@ -41,13 +40,13 @@ from charonia.wire.shared_memory import (
 from charonia.wire.tensors import bytes_array, decode_tensor, encode_tensor
 
 EMPTY_FINAL = "triton_enable_empty_final_response"
-"""The one request parameter with this prefix that a caller may send."""
+"""The only request parameter with the reserved prefix that a caller may send."""
 
 CACHED_HEADS_MAX = 4096
-"""Encoded names and output heads that are kept."""
+"""Limit of cached names and output heads."""
 
 TOP_LEVEL_FIELDS_MAX = 256
-"""Large messages with more fields than this are left to the parser as a whole."""
+"""Large messages with more fields than this go to the parser as a whole."""
 
 INT64_MAX = 2**63 - 1
 UINT64_MAX = 2**64 - 1
@@ -76,12 +75,12 @@ _CONTENTS: dict[DataType, str] = {
 
 
 class InferCall(NamedTuple):
-    """What a ModelInferRequest says.
+    """A decoded ModelInferRequest.
 
     Attributes:
-        request: What goes to the engine.
+        request: The request for the engine.
         wants_empty_final: Whether it asks for an empty final response.
-        places: Where an output goes in shared memory, by name, for those that go there.
+        places: Destinations in shared memory, by name of the output.
     """
 
     request: InferRequest
@@ -90,15 +89,15 @@ class InferCall(NamedTuple):
 
 
 def decode_infer(data: Buffer, regions: Regions | None = None) -> InferCall:
-    """Return what a ModelInferRequest says.
+    """Decode a ModelInferRequest.
 
     Args:
         data: The message.
-        regions: Shared memory of clients; None where it is not offered.
+        regions: Shared memory of clients; None if it is disabled.
 
     Raises:
-        RpcError: INTERNAL when the bytes are no such message.
-        ServingError: INVALID_ARG for a request that contradicts itself, UNSUPPORTED for what is not offered.
+        RpcError: INTERNAL when the bytes are not such a message.
+        ServingError: INVALID_ARG for a request that contradicts itself, UNSUPPORTED for unsupported features.
     """
     raw: list[Buffer] | None = None
     if len(data) > VIEW_ABOVE_BYTES:
@@ -121,10 +120,10 @@ def decode_infer(data: Buffer, regions: Regions | None = None) -> InferCall:
 
 
 def decode_infer_identity(data: Buffer) -> InferRequest:
-    """Return which request a ModelInferRequest is, without inputs: for one that `decode_infer` refused.
+    """Return a ModelInferRequest without inputs, to identify one that `decode_infer` refused.
 
     Raises:
-        RpcError: INTERNAL when the bytes are no such message.
+        RpcError: INTERNAL when the bytes are not such a message.
     """
     message = _parsed(data)
     return InferRequest(message.model_name, {}, model_version=message.model_version, id=message.id)
@@ -134,13 +133,13 @@ def _parsed(data: Buffer) -> Any:
     try:
         return message_class("inference.ModelInferRequest").FromString(data)  # type: ignore[arg-type]  # any buffer
     except DecodeError as error:
-        raise RpcError(Status.INTERNAL, "the bytes received are no ModelInferRequest") from error
+        raise RpcError(Status.INTERNAL, "the bytes received are not a ModelInferRequest") from error
 
 
 def split_raw_inputs(data: Buffer) -> tuple[Buffer, list[Buffer] | None]:
     """Return a ModelInferRequest without its `raw_input_contents`, and those as views.
 
-    Bytes that are not plainly such a message come back as they are, with None, for the parser to judge.
+    Bytes that are not clearly such a message are returned unchanged, with None, for the parser to judge.
     """
     view = memoryview(data)
     raw: list[Buffer] = []
@@ -150,7 +149,7 @@ def split_raw_inputs(data: Buffer) -> tuple[Buffer, list[Buffer] | None]:
         if position == end:
             return b"".join(rest), raw
         start = position
-        if view[position] & 0x87 != 2:  # A number below 16 and a length-delimited value: all that the message has.
+        if view[position] & 0x87 != 2:  # Every field of the message has a number below 16 and is length-delimited.
             return data, None
         size, body = _length(view, position + 1)
         position = body + size
@@ -164,7 +163,7 @@ def split_raw_inputs(data: Buffer) -> tuple[Buffer, list[Buffer] | None]:
 
 
 def _length(view: memoryview, position: int) -> tuple[int, int]:
-    """Return the length at `position` and where its field begins; -1 where it is no number below 2**35."""
+    """Return the length at `position` and where its field begins; -1 if it is not a number below 2**35."""
     size = shift = 0
     for byte in view[position : position + 5]:
         size |= (byte & 0x7F) << shift
@@ -268,7 +267,7 @@ def _requested_outputs(items: Any) -> tuple[tuple[RequestedOutput, ...], dict[st
 
 
 def _span(owner: str, parameters: Any) -> Span | None:
-    """Return the part of a region that a tensor's parameters name, None where they name none."""
+    """Return the part of a region that a tensor's parameters name, None if they name none."""
     if REGION not in parameters:
         return None
     return span(owner, *(_value(parameters[key]) if key in parameters else None for key in (REGION, OFFSET, BYTE_SIZE)))
@@ -280,13 +279,13 @@ def _value(parameter: Any) -> Any:
 
 
 def _apply_parameters(request: InferRequest, parameters: Any) -> bool:
-    """Set the fields and custom parameters of a request; return whether an empty final response is asked for."""
+    """Set the fields and custom parameters of a request; return whether it asks for an empty final response."""
     enable_empty_final = False
     for key in parameters:
         value = _value(parameters[key])
         if key == "sequence_id":
             named = _of_type(key, value, int, str)
-            # Ids are unsigned; clients send one that int64 cannot hold as the negative number of the same bits.
+            # Ids are unsigned; clients send those beyond int64 as the negative number of the same bits.
             request.correlation_id = named & UINT64_MAX if type(named) is int else named
         elif key == "sequence_start":
             request.flags |= SEQUENCE_START if _of_type(key, value, bool) else 0
@@ -327,16 +326,16 @@ def _natural(key: str, value: Any) -> int:
 def encode_response(
     response: InferResponse, final: bool | None = None, places: Mapping[str, Place] = NO_PLACES
 ) -> list[Buffer]:
-    """Return a ModelInferResponse in pieces: all but large tensors in the first.
+    """Return a ModelInferResponse in pieces: everything except large tensors is in the first.
 
     Args:
         response: The response.
-        final: Value of the parameter `triton_final_response`; None leaves it out.
-        places: Where an output goes in shared memory, by name; it is written there.
+        final: Value of the parameter `triton_final_response`; None omits it.
+        places: Destinations in shared memory, by name of the output, which is written there.
 
     Raises:
-        ServingError: INTERNAL when a response parameter has a type that the protocol does not know, or a place cannot
-            hold its output.
+        ServingError: INTERNAL when the protocol has no type for a response parameter, or a place is too small for its
+            output.
     """
     head: list[bytes] = [_names(response.model_name, response.model_version)]
     if response.id:
@@ -367,9 +366,9 @@ def encode_stream_response(
 
 
 def encode_stream_error(error: ServingError, request: InferRequest, final: bool = True) -> list[Buffer]:
-    """Return a ModelStreamInferResponse with an error and what tells which request it is for."""
+    """Return a ModelStreamInferResponse with an error and the identity of its request."""
     message: Any = message_class("inference.ModelStreamInferResponse")()
-    # Text of a model may hold what UTF-8 cannot.
+    # A model's text may contain characters that UTF-8 cannot encode.
     message.error_message = str(error).encode("utf-8", "replace").decode()
     message.infer_response.id = request.id
     message.infer_response.model_name = request.model_name

@@ -27,7 +27,7 @@ def decode_region_name(message: str, data: Buffer) -> str:
     """Return the name in a request such as `SystemSharedMemoryStatusRequest`, which is named in `message`.
 
     Raises:
-        RpcError: INTERNAL when the bytes are no such message.
+        RpcError: INTERNAL when the bytes are not such a message.
     """
     name: str = _parsed(message, data).name
     return name
@@ -69,7 +69,7 @@ def _parsed(name: str, data: Buffer) -> Any:
     try:
         return message_class(f"inference.{name}").FromString(data)  # type: ignore[arg-type]  # any buffer
     except DecodeError as error:
-        raise RpcError(Status.INTERNAL, f"the bytes received are no {name}") from error
+        raise RpcError(Status.INTERNAL, f"the bytes received are not a {name}") from error
 
 
 FILE_PREFIX = "file:"
@@ -86,15 +86,15 @@ _NOT_SERVING = 2
 
 
 def parsed(name: str, data: Buffer) -> Any:
-    """Return the message of this full name in these bytes.
+    """Parse the message of this full name.
 
     Raises:
-        RpcError: INTERNAL when the bytes are no such message.
+        RpcError: INTERNAL when the bytes are not such a message.
     """
     try:
         return message_class(name).FromString(data)  # type: ignore[arg-type]  # the parser takes any buffer
     except DecodeError as error:
-        raise RpcError(Status.INTERNAL, f"the bytes received are no {name}") from error
+        raise RpcError(Status.INTERNAL, f"the bytes received are not a {name}") from error
 
 
 def new(message: str, /, **fields: object) -> Any:
@@ -112,23 +112,23 @@ def decode_model_reference(message: str, data: Buffer) -> tuple[str, str]:
     """Return name and version in a request such as `ModelReadyRequest`, which is named in `message`.
 
     Raises:
-        RpcError: INTERNAL when the bytes are no such message.
+        RpcError: INTERNAL when the bytes are not such a message.
     """
     request = parsed(f"inference.{message}", data)
     return request.name, request.version
 
 
 def decode_empty(message: str, data: Buffer) -> None:
-    """Check a request that says nothing, such as `ServerLiveRequest`. Raises as `decode_model_reference`."""
+    """Check a request without fields, such as `ServerLiveRequest`. Raises as `decode_model_reference`."""
     parsed(f"inference.{message}", data)
 
 
 def decode_index_request(data: Buffer) -> bool:
-    """Return whether only ready models are asked for.
+    """Return whether the request asks for ready models only.
 
     Raises:
-        RpcError: INTERNAL when the bytes are no such message.
-        ServingError: UNSUPPORTED where a repository is named.
+        RpcError: INTERNAL when the bytes are not such a message.
+        ServingError: UNSUPPORTED if it names a repository.
     """
     request = parsed("inference.RepositoryIndexRequest", data)
     _refuse_repository(request.repository_name)
@@ -140,8 +140,8 @@ def decode_load_request(data: Buffer) -> tuple[str, str | None, Mapping[str, byt
     """Return model name, configuration as JSON text or None, and files by path or None.
 
     Raises:
-        RpcError: INTERNAL when the bytes are no such message.
-        ServingError: INVALID_ARG for another parameter or value, UNSUPPORTED where a repository is named.
+        RpcError: INTERNAL when the bytes are not such a message.
+        ServingError: INVALID_ARG for an unknown parameter or an invalid value, UNSUPPORTED if it names a repository.
     """
     request = parsed("inference.RepositoryModelLoadRequest", data)
     _refuse_repository(request.repository_name)
@@ -161,7 +161,7 @@ def decode_load_request(data: Buffer) -> tuple[str, str | None, Mapping[str, byt
 
 
 def decode_unload_request(data: Buffer) -> tuple[str, bool]:
-    """Return model name and whether its dependents go, too. Raises as `decode_load_request`."""
+    """Return model name and whether to unload its dependents too. Raises as `decode_load_request`."""
     request = parsed("inference.RepositoryModelUnloadRequest", data)
     _refuse_repository(request.repository_name)
     unload_dependents = False
@@ -174,7 +174,7 @@ def decode_unload_request(data: Buffer) -> tuple[str, bool]:
 
 
 def decode_health_check(data: Buffer) -> None:
-    """Check a `HealthCheckRequest`: every service name gets the same answer. Raises as `decode_model_reference`."""
+    """Check a `HealthCheckRequest`: every service name gets the same response. Raises as `decode_model_reference`."""
     parsed("grpc.health.v1.HealthCheckRequest", data)
 
 

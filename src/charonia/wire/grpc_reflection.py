@@ -1,6 +1,6 @@
-"""Server reflection: questions about the schema and their answers.
+"""Server reflection: queries about the schema.
 
-The answers come from the private schema, so they describe what this server speaks and nothing else in the process. The
+Responses come from the private schema, so they describe this server's services and nothing else in the process. The
 two packages of the protocol, v1 and v1alpha, have the same messages.
 
 Source: the gRPC server reflection protocol.
@@ -21,12 +21,12 @@ def answer(data: Buffer) -> bytes:
     """Return the `ServerReflectionResponse` to a `ServerReflectionRequest`.
 
     Raises:
-        RpcError: INTERNAL when the bytes are no such message.
+        RpcError: INTERNAL when the bytes are not such a message.
     """
     try:
         request: Any = message_class("grpc.reflection.v1.ServerReflectionRequest").FromString(data)  # type: ignore[arg-type]  # any buffer
     except DecodeError as error:
-        raise RpcError(Status.INTERNAL, "the bytes received are no ServerReflectionRequest") from error
+        raise RpcError(Status.INTERNAL, "the bytes received are not a ServerReflectionRequest") from error
     response: Any = message_class("grpc.reflection.v1.ServerReflectionResponse")(valid_host=request.host)
     response.original_request.CopyFrom(request)
     try:
@@ -39,7 +39,7 @@ def answer(data: Buffer) -> bytes:
 
 
 def _fill(request: Any, response: Any) -> None:
-    """Answer one question; KeyError where the schema has nothing of that name."""
+    """Answer one query; KeyError if the schema has nothing of that name."""
     match request.WhichOneof("message_request"):
         case "list_services":
             for name in service_names():
@@ -57,15 +57,15 @@ def _fill(request: Any, response: Any) -> None:
             raise KeyError(request.file_containing_extension.containing_type)
         case _:
             response.error_response.error_code = Status.INVALID_ARGUMENT
-            response.error_response.error_message = "the request asks nothing"
+            response.error_response.error_message = "the request contains no query"
 
 
 def _file_of(symbol: str) -> FileDescriptor:
-    """Return the file that declares a symbol; KeyError where there is none."""
+    """Return the file that declares a symbol; KeyError if there is none."""
     try:
         return pool().FindFileContainingSymbol(symbol)
     except KeyError:
-        # The pool knows no methods by their full name.
+        # The pool does not find methods by their full name.
         service_name, _, method = symbol.rpartition(".")
         service = pool().FindServiceByName(service_name)
         return service.methods_by_name[method].containing_service.file

@@ -9,7 +9,7 @@ from urllib.parse import quote_from_bytes
 from charonia.core.errors import Code, RefusalKind, ServingError
 
 MESSAGE_BYTES_MAX = 4096
-"""Longer status messages are cut: clients refuse trailers of more than 8 to 16 KiB as a whole."""
+"""Longer status messages are truncated, because clients reject trailers of more than 8 to 16 KiB."""
 
 
 class Status(IntEnum):
@@ -52,7 +52,7 @@ REFUSED: dict[RefusalKind, Status] = {
     RefusalKind.UNAUTHENTICATED: Status.UNAUTHENTICATED,
     RefusalKind.FORBIDDEN: Status.PERMISSION_DENIED,
 }
-"""Status of a call that may not be made. Source of the first: Triton's restricted protocols."""
+"""Status of a refused call. Source of the first: Triton's restricted protocols."""
 
 
 class RpcError(Exception):
@@ -70,14 +70,14 @@ class RpcError(Exception):
 
 
 def rpc_error(error: ServingError) -> RpcError:
-    """Return the call's end for an error of a lower layer."""
+    """Return the gRPC error for an error of a lower layer."""
     return RpcError(STATUS_BY_CODE[error.code], str(error))
 
 
 def percent_encoded(message: str) -> bytes:
-    """Return a status message as a header value: printable ASCII but "%" as it is, other bytes of its UTF-8 as %XX."""
+    """Return a status message as a header value: printable ASCII except "%" unchanged, other UTF-8 bytes as %XX."""
     data = message.encode("utf-8", "replace")
     if len(data) > MESSAGE_BYTES_MAX:
-        # A character that the cut splits goes as a whole.
+        # Drop a character that the cut would split.
         data = data[:MESSAGE_BYTES_MAX].decode("utf-8", "ignore").encode() + b"..."
     return quote_from_bytes(data, safe=" !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~").encode("ascii")

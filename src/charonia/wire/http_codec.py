@@ -1,6 +1,6 @@
 """Inference requests as HTTP requests, and responses from HTTP bodies. No I/O.
 
-A request is encoded in parts that are joined when it is sent: sequence flags and id change, the tensors do not.
+A request is encoded in parts that are joined when it is sent, because sequence flags and id change but tensors do not.
 
 Source: KServe v2 protocol, HTTP/REST, and Triton's binary tensor data, parameters, classification, sequence and shared
 memory extensions.
@@ -25,7 +25,7 @@ from charonia.wire.transport import RequestForm, SharedTensor, WireOptions
 from charonia.wire.v2_data import decode_data, encode_data
 
 JOINED_BYTES_MAX = 64 * 1024
-"""Up to this size head and body are sent in one piece; joining more costs more than a second write."""
+"""Up to this size, head and body are sent in one piece; joining larger ones costs more than a second write."""
 
 TENSOR_BYTES_MAX = 2**31
 """Largest tensor in a JSON response, in bytes."""
@@ -52,14 +52,14 @@ CODES: dict[int, Code] = {
     503: Code.UNAVAILABLE,
     504: Code.UNAVAILABLE,
 }
-"""What the status of an error means; every other one is UNKNOWN."""
+"""Code by status of an error; every other one is UNKNOWN."""
 
 
 class HttpRequest:
     """A request in the bytes of HTTP.
 
     Attributes:
-        pieces: What to write, in order; one piece where it is small.
+        pieces: The bytes to write, in order; a single piece if it is small.
         byte_size: Size of all pieces.
     """
 
@@ -72,7 +72,7 @@ class HttpRequest:
 
 
 class PreparedHttp(HttpRequest):
-    """An inference request, with what it takes to send it as another part of a sequence or under another id."""
+    """An encoded inference request, which can be resent as another part of a sequence or with another id."""
 
     __slots__ = ("_blobs", "_encoder", "_fields", "_parameters", "_path", "_tensors")
 
@@ -96,12 +96,12 @@ class PreparedHttp(HttpRequest):
         super().__init__(*encoder.infer_parts(path, text, blobs))
 
     def with_sequence(self, correlation_id: int | str, start: bool, end: bool) -> "PreparedHttp":
-        """Return it as a part of a sequence."""
+        """Return a copy as a part of a sequence."""
         parameters = {**self._parameters, **_sequence(correlation_id, start, end)}
         return PreparedHttp(self._encoder, self._path, self._fields, parameters, self._tensors, self._blobs)
 
     def with_id(self, id: str) -> "PreparedHttp":
-        """Return it with another request id."""
+        """Return a copy with another request id."""
         return PreparedHttp(self._encoder, self._path, {"id": id}, self._parameters, self._tensors, self._blobs)
 
 
@@ -113,7 +113,7 @@ class HttpEncoder:
         options: Headers and compression.
 
     Raises:
-        ServingError: INVALID_ARG for a header that is none, or a compression that is not known.
+        ServingError: INVALID_ARG for an invalid header or an unknown compression.
     """
 
     def __init__(self, endpoint: Endpoint, options: WireOptions) -> None:
@@ -188,14 +188,14 @@ def model_path(model: str, version: str) -> str:
 
 
 def decode_response(body: Buffer, json_bytes: int) -> InferResponse:
-    """Return the response in a body, without outputs whose elements it does not hold: those in shared memory.
+    """Return the response in a body, without outputs in shared memory.
 
     Args:
-        body: The whole body, without compression.
+        body: The whole body, decompressed.
         json_bytes: Bytes of JSON at its start, -1 when all of it is JSON.
 
     Raises:
-        ServingError: INTERNAL for a body that is no response of the protocol.
+        ServingError: INTERNAL for a body that does not follow the protocol.
     """
     size = len(body) if json_bytes < 0 else json_bytes
     if size > len(body):
@@ -206,7 +206,7 @@ def decode_response(body: Buffer, json_bytes: int) -> InferResponse:
         outputs, position = _outputs(document.get("outputs", []), view, size)
         parameters = document.get("parameters", {})
         if type(parameters) is not dict:
-            raise invalid("'parameters' is no object")
+            raise invalid("'parameters' is not an object")
     except (ServingError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise _no_response(str(error)) from error
     if position != len(view):
@@ -221,7 +221,7 @@ def decode_response(body: Buffer, json_bytes: int) -> InferResponse:
 
 
 def error_message(body: Buffer, status: int) -> str:
-    """Return the server's own words in the body of an error."""
+    """Return the server's message in the body of an error."""
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -233,12 +233,12 @@ def error_message(body: Buffer, status: int) -> str:
 
 def _outputs(entries: object, view: memoryview, position: int) -> tuple[list[Tensor], int]:
     if type(entries) is not list:
-        raise invalid("'outputs' is no array")
+        raise invalid("'outputs' is not an array")
     outputs: list[Tensor] = []
     for entry in entries:
         name, datatype, shape = entry["name"], BY_WIRE[entry["datatype"]], entry["shape"]
         if any(type(dim) is not int or dim < 0 for dim in shape):
-            raise invalid(f"output '{name}': {shape!r:.80} is no shape")
+            raise invalid(f"output '{name}': {shape!r:.80} is not a shape")
         parameters = entry.get("parameters", {})
         size = parameters.get("binary_data_size")
         if size is not None:
@@ -289,11 +289,11 @@ def _sequence(correlation_id: int | str, start: bool, end: bool) -> dict[str, ob
 
 def _field(name: str, value: str) -> str:
     if not name or not _TOKEN.issuperset(name.lower()) or name.lower() in _OWN_HEADERS:
-        raise invalid(f"header '{name}': expected a name that is not set by the client itself")
+        raise invalid(f"header '{name}': expected a name that the client does not set itself")
     if not _VALUE.fullmatch(value):
-        raise invalid(f"header '{name}': the value holds characters that no header may have")
+        raise invalid(f"header '{name}': the value contains characters that headers do not allow")
     return f"{name}: {value.strip()}"
 
 
 def _no_response(reason: str) -> ServingError:
-    return internal(f"the server's answer is no inference response: {reason}")
+    return internal(f"the server's response is not an inference response: {reason}")

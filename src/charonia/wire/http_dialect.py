@@ -34,19 +34,19 @@ class HttpDialect:
         self._encoder = encoder
 
     def live(self) -> Query[HttpRequest, bool]:
-        """Whether the server answers."""
+        """Whether the server responds."""
         return self._query("GET", "/v2/health/live", None, _yes)
 
     def ready(self) -> Query[HttpRequest, bool]:
-        """Whether the server takes inference requests."""
+        """Whether the server accepts inference requests."""
         return self._query("GET", "/v2/health/ready", None, _yes)
 
     def model_ready(self, model: str, version: str) -> Query[HttpRequest, bool]:
-        """Whether a model takes them."""
+        """Whether a model accepts inference requests."""
         return self._query("GET", model_path(model, version) + "/ready", None, _yes)
 
     def server_metadata(self) -> Query[HttpRequest, ServerMetadata]:
-        """Who answers."""
+        """Name, version and extensions of the server."""
         return self._query("GET", "/v2", None, _server_metadata)
 
     def model_metadata(self, model: str, version: str) -> Query[HttpRequest, ModelMetadata]:
@@ -58,7 +58,7 @@ class HttpDialect:
         return self._query("GET", model_path(model, version) + "/config", None, _object)
 
     def statistics(self, model: str, version: str) -> Query[HttpRequest, list[Json]]:
-        """What was counted."""
+        """Statistics."""
         path = model_path(model, version) if model else "/v2/models"
         return self._query("GET", path + "/stats", None, _statistics)
 
@@ -85,15 +85,15 @@ class HttpDialect:
         return self._query("POST", f"{_region_path(region.name)}/register", document, _nothing)
 
     def unregister(self, name: str) -> Query[HttpRequest, None]:
-        """Forget a region, or all."""
+        """Unregister a region, or all."""
         return self._query("POST", f"{_region_path(name)}/unregister", {}, _nothing)
 
     def regions(self, name: str) -> Query[HttpRequest, list[SharedMemoryRegion]]:
-        """The regions that are registered."""
+        """The registered regions."""
         return self._query("GET", f"{_region_path(name)}/status", None, _regions)
 
     def trace_settings(self, model: str, change: TraceChange) -> Query[HttpRequest, Json]:
-        """The settings of tracing, after a change where it is not empty."""
+        """The trace settings, after an optional change."""
         path = model_path(model, "") + "/trace/setting" if model else "/v2/trace/setting"
         if not change:
             return self._query("GET", path, None, _object)
@@ -104,7 +104,7 @@ class HttpDialect:
         return self._query("POST", path, document, _object)
 
     def infer(self, request: InferRequest) -> Query[HttpRequest, InferResponse]:
-        """Run a model that answers once."""
+        """Run a model that sends one response."""
         return Query(self._encoder.infer(request, _BINARY), _response)
 
     def stream(self, request: InferRequest) -> Query[HttpRequest, InferResponse]:
@@ -145,14 +145,14 @@ def _object(answer: Answer) -> Json:
     try:
         return parse_object(answer.body)
     except ServingError as error:
-        raise internal(f"the server's answer is no JSON object: {error.message}") from error
+        raise internal(f"the server's response is not a JSON object: {error.message}") from error
 
 
 def _list(answer: Answer, key: str = "") -> list[Any]:
-    """Return the array that an answer is, or has under a key."""
+    """Return the array in an answer: the whole document, or the member of a key."""
     found = _object(answer).get(key) if key else orjson.loads(answer.body)
     if type(found) is not list or any(type(entry) is not dict for entry in found):
-        raise internal(f"the server's answer: expected an array of objects, got {kind_of(found)}")
+        raise internal(f"the server's response: expected an array of objects, got {kind_of(found)}")
     return found
 
 

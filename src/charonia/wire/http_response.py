@@ -1,12 +1,12 @@
-"""Responses of HTTP/1.1, one at a time, from bytes that come in any pieces. No I/O.
+"""A parser of HTTP/1.1 responses, one at a time, from arbitrarily split bytes. No I/O.
 
-Servers send the same response head again and again, so heads are remembered: one that was seen before costs a look-up,
-and of its response only the number of bytes is counted. llhttp reads heads that are new, and bodies in chunks.
+Servers often repeat the same response head, so heads are cached: a known one costs a look-up, and its body only a count
+of bytes. llhttp parses new heads and chunked bodies.
 
-Invariants, which a property test holds:
+Invariants, which a property test checks:
 
-1. However the bytes of a response are split, the same response or the same error comes out.
-2. What is held is never more than was received, and a body over the limit is refused as soon as its size is known.
+1. The result is the same response or the same error, however the bytes of a response are split.
+2. The parser never buffers more than it received, and refuses a body over the limit as soon as its size is known.
 """
 
 import httptools
@@ -15,16 +15,16 @@ HEAD_BYTES_MAX = 64 * 1024
 """Longest response head."""
 
 REMEMBERED_MAX = 256
-"""Most heads that a wire remembers."""
+"""Limit of cached heads of a wire."""
 
 REMEMBERED_BYTES_MAX = 1024
-"""Longest head that is remembered."""
+"""Longest head that is cached."""
 
 INTERIMS_MAX = 16
-"""Most interim responses (status 1xx) before the real one."""
+"""Limit of interim responses (status 1xx) before the real one."""
 
 ERROR_BODY_BYTES_MAX = 64 * 1024
-"""Most bytes that are kept of the body of an error where the body was not to be kept."""
+"""Limit of bytes kept of an error's body if bodies are otherwise not kept."""
 
 _END = b"\r\n\r\n"
 _BODILESS = (204, 304)
@@ -32,10 +32,10 @@ _DIGITS_MAX = 18
 
 
 class BadResponseError(Exception):
-    """What came is no response, or one over a limit.
+    """An invalid response, or one over a limit.
 
     Attributes:
-        is_oversize: Whether a limit was broken.
+        is_oversize: Whether a limit was exceeded.
     """
 
     def __init__(self, message: str, *, is_oversize: bool = False) -> None:
@@ -44,12 +44,12 @@ class BadResponseError(Exception):
 
 
 class Head:
-    """What the head of a response says.
+    """The head of a response.
 
     Attributes:
         status: HTTP status.
-        length: Size of the body; -1 for a body in chunks, -2 for one that ends with the connection.
-        json_bytes: Bytes of JSON at the start of the body; -1 where nothing says so.
+        length: Size of the body; -1 for a chunked body, -2 for one that ends with the connection.
+        json_bytes: Bytes of JSON at the start of the body; -1 if unspecified.
         coding: Content coding of the body, "" for none.
         keep_alive: Whether the connection can be used again.
     """
@@ -74,9 +74,9 @@ class ResponseReader:
     """Reads the responses of one connection.
 
     Attributes:
-        head: Head of the response in progress or just complete, None before it is there.
+        head: Head of the current response, None before it is complete.
         received: Bytes of its body so far, as sent.
-        is_begun: Whether any byte of it has come.
+        is_begun: Whether any byte of it has arrived.
     """
 
     __slots__ = (
@@ -97,7 +97,7 @@ class ResponseReader:
         """Make a reader.
 
         Args:
-            heads: Heads that were seen before; connections to the same server share them.
+            heads: Cache of heads; connections to the same server share it.
             limit: Largest body in bytes.
         """
         self._heads = heads
@@ -118,16 +118,16 @@ class ResponseReader:
 
     @property
     def body(self) -> bytes:
-        """The body of a response that is complete, as far as it was kept."""
+        """The body of a complete response, as far as it was kept."""
         parts = self._parts
         first = parts[0] if parts else b""
         return first if len(parts) < 2 and type(first) is bytes else b"".join(parts)
 
     def feed(self, data: bytes) -> bool:
-        """Take bytes and return whether the response is complete.
+        """Process bytes and return whether the response is complete.
 
         Raises:
-            BadResponseError: They are no response, go on after its end, or break a limit.
+            BadResponseError: They are not a valid response, continue after its end, or exceed a limit.
         """
         if self.head is not None:
             return self._take(data)
@@ -149,7 +149,7 @@ class ResponseReader:
         return self._take(data[end:])
 
     def feed_eof(self) -> bool:
-        """Take the end of the connection and return whether the response ends with it."""
+        """Process the end of the connection and return whether it completes the response."""
         return self.head is not None and self.head.length == UNTIL_CLOSE
 
     def _await_head(self, data: bytes) -> bool:
@@ -161,7 +161,7 @@ class ResponseReader:
         return False
 
     def _feed_new(self, data: bytes, end: int) -> bool:
-        """Read a head that is not remembered, and what follows."""
+        """Parse a head that is not in the cache, and what follows."""
         if end > HEAD_BYTES_MAX:
             raise BadResponseError(f"the response head is larger than {HEAD_BYTES_MAX} bytes", is_oversize=True)
         text = data[:end]
@@ -188,7 +188,7 @@ class ResponseReader:
             raise self._too_large(f"got one of {head.length}")
 
     def _take(self, data: bytes) -> bool:
-        """Take a part of the body."""
+        """Process a part of the body."""
         head = self.head
         if head is None or self._is_over:
             raise BadResponseError("the server sent more than its response")
@@ -218,7 +218,7 @@ class ResponseReader:
 
 
 class _Chunks:
-    """llhttp behind what the reader needs: a head, and a body in chunks."""
+    """A wrapper around llhttp for heads and chunked bodies."""
 
     __slots__ = ("_headers", "_is_complete", "_parser", "_reader")
 
@@ -266,14 +266,14 @@ class _Chunks:
             raise _no_response(data, error) from error
         return self._is_complete
 
-    # The parser's calls.
+    # Called by llhttp.
 
     def on_message_begin(self) -> None:
         if self._is_complete:
             raise BadResponseError("the server sent more than its response")
 
     def on_header(self, name: bytes, value: bytes | None) -> None:
-        if self._reader.head is None:  # what comes after the body must not change what the head says
+        if self._reader.head is None:  # trailers must not change the head
             self._headers[name.lower()] = value or b""
 
     def on_body(self, body: bytes) -> None:

@@ -19,7 +19,7 @@ REFUSED: dict[RefusalKind, int] = {
     RefusalKind.UNAUTHENTICATED: 401,
     RefusalKind.FORBIDDEN: 403,
 }
-"""Status of a call that may not be made."""
+"""Status of a refused call."""
 
 REASONS: dict[int, str] = {
     100: "Continue",
@@ -39,4 +39,4 @@ REASONS: dict[int, str] = {
     503: "Service Unavailable",
     505: "HTTP Version Not Supported",
 }
-"""Reason phrases of the statuses that are sent. Source: RFC 9110."""
+"""Reason phrases of the statuses in use. Source: RFC 9110."""

@@ -1,9 +1,8 @@
-"""JSON text in and out, with the liberty that clients of this protocol take.
+"""JSON parsing and writing, with the extensions that clients of this protocol use.
 
-The literals NaN, Infinity and -Infinity are read and written, though JSON proper has none, and a byte order mark before
-the document is passed over. Everything else is strict: UTF-8, nothing after the document, nesting up to a limit.
-Parsing is orjson's; only what it refuses and what holds one of the literals goes to the slower parser of the standard
-library.
+The literals NaN, Infinity and -Infinity are read and written although standard JSON has none, and a byte order mark
+before the document is skipped. Everything else is strict: UTF-8, nothing after the document, limited nesting. orjson
+does the parsing; only documents that it rejects or that contain one of the literals go to the slower standard library.
 """
 
 import json
@@ -35,10 +34,10 @@ _KINDS = {
 
 
 def parse_object(text: bytes | memoryview) -> Object:
-    """Return the JSON object that `text` holds.
+    """Parse a JSON object.
 
     Raises:
-        ServingError: INVALID_ARG when it holds none, or one that is nested too deeply.
+        ServingError: INVALID_ARG when the text is not an object, or is nested too deeply.
     """
     text = bytes(text)
     try:
@@ -56,7 +55,7 @@ def dump(document: object, *, literals: bool = False) -> bytes:
 
     Args:
         document: What to write.
-        literals: Whether it may hold numbers that are not finite; costs time. Without it these become null.
+        literals: Whether it may hold non-finite numbers, which costs time. Without it these become null.
     """
     if not literals:
         try:
@@ -72,7 +71,7 @@ def encode_error(error: ServingError) -> bytes:
 
 
 def kind_of(value: object) -> str:
-    """Return what a JSON value is, for messages."""
+    """Return the type of a JSON value, for messages."""
     return _KINDS.get(type(value), type(value).__name__)
 
 
@@ -124,7 +123,7 @@ def _parse_leniently(text: bytes, error: Exception) -> object:
         try:
             document = json.loads(text.decode())
             if b"\\u" in text:
-                json.dumps(document, ensure_ascii=False).encode()  # a lone surrogate is no text
+                json.dumps(document, ensure_ascii=False).encode()  # a lone surrogate is not valid text
         except (ValueError, RecursionError) as second:
             error = second
         else:
@@ -133,7 +132,7 @@ def _parse_leniently(text: bytes, error: Exception) -> object:
 
 
 def _check_nesting(text: bytes, document: Object) -> None:
-    # Nothing is nested more deeply than there are opening brackets, so most documents need no look.
+    # Nesting is at most the number of opening brackets, so most documents need no further check.
     if text.count(b"[") + text.count(b"{") <= NESTING_MAX:
         return
     level: list[object] = [document]

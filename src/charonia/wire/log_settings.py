@@ -69,10 +69,10 @@ _KINDS = {"bool_param": "a boolean", "uint32_param": "an unsigned number", "stri
 
 
 def decode_json(body: bytes | memoryview, options: LogOptions) -> LogOptions:
-    """Return the options that follow from a body; null changes nothing.
+    """Return the options changed by a body; null changes nothing.
 
     Raises:
-        ServingError: UNSUPPORTED for the file, INVALID_ARG for what is no setting or not its value.
+        ServingError: UNSUPPORTED for the file, INVALID_ARG for an unknown setting or an invalid value.
     """
     document = parse_object(body) if len(body) else {}
     given = {name: value for name, value in document.items() if value is not None}
@@ -80,7 +80,7 @@ def decode_json(body: bytes | memoryview, options: LogOptions) -> LogOptions:
 
 
 def describe(options: LogOptions) -> dict[str, object]:
-    """Return all settings as the JSON document that answers."""
+    """Return all settings as a JSON document."""
     return {
         "log_file": options.file,
         "log_info": options.info,
@@ -92,10 +92,10 @@ def describe(options: LogOptions) -> dict[str, object]:
 
 
 def decode_message(data: Buffer, options: LogOptions) -> LogOptions:
-    """Return the options that follow from a `LogSettingsRequest`.
+    """Return the options changed by a `LogSettingsRequest`.
 
     Raises:
-        RpcError: INTERNAL when the bytes are no such message.
+        RpcError: INTERNAL when the bytes are not such a message.
         ServingError: As `decode_json`.
     """
     request = parsed("inference.LogSettingsRequest", data)

@@ -1,6 +1,6 @@
-"""What the client asks a server: a request in the bytes of its wire, and how its answer is read.
+"""Queries of the client: an encoded request, and a decoder for its answer.
 
-A dialect makes the queries of one protocol; how a query is sent, and who waits for it, is the clients' part.
+A dialect makes the queries of one protocol. The clients send them and wait for answers.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +22,7 @@ Json = dict[str, object]
 
 @dataclass(frozen=True, slots=True)
 class SharedMemoryRegion:
-    """A region of system shared memory that is registered with a server.
+    """A registered region of system shared memory.
 
     Attributes:
         name: Name that requests use.
@@ -38,14 +38,14 @@ class SharedMemoryRegion:
 
 
 TRACE_LEVEL = "trace_level"
-"""The trace setting that may have several values."""
+"""The only trace setting with several values."""
 
 TraceChange = Mapping[str, str | int | Sequence[str] | None]
-"""New values by the name of a trace setting; None goes back to what is above it."""
+"""New values by the name of a trace setting; None resets it."""
 
 
 def trace_texts(change: TraceChange) -> dict[str, list[str]]:
-    """Return a change with every value as a list of texts, an empty one to clear a setting."""
+    """Return a change with every value as a list of strings, an empty one to clear a setting."""
     texts: dict[str, list[str]] = {}
     for name, value in change.items():
         if value is None:
@@ -57,45 +57,45 @@ def trace_texts(change: TraceChange) -> dict[str, list[str]]:
 
 @dataclass(frozen=True, slots=True)
 class Query(Generic[R, T]):
-    """A request and how its answer is read.
+    """A request and the decoder of its answer.
 
     Attributes:
-        request: What to send.
-        decode: Reads a successful answer that is as the protocol says.
+        request: The request to send.
+        decode: Decodes a successful, valid answer.
     """
 
     request: R
     decode: Callable[[Answer], T]
 
     def read(self, answer: Answer) -> T:
-        """Return what a successful answer says.
+        """Decode a successful answer.
 
         Raises:
-            ServingError: INTERNAL for an answer that is not as the protocol says; any code for an error in a stream.
+            ServingError: INTERNAL for an answer that violates the protocol; any code for an error in a stream.
         """
         try:
             return self.decode(answer)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise internal(f"the server's answer is not as the protocol says: {error!r:.200}") from error
+            raise internal(f"the server's response does not follow the protocol: {error!r:.200}") from error
 
 
 class Dialect(Protocol[R]):
     """The queries of one protocol."""
 
     def live(self) -> Query[R, bool]:
-        """Whether the server answers."""
+        """Whether the server responds."""
         ...
 
     def ready(self) -> Query[R, bool]:
-        """Whether the server takes inference requests."""
+        """Whether the server accepts inference requests."""
         ...
 
     def model_ready(self, model: str, version: str) -> Query[R, bool]:
-        """Whether a model takes them."""
+        """Whether a model accepts inference requests."""
         ...
 
     def server_metadata(self) -> Query[R, ServerMetadata]:
-        """Who answers."""
+        """Name, version and extensions of the server."""
         ...
 
     def model_metadata(self, model: str, version: str) -> Query[R, ModelMetadata]:
@@ -107,7 +107,7 @@ class Dialect(Protocol[R]):
         ...
 
     def statistics(self, model: str, version: str) -> Query[R, list[Json]]:
-        """What was counted."""
+        """Statistics."""
         ...
 
     def index(self, ready: bool) -> Query[R, list[ModelIndexEntry]]:
@@ -127,21 +127,21 @@ class Dialect(Protocol[R]):
         ...
 
     def unregister(self, name: str) -> Query[R, None]:
-        """Forget a region, or all."""
+        """Unregister a region, or all."""
         ...
 
     def regions(self, name: str) -> Query[R, list[SharedMemoryRegion]]:
-        """The regions that are registered."""
+        """The registered regions."""
         ...
 
     def trace_settings(self, model: str, change: TraceChange) -> Query[R, Json]:
-        """The settings of tracing, of a model or with "" of the server, after a change where it is not empty."""
+        """The trace settings of a model, or with "" of the server, after an optional change."""
         ...
 
     def infer(self, request: InferRequest) -> Query[R, InferResponse]:
-        """Run a model that answers once."""
+        """Run a model that sends one response."""
         ...
 
     def stream(self, request: InferRequest) -> Query[R, InferResponse]:
-        """Run a model that answers any number of times; each answer is read alone."""
+        """Run a model that sends any number of responses; each is decoded individually."""
         ...

@@ -1,8 +1,8 @@
-"""Shared memory of clients: what requests say of it, and the documents of registering it over HTTP.
+"""Shared memory of clients: how requests refer to it, and the HTTP documents that register it.
 
 Source: Triton's system and CUDA shared memory extensions.
 
-Regions of memory that clients share with the server, as those who read and write requests see them.
+Regions of memory that clients share with the server, as codecs of requests and responses see them.
 """
 
 from base64 import b64decode
@@ -30,9 +30,9 @@ class Span(NamedTuple):
 
 
 class Place(Protocol):
-    """Where an output of a request goes.
+    """The destination of an output.
 
-    The region stays mapped as long as something holds one of its places, though its name may be gone.
+    The region stays mapped as long as one of its places is referenced, even after it was unregistered.
 
     Attributes:
         span: What the request asked for.
@@ -47,13 +47,13 @@ class Place(Protocol):
             data: At most as many bytes as the place has.
 
         Raises:
-            ServingError: The region is not what was registered any more.
+            ServingError: The region is no longer what was registered.
         """
         ...
 
 
 class Regions(Protocol):
-    """What is registered."""
+    """The registered regions."""
 
     def view(self, span: Span) -> memoryview:
         """Return the bytes of a part, read-only; the region stays mapped as long as the view lives.
@@ -73,11 +73,11 @@ OFFSET = "shared_memory_offset"
 BYTE_SIZE = "shared_memory_byte_size"
 
 NO_PLACES: Mapping[str, Place] = {}
-"""For a request whose outputs are all in the response."""
+"""The places of a request whose outputs are all in the response."""
 
 
 class SystemRegion(NamedTuple):
-    """A part of a memory object of the system, as it is registered.
+    """A registered part of a shared memory object of the operating system.
 
     Attributes:
         name: Name that requests use.
@@ -93,7 +93,7 @@ class SystemRegion(NamedTuple):
 
 
 class CudaRegion(NamedTuple):
-    """A part of a GPU's memory, as it is registered.
+    """A registered part of a GPU's memory.
 
     Attributes:
         name: Name that requests use.
@@ -109,7 +109,7 @@ class CudaRegion(NamedTuple):
 
 
 def disabled() -> ServingError:
-    """Return the error for whoever wants to use shared memory that is not offered."""
+    """Return the error for requests that use shared memory while it is disabled."""
     return unsupported(
         "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable.",
         hint="or send the tensors in the messages",
@@ -126,7 +126,7 @@ def span(owner: str, region: object, offset: object, byte_size: object) -> Span:
         byte_size: Value of `BYTE_SIZE`, None where it is absent.
 
     Raises:
-        ServingError: INVALID_ARG for values of another kind.
+        ServingError: INVALID_ARG for values of the wrong type.
     """
     if type(region) is not str or not region:
         raise invalid(f"{owner}: parameter '{REGION}': expected the name of a region, got {kind_of(region)}")
@@ -141,10 +141,10 @@ def span(owner: str, region: object, offset: object, byte_size: object) -> Span:
 
 
 def places(spans: Mapping[str, Span], regions: Regions | None) -> Mapping[str, Place]:
-    """Return where outputs go, by name.
+    """Return the destinations of outputs, by name.
 
     Raises:
-        ServingError: Shared memory is not offered, or a region is not there.
+        ServingError: Shared memory is disabled, or a region does not exist.
     """
     if regions is None:
         raise disabled()

@@ -20,7 +20,7 @@ from charonia.core.errors import invalid
 from charonia.core.tensor import Array, Tensor
 
 Buffer = bytes | bytearray | memoryview
-"""What bytes of a message come in."""
+"""The types that hold bytes of a message."""
 
 COPY_BELOW_BYTES = 16 * 1024
 """Encoded tensors smaller than this are copied to `bytes`, which is cheaper to send than a view."""
@@ -39,7 +39,7 @@ def decode_tensor(name: str, datatype: DataType, shape: Sequence[int], buffer: B
         buffer: Exactly its bytes.
 
     Raises:
-        ServingError: INVALID_ARG when datatype, shape and number of bytes do not fit together.
+        ServingError: INVALID_ARG when datatype, shape and number of bytes do not match.
     """
     if datatype is _BYTES:
         return Tensor(name, datatype, _decode_bytes(name, shape, buffer))
@@ -102,7 +102,7 @@ def bytes_array(name: str, shape: Sequence[int], elements: Sequence[bytes]) -> A
 def encode_tensor(tensor: Tensor) -> bytes | memoryview:
     """Return the tensor's elements in wire form.
 
-    Large tensors come as a view of the array, which therefore must not change until the bytes have been sent.
+    Large tensors are a view of the array, which therefore must not change until the bytes have been sent.
     """
     array = tensor.array
     if tensor.datatype is _BYTES:
@@ -125,7 +125,7 @@ def encode_elements(elements: Sequence[bytes]) -> bytes:
 
 
 def _decode_bytes(name: str, shape: Sequence[int], buffer: Buffer) -> Array:
-    # The shape is checked against the least number of bytes first, so that a claim of many elements costs nothing.
+    # First check the shape against the smallest possible number of bytes, so that a false shape allocates nothing.
     if prod(shape) * 4 > len(buffer):
         raise invalid(
             f"expected {prod(shape)} string elements for inference input '{name}', "

@@ -2,12 +2,12 @@
 
 Source: Triton's trace extension.
 
-Settings of tracing, and how they are changed at run time.
+Trace settings, and how they change at run time.
 
-A model that has no setting of its own has that of the whole server, and that one, where it was not changed, is what the
-command line said. A change to None goes back to it, field by field.
+A setting of a model overrides that of the server, which overrides the command line. A change to None resets a single
+field.
 
-Names, ranges and the order of fall-back are those of Triton's trace extension.
+Names, ranges and precedence are those of Triton's trace extension.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,18 +23,18 @@ UINT32_MAX = 2**32 - 1
 INT32_MAX = 2**31 - 1
 
 UNLIMITED = -1
-"""A count of traces without end."""
+"""An unlimited number of traces."""
 
 
 @dataclass(frozen=True, slots=True)
 class TraceSettings:
-    """Which requests are traced, and what of them.
+    """Which requests are traced, and what is recorded.
 
     Attributes:
-        level: What is noted; OFF for no trace at all.
-        rate: One of so many requests is traced.
-        count: So many traces are made in all, `UNLIMITED` for no end.
-        log_frequency: So many traces go into a file of their own, 0 for one file of all.
+        level: What is recorded; OFF for no trace at all.
+        rate: One of this number of requests is traced.
+        count: Total number of traces, `UNLIMITED` for no limit.
+        log_frequency: Number of traces in each file, 0 for all in one file.
     """
 
     level: TraceLevel = TraceLevel.OFF
@@ -44,20 +44,20 @@ class TraceSettings:
 
 
 Change = Mapping[str, int | None]
-"""New value by field of `TraceSettings`; None goes back to what is above it."""
+"""New value by field of `TraceSettings`; None resets the field."""
 
 _FIELDS = {"trace_level": "level", "trace_rate": "rate", "trace_count": "count", "log_frequency": "log_frequency"}
 _RANGES = {"trace_rate": (0, UINT32_MAX), "trace_count": (UNLIMITED, INT32_MAX), "log_frequency": (0, UINT32_MAX)}
 
 
 def read_change(texts: Mapping[str, Sequence[str] | None]) -> Change:
-    """Return what a client asks for.
+    """Return the change that a client requests.
 
     Args:
         texts: Values by name in the protocol; None or no value clears the setting.
 
     Raises:
-        ServingError: UNSUPPORTED for the file, INVALID_ARG for anything else that is not a setting or not its value.
+        ServingError: UNSUPPORTED for the file, INVALID_ARG for an unknown setting or an invalid value.
     """
     if "trace_file" in texts:
         raise unsupported(
@@ -83,7 +83,7 @@ def read_level(names: Sequence[str]) -> TraceLevel:
     """Return the sum of these levels.
 
     Raises:
-        ServingError: INVALID_ARG for an unknown one, or for OFF beside others.
+        ServingError: INVALID_ARG for an unknown one, or for OFF together with others.
     """
     level = TraceLevel.OFF
     for name in names:
@@ -104,7 +104,7 @@ class SettingsTable:
     """The settings of the server and of its models.
 
     Args:
-        default: What the command line said.
+        default: Settings of the command line.
     """
 
     def __init__(self, default: TraceSettings) -> None:
@@ -114,7 +114,7 @@ class SettingsTable:
 
     @property
     def models(self) -> list[str]:
-        """Models with a setting of their own."""
+        """Models with their own settings."""
         return list(self._models)
 
     def of_server(self) -> TraceSettings:
@@ -177,7 +177,7 @@ TraceTexts = Mapping[str, Sequence[str]]
 
 
 def decode_json(body: bytes | memoryview) -> Change:
-    """Return the change that a body asks for.
+    """Return the change that a body requests.
 
     Raises:
         ServingError: INVALID_ARG or UNSUPPORTED, as `charonia.wire.trace_settings.read_change`.
@@ -198,15 +198,15 @@ def decode_json(body: bytes | memoryview) -> Change:
 
 
 def describe(settings: TraceTexts) -> dict[str, object]:
-    """Return settings as the JSON document that answers."""
+    """Return settings as a JSON document."""
     return {name: list(texts) if name == "trace_level" else texts[0] for name, texts in settings.items()}
 
 
 def decode_message(data: Buffer) -> tuple[str, Change]:
-    """Return the model and the change that a `TraceSettingRequest` asks for.
+    """Return the model and the change that a `TraceSettingRequest` requests.
 
     Raises:
-        RpcError: INTERNAL when the bytes are no such message.
+        RpcError: INTERNAL when the bytes are not such a message.
         ServingError: As `decode_json`.
     """
     request = parsed("inference.TraceSettingRequest", data)

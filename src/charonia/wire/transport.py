@@ -1,15 +1,15 @@
-"""How load is sent: the interface of the transports, and the records that cross it.
+"""The interface of the transports that send load, and its records.
 
-A wire is made for many requests a second from one thread. A request is encoded once and sent any number of times;
-nothing is raised into whoever sends: whatever becomes of a request is an `Answer`, given to a callback. No task and no
-future is made for a request.
+A wire is built for many requests a second from one thread. A request is encoded once and sent any number of times.
+Sending raises nothing: the outcome of a request is an `Answer`, passed to a callback. Requests need no task and no
+future.
 
 Invariants:
 
-1. Every `send` is answered: any number of answers that are not final, then exactly one that is, also when the
-   connection fails, the time is over, or the wire is closed. After `Handle.cancel` none comes any more.
+1. Every `send` is answered: any number of answers that are not final, then exactly one that is, even when the
+   connection fails, the timeout expires, or the wire is closed. After `Handle.cancel` no further answer follows.
 2. The callback never runs inside `send`.
-3. Only what certainly never reached the server is sent again, and by the wire itself.
+3. The wire resends only requests that certainly never reached the server.
 
 `connect` in `charonia.tools.perf.worker` makes a wire for a URL. All methods run on the event loop's thread.
 """
@@ -24,25 +24,25 @@ from charonia.core.request import InferRequest
 
 
 class Failure(Enum):
-    """Why there is no result. The values are for people and for tables."""
+    """The kinds of failure. The values are for messages and tables."""
 
     REFUSED = "connection refused"
-    """No connection could be made: nobody listens, no such host, no TLS."""
+    """No connection could be made: nothing listens, unknown host, no TLS."""
 
     RESET = "connection lost"
     """The connection ended after the request was sent."""
 
     TIMEOUT = "timeout"
-    """There was no answer in time."""
+    """There was no response in time."""
 
     STATUS = "error status"
-    """The server answered with an error: `Answer.code`, `Answer.status` and `Answer.message` are its own."""
+    """The server responded with an error: `Answer.code`, `Answer.status` and `Answer.message` are its own."""
 
     GARBLED = "garbled answer"
-    """What came is not an answer of the protocol."""
+    """The response does not follow the protocol."""
 
     OVERSIZE = "answer too large"
-    """The answer is larger than `WireOptions.response_bytes_max`."""
+    """The response is larger than `WireOptions.response_bytes_max`."""
 
     EXHAUSTED = "no connection left"
     """All `WireOptions.connections_max` connections are busy, or `WireOptions.waiting_max` requests wait for one."""
@@ -52,22 +52,22 @@ class Failure(Enum):
 
 
 class Answer:
-    """What became of a request, or one response of several. Times are `time.monotonic_ns`, 0 for what never happened.
+    """The outcome of a request, or one response of several. Times are `time.monotonic_ns`, 0 for missing events.
 
     Attributes:
         failure: Why it failed, None for success.
         code: Kind of the error; `Code.UNKNOWN` for success.
-        status: HTTP or gRPC status; 0 where the server gave none.
+        status: HTTP or gRPC status; 0 if the server sent none.
         message: What went wrong, "" for success.
         final: Whether this is the last answer to its request.
-        is_empty: Whether it only ends a stream: it holds no response.
+        is_empty: Whether it only ends a stream and holds no response.
         sent_ns: When `send` was called.
-        send_end_ns: When the last byte was handed to the system.
-        first_byte_ns: When the first byte of this answer arrived.
-        done_ns: When this answer was complete, or was given up.
-        received_bytes: Size of the body, or of the message of gRPC.
-        json_bytes: Bytes of JSON at the start of `body`; -1 where all of it is JSON, or over gRPC.
-        body: The body or the message, without compression; b"" unless it was to be kept.
+        send_end_ns: When the last byte was passed to the operating system.
+        first_byte_ns: When the first byte of this response arrived.
+        done_ns: When this answer was complete, or the request was abandoned.
+        received_bytes: Size of the body, or of the gRPC message.
+        json_bytes: Bytes of JSON at the start of `body`; -1 if all of it is JSON, or over gRPC.
+        body: The body or the message, decompressed; b"" unless bodies are kept.
     """
 
     __slots__ = (
@@ -113,7 +113,7 @@ OnAnswer = Callable[[Answer], None]
 
 @dataclass(frozen=True, slots=True)
 class SharedTensor:
-    """Where a tensor lies in shared memory that is registered with the server.
+    """The location of a tensor in registered shared memory.
 
     Attributes:
         region: Name of the registered region.
@@ -128,16 +128,16 @@ class SharedTensor:
 
 @dataclass(frozen=True, slots=True)
 class RequestForm:
-    """How a request is put into bytes.
+    """The encoding of a request.
 
     Attributes:
         json_inputs: Inputs as JSON, not in binary form (HTTP only).
         json_outputs: Outputs as JSON (HTTP only).
-        streaming: As a call of ModelStreamInfer, which gives any number of responses (gRPC only). Each request has a
-            stream of its own, so that cancelling one cancels one.
-        empty_final: Ask for an empty last response (`triton_enable_empty_final_response`); streams only.
-        shared_inputs: Inputs by name whose elements are not sent because they lie in shared memory.
-        shared_outputs: Outputs by name that the server is to write to shared memory.
+        streaming: As a call of ModelStreamInfer, which sends any number of responses (gRPC only). Each request has its
+            own stream, so that it can be cancelled alone.
+        empty_final: Ask for an empty final response (`triton_enable_empty_final_response`); streams only.
+        shared_inputs: Inputs by name whose elements are in shared memory and not sent.
+        shared_outputs: Outputs by name that the server writes to shared memory.
     """
 
     json_inputs: bool = False
@@ -152,27 +152,27 @@ DEFAULT_FORM = RequestForm()
 
 
 class Prepared(Protocol):
-    """A request in the bytes of one wire, to be sent any number of times. It does not change."""
+    """A request encoded for one wire, which can be sent any number of times. It is immutable."""
 
     def with_sequence(self, correlation_id: int | str, start: bool, end: bool) -> "Prepared":
-        """Return it as a part of a sequence. Costs a few microseconds: the tensors stay encoded."""
+        """Return a copy as a part of a sequence. Costs a few microseconds: the tensors stay encoded."""
         ...
 
     def with_id(self, id: str) -> "Prepared":
-        """Return it with another request id. Costs a few microseconds: the tensors stay encoded."""
+        """Return a copy with another request id. Costs a few microseconds: the tensors stay encoded."""
         ...
 
     @property
     def byte_size(self) -> int:
-        """Bytes that are sent for it, about."""
+        """Approximate number of bytes sent."""
         ...
 
 
 class Handle(Protocol):
-    """A request that was sent."""
+    """A sent request."""
 
     def cancel(self) -> None:
-        """Give it up: no answer comes any more. Nothing happens where the final one has come."""
+        """Cancel it: no further answer follows. Does nothing after the final answer."""
         ...
 
 
@@ -180,7 +180,7 @@ class Wire(Protocol):
     """Connections to one server.
 
     Attributes:
-        failures: How often connections and requests failed so far, by kind.
+        failures: Number of failed connections and requests so far, by kind.
     """
 
     failures: dict[Failure, int]
@@ -196,40 +196,40 @@ class Wire(Protocol):
     def send(
         self, prepared: Prepared, on_answer: OnAnswer, timeout_s: float = 0.0, *, keep_body: bool = False
     ) -> Handle:
-        """Send a request; a connection is made where none is free.
+        """Send a request; opens a connection if none is free.
 
         Args:
-            prepared: What to send, of this wire's own `prepare`.
+            prepared: The request, from this wire's own `prepare`.
             on_answer: Called with each answer.
             timeout_s: Time until the final answer, in seconds; 0 for `WireOptions.timeout_s`.
-            keep_body: Whether answers carry what was received; else it is only counted.
+            keep_body: Whether answers contain the received body; otherwise its bytes are only counted.
         """
         ...
 
     async def open(self, connections: int) -> int:
-        """Make connections up to this number ahead of time; return how many there are now.
+        """Open connections up to this number in advance; return how many there are now.
 
-        Those that fail are counted in `failures`; later ones are made when they are needed.
+        Failed attempts are counted in `failures`; further connections are opened on demand.
         """
         ...
 
     async def close(self) -> None:
-        """Close all connections; what is in flight is answered with `Failure.CLOSED`."""
+        """Close all connections; requests in flight are answered with `Failure.CLOSED`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TlsOptions:
-    """How a TLS connection is made.
+    """TLS settings of a client.
 
     Attributes:
         ca_file: Certificates to trust, PEM; "" for those of the system.
-        certificate_file: Our own certificate chain, PEM or DER; "" for none.
+        certificate_file: The client's certificate chain, PEM or DER; "" for none.
         key_file: Its key.
         certificate_is_der: Whether `certificate_file` is DER.
         key_is_der: Whether `key_file` is DER.
-        verify_peer: Whether the server's certificate has to be valid.
-        verify_host: Whether it has to be for the host in the URL.
+        verify_peer: Whether the server's certificate must be valid.
+        verify_host: Whether it must match the host in the URL.
     """
 
     ca_file: str = ""
@@ -246,19 +246,20 @@ class WireOptions:
     """Settings of a wire, and its limits.
 
     Attributes:
-        headers: More headers of every request; over gRPC, metadata. A name may come more than once.
-        tls: How a TLS connection is made, for URLs that ask for one.
+        headers: Additional headers of every request; over gRPC, metadata. Names may be repeated.
+        tls: TLS settings, for URLs that use TLS.
         request_compression: "gzip", "deflate" or "" for none.
-        response_compression: The same; what the server is asked for. Over gRPC the server chooses.
-        timeout_s: Time for a request that names none, in seconds; 0 for no limit.
-        connect_timeout_s: Time to make a connection, TLS included, in seconds.
-        keepalive_time_s: Silence on a connection after which the server's system is asked whether it is still there, in
-            seconds, rounded up; 0 for never.
-        keepalive_timeout_s: Time for its answer, in seconds, rounded up, after which the connection is lost. One whose
-            server confirms nothing of what was sent for both times together is, too.
-        connections_max: Most connections. Over HTTP each carries one request at a time.
-        waiting_max: Most requests that wait for a connection to be made.
-        response_bytes_max: Largest body or message, as received and without compression.
+        response_compression: The same, as requested from the server. Over gRPC the server chooses.
+        timeout_s: Default timeout of a request, in seconds; 0 for no limit.
+        connect_timeout_s: Time to open a connection, TLS included, in seconds.
+        keepalive_time_s: Idle time of a connection before the first TCP keep-alive probe, in seconds, rounded up; 0 for
+            never.
+        keepalive_timeout_s: Time for a reply, in seconds, rounded up, after which the connection is lost. It is also
+            lost if the server acknowledges none of the sent data for the sum of both times.
+        connections_max: Limit of connections. Over HTTP each carries one request at a time.
+        waiting_max: Limit of requests that wait for a connection.
+        response_bytes_max: Largest body or message, received and decompressed.
+
     """
 
     headers: tuple[tuple[str, str], ...] = ()

@@ -1,6 +1,6 @@
 """The JSON of metadata, statistics and the repository index.
 
-The bodies of repository requests. An empty body says nothing, as does an empty object.
+The bodies of repository requests. An empty body is equivalent to an empty object.
 
 Source: KServe v2 model repository extension, with Triton's load and unload parameters.
 """
@@ -17,10 +17,10 @@ FILE_PREFIX = "file:"
 
 
 def decode_index(body: bytes | memoryview) -> bool:
-    """Return whether only ready models are asked for.
+    """Return whether the request asks for ready models only.
 
     Raises:
-        ServingError: INVALID_ARG for a body that says something else.
+        ServingError: INVALID_ARG for an invalid body.
     """
     ready = _document(body).get("ready", False)
     if type(ready) is not bool:
@@ -29,10 +29,10 @@ def decode_index(body: bytes | memoryview) -> bool:
 
 
 def decode_load(body: bytes | memoryview) -> tuple[str | None, dict[str, bytes]]:
-    """Return the configuration to use instead of the model's own, and the files, by path, to use instead of its folder.
+    """Return the configuration that replaces the model's own, and the files, by path, that replace its folder.
 
     Raises:
-        ServingError: INVALID_ARG for a body that says something else.
+        ServingError: INVALID_ARG for an invalid body.
     """
     config: str | None = None
     files: dict[str, bytes] = {}
@@ -52,10 +52,10 @@ def decode_load(body: bytes | memoryview) -> tuple[str | None, dict[str, bytes]]
 
 
 def decode_unload(body: bytes | memoryview) -> bool:
-    """Return whether the models that an ensemble is made of are to be unloaded with it.
+    """Return whether to unload the models of an ensemble with it.
 
     Raises:
-        ServingError: INVALID_ARG for a body that says something else.
+        ServingError: INVALID_ARG for an invalid body.
     """
     dependents = _parameters(body).get("unload_dependents", False)
     if type(dependents) is not bool:

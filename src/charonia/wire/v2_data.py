@@ -1,7 +1,7 @@
 """The `data` field: tensors as JSON arrays, flat or nested, in row-major order.
 
-Every element is checked: a boolean is no number, a number with a fraction no integer, and an integer must fit its
-datatype. A number too large for its floating-point datatype becomes infinity.
+Every element is checked: a boolean is not a number, a number with a fraction is not an integer, and an integer must fit
+its datatype. A number too large for its floating-point datatype becomes infinity.
 """
 
 from array import array
@@ -30,7 +30,7 @@ ARRAY_CODES = {
     DataType.FP32: "f",
     DataType.FP64: "d",
 }
-"""Type code of `array.array`, whose conversion is strict and quick, of every numeric datatype that JSON can carry."""
+"""Type code of `array.array`, whose conversion is strict and fast, for every numeric datatype that JSON can carry."""
 
 _ELEMENT_TYPES: dict[DataType, frozenset[type]] = {
     DataType.BOOL: frozenset((bool,)),
@@ -50,10 +50,10 @@ def decode_data(name: str, datatype: DataType, shape: Sequence[int], data: objec
         datatype: Its datatype.
         shape: Its shape, without negative dimensions.
         data: The field's value as parsed.
-        bytes_max: Most bytes that the tensor may take.
+        bytes_max: Largest size of the tensor in bytes.
 
     Raises:
-        ServingError: INVALID_ARG when shape, datatype and data do not fit together.
+        ServingError: INVALID_ARG when shape, datatype and data do not match.
     """
     if datatype in _NO_JSON_FORM:
         raise invalid(
@@ -61,7 +61,7 @@ def decode_data(name: str, datatype: DataType, shape: Sequence[int], data: objec
             f"'{name}'"
         )
     count = prod(shape)
-    # Asked before anything of that size is made; a string takes 4 bytes at least.
+    # Checked before anything of that size is allocated; a string takes at least 4 bytes.
     if count * (datatype.byte_size or 4) > bytes_max:
         raise invalid(
             f"input '{name}': a {datatype.wire} tensor of shape {list(shape)} is larger than the maximum of "
@@ -85,7 +85,7 @@ def decode_data(name: str, datatype: DataType, shape: Sequence[int], data: objec
 
 
 def encode_data(tensor: Tensor) -> Array | list[str]:
-    """Return what goes into an output's `data` field: a flat array, or the strings of a BYTES tensor.
+    """Return an output's `data` field: a flat array, or the strings of a BYTES tensor.
 
     Raises:
         ServingError: INVALID_ARG when JSON cannot carry it.
@@ -120,7 +120,7 @@ def _flat(name: str, data: object) -> list[object]:
 def _numbers(datatype: DataType, elements: list[object]) -> Array:
     if datatype is DataType.BOOL or not elements:
         return np.array(elements, datatype.numpy)
-    # Any, because the check of element types before this is beyond what annotations can say.
+    # Any, because annotations cannot express the preceding check of element types.
     numbers: list[Any] = elements
     return np.frombuffer(array(ARRAY_CODES[datatype], numbers), datatype.numpy)
 

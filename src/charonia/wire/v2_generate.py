@@ -1,11 +1,11 @@
-"""The generate extension: tensors as plain members of a JSON object, as language models are asked.
+"""The generate extension: tensors as plain members of a JSON object, as used for language models.
 
-A key that names an input of the model is that tensor; every other key is a request parameter. `id` is the request's id,
-and `parameters` an object of further keys under the same rule. A response has a key for each output and parameter, and
-an array of one element is that element.
+A key that names an input of the model sets that tensor; every other key is a request parameter. `id` is the request's
+id, and `parameters` an object of further keys under the same rule. A response has a key for each output and parameter,
+and an array of one element is written as that element.
 
-A shape follows from the number of elements and the configuration: the last variable dimension takes what the others
-leave, which are 1. Source: Triton's generate extension.
+A shape follows from the number of elements and the configuration: the last variable dimension takes all elements, the
+others are 1. Source: Triton's generate extension.
 """
 
 import json
@@ -35,10 +35,10 @@ def decode_generate(config: ModelConfig, version: str, body: bytes | memoryview,
         config: The model's configuration.
         version: Version of the URL, "" for none.
         body: A JSON object.
-        tensor_bytes_max: Most bytes that a tensor may take.
+        tensor_bytes_max: Largest size of a tensor in bytes.
 
     Raises:
-        ServingError: INVALID_ARG, with what is wrong.
+        ServingError: INVALID_ARG, with the problem.
     """
     text = bytes(body)
     document = parse_object(text)
@@ -67,15 +67,15 @@ def decode_generate(config: ModelConfig, version: str, body: bytes | memoryview,
 
 
 def infer_shape(name: str, dims: tuple[int, ...], count: int) -> tuple[int, ...]:
-    """Return the shape of an input with so many elements.
+    """Return the shape of an input with a number of elements.
 
     Args:
         name: Name of the input.
-        dims: Its dimensions, with the batch's; -1 for variable ones.
+        dims: Its dimensions, including the batch; -1 for variable ones.
         count: Number of elements.
 
     Raises:
-        ServingError: INVALID_ARG where there is none.
+        ServingError: INVALID_ARG if no shape fits.
     """
     fixed = prod(dim for dim in dims if dim != -1)
     last = max((index for index, dim in enumerate(dims) if dim == -1), default=None)
@@ -118,13 +118,13 @@ def _count(value: object) -> int:
     if type(value) is not list:
         return 1
     level = value
-    while level and type(level[0]) is list:  # it ends: the parser limits nesting
+    while level and type(level[0]) is list:  # terminates, because the parser limits nesting
         level = list(chain.from_iterable(item if type(item) is list else [item] for item in level))
     return len(level)
 
 
 def _check_unique(text: bytes, inputs: Mapping[str, object]) -> None:
-    """Refuse an input that is there twice in one object, which a parser does not tell."""
+    """Refuse an input that occurs twice in one object, which a parser does not report."""
     if all(text.count(b'"%b"' % name.encode()) < 2 for name in inputs):
         return
 

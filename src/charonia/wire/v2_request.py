@@ -1,10 +1,10 @@
-"""The body of an inference request: JSON, and after it the bytes of its binary inputs.
+"""The body of an inference request: JSON, followed by the bytes of its binary inputs.
 
-The length of the JSON part comes beside the body; without it all of the body is JSON. With length 0 there is no JSON:
-the body is the model's only input (raw binary request).
+A header gives the length of the JSON part; without it, the whole body is JSON. With length 0 there is no JSON: the body
+is the model's only input (raw binary request).
 
-Clients send the same JSON part again and again while only the tensors behind it change, so a decoder remembers what
-small ones say. Source: KServe v2 protocol and Triton's parameters, classification and binary tensor data extensions.
+Clients often repeat the same JSON part while only the tensors after it change, so a decoder caches the decoded form of
+small ones. Source: KServe v2 protocol and Triton's parameters, classification and binary tensor data extensions.
 """
 
 from collections.abc import Mapping
@@ -31,10 +31,10 @@ from charonia.wire.tensors import bytes_array, decode_tensor
 from charonia.wire.v2_data import decode_data
 
 REMEMBERED_MAX = 512
-"""Most JSON parts that a decoder remembers; at more it starts again."""
+"""Limit of cached JSON parts; beyond it, the cache is cleared."""
 
 REMEMBERED_BYTES_MAX = 2048
-"""Longest JSON part that is remembered."""
+"""Longest JSON part that is cached."""
 
 PLAIN_DIMS_MAX = 32
 """Tensors with more dimensions take the slower way: not every numpy has them."""
@@ -46,13 +46,13 @@ _ONE_SOURCE = (
 
 
 class InferCall:
-    """A decoded request and how its outputs are to be sent.
+    """A decoded request and the form of its outputs.
 
     Attributes:
-        request: What goes to the engine.
+        request: The request for the engine.
         binary: Whether outputs are binary unless `forms` says otherwise.
-        forms: Whether an output is binary, by name, for those that say so.
-        places: Where an output goes in shared memory, by name, for those that go there.
+        forms: Whether an output is binary, by name, for outputs that specify it.
+        places: Destinations in shared memory, by name of the output.
     """
 
     __slots__ = ("binary", "forms", "places", "request")
@@ -71,7 +71,7 @@ class InferCall:
 
 
 class _SharedInput:
-    """An input that lies in shared memory."""
+    """An input in shared memory."""
 
     __slots__ = ("datatype", "name", "shape", "span")
 
@@ -90,7 +90,7 @@ _BinaryInput = tuple[str, DataType, tuple[int, ...], int, np.dtype[np.generic] |
 
 
 class _Head:
-    """What a JSON part says. It is shared by requests, so nothing in it changes."""
+    """A decoded JSON part. Requests share it, so it is immutable."""
 
     __slots__ = ("binary", "fields", "forms", "id", "inputs", "outputs", "parameters", "spans")
 
@@ -106,7 +106,7 @@ class _Head:
 
     @property
     def can_be_remembered(self) -> bool:
-        """Whether another request is likely to say the same."""
+        """Whether another request is likely to repeat it."""
         return not self.id and not any(type(entry) is Tensor for entry in self.inputs)
 
     def apply_parameters(self, request: InferRequest) -> None:
@@ -123,8 +123,8 @@ class InferDecoder:
         """Make a decoder.
 
         Args:
-            tensor_bytes_max: Most bytes that a tensor given as JSON may take.
-            regions: Shared memory of clients; None where it is not offered.
+            tensor_bytes_max: Largest size in bytes of a tensor given as JSON.
+            regions: Shared memory of clients; None if it is disabled.
         """
         self._tensor_bytes_max = tensor_bytes_max
         self._regions = regions
@@ -140,7 +140,7 @@ class InferDecoder:
             json_size: Bytes of JSON at its start, None when all of it is JSON.
 
         Raises:
-            ServingError: INVALID_ARG or UNSUPPORTED, with what is wrong.
+            ServingError: INVALID_ARG or UNSUPPORTED, with the problem.
         """
         size = len(body)
         if json_size is None:
@@ -191,7 +191,7 @@ class InferDecoder:
 
 
 def raw_call(model: str, version: str, tensor: Tensor) -> InferCall:
-    """Return the call of a raw binary request: one input, outputs in binary form."""
+    """Return the call of a raw binary request: one input, binary outputs."""
     return InferCall(InferRequest(model, {tensor.name: tensor}, model_version=version), True, {})
 
 
@@ -203,7 +203,7 @@ def raw_tensor(name: str, datatype: DataType, dims: tuple[int, ...], batched: bo
         datatype: Its datatype.
         dims: Its dimensions without the batch, at most one of them -1.
         batched: Whether the model has a batch dimension; it becomes 1.
-        body: The bytes; for a BYTES input its only element, without a length before it.
+        body: The bytes; for a BYTES input its only element, without a length prefix.
 
     Raises:
         ServingError: INVALID_ARG when no shape fits.
@@ -226,10 +226,10 @@ def raw_tensor(name: str, datatype: DataType, dims: tuple[int, ...], batched: bo
 
 
 def apply_parameters(request: InferRequest, parameters: Object) -> None:
-    """Set what the parameters of a request say: the fields that some of them stand for, and the custom ones.
+    """Apply the parameters of a request: those that set fields, and the custom ones.
 
     Raises:
-        ServingError: INVALID_ARG for a reserved key or a value that its key does not take.
+        ServingError: INVALID_ARG for a reserved key or an invalid value.
     """
     head = _Head()
     _read_parameters(head, parameters)
@@ -237,10 +237,10 @@ def apply_parameters(request: InferRequest, parameters: Object) -> None:
 
 
 def custom_parameter(key: str, value: object) -> ParameterValue:
-    """Return the value of a parameter that has no meaning of its own.
+    """Return the value of a custom parameter.
 
     Raises:
-        ServingError: INVALID_ARG for a reserved key, or a value that is neither text, number nor boolean.
+        ServingError: INVALID_ARG for a reserved key, or a value that is neither a string, a number nor a boolean.
     """
     if key.startswith("triton_"):
         raise invalid(

@@ -1,4 +1,4 @@
-"""The body of an inference response: JSON, and after it the bytes of the outputs that were asked for in binary form.
+"""The body of an inference response: JSON, followed by the bytes of the outputs that were requested in binary form.
 
 Source: KServe v2 protocol and Triton's binary tensor data extension.
 """
@@ -18,7 +18,7 @@ from charonia.wire.tensors import encode_tensor
 from charonia.wire.v2_data import encode_data
 
 REMEMBERED_MAX = 512
-"""Most JSON parts that are remembered."""
+"""Limit of cached JSON parts."""
 
 
 def encode_response(
@@ -29,11 +29,11 @@ def encode_response(
     Args:
         response: The response.
         binary: Whether outputs are binary unless `forms` says otherwise.
-        forms: Whether an output is binary, by name, for those that say so.
-        places: Where an output goes in shared memory, by name; it is written there.
+        forms: Whether an output is binary, by name, for outputs that specify it.
+        places: Destinations in shared memory, by name of the output, which is written there.
 
     Raises:
-        ServingError: JSON cannot carry an output, or its place cannot hold it.
+        ServingError: JSON cannot carry an output, or its place is too small.
     """
     if not (response.id or response.parameters or places):
         repeated = _repeated(response, binary, forms)
@@ -49,7 +49,7 @@ def encode_response(
             "shape": tensor.array.shape,
         }
         if places and tensor.name in places:
-            # Clients know where it is, and those in C++ take any parameter for the sign of a binary output.
+            # Clients know its location, and C++ clients interpret any parameter as the sign of a binary output.
             write(places[tensor.name], tensor.name, encode_tensor(tensor))
         elif forms.get(tensor.name, binary):
             blob = encode_tensor(tensor)
@@ -72,7 +72,7 @@ def encode_response(
 def _repeated(
     response: InferResponse, binary: bool, forms: Mapping[str, bool]
 ) -> tuple[bytes, list[bytes | memoryview]] | None:
-    """Return a response with binary outputs only: its JSON part is that of others before it. None for any other."""
+    """Return a response with binary outputs only, with a JSON part from the cache. None for any other response."""
     blobs: list[bytes | memoryview] = []
     outputs: list[tuple[str, str, tuple[int, ...], int]] = []
     for tensor in response.outputs:

@@ -136,8 +136,8 @@ def test_a_file_holds_keys_or_their_digests_and_remarks() -> None:
 @pytest.mark.parametrize(
     ("text", "fragment"),
     [
-        ("", "there is no key in it"),
-        ("# only\n", "there is no key in it"),
+        ("", "the file contains no key"),
+        ("# only\n", "the file contains no key"),
         ("ci infer", "line 1: expected NAME SCOPES KEY, got 2 words"),
         (f"ci infer {KEY} more", "got 4 words"),
         (f"c!i infer {KEY}", "expected a name"),

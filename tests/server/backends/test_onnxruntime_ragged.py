@@ -183,7 +183,7 @@ def test_a_source_that_is_left_out_is_missed_by_name(tmp_path: Path) -> None:
     [
         (
             replace(SUMS, batch_input=(replace(SUMS.batch_input[0], target_name=("OTHER",)),)),
-            "batch input 'OTHER' is no input of the model",
+            "batch input 'OTHER' is not an input of the model",
         ),
         (
             replace(SUMS, batch_input=(replace(SUMS.batch_input[0], data_type=FP32),)),

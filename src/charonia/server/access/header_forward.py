@@ -1,7 +1,7 @@
-"""Headers of a request that become its parameters. Pure.
+"""Request headers that become request parameters. Pure.
 
-The pattern is looked for anywhere in the name of a header, in any case unless it begins with `(?-i)`. Source: Triton's
-header forwarding; its patterns are RE2's, of which Python's `re` knows all but classes by their Unicode name.
+The pattern matches anywhere in the name of a header, and ignores case unless it begins with `(?-i)`. Source: Triton's
+header forwarding. Its patterns are in RE2 syntax, which Python's `re` supports except for named Unicode classes.
 """
 
 import re
@@ -13,10 +13,10 @@ PATTERN_LENGTH_MAX = 1024
 """Longest pattern, in characters."""
 
 NAME_BYTES_MAX = 256
-"""A header with a longer name is not forwarded: matching it could take long."""
+"""Headers with longer names are not forwarded, because matching them could take long."""
 
 REMEMBERED_MAX = 1024
-"""Most names whose match is remembered; at more it starts again."""
+"""Limit of cached matches; beyond it, the cache is cleared."""
 
 RESERVED = frozenset(
     {"sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output"}
@@ -33,12 +33,12 @@ class HeaderForward:
         """Compile a pattern.
 
         Raises:
-            ValueError: It is no regular expression, or too long.
+            ValueError: It is not a regular expression, or too long.
         """
         if len(pattern) > PATTERN_LENGTH_MAX:
             raise ValueError(f"expected at most {PATTERN_LENGTH_MAX} characters, got {len(pattern)}")
         flags = re.ASCII if pattern.startswith(_CASE_COUNTS) else re.ASCII | re.IGNORECASE
-        if "[[" in pattern or "[^[" in pattern:  # Python reads them otherwise than RE2
+        if "[[" in pattern or "[^[" in pattern:  # Python and RE2 read these differently
             raise ValueError(f"expected classes of characters like [a-z], got '{pattern}'")
         try:
             self._pattern = re.compile(pattern.removeprefix(_CASE_COUNTS), flags)
@@ -47,7 +47,7 @@ class HeaderForward:
         self._matches: dict[bytes, bool] = {}
 
     def parameters(self, headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
-        """Return the parameters that headers set, by the name as it was sent.
+        """Return the parameters that headers set, by the header's name as sent.
 
         Args:
             headers: Names and values.

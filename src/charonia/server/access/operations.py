@@ -1,6 +1,6 @@
-"""Which part of the protocol every route and every gRPC method belongs to, and the scope that a key needs for it.
+"""The part of the protocol that each route and gRPC method belongs to, and the scope that a key needs for it.
 
-The one table of it. Source: Triton's restricted APIs; scopes are our own.
+Source: Triton's restricted APIs; scopes exist only in Charonia.
 """
 
 from typing import NamedTuple
@@ -79,5 +79,5 @@ METHODS: dict[str, Operation] = {name: Operation(g.api, g.scope) for g in _TABLE
 
 
 def operation_of_route(path: str) -> Operation:
-    """Return what a route of the table of routes is."""
+    """Return the operation of a route."""
     return ROUTES[path.replace("/versions/{version}", "")]

@@ -1,4 +1,4 @@
-"""Access to one endpoint: its options, and the gate and forwarded headers that follow from them. Pure."""
+"""Access restrictions of an endpoint, and the headers that it forwards. Pure."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ class AccessOptions:
     """Restrictions and header forwarding of one endpoint.
 
     Attributes:
-        restricted: Parts of the protocol that ask for a header.
+        restricted: Parts of the protocol that require a header.
         header_forward_pattern: Regular expression for names of headers that become request parameters, "" for none.
     """
 
@@ -23,7 +23,7 @@ class AccessOptions:
     header_forward_pattern: str = ""
 
     def problems(self, restricted_option: str, pattern_option: str) -> Iterator[str]:
-        """Yield what is wrong; the arguments are the names of the options."""
+        """Yield all problems; the arguments are the names of the options."""
         seen: set[Api] = set()
         for restriction in self.restricted:
             for api in restriction.apis:
@@ -38,10 +38,10 @@ class AccessOptions:
 
 
 def read_restriction(text: str) -> Restriction:
-    """Return the restriction in `<api>[,<api>]:<header>=<value>`.
+    """Parse `<api>[,<api>]:<header>=<value>`.
 
     Raises:
-        ValueError: It is something else.
+        ValueError: The text has another form.
     """
     names, colon, rest = text.partition(":")
     header, equals, value = rest.partition("=")

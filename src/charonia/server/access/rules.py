@@ -1,7 +1,7 @@
-"""Who may use which part of the protocol: parts that ask for a header, and keys with scopes. Pure.
+"""Access control: parts of the protocol that require a header, and API keys with scopes. Pure.
 
-Both are looked at for each call: a restriction first, then the key. Secrets are compared in constant time; keys are
-looked up by a digest with a secret of this process, so that the time of a look-up says nothing about the keys.
+Each call is checked against both, first the restriction, then the key. Secrets are compared in constant time. Keys are
+looked up by a digest keyed with a secret of this process, so that the time of a look-up reveals nothing about them.
 """
 
 import hashlib
@@ -43,24 +43,24 @@ class Api(Enum):
 
 
 class Scope(Enum):
-    """What a key may be good for."""
+    """What a key permits."""
 
     INFER = "infer"
     """Inference, and the shared memory for it."""
 
     READ = "read"
-    """Everything that tells about models and server, and changes nothing."""
+    """Read-only information about models and server."""
 
     ADMIN = "admin"
-    """Everything, also loading models and changing settings."""
+    """Everything, including loading models and changing settings."""
 
 
 class Operation(NamedTuple):
-    """What a call is, to whoever decides whether it may be made.
+    """A call, as access control sees it.
 
     Attributes:
         api: The part of the protocol that it belongs to.
-        scope: What a key has to be good for; None where no key is needed.
+        scope: The scope that a key must have; None if no key is needed.
     """
 
     api: Api
@@ -69,7 +69,7 @@ class Operation(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Restriction:
-    """Parts of the protocol that ask for a header.
+    """Parts of the protocol that require a header.
 
     Attributes:
         apis: The parts.
@@ -83,10 +83,10 @@ class Restriction:
 
 
 class Refusal(NamedTuple):
-    """A call that may not be made.
+    """The refusal of a call.
 
     Attributes:
-        kind: Why, for the status.
+        kind: The reason, which determines the status.
         message: One sentence for the caller.
     """
 
@@ -98,8 +98,8 @@ class ApiKey(NamedTuple):
     """A key, without the key itself.
 
     Attributes:
-        name: Whose it is.
-        scopes: What it is good for.
+        name: Name of its owner.
+        scopes: What it permits.
         digest: SHA-256 of the key.
     """
 
@@ -109,19 +109,19 @@ class ApiKey(NamedTuple):
 
 
 Header = Callable[[bytes], bytes | None]
-"""Returns the value of a header by its lower-case name, None where there is none."""
+"""Returns the value of a header by its lower-case name, None if it is absent."""
 
 
 def digest_of(key: str) -> str:
-    """Return how a key is written into a file of keys, so that the file does not hold it."""
+    """Return the form of a key in a key file, which does not reveal the key."""
     return _DIGEST_PREFIX + hashlib.sha256(key.encode()).hexdigest()
 
 
 def parse_keys(text: str) -> list[ApiKey]:
-    """Return the keys of a file: lines of name, scopes and key; empty ones and those that begin with # do not count.
+    """Return the keys of a file: lines of name, scopes and key; empty lines and comments (#) are ignored.
 
     Raises:
-        ServingError: INVALID_ARG, with every line that is wrong.
+        ServingError: INVALID_ARG, with all invalid lines.
     """
     keys: dict[bytes, ApiKey] = {}
     problems = []
@@ -137,7 +137,7 @@ def parse_keys(text: str) -> list[ApiKey]:
             problems.append(f"line {number}: the key of '{key.name}' is also that of '{keys[key.digest].name}'")
         keys[key.digest] = key
     if not keys and not problems:
-        problems.append("there is no key in it")
+        problems.append("the file contains no key")
     if len(keys) > KEYS_MAX:
         problems.append(f"expected at most {KEYS_MAX} keys, got {len(keys)}")
     if problems:
@@ -146,25 +146,25 @@ def parse_keys(text: str) -> list[ApiKey]:
 
 
 class KeyRing:
-    """The keys that are good now."""
+    """The valid keys."""
 
     def __init__(self, keys: Iterable[ApiKey], secret: bytes) -> None:
-        """Take the first keys.
+        """Start with some keys.
 
         Args:
             keys: The keys.
-            secret: Random bytes that nobody else knows.
+            secret: Random bytes that stay in this process.
         """
         self._secret = secret
         self._keys: dict[bytes, ApiKey] = {}
         self.replace(keys)
 
     def replace(self, keys: Iterable[ApiKey]) -> None:
-        """Take other keys in the place of those."""
+        """Replace all keys."""
         self._keys = {self._blinded(key.digest): key for key in keys}
 
     def check(self, scope: Scope, header: Header) -> Refusal | None:
-        """Return why a call that needs a scope may not be made, None where it may."""
+        """Return why a call that needs a scope is refused, None if it is permitted."""
         given = _given_key(header)
         if not given:
             return Refusal(
@@ -186,7 +186,7 @@ class KeyRing:
 
 
 class Gate:
-    """Decides about the calls of one protocol."""
+    """Permits or refuses the calls of one protocol."""
 
     def __init__(
         self, restrictions: Sequence[Restriction], keys: KeyRing | None, *, what: str, prefix: str = ""
@@ -194,10 +194,10 @@ class Gate:
         """Make a gate.
 
         Args:
-            restrictions: Parts that ask for a header, each part in one of them at most.
-            keys: The keys that are good; None where no key is needed.
-            what: What a part is called in a refusal.
-            prefix: Begin of the names of headers.
+            restrictions: Parts that require a header, each part in at most one restriction.
+            keys: The valid keys; None if no key is needed.
+            what: The word for a part in a refusal.
+            prefix: Prefix of the names of headers.
         """
         self._keys = keys
         self._what = what
@@ -208,7 +208,7 @@ class Gate:
         }
 
     def check(self, operation: Operation, header: Header) -> Refusal | None:
-        """Return why a call may not be made, None where it may."""
+        """Return why a call is refused, None if it is permitted."""
         restriction = self._by_api.get(operation.api)
         if restriction is not None:
             name, key, value = restriction
@@ -229,7 +229,7 @@ def _given_key(header: Header) -> bytes:
 
 
 def _parse_line(line: str) -> ApiKey:
-    """Read one key; the message of a ValueError must not show it."""
+    """Parse one key; the message of a ValueError must not reveal it."""
     fields = line.split()
     if len(fields) != 3:
         raise ValueError(f"expected NAME SCOPES KEY, got {len(fields)} words")
@@ -244,7 +244,7 @@ def _parse_line(line: str) -> ApiKey:
     if key.startswith(_DIGEST_PREFIX):
         hexadecimal = key.removeprefix(_DIGEST_PREFIX).lower()
         if not _DIGEST.fullmatch(hexadecimal):
-            raise ValueError(f"key '{name}': expected 64 hexadecimal digits behind {_DIGEST_PREFIX}")
+            raise ValueError(f"key '{name}': expected 64 hexadecimal digits after {_DIGEST_PREFIX}")
         return ApiKey(name, scopes, bytes.fromhex(hexadecimal))
     if not KEY_LENGTH_MIN <= len(key) <= KEY_LENGTH_MAX or not key.isascii() or not key.isprintable():
         raise ValueError(f"key '{name}': expected {KEY_LENGTH_MIN} to {KEY_LENGTH_MAX} printable ASCII characters")

@@ -1,11 +1,6 @@
-"""What is wrong with an ensemble beside the models of its steps: tensors, types, shapes, batches. Pure.
+"""Checks of an ensemble: of its own configuration, and against the models of its steps. Pure.
 
-Whether the models are there at all, and which of
-them depend on each other, is known to whoever loads them. Well-known key fragments of Triton's sentences are kept.
-
-What is wrong with an ensemble, as far as its own configuration tells.
-
-What only the models of its steps can tell is in `charonia.server.ensembles.configuration`.
+The loader checks whether the models exist, and their dependencies. Well-known key fragments of Triton's messages are kept.
 """
 
 from collections import Counter
@@ -31,7 +26,7 @@ STEP_PATH = f"{_PATH}.step"
 
 
 def ensemble_problems(config: ModelConfig) -> list[Problem]:
-    """Return everything that is wrong with `ensemble_scheduling` and with what cannot stand beside it."""
+    """Return all problems of `ensemble_scheduling`, and of fields that cannot be combined with it."""
     name, scheduling = config.name, config.ensemble_scheduling
     if config.platform != ENSEMBLE:
         if scheduling is None:
@@ -102,7 +97,7 @@ def _graph_problems(config: ModelConfig, scheduling: EnsembleScheduling) -> Iter
 
 
 def _reached(inputs: set[str], scheduling: EnsembleScheduling) -> set[str]:
-    """Return the tensors that come to be when every step runs as soon as all of its inputs are there."""
+    """Return the tensors that exist after every step has run whose inputs all exist."""
     missing = [set(step.input_map.values()) for step in scheduling.step]
     readers: dict[str, list[int]] = {}
     for index, tensors in enumerate(missing):
@@ -129,7 +124,7 @@ def _cause(writer: EnsembleStep | None, reached: set[str]) -> str:
 
 
 VERSION_LATEST = -1
-"""`model_version` of a step that takes the highest version that is ready. 0 is no version and means the same."""
+"""`model_version` of a step that uses the highest ready version. 0 means the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +135,7 @@ class _End:
         model: Name of the model, for messages.
         tensor: Its input or output.
         batches: Whether the model has a batch dimension.
-        path: Where the link is given.
+        path: Path of the link in the configuration.
     """
 
     model: str
@@ -164,16 +159,16 @@ class _End:
 
 
 def scheduling_of(config: ModelConfig) -> EnsembleScheduling:
-    """Return the steps of an ensemble's configuration; none where the configuration is of another model."""
+    """Return the steps of an ensemble's configuration; none for any other model."""
     return config.ensemble_scheduling or EnsembleScheduling()
 
 
 def composition_problems(config: ModelConfig, models: Sequence[ModelConfig | None]) -> list[Problem]:
-    """Return everything that does not fit together.
+    """Return all mismatches.
 
     Args:
         config: A valid configuration of an ensemble.
-        models: The complete configuration of each step's model; None where it is not known, and not looked at.
+        models: The complete configuration of each step's model; None if it is unknown, which skips its checks.
     """
     problems: list[Problem] = []
     for index, (step, model) in enumerate(zip(scheduling_of(config).step, models, strict=True)):
@@ -193,7 +188,7 @@ def composition_problems(config: ModelConfig, models: Sequence[ModelConfig | Non
 
 
 def composed(config: ModelConfig, models: Sequence[ModelConfig]) -> ModelConfig:
-    """Return an ensemble's configuration with what follows from its steps: whether it is decoupled."""
+    """Return an ensemble's configuration with the property that follows from its steps: whether it is decoupled."""
     decoupled = any(model.is_decoupled for model in models)
     if decoupled == config.is_decoupled:
         return config
@@ -223,7 +218,7 @@ def _unmapped(name: str, mapping: Mapping[str, str], model: ModelConfig, path: s
 
 
 def _link_problems(config: ModelConfig, models: Sequence[ModelConfig | None]) -> Iterator[Problem]:
-    """Compare every end of each ensemble tensor with the first: its writer, where that is known."""
+    """Compare every end of each ensemble tensor with the first: its writer, if that is known."""
     name, batches = config.name, config.max_batch_size > 0
     ends: dict[str, list[_End]] = {}
     for index, given in enumerate(config.input):

@@ -1,12 +1,12 @@
-"""What is wrong with a complete configuration, as far as one configuration alone can tell: everything at once.
+"""Checks of a complete configuration on its own, with all problems at once.
 
-`validate` expects a configuration with its defaults in place (`charonia.config.complete.normalise`). The parts of it
-are in `tensors`, `scheduling` and `ensemble`. Well-known key fragments of Triton's sentences are kept, as clients and
+`validate` expects a configuration with its defaults filled in (`charonia.config.complete.normalise`). Its parts are in
+`tensors`, `scheduling` and `ensemble`. Well-known key fragments of Triton's messages are kept, because clients and
 tests look for them.
 
-What is wrong with the warm-up samples of a complete configuration.
+Checks of the warm-up samples of a complete configuration.
 
-What a configuration may ask for that this version of the server does not have: refused at load, never ignored.
+Features of configurations that this version of the server does not support: refused at load, never ignored.
 """
 
 import math
@@ -27,14 +27,14 @@ from charonia.server.ragged.configuration import padding_problems
 from charonia.server.scheduling.configuration import scheduling_problems
 
 _RUNTIMES = {"pytorch": ("model.py",)}
-"""Values of `runtime` by backend, beside the backend's own library."""
+"""Values of `runtime` by backend, in addition to the backend's own library."""
 
 _RAGGED = ("onnxruntime", "python", "identity")
-"""Backends that take requests of different shapes in one batch. The last two get each request for itself anyway."""
+"""Backends that accept requests of different shapes in one batch. The last two receive each request separately."""
 
 
 def unsupported(config: ModelConfig) -> list[Problem]:
-    """Return everything that the model asks for and that is not there, each with its path."""
+    """Return all unsupported features that the model uses, each with its path."""
     found = [*_of_model(config)]
     for index, given in enumerate(config.input):
         found += _of_tensor(given, f"input[{index}]")
@@ -80,7 +80,7 @@ def _of_group(group: InstanceGroup, path: str) -> Iterator[tuple[str, str]]:
 
 
 def warmup_problems(config: ModelConfig) -> Iterator[Problem]:
-    """Yield everything that is wrong with `model_warmup`, sample by sample."""
+    """Yield all problems of `model_warmup`, sample by sample."""
     names = Counter(sample.name for sample in config.model_warmup)
     for index, sample in enumerate(config.model_warmup):
         path = f"model_warmup[{index}]"
@@ -104,7 +104,7 @@ def _input_problems(sample: ModelWarmup, path: str) -> Iterator[Problem]:
         subject = _subject(sample, name)
         if given.data_type is None:
             yield Problem(f"{where}.data_type", f"{subject} must specify 'data_type'")
-        # Warm-up data has one shape: -1 would leave it open.
+        # Warm-up data has a fixed shape, so -1 is not allowed.
         yield from dim_problems(given.dims, f"{where}.dims", subject, wildcard=False)
         sources = (given.zero_data, given.random_data, given.input_data_file)
         if sum(source is not None for source in sources) != 1:
@@ -112,7 +112,7 @@ def _input_problems(sample: ModelWarmup, path: str) -> Iterator[Problem]:
 
 
 def _fit_problems(config: ModelConfig, sample: ModelWarmup, path: str) -> Iterator[Problem]:
-    """Yield how a sample does not fit the model's inputs."""
+    """Yield mismatches between a sample and the model's inputs."""
     inputs = {tensor.name: tensor for tensor in config.input}
     internal = _internal_inputs(config)
     for name, given in sample.inputs.items():
@@ -121,7 +121,7 @@ def _fit_problems(config: ModelConfig, sample: ModelWarmup, path: str) -> Iterat
         if tensor is None:
             if name not in internal:
                 known = ", ".join([*inputs, *sorted(internal)])
-                yield Problem(where, f"{subject} is no input of the model, which has {known}")
+                yield Problem(where, f"{subject} is not an input of the model, which has {known}")
         elif given.data_type is not None and given.data_type is not tensor.data_type:
             expected = tensor.data_type.config if tensor.data_type is not None else "another"
             yield Problem(f"{where}.data_type", f"{subject} must be {expected}, got {given.data_type.config}")
@@ -135,7 +135,7 @@ def _fit_problems(config: ModelConfig, sample: ModelWarmup, path: str) -> Iterat
 
 
 def _internal_inputs(config: ModelConfig) -> set[str]:
-    """Return inputs that the scheduler fills in for a client's request, and a sample has to bring itself."""
+    """Return inputs that the scheduler adds to a client's request and that a sample must include itself."""
     sequences = config.sequence_batching
     if sequences is None:
         return set()
@@ -151,11 +151,11 @@ def _subject(sample: ModelWarmup, name: str) -> str:
 
 
 INSTANCE_COUNT_MAX = 1024
-"""Most instances of one group; each is a thread or a process."""
+"""Limit of instances of one group; each is a thread or a process."""
 
 
 def validate(config: ModelConfig, *, gpu_count: int) -> list[Problem]:
-    """Return everything that is wrong with a configuration, in the order of its fields.
+    """Return all problems of a configuration, in the order of its fields.
 
     Args:
         config: The configuration, completed and normalised.

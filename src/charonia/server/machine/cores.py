@@ -6,7 +6,7 @@ machine start too many threads then, and the threads of one model starve the oth
 
 Keeps what an instance starts on the cores that its host policy names.
 
-Host policies: which cores the instances of a model run on (`--host-policy`).
+Host policies: the cores that instances of a model run on (`--host-policy`).
 """
 
 import contextlib
@@ -28,11 +28,11 @@ _NODE = re.compile(r"[0-9]{1,4}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class HostPolicy:
-    """Where instances run.
+    """The cores that instances run on.
 
     Attributes:
-        cores: Numbers of the cores, ascending; empty for those of the memory node, or all.
-        node: Number of the memory node (NUMA), None for any.
+        cores: Numbers of the cores, ascending; empty for those of the NUMA node, or all.
+        node: Number of the NUMA node, None for any.
     """
 
     cores: tuple[int, ...] = ()
@@ -43,7 +43,7 @@ def parse_cores(text: str) -> tuple[int, ...]:
     """Return the cores of a list such as `0-3,8-11`, ascending.
 
     Raises:
-        ValueError: It is no such list.
+        ValueError: The text is not such a list.
     """
     cores: set[int] = set()
     for part in text.split(","):
@@ -62,7 +62,7 @@ def read_policies(settings: Sequence[tuple[str, str, str]]) -> dict[str, HostPol
         settings: Name of the policy, name of the setting (`cpu-cores` or `numa-node`), value.
 
     Raises:
-        ValueError: A setting is not known, or its value is none.
+        ValueError: A setting is unknown, or its value invalid.
     """
     policies: dict[str, HostPolicy] = {}
     for name, setting, value in settings:
@@ -90,7 +90,7 @@ def policy_name(group_policy: str, kind: InstanceKind, device: int) -> str:
 
 
 def check_cores(name: str, policy: HostPolicy, usable: frozenset[int], nodes: Mapping[int, tuple[int, ...]]) -> None:
-    """Check that a policy names cores that there are.
+    """Check that the cores of a policy exist.
 
     Args:
         name: Its name.
@@ -99,7 +99,7 @@ def check_cores(name: str, policy: HostPolicy, usable: frozenset[int], nodes: Ma
         nodes: Cores by memory node.
 
     Raises:
-        ServingError: INVALID_ARG when it does not.
+        ServingError: INVALID_ARG when they do not.
     """
     missing = [core for core in policy.cores if core not in usable]
     if missing:

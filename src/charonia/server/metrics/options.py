@@ -1,4 +1,4 @@
-"""What a model's configuration says of its metrics: tags, and buckets of histograms. Pure."""
+"""Metric settings of a model's configuration: tags, and buckets of histograms. Pure."""
 
 import math
 import re
@@ -14,16 +14,16 @@ HISTOGRAM_UNITS = {
     "charonia_compute_duration_seconds": 1_000_000_000,
     "charonia_batch_size": 1,
 }
-"""Histograms whose buckets a model may choose, and what 1 is in the unit that is counted in: ns, or batch elements."""
+"""Histograms whose buckets a model may choose, with the factor to their internal unit: ns, or batch elements."""
 
 BUCKETS_MAX = 256
-"""Most buckets of a histogram."""
+"""Limit of buckets of a histogram."""
 
 _TAG = re.compile(r"[a-zA-Z0-9_]+")
 
 
 def tag_problems(config: ModelConfig) -> Iterator[Problem]:
-    """Yield tags that cannot be the names of labels."""
+    """Yield tags that are not valid names of labels."""
     for tag in config.metric_tags:
         if not _TAG.fullmatch(tag):
             message = f"the key of a metric tag takes letters, digits and '_', got '{tag}'"
@@ -31,7 +31,7 @@ def tag_problems(config: ModelConfig) -> Iterator[Problem]:
 
 
 def bucket_problems(config: ModelConfig) -> Iterator[Problem]:
-    """Yield buckets that no histogram can have."""
+    """Yield invalid buckets."""
     for index, control in enumerate(config.model_metrics.metric_control if config.model_metrics else ()):
         path = f"model_metrics.metric_control[{index}]"
         family = control.metric_identifier.family if control.metric_identifier is not None else ""
@@ -48,7 +48,7 @@ def bucket_problems(config: ModelConfig) -> Iterator[Problem]:
 
 
 def chosen_buckets(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Return the upper bounds that a valid configuration chooses, by histogram, in the unit that is counted in."""
+    """Return the upper bounds that a valid configuration chooses, by histogram, in the internal unit."""
     chosen = {}
     for control in config.model_metrics.metric_control if config.model_metrics else ():
         if control.metric_identifier is not None and control.histogram_options is not None:

@@ -100,7 +100,7 @@ def configured_form(plan: RaggedPlan, config: ModelConfig, model: Signature) -> 
     own = {tensor.name for tensor in model.inputs}
     for name, datatype in plan.targets.items():
         if name not in own:
-            problems.append(Problem("batch_input", f"batch input '{name}' is no input of the model: {sorted(own)}"))
+            problems.append(Problem("batch_input", f"batch input '{name}' is not an input of the model: {sorted(own)}"))
         elif any(given.name == name for given in config.input):
             problems.append(Problem("batch_input", f"batch input '{name}' is an input of the configuration, too"))
         for tensor in model.inputs:

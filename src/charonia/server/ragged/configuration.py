@@ -1,14 +1,14 @@
-"""The parameter `PADDING` of a model: what is padded so that requests of different shapes can share a batch. Pure.
+"""The parameter `PADDING` of a model, which lets requests of different shapes share a batch. Pure.
 
-Its value is a JSON object. Servers that do not know it ignore it, as they do all parameters.
+Its value is a JSON object. Servers that do not know the parameter ignore it.
 
     parameters { key: "PADDING" value { string_value: '{
       "inputs": { "ids": { "value": 0, "buckets": [32, 64, 128], "mask": "attention_mask", "length": "ids_length" } },
       "outputs": { "hidden": { "input": "ids", "stride": 1, "dims": [0] } }
     }' } }
 
-Everything within an input or output may be left out but `input` of an output. `buckets` beside `inputs` is for all of
-them. A mask or a length is an input that clients may leave out (`optional: true`).
+Every member of an input or output is optional, except `input` of an output. `buckets` beside `inputs` applies to all of
+them. A mask or a length is an input that clients may omit (`optional: true`).
 """
 
 import json
@@ -27,21 +27,21 @@ _PATH = f"parameters[{PADDING}]"
 _BUCKETS_MAX = 1024
 
 Add = Callable[[str, str], None]
-"""Notes what is wrong: where within the parameter, and what."""
+"""Records a problem: its path within the parameter, and a message."""
 
 
 def padding_plan(config: ModelConfig) -> PaddingPlan | None:
-    """Return the plan of a validated configuration, None where it pads nothing."""
+    """Return the plan of a validated configuration, None if it pads nothing."""
     return _Reader(config).plan if PADDING in config.parameters else None
 
 
 def padding_problems(config: ModelConfig) -> list[Problem]:
-    """Return everything that is wrong with the parameter."""
+    """Return all problems of the parameter."""
     return _Reader(config).problems if PADDING in config.parameters else []
 
 
 def as_padded(config: ModelConfig) -> ModelConfig:
-    """Return the configuration as the model's backend gets it: what is computed is always there."""
+    """Return the configuration for the model's backend, in which computed inputs are not optional."""
     plan = padding_plan(config)
     if plan is None:
         return config
@@ -51,11 +51,11 @@ def as_padded(config: ModelConfig) -> ModelConfig:
 
 
 class _Reader:
-    """Reads the parameter.
+    """Parses the parameter.
 
     Attributes:
-        plan: What it says, as far as it can be understood.
-        problems: What is wrong with it.
+        plan: The plan, as far as it is valid.
+        problems: Its problems.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -214,7 +214,7 @@ def _model_problems(config: ModelConfig) -> Iterator[str]:
 
 def _companion_problems(given: ModelInput, source: str, dims: tuple[int, ...]) -> Iterator[str]:
     if not given.optional:
-        yield f"input '{given.name}' must be optional: it is computed where clients leave it out"
+        yield f"input '{given.name}' must be optional: it is computed if clients omit it"
     if given.dims != dims:
         yield f"input '{given.name}' must have dims {list(dims)}, as input '{source}' has, got {list(given.dims)}"
     if given.data_type in (DataType.BYTES, DataType.BF16):

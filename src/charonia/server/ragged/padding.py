@@ -1,9 +1,9 @@
 """Padding: requests of different shapes made equal, so that they can share a batch, and outputs cut back. Pure.
 
-The variable dimensions of an input are filled up at their end, to the longest in the batch or to the next declared size
+The variable dimensions of an input are padded at their end, to the longest in the batch or to the next declared size
 (bucket). A mask and the lengths tell the model what is real. An output is cut to the length of its request.
 
-Shapes have the batch dimension in front; dimensions are counted without it.
+Shapes start with the batch dimension; dimensions are counted without it.
 """
 
 from bisect import bisect_left
@@ -41,7 +41,7 @@ class PaddedInput:
     Attributes:
         name: Input name.
         dims: Its variable dimensions, at least one, ascending.
-        value: What it is padded with: a number, a boolean, or bytes.
+        value: The padding value: a number, a boolean, or bytes.
         buckets: Sizes to pad to, ascending; longer ones keep their size. Empty for the longest in the batch.
         mask: Gets 1 for what is real and 0 for padding, one element for each of the variable dimensions' product.
         length: Gets the lengths of the variable dimensions.
@@ -61,10 +61,10 @@ class CutOutput:
 
     Attributes:
         name: Output name.
-        source: The padded input whose lengths count.
-        dims: Its dimensions that are cut.
+        source: The padded input whose lengths apply.
+        dims: The dimensions to cut.
         positions: For each of them, which of the source's variable dimensions it follows: an index into `dims` there.
-        stride: Elements of the source that make one of the output; a part counts as a whole.
+        stride: Elements of the source for each element of the output, rounded up.
     """
 
     name: str
@@ -76,20 +76,20 @@ class CutOutput:
 
 @dataclass(frozen=True, slots=True)
 class PaddingPlan:
-    """What is padded and what is cut."""
+    """The inputs to pad and the outputs to cut."""
 
     inputs: tuple[PaddedInput, ...]
     outputs: tuple[CutOutput, ...] = ()
 
     @property
     def companions(self) -> frozenset[str]:
-        """Names of the inputs that are computed where a request does not bring them."""
+        """Names of the inputs that are computed if a request does not include them."""
         found = [companion for padded in self.inputs for companion in (padded.mask, padded.length)]
         return frozenset(companion.name for companion in found if companion is not None)
 
     @property
     def free(self) -> frozenset[str]:
-        """Names of inputs in which requests of a batch may differ in shape."""
+        """Names of inputs whose shapes may differ within a batch."""
         return frozenset(padded.name for padded in self.inputs) | self.companions
 
 
@@ -104,12 +104,12 @@ def padded_size(longest: int, buckets: Sequence[int]) -> int:
 
 
 def pad(array: Array, sizes: Mapping[int, int], value: float | bytes) -> Array:
-    """Return an array whose dimensions have these sizes, filled up with a value; the array itself where it has them.
+    """Return an array padded to these sizes; the array itself if it already has them.
 
     Args:
         array: With the batch dimension.
         sizes: New size by dimension, counted without the batch; none smaller than it is.
-        value: What to fill up with.
+        value: The padding value.
     """
     shape = list(array.shape)
     for dim, size in sizes.items():
@@ -132,7 +132,7 @@ class PaddedSize:
         self._rows = 0
 
     def add(self, array: Array) -> int:
-        """Take in a request's array and return the bytes of all."""
+        """Add a request's array and return the total bytes."""
         shape = list(array.shape)
         shape[0] = self._rows = self._rows + shape[0]
         for index, dim in enumerate(self._padded.dims):
@@ -145,10 +145,10 @@ class PaddedSize:
 def pad_batch(
     plan: PaddingPlan, batch: Sequence[Mapping[str, Tensor]]
 ) -> tuple[list[dict[str, Tensor]], list[Lengths]]:
-    """Return the inputs of each request as the model gets them, and the lengths that they had.
+    """Return the padded inputs of each request, and their original lengths.
 
     Args:
-        plan: What is padded.
+        plan: The padding plan.
         batch: Inputs of each request by name, at least one request; an input is in all of them or in none.
     """
     inputs = [dict(tensors) for tensors in batch]
@@ -186,9 +186,9 @@ def cut(plan: PaddingPlan, lengths: Lengths, tensors: Sequence[Tensor]) -> list[
     """Return the outputs of one request, cut to its lengths.
 
     Args:
-        plan: What is cut.
+        plan: The padding plan.
         lengths: The request's lengths.
-        tensors: Its outputs as the model made them.
+        tensors: Its outputs from the model.
 
     Raises:
         ServingError: INTERNAL: an output is shorter than it should be.

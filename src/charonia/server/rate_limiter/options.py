@@ -1,4 +1,4 @@
-"""The rate limiter, as the server's options have it. Pure."""
+"""Server options of the rate limiter. Pure."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,17 +12,17 @@ class RateLimitMode(Enum):
     """An instance runs when it is idle; `rate_limiter` sections have no effect."""
 
     EXECUTION_COUNT = "execution_count"
-    """An instance runs when it has its resources; of those that wait, the one that ran least comes first."""
+    """An instance runs when it has its resources; among waiting instances, the one that ran least is next."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResourceLimit:
-    """How much there is of a resource.
+    """The capacity of a resource.
 
     Attributes:
         name: The resource.
-        count: How much there is of it.
-        device: On which device, None for every device. Of a resource of the whole server it has no meaning.
+        count: Its capacity.
+        device: The device, None for every device. It has no meaning for a resource of the whole server.
     """
 
     name: str
@@ -35,8 +35,8 @@ class RateLimitOptions:
     """The rate limiter.
 
     Attributes:
-        mode: Whether it is there.
-        resources: How much there is of each resource; of others, the most that an instance needs.
+        mode: Whether it is on.
+        resources: Capacities; the default is the most that an instance needs.
     """
 
     mode: RateLimitMode = RateLimitMode.OFF
@@ -48,7 +48,7 @@ class RateLimitOptions:
         return self.mode is RateLimitMode.EXECUTION_COUNT
 
     def problems(self) -> Iterator[str]:
-        """Yield what is wrong."""
+        """Yield all problems."""
         seen: dict[tuple[str, int | None], int] = {}
         for limit in self.resources:
             before = seen.setdefault((limit.name, limit.device), limit.count)

@@ -1,4 +1,4 @@
-"""The response cache, as the server's options have it. Pure."""
+"""Server options of the response cache. Pure."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -22,20 +22,20 @@ class RedisOptions:
     Attributes:
         host: Its host.
         port: Its port.
-        user: Whom to log in as, "" for the default user.
+        user: User name, "" for the default user.
         password: Password, "" for none.
         db: Number of the database.
         connect_timeout: Longest time to connect.
-        socket_timeout: Longest time that a look-up takes, whatever happens.
-        pool_size: Connections that are kept.
-        wait_timeout: Longest time to wait for one of them.
-        ttl: Seconds that an entry stays, 0 for as long as Redis keeps it.
-        tls_enabled: Whether to speak TLS.
-        cert: Path of our certificate, PEM.
+        socket_timeout: Time limit of a look-up.
+        pool_size: Number of connections in the pool.
+        wait_timeout: Longest wait for a free connection.
+        ttl: Lifetime of an entry in seconds, 0 for as long as Redis keeps it.
+        tls_enabled: Whether to use TLS.
+        cert: Path of the client certificate, PEM.
         key: Path of its private key, PEM.
-        cacert: Path of the certificates that vouch for Redis, PEM.
+        cacert: Path of the certificates to verify Redis, PEM.
         cacert_dir: Folder of such certificates.
-        sni: Name to ask for and to expect, "" for the host's.
+        sni: Name to request and to expect, "" for the host's.
     """
 
     host: str
@@ -55,7 +55,7 @@ class RedisOptions:
     cacert_dir: str = ""
     sni: str = ""
 
-    def __repr__(self) -> str:  # never the password
+    def __repr__(self) -> str:  # without the password
         return f"RedisOptions({self.host!r}, {self.port}, user={self.user!r}, tls={self.tls_enabled})"
 
 
@@ -79,21 +79,21 @@ class CacheOptions:
         return self.local_bytes or self.byte_size
 
     def problems(self) -> Iterator[str]:
-        """Yield what is wrong."""
+        """Yield all problems."""
         if self.byte_size and (self.local_bytes or self.redis is not None):
             yield "--response-cache-byte-size is the old form of --cache-config=local,size: give only one of them"
 
 
 def cache_options(name: str, settings: Mapping[str, str], environment: Mapping[str, str]) -> CacheOptions:
-    """Return the cache that `--cache-config` asks for.
+    """Return the cache that `--cache-config` describes.
 
     Args:
         name: "local" or "redis".
         settings: Its settings, as text.
-        environment: Where user and password of Redis may come from.
+        environment: Environment variables, which may hold user and password of Redis.
 
     Raises:
-        ServingError: INVALID_ARG with everything that is wrong; it never contains a value of `password`.
+        ServingError: INVALID_ARG with all problems; it never contains a value of `password`.
     """
     problems: list[str] = []
     if name == LOCAL:
@@ -138,7 +138,7 @@ def _redis(settings: Mapping[str, str], environment: Mapping[str, str], problems
 
 
 class _Settings:
-    """Reads settings and collects what is wrong with them."""
+    """Parses settings and collects their problems."""
 
     def __init__(self, values: Mapping[str, str], known: tuple[str, ...], cache: str, problems: list[str]) -> None:
         self._values = values

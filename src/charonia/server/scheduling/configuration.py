@@ -1,4 +1,4 @@
-"""What is wrong with the scheduler that a configuration asks for. Pure."""
+"""Checks of a configuration's scheduler. Pure."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -18,17 +18,17 @@ from charonia.config.tensors import dim_problems
 from charonia.core.dtypes import DataType
 
 PRIORITY_LEVELS_MAX = 1024
-"""Most priority levels; each is a queue."""
+"""Limit of priority levels; each is a queue."""
 
 CORRELATION_ID_TYPES = (DataType.UINT64, DataType.INT64, DataType.UINT32, DataType.INT32, DataType.BYTES)
-"""What a correlation id can be given to a model as."""
+"""Datatypes of the control input for the correlation id."""
 
 _FALSE_AND_TRUE = 2
 _SCHEDULERS = ("dynamic_batching", "sequence_batching", "ensemble_scheduling")
 
 
 def scheduling_problems(config: ModelConfig) -> list[Problem]:
-    """Return everything that is wrong with `dynamic_batching` and `sequence_batching`."""
+    """Return all problems of `dynamic_batching` and `sequence_batching`."""
     problems: list[Problem] = []
     chosen = [name for name in _SCHEDULERS if getattr(config, name) is not None]
     if len(chosen) > 1:
@@ -86,7 +86,7 @@ def _sequence_problems(config: ModelConfig, sequence: SequenceBatching) -> Itera
         yield Problem(f"{path}.oldest", "only one strategy may be given, got direct and oldest")
     if sequence.direct is not None:
         utilization = sequence.direct.minimum_slot_utilization
-        # 0 is what a file that says nothing about it has.
+        # 0 is the value if the file does not set it.
         if utilization and not 0.0 < utilization <= 1.0:
             message = f"sequence batching minimum slot utilization must be in range (0.0, 1.0] for {model}"
             yield Problem(f"{path}.direct.minimum_slot_utilization", f"{message}, got {utilization}")
@@ -185,11 +185,11 @@ def _initial_problems(model: str, state: SequenceState, initial: InitialState, p
     subject = f"initial state of '{state.input_name}'"
     if (initial.zero_data is None) == (initial.data_file is None):
         yield Problem(path, f"{subject} must specify zero_data or data_file for {model}")
-    # What it leaves out is as in the state.
+    # Fields that it omits are as in the state.
     if initial.data_type not in (None, state.data_type):
         yield Problem(f"{path}.data_type", f"{subject} must have the data type of the state for {model}")
     dims = initial.dims or tuple(max(1, dim) for dim in state.dims)
-    # Its dims are those that the state starts with, so none of them is open.
+    # Its dims are those that the state starts with, so none of them is variable.
     yield from dim_problems(dims, f"{path}.dims", subject, wildcard=False)
     if len(dims) != len(state.dims) or any(d not in (-1, size) for d, size in zip(state.dims, dims, strict=True)):
         yield Problem(

@@ -1,4 +1,4 @@
-"""How a server traces requests, as it is told at start. Pure."""
+"""Server options of tracing. Pure."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ OTEL_URL = "http://localhost:4318/v1/traces"
 
 
 class TraceMode(Enum):
-    """Where traces go."""
+    """The destination of traces."""
 
     TRITON = "triton"
     """Into JSON files, in Triton's format."""
@@ -22,14 +22,14 @@ class TraceMode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class OtelOptions:
-    """Export to an OpenTelemetry collector. What is None is as the environment variables OTEL_BSP_* say.
+    """Export to an OpenTelemetry collector. Values of None come from the environment (OTEL_BSP_*).
 
     Attributes:
-        url: Where the collector takes OTLP over HTTP.
+        url: The collector's endpoint for OTLP over HTTP.
         resource: Attributes of the server, name and value.
-        queue_size: Most spans that wait to be sent; more are dropped. None for 2048.
+        queue_size: Limit of spans that wait to be sent; further ones are dropped. None for 2048.
         delay_ms: Time between two exports in ms. None for 5000.
-        batch_size: Most spans of one export. None for 512.
+        batch_size: Limit of spans in one export. None for 512.
     """
 
     url: str = OTEL_URL
@@ -39,7 +39,7 @@ class OtelOptions:
     batch_size: int | None = None
 
     def given(self) -> Iterator[tuple[str, str]]:
-        """Yield name and value of what was set, as the protocol shows them."""
+        """Yield name and value of the given settings, as the protocol shows them."""
         if self.url != OTEL_URL:
             yield "url", self.url
         if self.resource:
@@ -58,12 +58,12 @@ class TraceOptions:
     """Tracing.
 
     Attributes:
-        mode: Where traces go.
-        level: What is noted of a request; OFF to trace none.
-        rate: One of so many requests is traced.
-        count: So many traces are made in all, -1 for no end.
-        file: Path of the trace file, "" where there is none: then nothing can be traced in mode TRITON.
-        log_frequency: So many traces go into a file of their own, 0 for one file of all.
+        mode: The destination of traces.
+        level: What is recorded of a request; OFF to trace none.
+        rate: One of this number of requests is traced.
+        count: Total number of traces, -1 for no limit.
+        file: Path of the trace file, "" for none: then nothing can be traced in mode TRITON.
+        log_frequency: Number of traces in each file, 0 for all in one file.
         otel: Export, in mode OPENTELEMETRY.
     """
 
@@ -77,11 +77,11 @@ class TraceOptions:
 
     @property
     def settings(self) -> TraceSettings:
-        """What may be changed at run time."""
+        """The settings that can change at run time."""
         return TraceSettings(self.level, self.rate, self.count, self.log_frequency)
 
     def problems(self) -> Iterator[str]:
-        """Yield what is wrong."""
+        """Yield all problems."""
         if self.mode is TraceMode.TRITON and self.level:
             if not self.file:
                 yield "--trace-config level: no file to write to is given, e.g. --trace-config triton,file=trace.json"

@@ -34,7 +34,7 @@ _DEFAULT = WireOptions()
 
 
 def connect(url: str, options: WireOptions = _DEFAULT) -> Wire:
-    """Return a wire to the server at a URL, still without connections; to be called on the event loop.
+    """Return a wire to the server at a URL, without connections yet; call it on the event loop.
 
     Args:
         url: `HOST:PORT` or `http://HOST:PORT` for HTTP, `grpc://HOST:PORT` for gRPC; `https://`, `grpcs://` with TLS.
@@ -45,7 +45,7 @@ def connect(url: str, options: WireOptions = _DEFAULT) -> Wire:
     """
     endpoint = parse_url(url)
     wire = GrpcWire(endpoint, options) if endpoint.protocol == "grpc" else HttpWire(endpoint, options)
-    return cast(Wire, wire)  # each sends what it prepared itself, which the interface cannot say
+    return cast(Wire, wire)  # each sends only what it prepared itself, which the interface cannot express
 
 
 if sys.platform != "win32":

@@ -1,4 +1,4 @@
-"""Options of the repositories: stores, and models that are loaded when they are needed."""
+"""Options of the repositories: object stores, and models loaded on demand."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ class StoreSettings:
     """How repositories in object stores are read.
 
     Attributes:
-        cache: Folder of what was fetched, "" for the user's cache.
-        cache_mb: MiB that it keeps; what is in use is never removed.
-        downloads: Parts of files that are fetched at a time.
+        cache: Folder of fetched files, "" for the user's cache.
+        cache_mb: Its size limit in MiB; files in use are never evicted.
+        downloads: Limit of concurrent downloads of parts of files.
     """
 
     cache: str = ""
@@ -26,11 +26,11 @@ class StoreSettings:
 
 @dataclass(frozen=True, slots=True)
 class AutoOptions:
-    """How models are loaded when they are needed, in control mode AUTO.
+    """How models are loaded on demand, in control mode AUTO.
 
     Attributes:
-        memory_mb: MiB that the loaded models may take together, 0 for a share of what this process may use.
-        pinned: Models that are loaded at start and stay.
+        memory_mb: Memory limit of all loaded models in MiB, 0 for a share of what this process may use.
+        pinned: Models that are loaded at startup and never evicted.
         waiting_max: Requests that wait for one model.
         wait_secs: Longest time that a request waits for its model, in seconds.
     """
@@ -41,7 +41,7 @@ class AutoOptions:
     wait_secs: int = 300
 
     def problems(self, *, is_auto: bool) -> Iterator[str]:
-        """Yield what is wrong; `is_auto` says whether the control mode is AUTO."""
+        """Yield all problems; `is_auto` says whether the control mode is AUTO."""
         if self != AutoOptions() and not is_auto:
             yield (
                 "--model-memory-budget, --pin-model, --auto-queue-size and --auto-wait-secs need "
