@@ -1,6 +1,6 @@
 """Checks of an ensemble: of its own configuration, and against the models of its steps. Pure.
 
-The loader checks whether the models exist, and their dependencies. Well-known key fragments of Triton's messages are kept.
+The loader checks whether the models exist, and their dependencies. Key fragments of Triton's messages are kept.
 """
 
 from collections import Counter
