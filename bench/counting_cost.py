@@ -10,7 +10,7 @@ import timeit
 
 from bench.load import Load, run
 from bench.servers import Server
-from charonia.server.metrics.model_metrics import Meter
+from charonia.server.metrics.model_metrics import ModelMetrics
 from charonia.server.scheduling.api import CloseReason
 
 REPEATS = 200_000
@@ -18,10 +18,10 @@ REPEATS = 200_000
 
 def main() -> None:
     """Measure and print."""
-    meter = Meter("m", "1")
+    metrics = ModelMetrics("m", "1")
 
     def count() -> None:
-        meter.batch_done(
+        metrics.batch_done(
             arrivals_ns=[1_000],
             inferences=1,
             batch_size=1,

@@ -705,6 +705,6 @@ def test_nothing_gathers_in_server_or_workers(server: charonia.Server) -> None:
     assert open_files() <= files + 2
     assert server._call(lambda _: tasks()) <= running
     parts = server._running()
-    assert len(parts._backends.calls) == 0
+    assert len(parts._backends.deadlocks) == 0
     for loaded in parts._lifecycle.loaded():
         assert loaded.runner.in_flight == 0

@@ -9,6 +9,7 @@ from tests.support.simulation import Simulation
 
 from charonia.server.scheduling.api import BatchPolicy, Cancel, DropReason, QueueLimits, Run, Submit
 from charonia.server.scheduling.dynamic import DynamicBatcher
+from charonia.server.scheduling.recorded import RecordedScheduler
 
 US = 1_000
 MS = 1_000_000
@@ -75,7 +76,9 @@ def test_clients_that_think_meet_in_batches_all_the_same() -> None:
 def open_loop(seed: int, policy: BatchPolicy, slots: int) -> tuple[Simulation, int]:
     """Random arrivals, sizes, shapes, priorities, timeouts and cancellations for one simulated second."""
     chance = random.Random(seed)
-    simulation = Simulation(DynamicBatcher(policy), lambda run: chance.randint(100 * US, 3 * MS), slots=slots)
+    simulation = Simulation(
+        RecordedScheduler(DynamicBatcher(policy)), lambda run: chance.randint(100 * US, 3 * MS), slots=slots
+    )
     time_ns = count = 0
     while time_ns < SECOND_NS:
         time_ns += round(chance.expovariate(1) * 300 * US)

@@ -7,6 +7,7 @@ import pytest
 from tests.support.simulation import Simulation
 
 from charonia.server.scheduling.api import Run, Submit
+from charonia.server.scheduling.recorded import RecordedScheduler
 from charonia.server.sequences.api import PADDING, SequencePart, SequencePolicy
 from charonia.server.sequences.scheduler import Sequencer
 
@@ -44,7 +45,7 @@ class Streams:
         self.random = random.Random(seed) if seed is not None else None
         self.of: dict[int, tuple[int, int, int]] = {}  # client, stream and piece by which
         self.begun_ns: dict[tuple[int, int], int] = {}
-        self.sim = Simulation(self.sequencer, _service_ns, slots=instances, on_left=self._left)
+        self.sim = Simulation(RecordedScheduler(self.sequencer), _service_ns, slots=instances, on_left=self._left)
         for client in range(clients):
             self._plan(client * 100_000, client, 0, 0)
         self.sim.run()

@@ -47,11 +47,12 @@ class ResponseStream:
         self._error: ServingError | None = None
         self._is_over = False
         self._ticket: Ticket | None = None
+        self._is_answered = False
         ticket = engine.infer(request, self._reply)
-        if self._is_over:
-            ticket.cancel()
-        else:
+        if not self._is_over:
             self._ticket = ticket
+        elif not self._is_answered:
+            ticket.cancel()
 
     async def next(self) -> InferResponse | None:
         """Return the next response, None after the last.
@@ -94,7 +95,7 @@ class ResponseStream:
                 return
             self._responses.append(outcome)
         if final:
-            self._is_over = True
+            self._is_over = self._is_answered = True
             self._ticket = None
         self._arrived.set()
 
@@ -137,7 +138,8 @@ class InProcessFrontend:
         try:
             return await future
         except (asyncio.CancelledError, ServingError):
-            ticket.cancel()
+            if not sole.is_over:
+                ticket.cancel()
             raise
 
     def stream(self, request: InferRequest) -> ResponseStream:

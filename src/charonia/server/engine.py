@@ -11,9 +11,9 @@ from charonia.core.metadata import ModelIndexEntry, ModelMetadata, ModelState, S
 from charonia.core.request import InferRequest
 from charonia.core.statistics import ModelStatistics
 from charonia.server.execution.admission import with_request_id
+from charonia.server.execution.version_runner import Runner
 from charonia.server.lifecycle.entries import ambiguity, keys_of
 from charonia.server.lifecycle.lifecycle import Lifecycle
-from charonia.server.lifecycle.loader import Runner
 from charonia.server.lifecycle.on_demand import Demand
 from charonia.server.metrics.prometheus import ModelSample
 from charonia.server.sequences.models import sequences_of
@@ -156,7 +156,7 @@ class ModelEngine:
             key=lambda item: item[:2],
         )
         if not name:
-            return [runner.meter.statistics for _, _, runner in runners]
+            return [runner.metrics.statistics for _, _, runner in runners]
         if not _is_version(version):
             raise _bad_version(version)
         of_model = [(v, runner) for n, v, runner in runners if n == name]
@@ -165,7 +165,7 @@ class ModelEngine:
         chosen = [runner for v, runner in of_model if not version or v == int(version)]
         if not chosen:
             raise invalid(f"requested model version is not available for model '{name}': {version}")
-        return [runner.meter.statistics for runner in chosen]
+        return [runner.metrics.statistics for runner in chosen]
 
     def repository_index(self, ready_only: bool = False) -> list[ModelIndexEntry]:
         """Return every model in the repositories with the state of its versions."""
@@ -191,7 +191,9 @@ class ModelEngine:
     def samples(self) -> list[ModelSample]:
         """Return what a metrics scrape sees of every loaded version."""
         return [
-            ModelSample(loaded.runner.meter, loaded.runner.config.metric_tags, loaded.runner.pending, loaded.workers())
+            ModelSample(
+                loaded.runner.metrics, loaded.runner.config.metric_tags, loaded.runner.pending, loaded.workers()
+            )
             for loaded in self._lifecycle.loaded()
         ]
 

@@ -13,16 +13,21 @@ class SoleResponse:
 
     Args:
         refusal: The answer where there was no response, or more than one.
+
+    Attributes:
+        is_over: Whether the last outcome has come.
     """
 
-    __slots__ = ("_refusal", "_response")
+    __slots__ = ("_refusal", "_response", "is_over")
 
     def __init__(self, refusal: ServingError) -> None:
         self._refusal = refusal
         self._response: InferResponse | None = None
+        self.is_over = False
 
     def take(self, outcome: Outcome, final: bool) -> InferResponse | ServingError | None:
         """Take an outcome; return what to answer, None while that is open. Not to be called after an answer."""
+        self.is_over = final
         if isinstance(outcome, ServingError):
             return outcome
         if outcome is not None:

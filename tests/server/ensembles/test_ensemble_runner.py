@@ -252,7 +252,7 @@ def test_a_failing_step_is_named_and_the_others_are_stopped() -> None:
     assert str(caller.error) == "in ensemble 'e', step 'b': the queue is full (hint: retry)"
     assert first.is_cancelled
     assert len(models.tickets) == 2
-    assert runner.meter.failures[FailureReason.OTHER] == 1
+    assert runner.metrics.failures[FailureReason.OTHER] == 1
     assert runner.in_flight == 0
 
 
@@ -267,7 +267,7 @@ def test_a_caller_who_leaves_stops_every_step() -> None:
 
     assert caller.error.code is Code.CANCELLED
     assert [t.is_cancelled for t in models.tickets] == [False, True]
-    assert runner.meter.failures[FailureReason.CANCELED] == 1
+    assert runner.metrics.failures[FailureReason.CANCELED] == 1
 
 
 def test_a_caller_who_leaves_while_a_step_is_started_stops_that_one_too() -> None:
@@ -356,7 +356,7 @@ def test_responses_of_a_decoupled_step_stream_to_the_caller() -> None:
     assert [list(value) for value in values] == [[1, 1], [2, 2]]
     assert [final for _, final in caller.outcomes] == [False, False, True]
     assert caller.outcomes[-1] == (None, True)
-    statistics = runner.meter.statistics
+    statistics = runner.metrics.statistics
     assert (statistics.success.count, statistics.inference_count) == (1, 1)
     assert [statistics.responses[key].success.count for key in "012"] == [1, 1, 0]
 
@@ -384,7 +384,7 @@ def test_an_error_after_a_response_ends_the_stream() -> None:
     assert [final for _, final in caller.outcomes] == [False, True]
     assert str(caller.outcomes[1][0]) == "in ensemble 'e', step 'a': out of ideas"
     assert models.tickets[0].is_cancelled
-    assert runner.meter.statistics.responses["1"].fail.count == 1
+    assert runner.metrics.statistics.responses["1"].fail.count == 1
 
 
 def test_no_more_responses_than_allowed_are_worked_on_at_once() -> None:
@@ -499,12 +499,12 @@ def test_statistics_add_up_what_the_steps_took() -> None:
     models.tickets[0].answer({"OUT": array}, record=ExecutionRecord("a_0", 3, 100, 1000))
     models.tickets[1].answer({"OUT": array}, record=ExecutionRecord("b_0", 3, 20, 500))
 
-    statistics = runner.meter.statistics
+    statistics = runner.metrics.statistics
     assert (statistics.name, statistics.version) == ("e", "1")
     assert (statistics.inference_count, statistics.execution_count) == (3, 1)
     assert (statistics.queue.ns, statistics.compute_infer.ns) == (120, 1500)
     assert (statistics.success.count, statistics.queue.count, statistics.compute_output.count) == (1, 1, 1)
-    assert runner.meter.request_ns.count == 1
+    assert runner.metrics.request_ns.count == 1
     record = caller.response.execution
     assert record is not None
     assert (record.batch_size, record.queue_ns, record.compute_ns) == (3, 120, 1500)

@@ -17,9 +17,10 @@ from charonia.core.response import InferResponse
 from charonia.core.tensor import Tensor
 from charonia.server.backends.api import BatchSink, Execution, Outputs, Placement, Result
 from charonia.server.execution.clock import now_ns
-from charonia.server.execution.lanes import AsyncLane, BlockingLane
+from charonia.server.execution.executor import AsyncExecutor, BlockingExecutor
 from charonia.server.execution.runner import ModelRunner
 from charonia.server.metrics.model_metrics import FailureReason
+from charonia.server.scheduling.recorded import RecordedScheduler
 from charonia.server.scheduling.schedulers import make_scheduler
 
 
@@ -114,8 +115,8 @@ def runner_of(cfg: ModelConfig, *instances: ScriptedInstance) -> ModelRunner:
     return ModelRunner(
         cfg,
         "1",
-        scheduler=make_scheduler(cfg),
-        lanes=[AsyncLane(i, placement()) for i in instances],
+        scheduler=RecordedScheduler(make_scheduler(cfg)),
+        executors=[AsyncExecutor(i, placement()) for i in instances],
         labels={"OUT": ("zero", "one")},
         loop=asyncio.get_running_loop(),
     )
@@ -140,9 +141,9 @@ def test_a_client_that_leaves_a_running_batch_does_not_disturb_the_others(gone: 
 
         assert answers.code(str(gone)) is Code.CANCELLED
         assert all(answers.is_answered(str(i)) for i in range(4) if i != gone)
-        assert runner.meter.failures[FailureReason.CANCELED] == 1
-        assert runner.meter.statistics.success.count == 4
-        assert runner.meter.statistics.execution_count == 2
+        assert runner.metrics.failures[FailureReason.CANCELED] == 1
+        assert runner.metrics.statistics.success.count == 4
+        assert runner.metrics.statistics.execution_count == 2
         assert runner.in_flight == 0
 
     asyncio.run(scenario())
@@ -252,7 +253,7 @@ def test_a_request_that_a_reply_cancels_before_its_instance_knows_of_it_is_cance
         assert [answers.code(name) for name in ("late", "left")] == [Code.UNAVAILABLE, Code.CANCELLED]
         assert [each.id for each in instance.batches[0][0]] == ["stays", "left"]
         assert instance.cancelled == [1]
-        assert runner.meter.failures[FailureReason.CANCELED] == 1
+        assert runner.metrics.failures[FailureReason.CANCELED] == 1
         instance.finish()
         assert answers.is_answered("stays")
         assert runner.in_flight == 0
@@ -295,7 +296,7 @@ def test_a_failed_batch_fails_all_of_its_requests_and_the_next_one_runs() -> Non
 
         assert answers.code("a") is Code.INTERNAL
         assert answers.is_answered("b")
-        assert runner.meter.failures[FailureReason.BACKEND] == 1
+        assert runner.metrics.failures[FailureReason.BACKEND] == 1
 
     asyncio.run(scenario())
 
@@ -349,7 +350,7 @@ def test_the_queue_limit_is_exact_and_refuses_with_unavailable() -> None:
             runner.submit(request(name, batch=1), answers.reply_to(name))
         assert runner.pending == 2
         assert answers.code("d") is Code.UNAVAILABLE
-        assert runner.meter.failures[FailureReason.REJECTED] == 1
+        assert runner.metrics.failures[FailureReason.REJECTED] == 1
 
     asyncio.run(scenario())
 
@@ -495,8 +496,10 @@ def test_an_exception_of_a_blocking_instance_fails_its_batch_only(error: Excepti
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
         instance, answers, cfg = EchoInstance(error), Answers(), config()
-        lane = BlockingLane(instance, placement(), loop)
-        runner = ModelRunner(cfg, "1", scheduler=make_scheduler(cfg), lanes=[lane], labels={}, loop=loop)
+        executor = BlockingExecutor(instance, placement(), loop)
+        runner = ModelRunner(
+            cfg, "1", scheduler=RecordedScheduler(make_scheduler(cfg)), executors=[executor], labels={}, loop=loop
+        )
         runner.submit(request("a"), answers.reply_to("a"))
         while runner.in_flight:
             await asyncio.sleep(0.001)
@@ -515,8 +518,10 @@ def test_a_batch_that_computes_in_microseconds_moves_onto_the_loop() -> None:
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
         answers, cfg = Answers(), config()
-        lane = BlockingLane(EchoInstance(), placement(), loop)
-        runner = ModelRunner(cfg, "1", scheduler=make_scheduler(cfg), lanes=[lane], labels={}, loop=loop)
+        executor = BlockingExecutor(EchoInstance(), placement(), loop)
+        runner = ModelRunner(
+            cfg, "1", scheduler=RecordedScheduler(make_scheduler(cfg)), executors=[executor], labels={}, loop=loop
+        )
         answered_in_place = False
         for i in range(2000):
             runner.submit(request(str(i)), answers.reply_to(str(i)))

@@ -19,13 +19,15 @@ from charonia.core.response import InferResponse
 from charonia.core.tensor import Tensor
 from charonia.server.backends.api import BatchSink, Outputs, Placement
 from charonia.server.execution import ordering
-from charonia.server.execution.batches import Entry
-from charonia.server.execution.calls import CallGraph
 from charonia.server.execution.clock import now_ns
-from charonia.server.execution.lanes import PIPELINE_DEPTH, AsyncLane
+from charonia.server.execution.deadlock import DeadlockDetector
+from charonia.server.execution.executor import AsyncExecutor
+from charonia.server.execution.in_flight import PendingRequest
 from charonia.server.execution.runner import ModelRunner
 from charonia.server.metrics.model_metrics import RESPONSES_COUNTED_MAX, FailureReason
+from charonia.server.scheduling.recorded import RecordedScheduler
 from charonia.server.scheduling.schedulers import make_scheduler
+from charonia.server.scheduling.slots import CAPACITY_MAX
 
 
 class Instance:
@@ -96,15 +98,17 @@ def out() -> Outputs:
     return Outputs([Tensor("OUT", DataType.FP32, np.ones(1, "<f4"))])
 
 
-def runner_of(cfg: ModelConfig, *instances: Instance, calls: CallGraph | None = None) -> ModelRunner:
+def runner_of(cfg: ModelConfig, *instances: Instance, deadlocks: DeadlockDetector | None = None) -> ModelRunner:
     return ModelRunner(
         cfg,
         "1",
-        scheduler=make_scheduler(cfg),
-        lanes=[AsyncLane(i, Placement(f"{cfg.name}_{n}", InstanceKind.KIND_CPU)) for n, i in enumerate(instances)],
+        scheduler=RecordedScheduler(make_scheduler(cfg)),
+        executors=[
+            AsyncExecutor(i, Placement(f"{cfg.name}_{n}", InstanceKind.KIND_CPU)) for n, i in enumerate(instances)
+        ],
         labels={},
         loop=asyncio.get_running_loop(),
-        calls=calls,
+        deadlocks=deadlocks,
     )
 
 
@@ -121,7 +125,7 @@ def test_a_decoupled_request_gets_any_number_of_responses_before_and_after_its_b
 
         assert answers.kinds("a") == "rrN"
         assert runner.in_flight == 0
-        statistics = runner.meter.statistics
+        statistics = runner.metrics.statistics
         assert (statistics.execution_count, statistics.inference_count, statistics.success.count) == (1, 1, 1)
         assert {index: counted.success.count for index, counted in statistics.responses.items()} == {
             "0": 1,
@@ -129,7 +133,7 @@ def test_a_decoupled_request_gets_any_number_of_responses_before_and_after_its_b
             "2": 0,
         }
         assert statistics.responses["2"].empty_response.count == 1
-        assert runner.meter.first_response_ns.count == 1
+        assert runner.metrics.first_response_ns.count == 1
 
     asyncio.run(scenario())
 
@@ -148,7 +152,7 @@ def test_an_instance_takes_other_batches_while_requests_are_open() -> None:
         first.respond(0, out(), True)
 
         assert (answers.kinds("a"), answers.kinds("b")) == ("rR", "R")
-        assert runner.meter.statistics.execution_count == 2
+        assert runner.metrics.statistics.execution_count == 2
 
     asyncio.run(scenario())
 
@@ -168,8 +172,8 @@ def test_cancelling_an_open_request_reaches_the_instance_and_ends_it_at_once() -
 
         assert answers.kinds("a") == "rE"
         assert instance.cancelled == [(sink, 0)]
-        assert runner.meter.failures[FailureReason.CANCELED] == 1
-        assert runner.meter.statistics.responses["1"].cancel.count == 1
+        assert runner.metrics.failures[FailureReason.CANCELED] == 1
+        assert runner.metrics.statistics.responses["1"].cancel.count == 1
         assert runner.in_flight == 0
 
     asyncio.run(scenario())
@@ -203,9 +207,9 @@ def test_an_error_response_makes_the_request_a_failure_also_when_others_follow()
             sink.respond(0, out() if name == "a" else None, True)
 
         assert (answers.kinds("a"), answers.kinds("b")) == ("eR", "eN")
-        assert runner.meter.failures[FailureReason.BACKEND] == 2
-        assert runner.meter.statistics.success.count == 0
-        assert runner.meter.statistics.responses["0"].fail.count == 2
+        assert runner.metrics.failures[FailureReason.BACKEND] == 2
+        assert runner.metrics.statistics.success.count == 0
+        assert runner.metrics.statistics.responses["0"].fail.count == 2
 
     asyncio.run(scenario())
 
@@ -261,8 +265,8 @@ def test_an_ordinary_model_may_answer_after_its_batch_is_done() -> None:
         sink.respond(0, None, True)
 
         assert answers.kinds("a") == "R"
-        assert runner.meter.statistics.success.count == 1
-        assert runner.meter.statistics.responses == {}
+        assert runner.metrics.statistics.success.count == 1
+        assert runner.metrics.statistics.responses == {}
 
     asyncio.run(scenario())
 
@@ -337,7 +341,7 @@ def test_the_responses_that_are_counted_by_index_have_a_limit() -> None:
         for _ in range(RESPONSES_COUNTED_MAX + 5):
             sink.respond(0, out(), False)
         sink.respond(0, None, True)
-        responses = runner.meter.statistics.responses
+        responses = runner.metrics.statistics.responses
         assert len(responses) == RESPONSES_COUNTED_MAX
         assert responses[str(RESPONSES_COUNTED_MAX - 1)].success.count == 6
 
@@ -346,10 +350,10 @@ def test_the_responses_that_are_counted_by_index_have_a_limit() -> None:
 
 def test_a_call_that_would_wait_for_its_own_caller_is_refused_and_later_ones_are_not() -> None:
     async def scenario() -> None:
-        graph, answers = CallGraph(), Answers()
+        detector, answers = DeadlockDetector(), Answers()
         a, b = Instance(), Instance()
-        of_a = runner_of(config(decoupled=False, name="a"), a, calls=graph)
-        of_b = runner_of(config(decoupled=False, name="b"), b, calls=graph)
+        of_a = runner_of(config(decoupled=False, name="a"), a, deadlocks=detector)
+        of_b = runner_of(config(decoupled=False, name="b"), b, deadlocks=detector)
         of_a.submit(request("outer"), answers.reply_to("outer"))
         outer = a.batches[0][1].frame()
         of_b.submit(request("middle", caller=outer), answers.reply_to("middle"))
@@ -368,7 +372,7 @@ def test_a_call_that_would_wait_for_its_own_caller_is_refused_and_later_ones_are
             sink.respond(0, out(), True)
             sink.finish(now_ns(), now_ns())
         assert (answers.kinds("middle"), answers.kinds("outer")) == ("R", "R")
-        assert len(graph) == 0
+        assert len(detector) == 0
         assert of_a.in_flight == of_b.in_flight == 0
         of_a.submit(request("next"), answers.reply_to("next"))
         assert len(a.batches) == 1
@@ -378,8 +382,8 @@ def test_a_call_that_would_wait_for_its_own_caller_is_refused_and_later_ones_are
 
 def test_a_frame_is_the_same_every_time_and_occupies_nothing_once_the_batch_is_over() -> None:
     async def scenario() -> None:
-        graph, instance, answers = CallGraph(), Instance(), Answers()
-        runner = runner_of(config(), instance, calls=graph)
+        detector, instance, answers = DeadlockDetector(), Instance(), Answers()
+        runner = runner_of(config(), instance, deadlocks=detector)
         parent = CallFrame("x", "1")
         runner.submit(request("a", caller=parent), answers.reply_to("a"))
         runner.submit(request("b"), answers.reply_to("b"))
@@ -391,7 +395,7 @@ def test_a_frame_is_the_same_every_time_and_occupies_nothing_once_the_batch_is_o
         await asyncio.sleep(0)
         late = instance.leave_open()
         assert late.frame().instance == ""
-        assert len(graph) == 0
+        assert len(detector) == 0
 
     asyncio.run(scenario())
 
@@ -406,12 +410,12 @@ def test_a_model_that_calls_another_one_has_nothing_waiting_in_its_instances_lin
             sink.respond(0, out(), True)
             sink.finish(1000, 2000)
             await asyncio.sleep(0)
-        for number in range(PIPELINE_DEPTH):
+        for number in range(CAPACITY_MAX):
             runner.submit(request(f"ahead {number}"), answers.reply_to(f"ahead {number}"))
-        assert len(instance.batches) == PIPELINE_DEPTH
+        assert len(instance.batches) == CAPACITY_MAX
 
         instance.batches[0][1].frame()
-        for _ in range(PIPELINE_DEPTH):
+        for _ in range(CAPACITY_MAX):
             _, sink = instance.batches.pop(0)
             sink.respond(0, out(), True)
             sink.finish(1000, 2000)
@@ -442,7 +446,7 @@ class Play:
         self.answers = Answers()
         self.instances = [Instance() for _ in range(instances)]
         self.runner = runner_of(cfg, *self.instances)
-        self.tickets: list[Entry] = []
+        self.tickets: list[PendingRequest] = []
         self.open: list[tuple[BatchSink, list[int]]] = []  # batches that are done, and their requests that are not
 
     def do(self, deed: str, number: int) -> None:
@@ -511,7 +515,7 @@ def test_whatever_happens_every_request_has_one_last_outcome_and_nothing_after_i
             play.do(deed, number)
             if deed == "turn":
                 await asyncio.sleep(0)
-            assert all(len(instance.batches) <= PIPELINE_DEPTH for instance in play.instances)
+            assert all(len(instance.batches) <= CAPACITY_MAX for instance in play.instances)
         for _ in range(len(deeds) + 2):
             play.end()
             await asyncio.sleep(0)
@@ -520,7 +524,7 @@ def test_whatever_happens_every_request_has_one_last_outcome_and_nothing_after_i
         if not decoupled:
             assert all(len(outcomes) == 1 for outcomes in play.answers.of.values())
         assert play.runner.in_flight == 0
-        statistics = play.runner.meter.statistics
+        statistics = play.runner.metrics.statistics
         assert statistics.success.count + statistics.fail.count == len(play.tickets)
         assert statistics.success.count == statistics.queue.count == statistics.compute_infer.count
         assert statistics.success.count == sum(

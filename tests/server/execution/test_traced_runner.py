@@ -16,10 +16,11 @@ from charonia.core.request import InferRequest
 from charonia.core.tensor import Tensor
 from charonia.core.trace import TraceLevel, TraceTree, ordered
 from charonia.server.backends.api import BatchSink, Outputs, Placement
-from charonia.server.execution.batches import RunningBatch
 from charonia.server.execution.clock import now_ns
-from charonia.server.execution.lanes import AsyncLane
+from charonia.server.execution.executor import AsyncExecutor
+from charonia.server.execution.in_flight import RunningBatch
 from charonia.server.execution.runner import ModelRunner
+from charonia.server.scheduling.recorded import RecordedScheduler
 from charonia.server.scheduling.schedulers import make_scheduler
 
 CONFIG = ModelConfig(
@@ -80,8 +81,8 @@ def runner(instance: Instance, config: ModelConfig = CONFIG) -> ModelRunner:
     return ModelRunner(
         config,
         "7",
-        scheduler=make_scheduler(config),
-        lanes=[AsyncLane(instance, Placement("m_0", InstanceKind.KIND_CPU))],
+        scheduler=RecordedScheduler(make_scheduler(config)),
+        executors=[AsyncExecutor(instance, Placement("m_0", InstanceKind.KIND_CPU))],
         labels={},
         loop=asyncio.get_running_loop(),
     )

@@ -5,17 +5,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from charonia.server.explain.activity import MARKS_MAX, Activity, Counts, History, Shortage, counts_of
-from charonia.server.metrics.model_metrics import FailureReason, Meter
+from charonia.server.metrics.model_metrics import FailureReason, ModelMetrics
 from charonia.server.scheduling.api import CloseReason
 
 S = 1_000_000_000
 MS = 1_000_000
 
 
-def batch(meter: Meter, size: int, *, begin_ns: int = 0, reason: CloseReason = CloseReason.FULL) -> None:
+def batch(metrics: ModelMetrics, size: int, *, begin_ns: int = 0, reason: CloseReason = CloseReason.FULL) -> None:
     """Run a batch whose requests waited 2 ms: 1 ms of input, 7 of computing, 2 of output."""
     marks = (begin_ns, begin_ns + MS, begin_ns + 8 * MS, begin_ns + 10 * MS)
-    meter.batch_done(
+    metrics.batch_done(
         arrivals_ns=[begin_ns - 2 * MS] * size,
         inferences=size,
         batch_size=size,
@@ -26,14 +26,14 @@ def batch(meter: Meter, size: int, *, begin_ns: int = 0, reason: CloseReason = C
 
 
 def test_what_happened_between_the_marks_is_the_difference_of_the_counters() -> None:
-    meter, history = Meter("m", "1"), History()
-    batch(meter, 8)
-    meter.failed(FailureReason.REJECTED, MS)
-    history.mark(meter, 0, 0, 0.0)
-    batch(meter, 4, reason=CloseReason.DELAY)
-    batch(meter, 4)
-    meter.failed(FailureReason.BACKEND, MS)
-    history.mark(meter, S, 3, 1.5)
+    metrics, history = ModelMetrics("m", "1"), History()
+    batch(metrics, 8)
+    metrics.failed(FailureReason.REJECTED, MS)
+    history.mark(metrics, 0, 0, 0.0)
+    batch(metrics, 4, reason=CloseReason.DELAY)
+    batch(metrics, 4)
+    metrics.failed(FailureReason.BACKEND, MS)
+    history.mark(metrics, S, 3, 1.5)
 
     found = history.activity()
 
@@ -50,10 +50,10 @@ def test_what_happened_between_the_marks_is_the_difference_of_the_counters() -> 
 
 
 def test_only_the_last_minute_counts() -> None:
-    meter, history = Meter("m", "1"), History()
+    metrics, history = ModelMetrics("m", "1"), History()
     for second in range(100):
-        batch(meter, 1)
-        history.mark(meter, second * S, 0, 0.0)
+        batch(metrics, 1)
+        history.mark(metrics, second * S, 0, 0.0)
 
     found = history.activity()
 
@@ -62,12 +62,12 @@ def test_only_the_last_minute_counts() -> None:
 
 
 def test_seconds_without_requests_do_not_make_a_model_look_idle() -> None:
-    meter, history = Meter("m", "1"), History()
+    metrics, history = ModelMetrics("m", "1"), History()
     for second in range(11):
         if second in (3, 4, 5):
             for _ in range(100 if second == 4 else 50):
-                batch(meter, 1)
-        history.mark(meter, second * S, 0, 0.5 if second in (3, 4, 5) else 2.0)
+                batch(metrics, 1)
+        history.mark(metrics, second * S, 0, 0.5 if second in (3, 4, 5) else 2.0)
 
     found = history.activity()
 
@@ -78,15 +78,15 @@ def test_seconds_without_requests_do_not_make_a_model_look_idle() -> None:
 
 
 def test_a_second_in_which_requests_only_waited_is_an_active_one() -> None:
-    meter, history = Meter("m", "1"), History()
+    metrics, history = ModelMetrics("m", "1"), History()
     for second, queued in enumerate((0, 0, 7, 0, 0)):
-        history.mark(meter, second * S, queued, 0.0)
+        history.mark(metrics, second * S, queued, 0.0)
 
     assert history.activity().active_seconds == 2  # before and after it was seen
 
 
 def test_what_was_waited_for_is_counted_in_the_active_seconds() -> None:
-    meter, history = Meter("m", "1"), History()
+    metrics, history = ModelMetrics("m", "1"), History()
     needs = ("disk", "licence", "memory")
     seen = [
         Shortage(9 * S, needs),
@@ -95,7 +95,7 @@ def test_what_was_waited_for_is_counted_in_the_active_seconds() -> None:
         *[Shortage(11 * S, needs)] * 4,
     ]
     for second, (queued, shortage) in enumerate(zip((0, 3, 3, 3, 3, 0, 0), seen, strict=True)):
-        history.mark(meter, second * S, queued, 0.0, shortage)
+        history.mark(metrics, second * S, queued, 0.0, shortage)
 
     found = history.activity()
 
@@ -105,9 +105,9 @@ def test_what_was_waited_for_is_counted_in_the_active_seconds() -> None:
 
 
 def test_what_was_never_seen_to_be_missing_may_be_anything_that_is_needed() -> None:
-    meter, history = Meter("m", "1"), History()
+    metrics, history = ModelMetrics("m", "1"), History()
     for second in range(3):
-        history.mark(meter, second * S, 1, 0.0, Shortage(second * S // 2, ("disk", "memory")))
+        history.mark(metrics, second * S, 1, 0.0, Shortage(second * S // 2, ("disk", "memory")))
 
     found = history.activity()
 
@@ -115,20 +115,20 @@ def test_what_was_never_seen_to_be_missing_may_be_anything_that_is_needed() -> N
 
 
 def test_requests_that_take_longer_than_a_second_keep_a_model_busy() -> None:
-    meter, history = Meter("m", "1"), History()
+    metrics, history = ModelMetrics("m", "1"), History()
     for second in range(6):
         if second in (2, 4):
-            batch(meter, 1)
-        history.mark(meter, second * S, 1, 0.0)
+            batch(metrics, 1)
+        history.mark(metrics, second * S, 1, 0.0)
 
     assert history.activity().active_seconds == 5
 
 
 def test_nothing_is_copied_while_nothing_happens() -> None:
-    meter, history = Meter("m", "1"), History()
-    batch(meter, 1)
+    metrics, history = ModelMetrics("m", "1"), History()
+    batch(metrics, 1)
     for second in range(3):
-        history.mark(meter, second * S, 0, 0.0)
+        history.mark(metrics, second * S, 0, 0.0)
 
     counts = {id(mark.counts) for mark in history._marks}
 
@@ -140,7 +140,7 @@ def test_before_the_second_mark_nothing_is_known() -> None:
 
     assert history.activity() == Activity()
 
-    history.mark(Meter("m", "1"), 0, 4, 0.0)
+    history.mark(ModelMetrics("m", "1"), 0, 4, 0.0)
     assert history.activity() == Activity(queued=(4,))
 
 
@@ -169,17 +169,17 @@ def test_a_share_of_the_waits_is_read_off_the_buckets(waits: tuple[int, ...], sh
 
 @given(st.lists(st.integers(1, 16), max_size=30), st.lists(st.integers(1, 16), max_size=30))
 def test_a_difference_holds_what_came_in_between_and_nothing_else(before: list[int], after: list[int]) -> None:
-    meter, history = Meter("m", "1"), History()
+    metrics, history = ModelMetrics("m", "1"), History()
     for size in before:
-        batch(meter, size)
-    history.mark(meter, 0, 0, 0.0)
+        batch(metrics, size)
+    history.mark(metrics, 0, 0, 0.0)
     for size in after:
-        batch(meter, size)
-    history.mark(meter, S, 0, 0.0)
+        batch(metrics, size)
+    history.mark(metrics, S, 0, 0.0)
 
     found = history.activity().counts
 
-    fresh = Meter("m", "1")
+    fresh = ModelMetrics("m", "1")
     for size in after:
         batch(fresh, size)
     expected = counts_of(fresh)

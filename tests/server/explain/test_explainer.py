@@ -9,10 +9,11 @@ import pytest
 
 from charonia.config.pbtxt import parse
 from charonia.core.errors import ServingError, not_found
+from charonia.server.execution.version_runner import Runner
 from charonia.server.explain.explainer import Explainer, setup_of
 from charonia.server.explain.rules import Setup
-from charonia.server.lifecycle.loader import LoadedVersion, Runner, placements
-from charonia.server.metrics.model_metrics import Meter
+from charonia.server.lifecycle.loader import LoadedVersion, placements
+from charonia.server.metrics.model_metrics import ModelMetrics
 from charonia.server.rate_limiter.limiter import Claim, RateLimits
 from charonia.server.scheduling.api import CloseReason, QueueLimits, SlotIdle, Submit
 from charonia.server.scheduling.default import DefaultScheduler
@@ -40,13 +41,13 @@ class OneRunner:
     def __init__(self, text: str, pending: int | None = 0) -> None:
         self.config = parse(text)
         self.version = "3"
-        self.meter = Meter(self.config.name, self.version)
+        self.metrics = ModelMetrics(self.config.name, self.version)
         self.pending = pending
 
     def work(self, seconds: float) -> None:
         """Note a batch that took so long."""
         end = int(seconds * 1e9)
-        self.meter.batch_done(
+        self.metrics.batch_done(
             arrivals_ns=[0], inferences=1, batch_size=1, reason=CloseReason.DELAY, marks_ns=(0, 0, end, end), wall_ms=0
         )
 
@@ -100,7 +101,7 @@ def test_an_ensemble_is_explained_with_those_of_its_steps_that_are_there() -> No
     explainer = explainer_of(model, ensemble)
     explainer.mark()
     model.work(100)
-    ensemble.meter.composed(duration_ns=10, inferences=1, queue_ns=1, compute_ns=9, end_ns=10, wall_ms=0)
+    ensemble.metrics.composed(duration_ns=10, inferences=1, queue_ns=1, compute_ns=9, end_ns=10, wall_ms=0)
     explainer.mark()
 
     found = explainer.explain("e")
@@ -125,7 +126,7 @@ def test_what_the_rate_limiter_holds_back_is_named_for_the_model_and_for_an_ense
     explainer = explainer_of(model, ensemble, claim=claims[1])
     explainer.mark()
     model.work(0.1)
-    ensemble.meter.composed(duration_ns=10, inferences=1, queue_ns=1, compute_ns=9, end_ns=10, wall_ms=0)
+    ensemble.metrics.composed(duration_ns=10, inferences=1, queue_ns=1, compute_ns=9, end_ns=10, wall_ms=0)
     explainer.mark()
 
     (found, *_) = explainer.explain("m").findings
@@ -168,5 +169,5 @@ def test_marks_are_made_until_the_end() -> None:
 
     asyncio.run(main())
 
-    assert runner.meter in explainer._histories
+    assert runner.metrics in explainer._histories
     assert len(explainer._histories) == 1

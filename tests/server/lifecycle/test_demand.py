@@ -109,7 +109,7 @@ class Harness:
         self.folder = folder
         self.backend = FakeBackend()
         options = LifecycleOptions((folder,), ControlMode.AUTO, cores=2)
-        self.lifecycle = Lifecycle(options, Backends({"fake": lambda: self.backend}))
+        self.lifecycle = Lifecycle(options, Backends({"fake": lambda: self.backend}, record_steps=1000))
         self.engine = ModelEngine(self.lifecycle, ServerMetadata("test", "0", ()))
         self.demand = Demand(
             self.lifecycle,

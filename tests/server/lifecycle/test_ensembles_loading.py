@@ -27,7 +27,7 @@ class Harness:
     """An engine over one repository folder."""
 
     def __init__(self, repository: Path, mode: ControlMode = ControlMode.EXPLICIT) -> None:
-        self.backends = Backends(installed_backends())
+        self.backends = Backends(installed_backends(), record_steps=1000)
         self.lifecycle = Lifecycle(LifecycleOptions((repository,), mode, cores=2), self.backends)
         self.engine = ModelEngine(self.lifecycle, ServerMetadata("test", "0", ()))
 

@@ -110,7 +110,7 @@ class Harness:
         self.repository = repository
         self.backend = FakeBackend()
         options = LifecycleOptions((repository, *more), mode, cores=2, load_retries=retries)
-        self.lifecycle = Lifecycle(options, Backends({"fake": lambda: self.backend}))
+        self.lifecycle = Lifecycle(options, Backends({"fake": lambda: self.backend}, record_steps=1000))
         self.engine = ModelEngine(self.lifecycle, ServerMetadata("test", "0", ()))
 
     async def value(self, model: str = "m", version: str = "") -> float:

@@ -20,10 +20,11 @@ from charonia.core.response import InferResponse
 from charonia.core.tensor import Tensor
 from charonia.server.backends.api import BatchSink, Outputs, Placement
 from charonia.server.execution.clock import now_ns
-from charonia.server.execution.lanes import AsyncLane
+from charonia.server.execution.executor import AsyncExecutor
 from charonia.server.execution.runner import ModelRunner
 from charonia.server.lifecycle.python_strategy import PythonStrategy, load_strategy
 from charonia.server.lifecycle.repository.scan import ModelFolder
+from charonia.server.scheduling.recorded import RecordedScheduler
 from charonia.server.scheduling.schedulers import make_scheduler
 
 CONFIG = ModelConfig(
@@ -113,8 +114,8 @@ def batches_of(strategy: PythonStrategy, requests: list[InferRequest]) -> tuple[
         runner = ModelRunner(
             CONFIG,
             "1",
-            scheduler=make_scheduler(CONFIG, strategy),
-            lanes=[AsyncLane(instance, Placement("m_0", InstanceKind.KIND_CPU))],
+            scheduler=RecordedScheduler(make_scheduler(CONFIG, strategy)),
+            executors=[AsyncExecutor(instance, Placement("m_0", InstanceKind.KIND_CPU))],
             labels={},
             loop=asyncio.get_running_loop(),
         )

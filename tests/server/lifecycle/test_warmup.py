@@ -15,7 +15,7 @@ from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError, internal
 from charonia.core.request import InferRequest
 from charonia.server.backends.api import BatchSink, Execution, Outputs, Placement
-from charonia.server.execution.lanes import AsyncLane, BlockingLane
+from charonia.server.execution.executor import AsyncExecutor, BlockingExecutor
 from charonia.server.lifecycle.repository.data_files import read_warmup_files
 from charonia.server.lifecycle.repository.scan import ModelFolder
 from charonia.server.lifecycle.warmup import Sample, samples, warm
@@ -189,15 +189,15 @@ def two_samples() -> list[Sample]:
 def warmed(*instances: Instance | Elsewhere) -> None:
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
-        lanes: list[BlockingLane | AsyncLane] = [
-            BlockingLane(i, placement(), loop) if isinstance(i, Instance) else AsyncLane(i, placement())
+        executors: list[BlockingExecutor | AsyncExecutor] = [
+            BlockingExecutor(i, placement(), loop) if isinstance(i, Instance) else AsyncExecutor(i, placement())
             for i in instances
         ]
         try:
-            await warm(ModelConfig(name="m"), "1", lanes, two_samples())
+            await warm(ModelConfig(name="m"), "1", executors, two_samples())
         finally:
-            for lane in lanes:
-                await lane.aclose()
+            for executor in executors:
+                await executor.aclose()
 
     asyncio.run(asyncio.wait_for(scenario(), 20))
 

@@ -10,10 +10,10 @@ import pytest
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import InstanceGroup, ModelConfig
 from charonia.core.errors import Code, ServingError
-from charonia.server.execution.lanes import IN_PLACE_PROBES, InPlaceRule
 from charonia.server.lifecycle.loader import placements
 from charonia.server.machine import cores
 from charonia.server.machine.cores import HostPolicy, bound_to, memory_nodes, policy_cores
+from charonia.server.scheduling.in_place import IN_PLACE_PROBES, InPlaceRule
 
 needs_affinity = pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="threads cannot be bound here")
 

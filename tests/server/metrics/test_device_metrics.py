@@ -1,6 +1,6 @@
 from charonia.core.statistics import MemoryUsage
 from charonia.server.metrics.devices import Gpu, PinnedMemory, gpu_families, memory_families, pinned_families
-from charonia.server.metrics.model_metrics import Meter
+from charonia.server.metrics.model_metrics import ModelMetrics
 from charonia.server.metrics.prometheus import ModelSample, render
 
 
@@ -30,10 +30,10 @@ def test_pinned_memory_is_shown_with_its_limit() -> None:
 
 
 def test_memory_of_a_model_is_shown_by_device_and_instance() -> None:
-    meter = Meter("m", "1")
-    meter.statistics.memory = [MemoryUsage("GPU", 1, 500, "m_0"), MemoryUsage("GPU", 1, 500, "m_1")]
+    metrics = ModelMetrics("m", "1")
+    metrics.statistics.memory = [MemoryUsage("GPU", 1, 500, "m_0"), MemoryUsage("GPU", 1, 500, "m_1")]
 
-    [found] = memory_families([ModelSample(meter, {}, 0)])
+    [found] = memory_families([ModelSample(metrics, {}, 0)])
 
     assert [(sample.value, sample.labels["instance"], sample.labels["device"]) for sample in found.samples] == [
         (500, "m_0", "1"),

@@ -1,9 +1,9 @@
-"""The metrics page has every family, valid lines and the values of the meter."""
+"""The metrics page has every family, valid lines and the values of the metrics."""
 
 import re
 
 from charonia.core.statistics import WorkerState
-from charonia.server.metrics.model_metrics import NOTES_MAX, FailureReason, Meter
+from charonia.server.metrics.model_metrics import NOTES_MAX, FailureReason, ModelMetrics
 from charonia.server.metrics.prometheus import Machine, ModelSample, PageView, metric_names, render
 from charonia.server.scheduling.api import CloseReason
 
@@ -13,8 +13,8 @@ WORKERS = [WorkerState("m_0_0", 5000, 2, ""), WorkerState("m_0_1", 0, 7, "it has
 LINE = re.compile(r'[a-zA-Z_:][a-zA-Z0-9_:]*(\{([a-zA-Z_][a-zA-Z0-9_]*="(\\.|[^"\\\n])*",?)*\})? [-+0-9.eE]+')
 
 
-def meter() -> Meter:
-    made = Meter("m", "2")
+def metrics() -> ModelMetrics:
+    made = ModelMetrics("m", "2")
     made.batch_done(
         arrivals_ns=[100 * US, 200 * US],
         inferences=3,
@@ -29,12 +29,12 @@ def meter() -> Meter:
 
 
 def page(machine: Machine | None = MACHINE) -> str:
-    sample = ModelSample(meter(), {"team": 'a"b\\c\n'}, 6, WORKERS)
+    sample = ModelSample(metrics(), {"team": 'a"b\\c\n'}, 6, WORKERS)
     return render([sample], machine, view=PageView(quantiles=(0.5,))).decode()
 
 
 def test_a_batch_counts_once_and_its_requests_each() -> None:
-    statistics = meter().statistics
+    statistics = metrics().statistics
     assert (statistics.execution_count, statistics.inference_count, statistics.last_inference_ms) == (1, 3, 77)
     assert (statistics.success.count, statistics.success.ns) == (2, 305 * US + 205 * US)
     assert (statistics.queue.count, statistics.queue.ns) == (2, 200 * US + 100 * US)
@@ -46,7 +46,7 @@ def test_a_batch_counts_once_and_its_requests_each() -> None:
 
 
 def test_a_batch_without_a_success_is_an_execution_and_nothing_more() -> None:
-    made = Meter("m", "1")
+    made = ModelMetrics("m", "1")
     made.batch_done(
         arrivals_ns=[], inferences=0, batch_size=4, reason=CloseReason.FULL, marks_ns=(0, 1, 2, 3), wall_ms=1
     )
@@ -99,7 +99,7 @@ def test_a_utilization_that_is_not_known_yet_and_an_unwatched_machine_are_left_o
 
 
 def test_looking_often_or_once_gives_the_same_counts() -> None:
-    looked_at, left_alone = Meter("m", "1"), Meter("m", "1")
+    looked_at, left_alone = ModelMetrics("m", "1"), ModelMetrics("m", "1")
     for number in range(3 * NOTES_MAX):
         for each in (looked_at, left_alone):
             each.batch_done(

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from charonia.server.metrics.model_metrics import BATCH_SIZE, FIRST_RESPONSE, REQUEST_DURATION, Meter
+from charonia.server.metrics.model_metrics import BATCH_SIZE, FIRST_RESPONSE, REQUEST_DURATION, ModelMetrics
 from charonia.server.metrics.prometheus import ModelSample, PageView, render
 from charonia.server.metrics.summaries import SLOT_NS, SLOTS, SUMMARIES, Summary
 from charonia.server.scheduling.api import CloseReason
@@ -21,8 +21,8 @@ def observed(*values: int, at_ns: int = 0) -> Summary:
     return summary
 
 
-def run_batch(meter: Meter, end_ns: int = 400 * US) -> None:
-    meter.batch_done(
+def run_batch(metrics: ModelMetrics, end_ns: int = 400 * US) -> None:
+    metrics.batch_done(
         arrivals_ns=[end_ns - 300 * US, end_ns - 200 * US],
         inferences=2,
         batch_size=2,
@@ -32,8 +32,8 @@ def run_batch(meter: Meter, end_ns: int = 400 * US) -> None:
     )
 
 
-def page(meter: Meter, view: PageView | None = None) -> dict[str, float]:
-    lines = render([ModelSample(meter, {}, 0)], view=view).decode().splitlines()
+def page(metrics: ModelMetrics, view: PageView | None = None) -> dict[str, float]:
+    lines = render([ModelSample(metrics, {}, 0)], view=view).decode().splitlines()
     return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if line[0] != "#")}
 
 
@@ -71,12 +71,12 @@ def test_nothing_is_counted_where_nothing_was() -> None:
 
 
 def test_a_page_shows_summaries_where_they_are_wanted() -> None:
-    meter = Meter("m", "1")
-    meter.summarize()
-    meter.summarize()
-    run_batch(meter)
+    metrics = ModelMetrics("m", "1")
+    metrics.summarize()
+    metrics.summarize()
+    run_batch(metrics)
 
-    shown = page(meter, PageView(quantiles=(0.5, 1), now_ns=400 * US))
+    shown = page(metrics, PageView(quantiles=(0.5, 1), now_ns=400 * US))
 
     labels = 'model="m",version="1"'
     assert shown[f'nv_inference_request_summary_us{{{labels},quantile="1"}}'] == 300
@@ -86,43 +86,43 @@ def test_a_page_shows_summaries_where_they_are_wanted() -> None:
     assert shown[f"nv_inference_compute_input_summary_us_sum{{{labels}}}"] == 20
     assert shown[f"nv_inference_compute_infer_summary_us_sum{{{labels}}}"] == 160
     assert shown[f"nv_inference_compute_output_summary_us_sum{{{labels}}}"] == 20
-    assert not any("summary" in name for name in page(meter))
+    assert not any("summary" in name for name in page(metrics))
 
 
 def test_requests_that_end_after_their_batch_and_ensembles_are_summarized() -> None:
-    meter = Meter("m", "1")
-    meter.summarize()
-    meter.request_done(100 * US, 1, 200 * US, (210 * US, 250 * US), 400 * US)
-    meter.composed(duration_ns=900 * US, inferences=1, queue_ns=US, compute_ns=2 * US, end_ns=US, wall_ms=1)
+    metrics = ModelMetrics("m", "1")
+    metrics.summarize()
+    metrics.request_done(100 * US, 1, 200 * US, (210 * US, 250 * US), 400 * US)
+    metrics.composed(duration_ns=900 * US, inferences=1, queue_ns=US, compute_ns=2 * US, end_ns=US, wall_ms=1)
 
-    shown = page(meter, PageView(quantiles=(1,)))
+    shown = page(metrics, PageView(quantiles=(1,)))
 
     assert shown['nv_inference_request_summary_us_sum{model="m",version="1"}'] == 300 + 900
     assert shown['nv_inference_compute_infer_summary_us_sum{model="m",version="1"}'] == 190 + 2
 
 
 def test_a_model_without_summaries_has_only_their_heads() -> None:
-    text = render([ModelSample(Meter("m", "1"), {}, 0)], view=PageView(quantiles=(0.5,))).decode()
+    text = render([ModelSample(ModelMetrics("m", "1"), {}, 0)], view=PageView(quantiles=(0.5,))).decode()
 
     assert all(f"# TYPE {name} summary" in text for name in SUMMARIES)
     assert "quantile=" not in text
 
 
 def test_counters_of_latencies_go_and_other_counters_stay() -> None:
-    meter = Meter("m", "1")
-    run_batch(meter)
+    metrics = ModelMetrics("m", "1")
+    run_batch(metrics)
 
-    shown = page(meter, PageView(counters=False))
+    shown = page(metrics, PageView(counters=False))
 
     assert not any(name.split("{")[0].endswith("_duration_us") for name in shown)
     assert shown['nv_inference_request_success{model="m",version="1"}'] == 2
 
 
 def test_histograms_of_latencies_go_and_that_of_batch_sizes_stays() -> None:
-    meter = Meter("m", "1")
-    run_batch(meter)
+    metrics = ModelMetrics("m", "1")
+    run_batch(metrics)
 
-    names = {name.split("{")[0] for name in page(meter, PageView(histograms=False))}
+    names = {name.split("{")[0] for name in page(metrics, PageView(histograms=False))}
 
     assert "charonia_request_duration_seconds_bucket" not in names
     assert "charonia_batch_size_bucket" in names
@@ -130,11 +130,11 @@ def test_histograms_of_latencies_go_and_that_of_batch_sizes_stays() -> None:
 
 def test_buckets_may_be_a_models_own() -> None:
     buckets = {REQUEST_DURATION: (250 * US, 350 * US), FIRST_RESPONSE: (1000 * US,), BATCH_SIZE: (3,)}
-    meter = Meter("m", "1", buckets)
-    run_batch(meter)
-    meter.first_response(10)
+    metrics = ModelMetrics("m", "1", buckets)
+    run_batch(metrics)
+    metrics.first_response(10)
 
-    shown = page(meter)
+    shown = page(metrics)
 
     labels = 'model="m",version="1"'
     assert shown[f'charonia_request_duration_seconds_bucket{{{labels},le="0.00025"}}'] == 1

@@ -17,11 +17,12 @@ from charonia.core.tensor import Array, Tensor
 from charonia.server.backends.api import BatchSink, Execution, Outputs, Placement, Result
 from charonia.server.execution.admission import Admission
 from charonia.server.execution.clock import now_ns
-from charonia.server.execution.lanes import make_lane
+from charonia.server.execution.executor import make_executor
 from charonia.server.execution.runner import ModelRunner
 from charonia.server.ragged.configuration import padding_plan
 from charonia.server.ragged.padded import PADDED_BYTES_MAX, PaddingStrategy, pad_instance
 from charonia.server.ragged.padding import PaddingPlan
+from charonia.server.scheduling.recorded import RecordedScheduler
 from charonia.server.scheduling.schedulers import make_scheduler
 
 CONFIG = ModelConfig(
@@ -101,13 +102,13 @@ def answers_of(instance: Blocking | Later, requests: Sequence[InferRequest], can
 
     async def main() -> None:
         padded = pad_instance(instance, plan_of())
-        lane = make_lane(padded, Placement("m_0", InstanceKind.KIND_CPU), asyncio.get_running_loop())
+        executor = make_executor(padded, Placement("m_0", InstanceKind.KIND_CPU), asyncio.get_running_loop())
         strategy = PaddingStrategy(plan_of())
         runner = ModelRunner(
             CONFIG,
             "1",
-            scheduler=make_scheduler(CONFIG, strategy),
-            lanes=[lane],
+            scheduler=RecordedScheduler(make_scheduler(CONFIG, strategy)),
+            executors=[executor],
             labels={},
             loop=asyncio.get_running_loop(),
         )

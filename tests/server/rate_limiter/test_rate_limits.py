@@ -9,7 +9,7 @@ from charonia.config.model import InstanceGroup, ModelConfig, RateLimiter, RateL
 from charonia.core.caller import CallFrame
 from charonia.core.errors import Code, ServingError
 from charonia.server.backends.api import Placement
-from charonia.server.execution.calls import CallGraph, Pool
+from charonia.server.execution.deadlock import DeadlockDetector, InstancePool
 from charonia.server.explain.activity import Shortage
 from charonia.server.rate_limiter.limiter import Claim, RateLimits
 from charonia.server.rate_limiter.options import ResourceLimit
@@ -153,18 +153,18 @@ def test_a_version_that_goes_gives_up_what_it_holds_and_the_next_is_woken() -> N
     asyncio.run(scenario())
 
 
-def pool(limits: RateLimits, name: str, *resources: RateLimiterResource, count: int = 1) -> Pool:
-    return Pool(name, count, claim(limits, model(name, *resources, count=count)))
+def pool(limits: RateLimits, name: str, *resources: RateLimiterResource, count: int = 1) -> InstancePool:
+    return InstancePool(name, count, claim(limits, model(name, *resources, count=count)))
 
 
 def test_a_call_that_waits_for_what_its_caller_holds_is_refused() -> None:
     limits = RateLimits()
-    graph, a, b = CallGraph(), pool(limits, "a", resource(1)), pool(limits, "b", resource(1))
+    detector, a, b = DeadlockDetector(), pool(limits, "a", resource(1)), pool(limits, "b", resource(1))
     caller = CallFrame("a", "1", "a_0_0")
-    graph.occupy(caller, a, 0)
+    detector.occupy(caller, a, 0)
 
     with pytest.raises(ServingError) as caught:
-        graph.submit(caller, b)
+        detector.submit(caller, b)
 
     assert caught.value.code is Code.UNAVAILABLE
     assert "the resources that it needs to run are held by models that wait for it (a -> b)" in caught.value.message
@@ -173,40 +173,45 @@ def test_a_call_that_waits_for_what_its_caller_holds_is_refused() -> None:
 
 def test_a_call_whose_resources_do_not_depend_on_its_caller_is_not_refused() -> None:
     limits = RateLimits([ResourceLimit("R", 2)])
-    graph, a = CallGraph(), pool(limits, "a", resource(1))
+    detector, a = DeadlockDetector(), pool(limits, "a", resource(1))
     caller = CallFrame("a", "1", "a_0_0")
-    graph.occupy(caller, a, 0)
+    detector.occupy(caller, a, 0)
 
-    graph.submit(caller, pool(limits, "enough", resource(1)))
-    graph.submit(caller, pool(limits, "other", resource(1, "Q")))
-    graph.submit(caller, Pool("free", 1))
-    graph.submit(caller, pool(limits, "nothing"))
+    detector.submit(caller, pool(limits, "enough", resource(1)))
+    detector.submit(caller, pool(limits, "other", resource(1, "Q")))
+    detector.submit(caller, InstancePool("free", 1))
+    detector.submit(caller, pool(limits, "nothing"))
 
 
 def test_two_callers_that_together_hold_what_both_wait_for_are_noticed() -> None:
     limits = RateLimits([ResourceLimit("R", 2)])
-    graph, a, b = CallGraph(), pool(limits, "a", resource(1), count=2), pool(limits, "b", resource(1))
+    detector, a, b = DeadlockDetector(), pool(limits, "a", resource(1), count=2), pool(limits, "b", resource(1))
     first, second = CallFrame("a", "1", "a_0_0"), CallFrame("a", "1", "a_0_1")
-    graph.occupy(first, a, 0)
-    graph.occupy(second, a, 1)
-    call = graph.submit(first, b)  # the second may still finish
+    detector.occupy(first, a, 0)
+    detector.occupy(second, a, 1)
+    call = detector.submit(first, b)  # the second may still finish
 
     with pytest.raises(ServingError, match="held by models that wait for it"):
-        graph.submit(second, b)
+        detector.submit(second, b)
 
-    graph.vacate(second)
-    graph.run(call, 0)
-    graph.end(call)
+    detector.vacate(second)
+    detector.run(call, 0)
+    detector.end(call)
 
 
 def test_a_circle_that_goes_on_over_resources_is_noticed() -> None:
     limits = RateLimits()
-    graph, a, b, c = CallGraph(), pool(limits, "a", resource(1)), Pool("b", 1), pool(limits, "c", resource(1))
+    detector, a, b, c = (
+        DeadlockDetector(),
+        pool(limits, "a", resource(1)),
+        InstancePool("b", 1),
+        pool(limits, "c", resource(1)),
+    )
     first = CallFrame("a", "1", "a_0_0")
-    graph.occupy(first, a, 0)
-    graph.run(graph.submit(first, b), 0)
+    detector.occupy(first, a, 0)
+    detector.run(detector.submit(first, b), 0)
     second = CallFrame("b", "1", "b_0_0", first)
-    graph.occupy(second, b, 0)
+    detector.occupy(second, b, 0)
 
     with pytest.raises(ServingError, match=r"\(a -> b -> c\)"):
-        graph.submit(second, c)
+        detector.submit(second, c)

@@ -1,15 +1,15 @@
 """What is counted for responses that are kept."""
 
 from charonia.server.metrics.metric_families import Family
-from charonia.server.metrics.model_metrics import Meter
+from charonia.server.metrics.model_metrics import ModelMetrics
 from charonia.server.metrics.prometheus import ModelSample, PageView, render
 from charonia.server.response_cache.metrics import CacheCounters, cache_families, local_families, remote_families
 
 US = 1000
 
 
-def meter(*, is_cached: bool = True) -> Meter:
-    made = Meter("m", "1")
+def metrics(*, is_cached: bool = True) -> ModelMetrics:
+    made = ModelMetrics("m", "1")
     made.is_cached = is_cached
     made.summarize()
     made.cache_hit(end_ns=100 * US, duration_ns=30 * US, queue_ns=10 * US, lookup_ns=20 * US)
@@ -23,7 +23,7 @@ def values(families: list[Family]) -> dict[str, float]:
 
 
 def test_a_hit_is_a_success_without_an_execution_and_a_miss_takes_longer() -> None:
-    statistics = meter().statistics
+    statistics = metrics().statistics
 
     assert (statistics.success.count, statistics.success.ns) == (1, 37 * US)
     assert (statistics.queue.count, statistics.queue.ns) == (1, 10 * US)
@@ -35,8 +35,8 @@ def test_a_hit_is_a_success_without_an_execution_and_a_miss_takes_longer() -> No
 def test_the_page_has_them_for_models_with_a_cache_only() -> None:
     view = PageView(quantiles=(0.5,), now_ns=100 * US)
 
-    page = render([ModelSample(meter(), {}, 0)], view=view).decode()
-    without = render([ModelSample(meter(is_cached=False), {}, 0)], view=view).decode()
+    page = render([ModelSample(metrics(), {}, 0)], view=view).decode()
+    without = render([ModelSample(metrics(is_cached=False), {}, 0)], view=view).decode()
 
     labels = '{model="m",version="1"}'
     for line in (

@@ -18,7 +18,7 @@ from charonia.core.request import InferRequest, ParameterValue
 from charonia.core.response import InferResponse
 from charonia.core.tensor import Tensor
 from charonia.server.metrics.metric_families import Family
-from charonia.server.metrics.model_metrics import FailureReason, Meter
+from charonia.server.metrics.model_metrics import FailureReason, ModelMetrics
 from charonia.server.response_cache.api import KeptResponse, Key
 from charonia.server.response_cache.memory import LocalCache
 from charonia.server.response_cache.runner import HASH_IN_LOOP_BYTES_MAX, CachedCall, CachedRunner
@@ -41,7 +41,7 @@ class ScriptedRunner:
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
         self.version = "1"
-        self.meter = Meter("m", "1")
+        self.metrics = ModelMetrics("m", "1")
         self.waiting: list[Waiting] = []
         self.seen: list[InferRequest] = []
         self.is_closed = False
@@ -173,7 +173,7 @@ class Bench:
         return outcome.code
 
     def counts(self) -> tuple[int, int]:
-        statistics = self.runner.meter.statistics
+        statistics = self.runner.metrics.statistics
         return statistics.cache_hit.count, statistics.cache_miss.count
 
 
@@ -193,11 +193,11 @@ def test_the_second_equal_request_gets_the_response_of_the_first_with_its_own_id
         assert bench.value("b") == 2
         assert len(bench.inner.seen) == 1
         assert bench.counts() == (1, 1)
-        statistics = bench.runner.meter.statistics
+        statistics = bench.runner.metrics.statistics
         assert statistics.success.count == 1  # the other one is counted by the runner behind the cache
         assert statistics.queue.count == 1
         assert statistics.execution_count == statistics.inference_count == 0
-        assert bench.runner.meter.is_cached
+        assert bench.runner.metrics.is_cached
 
     run(scenario)
 
@@ -246,7 +246,7 @@ def test_equal_requests_in_flight_run_once() -> None:
         assert [bench.value(name) for name in "abc"] == [2, 2, 2]
         assert bench.order == ["a", "b", "c"]
         assert bench.counts() == (2, 1)
-        assert bench.runner.meter.collapsed == 2
+        assert bench.runner.metrics.collapsed == 2
         assert bench.runner.in_flight == 0
 
     run(scenario)
@@ -292,7 +292,7 @@ def test_one_that_waits_for_another_can_leave() -> None:
 
         assert bench.code("b") is Code.CANCELLED
         assert bench.value("a") == 2
-        assert bench.runner.meter.failures[FailureReason.CANCELED] == 1
+        assert bench.runner.metrics.failures[FailureReason.CANCELED] == 1
         assert bench.counts() == (0, 1)
 
     run(scenario)
@@ -364,7 +364,7 @@ def test_one_that_waits_for_another_has_its_own_queue_timeout() -> None:
         await asyncio.sleep(0.03)
 
         assert [bench.code(name) for name in "bc"] == [Code.UNAVAILABLE, Code.UNAVAILABLE]
-        assert bench.runner.meter.failures[FailureReason.REJECTED] == 2
+        assert bench.runner.metrics.failures[FailureReason.REJECTED] == 2
         bench.inner.answer()
         assert bench.value("a") == 2
 

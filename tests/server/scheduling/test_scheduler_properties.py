@@ -26,6 +26,7 @@ from charonia.server.scheduling.api import (
 )
 from charonia.server.scheduling.default import DefaultScheduler
 from charonia.server.scheduling.dynamic import DynamicBatcher
+from charonia.server.scheduling.recorded import RecordedScheduler
 
 SLOTS = 3
 
@@ -267,7 +268,7 @@ scripts = st.lists(st.tuples(steps, requests), min_size=40, max_size=60)
 def test_the_dynamic_batcher_does_what_the_rules_say_to_the_nanosecond(
     policy: BatchPolicy, script: list[tuple[tuple[str, int, int], tuple[int, str, int, int]]]
 ) -> None:
-    check(DynamicBatcher(policy), Model(policy, alone=False), script)
+    check(RecordedScheduler(DynamicBatcher(policy)), Model(policy, alone=False), script)
 
 
 @settings(max_examples=100, deadline=None)
@@ -275,7 +276,7 @@ def test_the_dynamic_batcher_does_what_the_rules_say_to_the_nanosecond(
 def test_the_default_scheduler_does_what_the_rules_say_to_the_nanosecond(
     limits: QueueLimits, script: list[tuple[tuple[str, int, int], tuple[int, str, int, int]]]
 ) -> None:
-    check(DefaultScheduler(limits), Model(BatchPolicy(limits=limits), alone=True), script)
+    check(RecordedScheduler(DefaultScheduler(limits)), Model(BatchPolicy(limits=limits), alone=True), script)
 
 
 @pytest.mark.parametrize("delay_ns", [1_000, 7_000])
@@ -284,7 +285,7 @@ def test_the_default_scheduler_does_what_the_rules_say_to_the_nanosecond(
 def test_an_adapting_batcher_sends_the_same_requests_in_the_same_order_and_never_later(
     delay_ns: int, script: list[tuple[tuple[str, int, int], tuple[int, str, int, int]]]
 ) -> None:
-    batcher = DynamicBatcher(BatchPolicy(size_max=4, delay_ns=delay_ns))
+    batcher = RecordedScheduler(DynamicBatcher(BatchPolicy(size_max=4, delay_ns=delay_ns)))
     waiting: dict[int, tuple[Submit, int]] = {}
     traffic = Traffic()
     idle: set[int] = set()

@@ -40,7 +40,7 @@ def test_a_request_that_left_twice_was_only_there_once() -> None:
 
     assert line.remove(1)
     assert not line.remove(1)
-    assert len(line) == 0
+    assert len(line.entries) == 0
 
 
 def test_levels_and_lanes_are_served_by_rank() -> None:
@@ -77,7 +77,7 @@ def test_a_sweep_leaves_the_deadlines_in_order(seed: int) -> None:
     kept = sorted(range(400), key=asked_us.__getitem__)[200::2]
     for request_id in set(range(400)) - set(kept):
         line.remove(request_id)
-    assert len(asked_us) > 2 * len(line) + STALE_DEADLINES_MAX
+    assert len(asked_us) > 2 * len(line.entries) + STALE_DEADLINES_MAX
 
     line.add(Submit(999, timeout_us=20_000), 0, 0)
 

@@ -16,10 +16,11 @@ from charonia.core.request import SEQUENCE_END, SEQUENCE_START, InferRequest, Re
 from charonia.core.response import InferResponse
 from charonia.core.tensor import Tensor
 from charonia.server.backends.api import BatchSink, Execution, Outputs, Placement, Rescheduled, Result
-from charonia.server.execution.calls import CallGraph
 from charonia.server.execution.clock import now_ns
-from charonia.server.execution.lanes import AsyncLane, BlockingLane
+from charonia.server.execution.executor import AsyncExecutor, BlockingExecutor
+from charonia.server.lifecycle.backends import Backends
 from charonia.server.lifecycle.loader import LoadedVersion
+from charonia.server.scheduling.api import TakeNoNew
 from charonia.server.sequences.models import hand_over, make_sequence_runner, sequences_of
 from charonia.server.sequences.runner import SequenceRunner
 from charonia.server.sequences.tensors import initial_states
@@ -40,6 +41,9 @@ STATE = "state { input_name: 'PAST' output_name: 'NEXT' data_type: TYPE_INT32 di
 
 def config(batching: str = "oldest { }", more: str = "") -> ModelConfig:
     return parse(CONFIG % batching + more)
+
+
+BACKENDS = Backends({}, {}, record_steps=1000)
 
 
 class ScriptedInstance:
@@ -84,9 +88,16 @@ class Bench:
 
     def __init__(self, given: ModelConfig, instances: int = 1) -> None:
         self.instances = [ScriptedInstance() for _ in range(instances)]
-        lanes = [AsyncLane(each, Placement(f"m_{i}", InstanceKind.KIND_CPU)) for i, each in enumerate(self.instances)]
+        executors = [
+            AsyncExecutor(each, Placement(f"m_{i}", InstanceKind.KIND_CPU)) for i, each in enumerate(self.instances)
+        ]
         self.runner = make_sequence_runner(
-            given, "1", initial_states(given, {}), lanes=lanes, labels={}, calls=CallGraph(), busy_poll=None
+            given,
+            "1",
+            initial_states(given, {}),
+            executors=executors,
+            labels={},
+            shared=BACKENDS,
         )
         self.outcomes: dict[str, list[tuple[object, bool]]] = {}
         self.tickets: dict[str, Any] = {}
@@ -144,8 +155,8 @@ def test_controls_go_with_requests_and_padding_with_rows() -> None:
         bench.instance.finish()
         assert bench.is_answered("a")
         assert bench.is_answered("b")
-        assert bench.runner.meter.statistics.inference_count == 2
-        assert bench.runner.meter.statistics.execution_count == 2
+        assert bench.runner.metrics.statistics.inference_count == 2
+        assert bench.runner.metrics.statistics.execution_count == 2
 
     run(test())
 
@@ -258,7 +269,7 @@ def test_the_reasons_of_refusals_have_their_codes() -> None:
         assert bench.code("late") is Code.UNAVAILABLE
         bench.send("none", 0, flags=SEQUENCE_START)
         assert bench.code("none") is Code.INVALID_ARG
-        bench.runner._sequencer.take_no_new()
+        bench.runner._handle(TakeNoNew(), now_ns())
         bench.send("new", 3, flags=SEQUENCE_START)
         assert bench.code("new") is Code.UNAVAILABLE
 
@@ -417,9 +428,14 @@ def test_a_blocking_instance_keeps_states_too() -> None:
 
     async def test() -> None:
         given = config("direct { } " + STATE % 1)
-        lane = BlockingLane(Adder(), Placement("m_0", InstanceKind.KIND_CPU), asyncio.get_running_loop())
+        executor = BlockingExecutor(Adder(), Placement("m_0", InstanceKind.KIND_CPU), asyncio.get_running_loop())
         runner = make_sequence_runner(
-            given, "1", initial_states(given, {}), lanes=[lane], labels={}, calls=CallGraph(), busy_poll=None
+            given,
+            "1",
+            initial_states(given, {}),
+            executors=[executor],
+            labels={},
+            shared=BACKENDS,
         )
         for number in range(20):
             answer: asyncio.Future[object] = asyncio.get_running_loop().create_future()

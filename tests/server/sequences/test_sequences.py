@@ -14,14 +14,19 @@ from charonia.server.scheduling.api import (
     DropReason,
     Event,
     Run,
+    RunAgain,
+    ShareBy,
     SlotGone,
     SlotIdle,
     Stop,
     Submit,
+    TakeNoNew,
     Tick,
 )
+from charonia.server.scheduling.recorded import RecordedScheduler
 from charonia.server.sequences.api import PADDING, EndReason, SequencePart, SequencePolicy
-from charonia.server.sequences.scheduler import STALE_TIMEOUTS_MAX, Sequencer
+from charonia.server.sequences.scheduler import Sequencer
+from charonia.server.sequences.slots import STALE_TIMEOUTS_MAX
 
 US = 1000
 IDLE_NS = 1_000_000
@@ -40,7 +45,9 @@ class Driver:
             self.idle(slot)
 
     def do(self, event: Event) -> list[Command]:
-        return self.sequencer.handle(event, self.now_ns)
+        commands = self.sequencer.handle(event, self.now_ns)
+        self.sequencer.check_invariants()
+        return commands
 
     def send(
         self, key: int | str, *, start: bool = False, end: bool = False, shape: object = None, timeout_us: int = 0
@@ -229,7 +236,7 @@ def test_timeouts_without_effect_do_not_pile_up() -> None:
         driver.send(2 + index, start=True, timeout_us=10**9 - index)
         driver.do(Cancel(driver.next_id))
 
-    assert len(driver.sequencer._timeouts) <= 2 * 2 + STALE_TIMEOUTS_MAX + 1
+    assert len(driver.sequencer._table._timeouts) <= 2 * 3 + STALE_TIMEOUTS_MAX + 1
     assert driver.sequencer.wake_at() == 10**9
 
 
@@ -371,7 +378,7 @@ def test_requests_of_other_shapes_wait_for_the_next_batch() -> None:
 def test_sequences_whose_states_differ_do_not_share_a_batch() -> None:
     driver = Driver(OLDEST)
     driver.send(7, start=True)
-    driver.sequencer.share_by(driver.sequencer.place(1).sequence, (2, 3))
+    driver.do(ShareBy(driver.sequencer.place(1).sequence, (2, 3)))
     driver.send(8, start=True)
     driver.send(7)
 
@@ -435,7 +442,7 @@ def test_a_request_that_runs_again_goes_behind_those_that_are_ready() -> None:
     driver.send(7, start=True, end=True)
     driver.send(8, start=True, end=True)
     assert driver.sequencer.place(1).is_first
-    driver.sequencer.run_again(1)
+    driver.do(RunAgain(1))
 
     assert driver.idle() == [run(2, reason=CloseReason.FULL)]
     assert driver.idle() == [run(1, reason=CloseReason.FULL)]
@@ -447,7 +454,7 @@ def test_a_request_that_runs_again_goes_behind_those_that_are_ready() -> None:
 def test_a_request_that_is_to_run_again_can_be_cancelled() -> None:
     driver = Driver(OLDEST)
     driver.send(7, start=True, end=True)
-    driver.sequencer.run_again(1)
+    driver.do(RunAgain(1))
     driver.do(Cancel(1))
 
     assert driver.idle() == []
@@ -503,7 +510,7 @@ def test_while_no_new_ones_are_taken_sequences_go_on() -> None:
     driver = Driver(DIRECT)
     driver.send(7, start=True)
     driver.idle()
-    driver.sequencer.take_no_new()
+    driver.do(TakeNoNew())
 
     assert driver.send(8, start=True) == [Drop(2, DropReason.STOPPING)]
     assert driver.send(7, end=True) == [run(3)]
@@ -617,21 +624,22 @@ def test_random_traffic_breaks_no_promise_and_leaks_no_slot(data: st.DataObject)
     )
     instances = data.draw(st.integers(1, 2))
     sequencer = Sequencer(policy, instances)
+    recorded = RecordedScheduler(sequencer)
     shadow = Shadow(policy, instances)
     now_ns = 0
     for slot in range(instances):
-        shadow.see(sequencer.handle(SlotIdle(slot), now_ns), sequencer)
+        shadow.see(recorded.handle(SlotIdle(slot), now_ns), sequencer)
     submitted = 0
 
     def finish(slot: int) -> None:
         shadow.finish(slot, set())
-        shadow.see(sequencer.handle(SlotIdle(slot), now_ns), sequencer)
+        shadow.see(recorded.handle(SlotIdle(slot), now_ns), sequencer)
 
     for _ in range(data.draw(st.integers(0, 40))):
         now_ns += data.draw(st.integers(0, 20))
         wake_ns = sequencer.wake_at()
         if wake_ns is not None and wake_ns <= now_ns:
-            shadow.see(sequencer.handle(Tick(), now_ns), sequencer)
+            shadow.see(recorded.handle(Tick(), now_ns), sequencer)
         busy = sorted(shadow.running)
         match data.draw(st.sampled_from(["submit", "submit", "submit", "finish", "cancel", "again"])):
             case "submit":
@@ -641,20 +649,20 @@ def test_random_traffic_breaks_no_promise_and_leaks_no_slot(data: st.DataObject)
                 shadow.waiting[submitted] = key
                 shadow.order.setdefault(key, []).append(submitted)
                 event = Submit(submitted, 1, part, timeout_us=data.draw(st.sampled_from([0, 1])))
-                shadow.see(sequencer.handle(event, now_ns), sequencer)
+                shadow.see(recorded.handle(event, now_ns), sequencer)
             case "finish" if busy:
                 finish(data.draw(st.sampled_from(busy)))
             case "cancel" if submitted:
                 chosen = data.draw(st.integers(1, submitted))
                 if chosen in shadow.waiting and not any(chosen in ids for ids in shadow.running.values()):
                     shadow.leave(chosen)
-                shadow.see(sequencer.handle(Cancel(chosen), now_ns), sequencer)
+                shadow.see(recorded.handle(Cancel(chosen), now_ns), sequencer)
             case "again" if busy:
                 slot = data.draw(st.sampled_from(busy))
                 chosen = data.draw(st.sampled_from(shadow.running[slot]))
-                sequencer.run_again(chosen)
+                shadow.see(recorded.handle(RunAgain(chosen), now_ns), sequencer)
                 shadow.finish(slot, {chosen})
-                shadow.see(sequencer.handle(SlotIdle(slot), now_ns), sequencer)
+                shadow.see(recorded.handle(SlotIdle(slot), now_ns), sequencer)
             case _:
                 pass
     while shadow.running or sequencer.wake_at() is not None:
@@ -662,8 +670,7 @@ def test_random_traffic_breaks_no_promise_and_leaks_no_slot(data: st.DataObject)
             finish(min(shadow.running))
         else:
             now_ns = max(now_ns, sequencer.wake_at() or 0)
-            shadow.see(sequencer.handle(Tick(), now_ns), sequencer)
+            shadow.see(recorded.handle(Tick(), now_ns), sequencer)
 
     assert shadow.left == set(range(1, submitted + 1)), "a request never left"
     assert (sequencer.live, sequencer.queued) == (0, 0), "a slot leaked"
-    assert not sequencer._timeouts or all(item[2].expires_ns != item[0] for item in sequencer._timeouts)

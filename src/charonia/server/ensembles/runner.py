@@ -41,9 +41,9 @@ from charonia.server.ensembles.flow import (
 from charonia.server.ensembles.plan import Route, StepRoute, Wiring
 from charonia.server.execution.admission import Admission, with_request_id
 from charonia.server.execution.clock import now_ns
-from charonia.server.execution.meters import make_meter
 from charonia.server.execution.tracing import begin
-from charonia.server.metrics.model_metrics import FailureReason
+from charonia.server.metrics.model_metrics import FailureReason, ModelMetrics
+from charonia.server.metrics.options import chosen_buckets
 
 _log = logging.getLogger(__name__)
 
@@ -125,7 +125,7 @@ class EnsembleCall:
     def fail(self, error: ServingError, reason: FailureReason) -> None:
         """Answer with an error, unless the request is over, and stop what runs."""
         if not self._is_done:
-            self._runner.meter.failed(reason, now_ns() - self.arrival_ns)
+            self._runner.metrics.failed(reason, now_ns() - self.arrival_ns)
             self._end(error)
 
     def arrived(self, step: StepCall, outcome: Outcome, final: bool) -> None:
@@ -314,15 +314,15 @@ class EnsembleCall:
 
     def _count(self, outcome: Outcome) -> None:
         """Count a response of a decoupled ensemble."""
-        now, meter = now_ns(), self._runner.meter
+        now, metrics = now_ns(), self._runner.metrics
         kind = ResponseKind.SUCCESS
         if outcome is None:
             kind = ResponseKind.EMPTY_RESPONSE
         elif isinstance(outcome, ServingError):
             kind = ResponseKind.CANCEL if outcome.code is Code.CANCELLED else ResponseKind.FAIL
         if not self._sent:
-            meter.first_response(now - self.arrival_ns)
-        meter.response(self._sent, kind, now - self._since_ns)
+            metrics.first_response(now - self.arrival_ns)
+        metrics.response(self._sent, kind, now - self._since_ns)
         self._sent += 1
         self._since_ns = now
 
@@ -338,14 +338,14 @@ class EnsembleRunner:
     Attributes:
         config: The complete configuration.
         version: The version, as text.
-        meter: Its statistics.
+        metrics: Its statistics.
         infer: What runs a step.
     """
 
     def __init__(self, version: str, wiring: Wiring, infer: Infer) -> None:
         self.version = version
         self.infer = infer
-        self.meter = make_meter(wiring.config, version)
+        self.metrics = ModelMetrics(wiring.config.name, version, chosen_buckets(wiring.config))
         self._calls: set[EnsembleCall] = set()
         self._is_stopping = False
         self._idle: asyncio.Event | None = None
@@ -389,7 +389,7 @@ class EnsembleRunner:
     def succeeded(self, call: EnsembleCall, queue_ns: int, compute_ns: int) -> None:
         """Count a request whose last response is about to leave."""
         now = now_ns()
-        self.meter.composed(
+        self.metrics.composed(
             duration_ns=now - call.arrival_ns,
             inferences=call.batch_size,
             queue_ns=queue_ns,

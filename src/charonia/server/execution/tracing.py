@@ -4,7 +4,6 @@ A runner that has such a request in flight makes traced batches; at all other ti
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from charonia.core.calls import Outcome, Reply
 from charonia.core.errors import ServingError
@@ -23,12 +22,10 @@ from charonia.core.trace import (
     TENSOR_QUEUE_INPUT,
     Trace,
 )
-from charonia.server.execution.batches import Entry, RunningBatch
 from charonia.server.execution.clock import now_ns
+from charonia.server.execution.executor import Executor
+from charonia.server.execution.in_flight import InFlight, PendingRequest, RunningBatch
 from charonia.server.scheduling.api import CloseReason
-
-if TYPE_CHECKING:
-    from charonia.server.execution.runner import ModelRunner
 
 
 def begin(
@@ -76,8 +73,10 @@ class _TracedBatch(RunningBatch):
 
     __slots__ = ()
 
-    def __init__(self, runner: "ModelRunner", entries: list[Entry], slot: int, reason: CloseReason) -> None:
-        super().__init__(runner, entries, slot, reason)
+    def __init__(
+        self, in_flight: InFlight, entries: list[PendingRequest], slot: int, reason: CloseReason, executor: Executor
+    ) -> None:
+        super().__init__(in_flight, entries, slot, reason, executor)
         for trace in self._traces():
             trace.tree.hold()
 

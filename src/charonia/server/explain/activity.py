@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from charonia.server.metrics.model_metrics import FailureReason, Meter
+from charonia.server.metrics.model_metrics import FailureReason, ModelMetrics
 from charonia.server.scheduling.api import CloseReason
 
 MARKS_MAX = 61
@@ -166,21 +166,23 @@ class History:
         self._seen: tuple[int, int, int] | None = None
         self._wait_bounds_ns: tuple[int, ...] = ()
 
-    def mark(self, meter: Meter, at_ns: int, queued: int, idle_cores: float, shortage: Shortage = NO_SHORTAGE) -> None:
+    def mark(
+        self, metrics: ModelMetrics, at_ns: int, queued: int, idle_cores: float, shortage: Shortage = NO_SHORTAGE
+    ) -> None:
         """Remember how things are now.
 
         Args:
-            meter: The version's counters.
+            metrics: The version's counters.
             at_ns: Monotonic time.
             queued: Requests that wait.
             idle_cores: Cores that had nothing to do since the mark before.
             shortage: What instances lack.
         """
-        statistics = meter.statistics
+        statistics = metrics.statistics
         seen = statistics.success.count, statistics.fail.count, statistics.execution_count
-        counts = self._marks[-1].counts if seen == self._seen else counts_of(meter)
+        counts = self._marks[-1].counts if seen == self._seen else counts_of(metrics)
         self._seen = seen
-        self._wait_bounds_ns = meter.queue_ns.bounds
+        self._wait_bounds_ns = metrics.queue_ns.bounds
         self._marks.append(Mark(at_ns, counts, queued, idle_cores, shortage))
 
     def activity(self) -> Activity:
@@ -228,23 +230,23 @@ def _by_frequency(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(name for name, _ in Counter(names).most_common())
 
 
-def counts_of(meter: Meter) -> Counts:
-    """Return the counters of a meter as they are now."""
-    statistics = meter.statistics
+def counts_of(metrics: ModelMetrics) -> Counts:
+    """Return the counters of a model version as they are now."""
+    statistics = metrics.statistics
     of_batches = list(statistics.batches.items())
     moved = [batch.compute_input.ns + batch.compute_output.ns for _, batch in of_batches]
     return Counts(
         success=statistics.success.count,
         hits=statistics.cache_hit.count,
-        failed=dict(meter.failures),
+        failed=dict(metrics.failures),
         inferences=statistics.inference_count,
         batches={size: batch.compute_infer.count for size, batch in of_batches},
-        closes=dict(meter.closes),
+        closes=dict(metrics.closes),
         request_ns=statistics.success.ns,
         queue_ns=statistics.queue.ns,
         infer_ns=sum(batch.compute_infer.ns for _, batch in of_batches),
         moving_ns=sum(moved),
-        waits=tuple(meter.queue_ns.counts),
+        waits=tuple(metrics.queue_ns.counts),
     )
 
 

@@ -12,11 +12,12 @@ from charonia.core.errors import ServingError
 from charonia.server.ensembles.configuration import scheduling_of
 from charonia.server.ensembles.plan import key_of
 from charonia.server.execution.clock import now_ns
+from charonia.server.execution.version_runner import Runner
 from charonia.server.explain.activity import NO_SHORTAGE, Activity, History
 from charonia.server.explain.explanation import Explanation
 from charonia.server.explain.rules import Facts, Setup
-from charonia.server.lifecycle.loader import LoadedVersion, Runner, placements
-from charonia.server.metrics.model_metrics import Meter
+from charonia.server.lifecycle.loader import LoadedVersion, placements
+from charonia.server.metrics.model_metrics import ModelMetrics
 
 INTERVAL_S = 1.0
 """Time between two marks."""
@@ -40,7 +41,7 @@ class Explainer:
         self._loaded = loaded
         self._find = find
         self._cores = cores
-        self._histories: WeakKeyDictionary[Meter, History] = WeakKeyDictionary()
+        self._histories: WeakKeyDictionary[ModelMetrics, History] = WeakKeyDictionary()
         self._idle_s = _idle_seconds()
         self._at_ns = now_ns()
 
@@ -58,11 +59,11 @@ class Explainer:
         self._at_ns, self._idle_s = now, idle_s
         for version in self._loaded():
             runner = version.runner
-            history = self._histories.get(runner.meter)
+            history = self._histories.get(runner.metrics)
             if history is None:
-                history = self._histories[runner.meter] = History()
+                history = self._histories[runner.metrics] = History()
             shortage = version.claim.shortage(now) if version.claim is not None else NO_SHORTAGE
-            history.mark(runner.meter, now, runner.pending or 0, idle, shortage)
+            history.mark(runner.metrics, now, runner.pending or 0, idle, shortage)
 
     def explain(self, name: str, version: str = "") -> Explanation:
         """Explain a model version, an ensemble with the models of its steps.
@@ -73,7 +74,7 @@ class Explainer:
         return self._explain(self._find(name, version))
 
     def _explain(self, runner: Runner) -> Explanation:
-        history = self._histories.get(runner.meter)
+        history = self._histories.get(runner.metrics)
         activity = history.activity() if history is not None else Activity()
         steps = tuple(self._explain(found) for step in _steps(runner.config) if (found := self._step(step)) is not None)
         facts = Facts(

@@ -224,10 +224,10 @@ class UnaryCall(Call):
         if tracer is not None:
             reply = begin(tracer, request, reply, names=TRACE_EVENTS, received_ns=received_ns, headers=self.head.header)
         ticket = engine.infer(request, reply)
-        if self.is_over:
-            ticket.cancel()
-        else:
+        if not self.is_over:
             self._ticket = ticket
+        elif self._sole is not None:  # answered before the model's last response
+            ticket.cancel()
 
     def answer(self, message: bytes) -> None:
         """Answer with a message."""

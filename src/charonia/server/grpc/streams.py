@@ -153,6 +153,7 @@ class _Turn:
     __slots__ = (
         "bytes_in",
         "is_final",
+        "is_given_up",
         "is_ordered",
         "places",
         "request",
@@ -170,6 +171,7 @@ class _Turn:
         self.wants_empty_final = wants_empty_final
         self.is_ordered = is_ordered
         self.is_final = False
+        self.is_given_up = False  # before its last outcome
         self.places = NO_PLACES
         self.waiting: list[tuple[Outcome, bool]] = []
         self.ticket: Ticket | None = None
@@ -230,10 +232,10 @@ class InferStream:
         if tracer is not None:
             reply = begin(tracer, request, reply, names=TRACE_EVENTS, received_ns=received_ns, headers=call.head.header)
         ticket = engine.infer(request, reply)
-        if turn.is_final:
-            ticket.cancel()
-        else:
+        if not turn.is_final:
             turn.ticket = ticket
+        elif turn.is_given_up:
+            ticket.cancel()
 
     def drop(self) -> None:
         """Cancel everything in flight."""
@@ -242,7 +244,7 @@ class InferStream:
         self._in_order.clear()
         gone = ServingError(Code.CANCELLED, "the call has ended")
         for turn in turns:
-            turn.is_final = True
+            turn.is_final = turn.is_given_up = True
             self._log_access(turn, gone, 0)
             if turn.ticket is not None:
                 turn.ticket.cancel()
@@ -311,6 +313,7 @@ class InferStream:
     def _stop(self, turn: _Turn, limit: int) -> None:
         """End a request whose responses the caller does not take."""
         ticket = turn.ticket
+        turn.is_given_up = True
         error = unavailable(
             f"the request is given up: more than {limit} bytes of responses wait for the caller to read them",
             hint="read the responses of the stream, or send fewer requests at once",

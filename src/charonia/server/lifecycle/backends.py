@@ -7,12 +7,14 @@ from charonia.config.platforms import FOREIGN_BACKENDS
 from charonia.core.errors import invalid
 from charonia.server.backends.api import Backend, BackendSettings, Models
 from charonia.server.execution.busy_poll import BusyPoll
-from charonia.server.execution.calls import CallGraph
+from charonia.server.execution.deadlock import DeadlockDetector
 from charonia.server.metrics.custom import CustomMetrics
 from charonia.server.metrics.devices import PinnedMemory, device_metric_names
 from charonia.server.metrics.prometheus import metric_names
 from charonia.server.rate_limiter.limiter import RateLimits
 from charonia.server.response_cache.api import ResponseCache
+from charonia.server.scheduling.api import Scheduler
+from charonia.server.scheduling.recorded import RecordedScheduler
 
 
 class Backends:
@@ -22,10 +24,11 @@ class Backends:
         factories: What makes a backend, by name.
         settings: Settings of `--backend-config` by backend name; "" holds the global ones.
         verbose: Whether verbose logging is on.
+        record_steps: Steps that the log of each scheduler keeps, with checks after each; 0 for no log and no checks.
 
     Attributes:
         models: What models call other models through; set once, before the first model is loaded.
-        calls: Which instances wait for which.
+        deadlocks: Which instances wait for which.
         host_cores: Numbers of cores by host policy; set before the first model is loaded.
         metrics: The metrics that models make themselves.
         busy_poll: Who stays awake between requests, None where nobody does.
@@ -44,13 +47,15 @@ class Backends:
         limits: RateLimits | None = None,
         cache: ResponseCache | None = None,
         pinned: PinnedMemory | None = None,
+        record_steps: int = 0,
     ) -> None:
         self._factories = factories
         self._settings = settings or {}
         self._verbose = verbose
+        self._record_steps = record_steps
         self.models: Models | None = None
         self.host_cores: Mapping[str, tuple[int, ...]] = {}
-        self.calls = CallGraph()
+        self.deadlocks = DeadlockDetector()
         self.busy_poll = busy_poll
         self.limits = limits
         self.cache = cache
@@ -80,6 +85,10 @@ class Backends:
                     # In a thread: importing a framework takes long enough to be felt by those whose models answer.
                     backend = self._made[name] = await asyncio.to_thread(factory)
         return backend
+
+    def recorded(self, scheduler: Scheduler) -> Scheduler:
+        """Return the scheduler, with a log and checks where they are wanted."""
+        return RecordedScheduler(scheduler, self._record_steps) if self._record_steps else scheduler
 
     def settings(self, name: str) -> BackendSettings:
         """Return the settings that apply to a backend: its own over the global ones.

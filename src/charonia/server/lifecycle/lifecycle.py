@@ -21,6 +21,7 @@ from charonia.core.errors import Code, ServingError, internal, invalid, unavaila
 from charonia.core.metadata import ModelIndexEntry, ModelState
 from charonia.core.names import name_of, namespace_of
 from charonia.server.ensembles.dependencies import Composition
+from charonia.server.execution.version_runner import Runner
 from charonia.server.lifecycle.backends import Backends
 from charonia.server.lifecycle.configure import Configured, ConfigureOptions, configure
 from charonia.server.lifecycle.ensembles import Ensembles
@@ -34,7 +35,7 @@ from charonia.server.lifecycle.entries import (
     routes_of,
     with_namespaces,
 )
-from charonia.server.lifecycle.loader import LoadedVersion, Runner, load_version
+from charonia.server.lifecycle.loader import LoadedVersion, load_version
 from charonia.server.lifecycle.provision import Provided, Provisioner
 from charonia.server.lifecycle.repository.data_files import read_labels
 from charonia.server.lifecycle.repository.scan import ModelFolder, Scan
@@ -366,7 +367,7 @@ class Lifecycle:
             if before is None:
                 entry.state, entry.reason = ModelState.UNAVAILABLE, reason
             return reason
-        loaded.runner.meter.namespace = namespace_of(model.name)
+        loaded.runner.metrics.namespace = namespace_of(model.name)
         entry.loaded, entry.state, entry.reason = loaded, ModelState.READY, ""
         entry.provided = provided
         self._route(model)
@@ -452,7 +453,7 @@ class Lifecycle:
     def _route(self, model: ModelEntry) -> None:
         routes = routes_of(self.models, model.name, self.routes)
         for runner in routes.values() if self._options.summarizes else ():
-            runner.meter.summarize()
+            runner.metrics.summarize()
         hand_over(self.routes, routes)
         self.routes.clear()
         self.routes.update(routes)

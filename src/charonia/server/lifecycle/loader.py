@@ -9,20 +9,18 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
-from typing import Protocol
 
 from charonia.config.json_form import to_json
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig
-from charonia.core.calls import Reply, Ticket
-from charonia.core.errors import ServingError, invalid
-from charonia.core.request import InferRequest
+from charonia.core.errors import invalid
 from charonia.core.statistics import WorkerState
 from charonia.core.tensor import Array
 from charonia.server.backends.api import LoadedModel, Placement, SelfChecking, SupervisedModel
 from charonia.server.execution.clock import now_ns
-from charonia.server.execution.lanes import AsyncLane, BlockingLane, make_lane
+from charonia.server.execution.executor import Executor, make_executor
 from charonia.server.execution.runner import ModelRunner
+from charonia.server.execution.version_runner import Runner
 from charonia.server.lifecycle.backends import Backends
 from charonia.server.lifecycle.configure import model_files
 from charonia.server.lifecycle.python_strategy import PythonStrategy, load_strategy
@@ -31,7 +29,6 @@ from charonia.server.lifecycle.repository.data_files import read_labels, read_st
 from charonia.server.lifecycle.repository.scan import ModelFolder
 from charonia.server.lifecycle.warmup import samples, warm
 from charonia.server.machine.cores import policy_name, share
-from charonia.server.metrics.model_metrics import Meter
 from charonia.server.ragged.configuration import as_padded, padding_plan
 from charonia.server.ragged.padded import PaddingStrategy, pad_instance
 from charonia.server.ragged.padding import PaddingPlan
@@ -48,40 +45,6 @@ _log = logging.getLogger(__name__)
 
 
 _ANYWHERE: Mapping[str, tuple[int, ...]] = {}
-
-
-class Runner(Protocol):
-    """What runs the requests of one loaded version: a `ModelRunner` or an `EnsembleRunner`."""
-
-    config: ModelConfig
-    version: str
-    meter: Meter
-
-    @property
-    def pending(self) -> int | None:
-        """Number of requests that wait for an instance, None where there are none to wait for."""
-        ...
-
-    @property
-    def in_flight(self) -> int:
-        """Number of requests that are not answered."""
-        ...
-
-    def submit(self, request: InferRequest, reply: Reply) -> Ticket:
-        """Take in a request; every outcome goes to `reply`."""
-        ...
-
-    async def drain(self) -> None:
-        """Stop taking requests; return when every request in flight has been answered."""
-        ...
-
-    async def aclose(self) -> None:
-        """Give back everything; to be called when drained."""
-        ...
-
-    def abandon(self, error: ServingError) -> None:
-        """Answer everything in flight with `error`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,14 +151,14 @@ async def load_version(
     backend = await backends.get(config.backend, config.name)
     claim = backends.limits.claim(config, str(version), placed) if backends.limits is not None else None
     model: LoadedModel | None = None
-    lanes: list[BlockingLane | AsyncLane] = []
+    executors: list[Executor] = []
     try:
         model = await backend.load(model_files(folder, version), as_padded(config), backends.settings(config.backend))
-        await _make_lanes(model, placed, lanes, backends, padding_plan(config))
-        await warm(config, str(version), lanes, warmup)
+        await _make_executors(model, placed, executors, backends, padding_plan(config))
+        await warm(config, str(version), executors, warmup)
     except BaseException:
-        for lane in lanes:
-            await lane.aclose()
+        for executor in executors:
+            await executor.aclose()
         if model is not None:
             await model.aclose()
         if claim is not None:
@@ -203,9 +166,9 @@ async def load_version(
         if strategy is not None:
             strategy.close()
         raise
-    runner = _make_runner(config, str(version), states, strategy, lanes, labels, backends, claim)
-    runner.meter.load_seconds = (now_ns() - started) / 1e9
-    runner.meter.statistics.memory = model.memory()
+    runner = _make_runner(config, str(version), states, strategy, executors, labels, backends, claim)
+    runner.metrics.load_seconds = (now_ns() - started) / 1e9
+    runner.metrics.statistics.memory = model.memory()
     return LoadedVersion(behind_cache(runner, backends.cache, space), model, labels, claim, strategy, space)
 
 
@@ -214,16 +177,15 @@ def _make_runner(
     version: str,
     states: Mapping[str, Array],
     strategy: PythonStrategy | None,
-    lanes: Sequence[BlockingLane | AsyncLane],
+    executors: Sequence[Executor],
     labels: dict[str, tuple[str, ...]],
     backends: Backends,
     claim: Claim | None,
 ) -> ModelRunner:
     """Return the runner that a configuration asks for, with its scheduler."""
-    calls, busy_poll = backends.calls, backends.busy_poll
     if config.sequence_batching is not None:
         return make_sequence_runner(
-            config, version, states, lanes=lanes, labels=labels, calls=calls, busy_poll=busy_poll, claim=claim
+            config, version, states, executors=executors, labels=labels, shared=backends, claim=claim
         )
     padding = padding_plan(config)
     strategies: list[PythonStrategy | PaddingStrategy] = [strategy] if strategy is not None else []
@@ -233,12 +195,12 @@ def _make_runner(
     runner = ModelRunner(
         config,
         version,
-        scheduler=scheduler if claim is None else claim.scheduler(scheduler),
-        lanes=lanes,
+        scheduler=backends.recorded(scheduler if claim is None else claim.scheduler(scheduler)),
+        executors=executors,
         labels=labels,
         loop=asyncio.get_running_loop(),
-        calls=calls,
-        busy_poll=busy_poll,
+        deadlocks=backends.deadlocks,
+        busy_poll=backends.busy_poll,
         claim=claim,
     )
     for each in strategies:
@@ -246,20 +208,20 @@ def _make_runner(
     return runner
 
 
-async def _make_lanes(
+async def _make_executors(
     model: LoadedModel,
     placed: Sequence[Placement],
-    lanes: list[BlockingLane | AsyncLane],
+    executors: list[Executor],
     backends: Backends,
     padding: PaddingPlan | None,
 ) -> None:
-    """Make every instance and add its lane to `lanes`; those that could be made are there when one fails."""
+    """Make every instance and add its executor to `executors`; those that could be made are there when one fails."""
     loop = asyncio.get_running_loop()
     made = await asyncio.gather(*(model.create_instance(p) for p in placed), return_exceptions=True)
     for instance, placement in zip(made, placed, strict=True):
         if not isinstance(instance, BaseException):
             padded = instance if padding is None else pad_instance(instance, padding)
-            lanes.append(make_lane(padded, placement, loop, backends.busy_poll))
+            executors.append(make_executor(padded, placement, loop, backends.busy_poll))
     for instance in made:
         if isinstance(instance, BaseException):
             raise instance

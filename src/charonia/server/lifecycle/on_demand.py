@@ -213,7 +213,7 @@ class Demand:
             loaded = [v.loaded for v in model.versions.values() if v.loaded is not None]
             if not loaded:
                 continue
-            used_ms = max(each.runner.meter.statistics.last_inference_ms for each in loaded)
+            used_ms = max(each.runner.metrics.statistics.last_inference_ms for each in loaded)
             composition = model.composition
             found[key] = Resident(
                 size=0 if composition is not None else max(self._sizes.get(key, 0), _known_bytes(loaded)),
@@ -415,7 +415,7 @@ def _known_bytes(versions: Sequence[LoadedVersion]) -> int:
     """Return the memory of which it is known whose it is: what was said at the load, and of workers what it is now."""
     total = 0
     for version in versions:
-        said = sum(usage.byte_size for usage in version.runner.meter.statistics.memory if usage.type == "CPU")
+        said = sum(usage.byte_size for usage in version.runner.metrics.statistics.memory if usage.type == "CPU")
         total += max(said, sum(worker.memory_bytes for worker in version.workers()))
     return total
 

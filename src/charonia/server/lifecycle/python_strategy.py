@@ -24,7 +24,7 @@ from charonia.config.parameters import PYTHON_STRATEGY
 from charonia.core.errors import invalid
 from charonia.core.request import InferRequest, ParameterValue
 from charonia.core.tensor import Array
-from charonia.server.execution.batches import Entry
+from charonia.server.execution.in_flight import PendingRequest
 from charonia.server.lifecycle.repository.scan import ModelFolder
 from charonia.server.scheduling.strategy import Verdict
 
@@ -72,7 +72,7 @@ class PythonStrategy:
         self._functions: dict[str, Function] = {
             name: getattr(module, name) for name in (INCLUDE, *_OTHERS) if hasattr(module, name)
         }
-        self.entry_of: Callable[[int], Entry] | None = None
+        self.entry_of: Callable[[int], PendingRequest] | None = None
         initialize = self._functions.get("batcher_initialize")
         self._batcher = initialize(to_json(config)) if initialize is not None else None
 

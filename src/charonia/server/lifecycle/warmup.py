@@ -1,4 +1,4 @@
-"""Warms instances: each runs the model's samples on its own lane before it gets a request.
+"""Warms instances: each runs the model's samples on its own executor before it gets a request.
 
 The runs go past the scheduler and its statistics. Instances of an `AsyncInstance` kind whose worker may come back get
 the samples to keep, and run them again before the new worker gets requests.
@@ -22,7 +22,7 @@ from charonia.core.raw_data import from_file, zeros
 from charonia.core.request import InferRequest
 from charonia.core.tensor import Array, Tensor
 from charonia.server.backends.api import Execution, Result
-from charonia.server.execution.lanes import AsyncLane, BlockingLane
+from charonia.server.execution.executor import Executor
 
 RANDOM_SEED = 20_260
 """Random data is the same at every load, so that a load that works once works again."""
@@ -113,11 +113,11 @@ _log = logging.getLogger(__name__)
 
 
 class WarmupBatch:
-    """A run of a sample on a lane.
+    """A run of a sample on an executor.
 
     Attributes:
         requests: What is run.
-        done: Set when every request has its last response and the lane is idle: None, or the first error.
+        done: Set when every request has its last response and the executor is idle: None, or the first error.
     """
 
     def __init__(self, requests: Sequence[InferRequest], model: str, version: str) -> None:
@@ -148,7 +148,7 @@ class WarmupBatch:
     def finish(
         self, input_end_ns: int, output_start_ns: int, error: ServingError | None = None, *, leaves_open: bool = False
     ) -> None:
-        """The lane is idle again."""
+        """The executor is idle again."""
         if not leaves_open:
             if self._open:
                 self._error = self._error or error or internal("the model sent no response")
@@ -157,7 +157,7 @@ class WarmupBatch:
         self._look()
 
     def is_cancelled(self, index: int) -> bool:
-        """Nobody leaves."""
+        """No caller leaves."""
         return False
 
     def frame(self) -> CallFrame:
@@ -169,10 +169,8 @@ class WarmupBatch:
             self.done.set_result(self._error)
 
 
-async def warm(
-    config: ModelConfig, version: str, lanes: Sequence[BlockingLane | AsyncLane], samples: Sequence[Sample]
-) -> None:
-    """Run every sample on every lane: lanes at the same time, the samples of one in order.
+async def warm(config: ModelConfig, version: str, executors: Sequence[Executor], samples: Sequence[Sample]) -> None:
+    """Run every sample on every instance: instances at the same time, the samples of one in order.
 
     Raises:
         ServingError: INVALID_ARG, beginning with the sample's path, when one fails.
@@ -180,27 +178,25 @@ async def warm(
     if not samples:
         return
     outcomes = await asyncio.gather(
-        *(_warm_lane(config, version, lane, samples) for lane in lanes), return_exceptions=True
+        *(_warm_instance(config, version, executor, samples) for executor in executors), return_exceptions=True
     )
     for outcome in outcomes:
         if isinstance(outcome, BaseException):
             raise outcome
-    _log.info("warmed '%s' version %s: %d samples on %d instances", config.name, version, len(samples), len(lanes))
+    _log.info("warmed '%s' version %s: %d samples on %d instances", config.name, version, len(samples), len(executors))
 
 
-async def _warm_lane(
-    config: ModelConfig, version: str, lane: BlockingLane | AsyncLane, samples: Sequence[Sample]
-) -> None:
+async def _warm_instance(config: ModelConfig, version: str, executor: Executor, samples: Sequence[Sample]) -> None:
     for sample in samples:
         for _ in range(sample.count):
             batch = WarmupBatch(sample.requests, config.name, version)
-            lane.run(batch)
+            executor.run(batch)
             error = await batch.done
             if error is not None:
                 raise ServingError(
                     error.code,
-                    f"{sample.path}: failed to run warmup sample '{sample.name}' on instance '{lane.placement.name}': "
-                    f"{error.message}",
+                    f"{sample.path}: failed to run warmup sample '{sample.name}' on instance "
+                    f"'{executor.placement.name}': {error.message}",
                     hint=error.hint,
                 )
-    lane.keep_warm([sample.requests for sample in samples for _ in range(sample.count)])
+    executor.keep_warm([sample.requests for sample in samples for _ in range(sample.count)])

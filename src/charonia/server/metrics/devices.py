@@ -89,14 +89,14 @@ def memory_families(models: Iterable[ModelSample]) -> list[Family]:
         (
             float(usage.byte_size),
             {
-                **sample.meter.labels(sample.tags),
+                **sample.metrics.labels(sample.tags),
                 "type": usage.type,
                 "device": str(usage.id),
                 "instance": usage.instance,
             },
         )
         for sample in models
-        for usage in sample.meter.statistics.memory
+        for usage in sample.metrics.statistics.memory
     ]
     text = "Memory that the weights of a model version take on a device"
     return [family(_MODEL, "gauge", text, *values)] if values else []

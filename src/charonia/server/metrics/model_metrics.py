@@ -50,7 +50,7 @@ class FailureReason(Enum):
     OTHER = "OTHER"
 
 
-class Meter:
+class ModelMetrics:
     """All counters of one model version. Only the event loop's thread calls it.
 
     This is on the path of every request, so `batch_done` only notes what happened; the notes are added up together when
@@ -145,7 +145,7 @@ class Meter:
     def request_done(
         self, arrival_ns: int, inferences: int, start_ns: int, marks_ns: tuple[int, int], end_ns: int
     ) -> None:
-        """Count a successful request that was answered after its batch was done. Until then it is said to compute.
+        """Count a successful request that was answered after its batch was done. Until then it counts as computing.
 
         Args:
             arrival_ns: Its arrival.

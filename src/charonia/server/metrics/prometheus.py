@@ -17,7 +17,7 @@ from charonia.server.metrics.model_metrics import (
     FIRST_RESPONSE,
     QUEUE_DURATION,
     REQUEST_DURATION,
-    Meter,
+    ModelMetrics,
 )
 from charonia.server.metrics.summaries import CACHE_SUMMARIES, REQUEST_SUMMARY, SUMMARIES
 
@@ -45,12 +45,12 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class ModelSample:
-    """What a scrape sees of one model version: its meter, its tags, how many requests wait, and its workers.
+    """What a scrape sees of one model version: its metrics, its tags, how many requests wait, and its workers.
 
     Of an ensemble nothing waits but for the models of its steps: `pending` is None.
     """
 
-    meter: Meter
+    metrics: ModelMetrics
     tags: Mapping[str, str]
     pending: int | None
     workers: Sequence[WorkerState] = ()
@@ -89,7 +89,7 @@ _CACHE_COUNTERS = (
 
 COLLAPSED = "charonia_cache_collapsed_total"
 
-_DURATIONS: tuple[tuple[str, str, Callable[[Meter], Histogram]], ...] = (
+_DURATIONS: tuple[tuple[str, str, Callable[[ModelMetrics], Histogram]], ...] = (
     (REQUEST_DURATION, "Arrival to answer", lambda m: m.request_ns),
     (QUEUE_DURATION, "Arrival to execution", lambda m: m.queue_ns),
     (COMPUTE_DURATION, "Execution of the batch a request was in", lambda m: m.compute_ns),
@@ -160,7 +160,7 @@ def render(
     """
     view = view if view is not None else PageView()
     lines: list[str] = []
-    labelled = [(_labels(sample.meter.labels(sample.tags)), sample) for sample in models]
+    labelled = [(_labels(sample.metrics.labels(sample.tags)), sample) for sample in models]
     for counter in _COUNTERS:
         if counter.name.endswith("_duration_us") and not view.counters:
             continue
@@ -169,9 +169,9 @@ def render(
             counter.name,
             "counter",
             counter.help,
-            ((labels, counter.read(sample.meter.statistics)) for labels, sample in labelled),
+            ((labels, counter.read(sample.metrics.statistics)) for labels, sample in labelled),
         )
-    _caching(lines, [(labels, sample.meter) for labels, sample in labelled if sample.meter.is_cached])
+    _caching(lines, [(labels, sample.metrics) for labels, sample in labelled if sample.metrics.is_cached])
     _family(
         lines,
         "nv_inference_request_failure",
@@ -180,7 +180,7 @@ def render(
         (
             (f'{labels},reason="{reason.value}"', count)
             for labels, sample in labelled
-            for reason, count in sample.meter.failures.items()
+            for reason, count in sample.metrics.failures.items()
         ),
     )
     _family(
@@ -195,7 +195,7 @@ def render(
         "nv_model_load_duration_secs",
         "gauge",
         "Time that loading the model version took",
-        ((labels, round(sample.meter.load_seconds, 6)) for labels, sample in labelled),
+        ((labels, round(sample.metrics.load_seconds, 6)) for labels, sample in labelled),
     )
     if view.quantiles:
         _summaries(lines, labelled, view)
@@ -226,25 +226,25 @@ def _workers(lines: list[str], labelled: Sequence[tuple[str, ModelSample]]) -> N
         )
 
 
-def _caching(lines: list[str], cached: Sequence[tuple[str, Meter]]) -> None:
+def _caching(lines: list[str], cached: Sequence[tuple[str, ModelMetrics]]) -> None:
     for counter in _CACHE_COUNTERS if cached else ():
-        samples = ((labels, counter.read(meter.statistics)) for labels, meter in cached)
+        samples = ((labels, counter.read(metrics.statistics)) for labels, metrics in cached)
         _family(lines, counter.name, "counter", counter.help, samples)
     if cached:
-        samples = ((labels, meter.collapsed) for labels, meter in cached)
+        samples = ((labels, metrics.collapsed) for labels, metrics in cached)
         _family(lines, COLLAPSED, "counter", "Requests answered with the response to an equal one in flight", samples)
 
 
 def _summaries(lines: list[str], labelled: Sequence[tuple[str, ModelSample]], view: PageView) -> None:
-    cached = [each for each in labelled if each[1].meter.is_cached]
+    cached = [each for each in labelled if each[1].metrics.is_cached]
     families = [(name, text, labelled) for name, text in SUMMARIES.items()]
     families += [(name, text, cached) for name, text in CACHE_SUMMARIES.items() if cached]
     for name, help_text, shown in families:
         _head(lines, name, "summary", help_text)
         for labels, sample in shown:
-            summaries = sample.meter.summaries
+            summaries = sample.metrics.summaries
             # Hits are not in that of requests: it would not be what its name says.
-            if summaries is not None and not (name == REQUEST_SUMMARY and sample.meter.is_cached):
+            if summaries is not None and not (name == REQUEST_SUMMARY and sample.metrics.is_cached):
                 lines.extend(summaries.lines(name, labels, view.quantiles, view.now_ns))
 
 
@@ -253,14 +253,14 @@ def _distributions(lines: list[str], labelled: Sequence[tuple[str, ModelSample]]
         for name, help_text, read in _DURATIONS:
             _head(lines, name, "histogram", help_text)
             for labels, sample in labelled:
-                _histogram(lines, name, labels, read(sample.meter), _NS_PER_S)
+                _histogram(lines, name, labels, read(sample.metrics), _NS_PER_S)
         _head(lines, FIRST_RESPONSE, "histogram", "Arrival to the first response of decoupled models")
         for labels, sample in labelled:
-            if sample.meter.first_response_ns.count:
-                _histogram(lines, FIRST_RESPONSE, labels, sample.meter.first_response_ns, _NS_PER_MS)
+            if sample.metrics.first_response_ns.count:
+                _histogram(lines, FIRST_RESPONSE, labels, sample.metrics.first_response_ns, _NS_PER_MS)
     _head(lines, BATCH_SIZE, "histogram", "Batch elements of an execution")
     for labels, sample in labelled:
-        _histogram(lines, BATCH_SIZE, labels, sample.meter.batch_size, 1)
+        _histogram(lines, BATCH_SIZE, labels, sample.metrics.batch_size, 1)
     _family(
         lines,
         "charonia_batches_closed_total",
@@ -269,7 +269,7 @@ def _distributions(lines: list[str], labelled: Sequence[tuple[str, ModelSample]]
         (
             (f'{labels},reason="{reason.value}"', count)
             for labels, sample in labelled
-            for reason, count in sample.meter.closes.items()
+            for reason, count in sample.metrics.closes.items()
         ),
     )
 

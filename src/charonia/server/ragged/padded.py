@@ -7,7 +7,7 @@ from charonia.core.caller import CallFrame
 from charonia.core.errors import ServingError
 from charonia.core.request import InferRequest
 from charonia.server.backends.api import AsyncInstance, BatchSink, BlockingInstance, Execution, Outputs, Result
-from charonia.server.execution.batches import Entry
+from charonia.server.execution.in_flight import PendingRequest
 from charonia.server.ragged.padding import Lengths, PaddedSize, PaddingPlan, cut, pad_batch
 from charonia.server.scheduling.strategy import Verdict
 
@@ -27,7 +27,7 @@ class PaddingStrategy:
     def __init__(self, plan: PaddingPlan, bytes_max: int = PADDED_BYTES_MAX) -> None:
         self.plan = plan
         self.bytes_max = bytes_max
-        self.entry_of: Callable[[int], Entry] | None = None
+        self.entry_of: Callable[[int], PendingRequest] | None = None
 
     def __call__(self) -> "PaddedGathering":
         """Begin a batch."""
@@ -128,11 +128,11 @@ class CuttingSink:
         self._sink.finish(input_end_ns, output_start_ns, error, leaves_open=leaves_open)
 
     def is_cancelled(self, index: int) -> bool:
-        """Whether nobody waits for a request any more."""
+        """Whether a request is answered, so that no caller waits for it."""
         return self._sink.is_cancelled(index)
 
     def frame(self) -> CallFrame:
-        """Return who makes the requests that the model makes while it runs the batch."""
+        """Return what the requests come from that the model makes while it runs the batch."""
         return self._sink.frame()
 
 

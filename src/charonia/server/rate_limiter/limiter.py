@@ -18,7 +18,7 @@ class Claim:
 
     Args:
         arbiter: What distributes.
-        members: The instances, in the order of their lanes.
+        members: The instances, in the order of their numbers.
     """
 
     def __init__(self, arbiter: Arbiter, members: Sequence[Member]) -> None:
@@ -36,10 +36,10 @@ class Claim:
         self._scheduler = LimitedScheduler(inner, dict(enumerate(self._members)), self._arbiter, wants=wants)
         return self._scheduler
 
-    def is_out_of_reach(self, lane: int, holders: "Iterable[tuple[Claim, int]]") -> bool:
+    def is_out_of_reach(self, instance: int, holders: "Iterable[tuple[Claim, int]]") -> bool:
         """Whether an instance could never run while these instances, of any model, keep what they hold."""
         return self._arbiter.is_out_of_reach(
-            self._members[lane], [holder._members[number] for holder, number in holders]
+            self._members[instance], [holder._members[number] for holder, number in holders]
         )
 
     def shortage(self, now_ns: int) -> Shortage:

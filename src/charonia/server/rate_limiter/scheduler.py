@@ -55,6 +55,18 @@ class LimitedScheduler:
         """Return how long requests waited so far while a slot for them waited for its resources."""
         return self._short_ns + (now_ns - self._short_since_ns if self._short_since_ns is not None else 0)
 
+    def __repr__(self) -> str:
+        waiting = sum(member.standing is Standing.WAITING for member in self._members.values())
+        counts = f"idle {len(self._idle)} | offered {len(self._offered)} | wait for resources {waiting}"
+        return f"<LimitedScheduler [{counts} | {self._inner!r}]>"
+
+    def check_invariants(self) -> None:
+        """Raise an AssertionError where the state contradicts itself."""
+        self._inner.check_invariants()
+        assert not self._idle.keys() & self._offered.keys()
+        for slot in self._offered:
+            assert self._members[slot].standing is Standing.RUNNING, f"slot {slot} is offered without its resources"
+
     def handle(self, event: Event, now_ns: int) -> list[Command]:
         """Take in one event at this monotonic time and return what follows from it, in order."""
         commands: list[Command] = []

@@ -13,7 +13,6 @@ Invariants:
 import asyncio
 import logging
 from functools import partial
-from typing import TYPE_CHECKING
 
 from charonia.config.model import ModelConfig
 from charonia.core.calls import Outcome, Reply, Ticket
@@ -24,6 +23,7 @@ from charonia.core.tensor import Tensor
 from charonia.server.execution.clock import now_ns
 from charonia.server.execution.ordering import OrderedOutcomes
 from charonia.server.execution.tracing import begin
+from charonia.server.execution.version_runner import Runner
 from charonia.server.metrics.model_metrics import FailureReason
 from charonia.server.response_cache.api import KeptResponse, Key, ResponseCache, own_copy
 from charonia.server.response_cache.key import is_private, request_digest, tensor_bytes
@@ -31,9 +31,6 @@ from charonia.server.response_cache.single_flight import Flight, Flights
 from charonia.server.scheduling.api import BatchPolicy
 from charonia.server.scheduling.queue import NS_PER_US, queue_timeout_ns
 from charonia.server.scheduling.schedulers import batch_policy
-
-if TYPE_CHECKING:
-    from charonia.server.lifecycle.loader import Runner
 
 _log = logging.getLogger(__name__)
 
@@ -77,11 +74,11 @@ class CachedRunner:
         space: Key space of this load.
     """
 
-    def __init__(self, inner: "Runner", cache: ResponseCache, space: bytes) -> None:
+    def __init__(self, inner: Runner, cache: ResponseCache, space: bytes) -> None:
         self.config: ModelConfig = inner.config
         self.version = inner.version
-        self.meter = inner.meter
-        self.meter.is_cached = True
+        self.metrics = inner.metrics
+        self.metrics.is_cached = True
         self.inner = inner
         self._cache = cache
         self._space = space
@@ -186,7 +183,7 @@ class CachedRunner:
         if is_new:
             self._cache.get(key, partial(self._found, flight, now_ns()))
         elif flight.answer is not None:
-            self.meter.collapsed += 1
+            self.metrics.collapsed += 1
             self._hit(call, flight.answer, now_ns())
         else:
             self._limit_wait(call)
@@ -249,7 +246,7 @@ class CachedRunner:
         self._finish(call, outcome)
         for follower in tuple(flight.calls):
             if not follower.is_done:  # by the reply to one before it
-                self.meter.collapsed += 1
+                self.metrics.collapsed += 1
                 self._hit(follower, kept, start)
         kept_by_cache = partial(self._kept, flight, now_ns() - copy_ns)
         if flight.key.space == self._space:
@@ -261,7 +258,7 @@ class CachedRunner:
         """The cache has the response of a flight, or does not want it."""
         self._flights.end(flight)
         now = now_ns()
-        self.meter.cache_miss(now, flight.lookup_ns + now - start_ns)
+        self.metrics.cache_miss(now, flight.lookup_ns + now - start_ns)
 
     def _hit(self, call: CachedCall, kept: KeptResponse, start_ns: int) -> None:
         """Answer with a response that was computed for another request; it was available at `start_ns`."""
@@ -271,7 +268,7 @@ class CachedRunner:
         response = kept.response(request.id)
         now = now_ns()
         start = max(start_ns, call.arrival_ns)
-        self.meter.cache_hit(
+        self.metrics.cache_hit(
             end_ns=now, duration_ns=now - call.arrival_ns, queue_ns=start - call.arrival_ns, lookup_ns=now - start
         )
         self._finish(call, response)
@@ -289,7 +286,7 @@ class CachedRunner:
     def _fail(self, call: CachedCall, error: ServingError, reason: FailureReason) -> None:
         """Answer a call that does not run with an error."""
         if not call.is_done:
-            self.meter.failed(reason, now_ns() - call.arrival_ns)
+            self.metrics.failed(reason, now_ns() - call.arrival_ns)
             self._finish(call, error)
 
     def _finish(self, call: CachedCall, outcome: Outcome) -> None:

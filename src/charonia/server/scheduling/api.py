@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, Protocol
 
+_NS_PER_MS = 1_000_000
+
 
 class Submit(NamedTuple):
     """A request arrives.
@@ -40,19 +42,19 @@ class Cancel(NamedTuple):
 
 
 class SlotIdle(NamedTuple):
-    """An instance can take a batch.
+    """A slot can take a batch. See `server.scheduling.slots`.
 
     Attributes:
-        slot: Where.
-        lane: The instance, where it has several slots: for batches that it is given ahead of time.
+        slot: The slot.
+        instance: The instance that it belongs to, where several slots may belong to one.
     """
 
     slot: int
-    lane: int = 0
+    instance: int = 0
 
 
 class SlotGone(NamedTuple):
-    """An instance cannot take batches any more (its process died, the model is going).
+    """A slot cannot take batches any more (its instance has a smaller capacity, its process died, the model is going).
 
     What it ran at that moment, if anything, has already left the scheduler and is the caller's to answer.
     """
@@ -68,7 +70,36 @@ class Stop(NamedTuple):
     """No new requests: every later `Submit` is dropped with `STOPPING`; those queued still run, without delay."""
 
 
-Event = Submit | Cancel | SlotIdle | SlotGone | Tick | Stop
+class RunAgain(NamedTuple):
+    """A request that runs is to run once more when its slot is idle again. For schedulers of sequences.
+
+    Attributes:
+        id: The request, which runs.
+    """
+
+    id: int
+
+
+class ShareBy(NamedTuple):
+    """A sequence of which a request runs shares batches by this, besides the shapes of its requests.
+
+    Attributes:
+        sequence: Its number.
+        key: Equal for sequences that may share a batch.
+    """
+
+    sequence: int
+    key: Hashable
+
+
+class TakeNoNew(NamedTuple):
+    """No new sequences: a later request that begins one is dropped with `STOPPING`; sequences that live may go on."""
+
+
+SequenceEvent = RunAgain | ShareBy | TakeNoNew
+"""What only schedulers of sequences are told; others ignore it."""
+
+Event = Submit | Cancel | SlotIdle | SlotGone | Tick | Stop | SequenceEvent
 
 
 class CloseReason(Enum):
@@ -89,6 +120,7 @@ class DropReason(Enum):
     TIMEOUT = "timeout"
     STOPPING = "stopping"
     STRATEGY_FAILED = "strategy_failed"
+    SCHEDULER_FAILED = "scheduler_failed"
     NO_SEQUENCE = "no_sequence"
     SEQUENCE_TIMEOUT = "sequence_timeout"
     CANCELLED = "cancelled"
@@ -169,3 +201,20 @@ class Scheduler(Protocol):
     def queued(self) -> int:
         """Number of requests that wait."""
         ...
+
+    def check_invariants(self) -> None:
+        """Raise an AssertionError where the state contradicts itself. For tests, after every event."""
+        ...
+
+
+def state_line(scheduler: Scheduler, slots: object, now_ns: int) -> str:
+    """Return the state of a scheduler in one line, for its `repr`.
+
+    Args:
+        scheduler: The scheduler.
+        slots: Its slots; shown by `str`.
+        now_ns: When it had its last event.
+    """
+    wake_ns = scheduler.wake_at()
+    wake = "no timer" if wake_ns is None else f"wake at {(wake_ns - now_ns) / _NS_PER_MS:+.1f} ms"
+    return f"<{type(scheduler).__name__} [queued {scheduler.queued} | {slots} | {wake}]>"

@@ -10,7 +10,7 @@ How a batch comes about, whenever a slot is idle and requests wait:
    `SHAPE` if the next request has another shape key. Waiting would only hold up those behind it.
 4. Otherwise the batch holds all that wait. Without a delay, or while stopping, it is sent: `QUEUE_EMPTY`. With one, it
    is sent when its oldest request has waited `delay_ns`, to the nanosecond: `DELAY`.
-5. With `adapt_delay` it is also sent when nobody else can be expected (see `presence`): `QUEUE_EMPTY`. This can
+5. With `adapt_delay` it is also sent when no other request can be expected (see `closed_loop`): `QUEUE_EMPTY`. This can
    shorten the delay, never extend it.
 
 A request of more than `size_max` elements is the caller's to refuse; one that comes all the same runs alone. While all
@@ -37,14 +37,18 @@ from charonia.server.scheduling.api import (
     DropReason,
     Event,
     Run,
+    RunAgain,
+    ShareBy,
     SlotGone,
     SlotIdle,
     Stop,
     Submit,
+    TakeNoNew,
     Tick,
+    state_line,
 )
-from charonia.server.scheduling.presence import Presence
-from charonia.server.scheduling.queue import Entry, WaitingLine
+from charonia.server.scheduling.closed_loop import ClosedLoop
+from charonia.server.scheduling.queue import QueuedRequest, WaitingLine
 from charonia.server.scheduling.slots import IdleSlots
 from charonia.server.scheduling.strategy import Gathering, Strategy, Verdict
 
@@ -63,7 +67,7 @@ class Batch:
 
     __slots__ = ("_gathering", "_shape_key", "closed", "failed_id", "ids", "oldest_ns", "preferred_count", "size")
 
-    def __init__(self, first: Entry, policy: BatchPolicy, gathering: Gathering | None) -> None:
+    def __init__(self, first: QueuedRequest, policy: BatchPolicy, gathering: Gathering | None) -> None:
         self.ids = [first.id]
         self.size = first.batch_size
         self.oldest_ns = first.arrived_ns
@@ -76,7 +80,7 @@ class Batch:
         if gathering is not None:
             self._joins(first.id, gathering)
 
-    def extend(self, entry: Entry, policy: BatchPolicy) -> None:
+    def extend(self, entry: QueuedRequest, policy: BatchPolicy) -> None:
         """Take in the next entry of the line, or close the batch because of it."""
         if entry.shape_key != self._shape_key:
             self.closed = CloseReason.SHAPE
@@ -112,22 +116,26 @@ class Batch:
 class DynamicBatcher:
     """Merges requests into batches under a `BatchPolicy`."""
 
-    __slots__ = ("_batch", "_due_ns", "_idle", "_line", "_policy", "_presence", "_stopping", "_strategy")
+    __slots__ = ("_batch", "_due_ns", "_idle", "_line", "_loop", "_now_ns", "_policy", "_stopping", "_strategy")
 
     def __init__(self, policy: BatchPolicy, strategy: Strategy | None = None) -> None:
         self._policy = policy
         self._strategy = strategy
         self._line = WaitingLine(policy.limits, dict(policy.level_limits))
-        self._presence = Presence() if policy.adapt_delay and policy.delay_ns else None
+        self._loop = ClosedLoop() if policy.adapt_delay and policy.delay_ns else None
         self._idle = IdleSlots()
         self._batch: Batch | None = None  # what is known to be at the head of the line
         self._due_ns: int | None = None  # when it is sent if nothing else happens
         self._stopping = False
+        self._now_ns = 0  # of the last event
+
+    def __repr__(self) -> str:
+        return state_line(self, self._idle, self._now_ns)
 
     @property
     def queued(self) -> int:
         """Number of requests that wait."""
-        return len(self._line)
+        return len(self._line.entries)
 
     def wake_at(self) -> int | None:
         """Return when the next delay ends or the next queue timeout comes, or None."""
@@ -138,6 +146,7 @@ class DynamicBatcher:
 
     def handle(self, event: Event, now_ns: int) -> list[Command]:
         """Take in one event at this monotonic time and return what follows from it, in order."""
+        self._now_ns = now_ns
         commands: list[Command] = []
         expired = self._line.expire(now_ns) if self._line.deadlines else None
         if expired is not None:
@@ -148,30 +157,44 @@ class DynamicBatcher:
                 self._submit(event, now_ns, commands)
                 return commands
             case SlotIdle():
-                if self._presence is not None:
-                    self._presence.slot_ended(event.slot)
-                self._idle.add(event.slot, event.lane)
+                if self._loop is not None:
+                    self._loop.slot_ended(event.slot)
+                self._idle.add(event.slot, event.instance)
             case Cancel():
                 if self._line.remove(event.id):
                     self._forget(1)
             case SlotGone():
-                if self._presence is not None:
-                    self._presence.slot_ended(event.slot)
+                if self._loop is not None:
+                    self._loop.slot_ended(event.slot)
                 self._idle.remove(event.slot)
             case Stop():
                 self._stopping = True
-            case Tick():
+            case Tick() | RunAgain() | ShareBy() | TakeNoNew():
                 pass
             case _:
                 assert_never(event)
         self._send_due(now_ns, commands)
         return commands
 
+    def check_invariants(self) -> None:
+        """Raise an AssertionError where the state contradicts itself."""
+        self._idle.check_invariants()
+        self._line.check_invariants()
+        waits = bool(self._idle.by_instance and self._line.entries)
+        assert waits == (self._due_ns is not None), "a batch waits beside an idle slot exactly when its end is known"
+        if self._batch is not None:
+            head = [entry for entry, _ in zip(self._line, self._batch.ids, strict=False)]
+            assert waits
+            assert [entry.id for entry in head] == self._batch.ids, "the batch is not at the head of the line"
+            assert self._batch.size == sum(entry.batch_size for entry in head)
+        if self._loop is not None:
+            assert self._loop.inside == len(self._line.entries) + self._loop.running
+
     def _forget(self, count: int) -> None:
         """The line is not what it was: so many requests left it other than by running, or some moved back."""
         self._set_aside()
-        if self._presence is not None:
-            self._presence.left_queue(count)
+        if self._loop is not None:
+            self._loop.left_queue(count)
 
     def _set_aside(self) -> None:
         if self._batch is not None:
@@ -182,9 +205,9 @@ class DynamicBatcher:
         if self._stopping:
             commands.append(Drop(request.id, DropReason.STOPPING))
             return
-        if self._presence is not None:
-            self._presence.arrived()
-        if self._idle and not self._line and self._strategy is None:
+        if self._loop is not None:
+            self._loop.arrived()
+        if self._idle.by_instance and not self._line.entries and self._strategy is None:
             reason = self._reason_alone(request.batch_size, now_ns)
             if reason is not None:
                 self._due_ns = None  # of a batch that timed out just now
@@ -198,43 +221,47 @@ class DynamicBatcher:
         else:
             self._set_aside()
         self._send_due(now_ns, commands)
-        if self._line.is_over_limit(request.id):
+        if len(self._line.entries) > self._line.limit_min and self._line.is_over_limit(request.id):
             self._line.remove(request.id)
             self._forget(1)
             commands.append(Drop(request.id, DropReason.QUEUE_FULL))
 
     def _send_due(self, now_ns: int, commands: list[Command]) -> None:
-        """Send batches until no slot is idle, nobody waits, or the next batch may wait for more."""
+        """Send batches until no slot is idle, no request waits, or the next batch may wait for more."""
         self._due_ns = None
-        while self._idle and self._line:
+        line = self._line
+        while self._idle.by_instance and line.entries:
             batch = self._batch = self._batch or self._gather()
             if batch.failed_id is not None:
-                self._line.remove(batch.failed_id)
+                line.remove(batch.failed_id)
                 self._forget(1)
                 commands.append(Drop(batch.failed_id, DropReason.STRATEGY_FAILED))
                 continue
             ids, reason = batch.ids, batch.closed
             if batch.preferred_count:
                 ids, reason = ids[: batch.preferred_count], CloseReason.PREFERRED
-            reason = reason or self._end_of_wait(batch.oldest_ns, len(self._line), now_ns)
+            reason = reason or self._end_of_wait(batch.oldest_ns, len(line.entries), now_ns)
             if reason is None:
                 self._due_ns = batch.oldest_ns + self._policy.delay_ns
                 return
             self._set_aside()
             for request_id in ids:
-                self._line.remove(request_id)
+                line.remove(request_id)
             self._send(tuple(ids), reason, commands)
         self._set_aside()
 
     def _gather(self) -> Batch:
+        gathering = self._strategy() if self._strategy is not None else None
+        if len(self._line.entries) == 1:
+            return Batch(next(iter(self._line.entries.values())), self._policy, gathering)
         entries = iter(self._line)
-        batch = Batch(next(entries), self._policy, self._strategy() if self._strategy is not None else None)
+        batch = Batch(next(entries), self._policy, gathering)
         while batch.closed is None and (entry := next(entries, None)) is not None:
             batch.extend(entry, self._policy)
         return batch
 
     def _reason_alone(self, batch_size: int, now_ns: int) -> CloseReason | None:
-        """Return why a request that finds nobody waiting is sent at once, without a batch being gathered, or None."""
+        """Return why a request that finds no other waiting is sent at once, without a batch being gathered, or None."""
         if batch_size in self._policy.preferred_sizes:
             return CloseReason.PREFERRED
         if batch_size >= self._policy.size_max:
@@ -248,12 +275,12 @@ class DynamicBatcher:
             return CloseReason.QUEUE_EMPTY
         if now_ns >= oldest_ns + delay_ns:
             return CloseReason.DELAY
-        if self._presence is not None and self._presence.everyone_is_here(queued):
+        if self._loop is not None and self._loop.all_are_here(queued):
             return CloseReason.QUEUE_EMPTY
         return None
 
     def _send(self, ids: tuple[int, ...], reason: CloseReason, commands: list[Command]) -> None:
         slot = self._idle.take()
-        if self._presence is not None:
-            self._presence.sent(slot, len(ids))
+        if self._loop is not None:
+            self._loop.sent(slot, len(ids))
         commands.append(Run(slot, ids, reason))

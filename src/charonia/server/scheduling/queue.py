@@ -10,6 +10,7 @@ level 2 in time, and so on; first come, first served within a lane.
 3. At its deadline a request has timed out: it is not served at that very nanosecond any more.
 """
 
+import sys
 from bisect import insort
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
@@ -22,10 +23,10 @@ NS_PER_US = 1000
 STALE_DEADLINES_MAX = 64
 """Stale heap items that are tolerated beyond the number of waiting requests."""
 
-Lane = OrderedDict[int, "Entry"]
+Lane = OrderedDict[int, "QueuedRequest"]
 
 
-class Entry:
+class QueuedRequest:
     """One waiting request.
 
     Attributes:
@@ -52,41 +53,42 @@ class WaitingLine:
     """Requests that wait, in order of service.
 
     Attributes:
+        entries: What waits, by id.
+        limit_min: No level is full while no more requests than this wait.
         deadlines: Heap of (deadline, id), some of them of requests that have left. While it is empty, as it is for most
             models, there is nothing to `expire` and no `next_deadline_ns`.
     """
 
-    __slots__ = ("_entries", "_lanes", "_level_limits", "_limits", "_ranks", "deadlines")
+    __slots__ = ("_lanes", "_level_limits", "_limits", "_ranks", "deadlines", "entries", "limit_min")
 
     def __init__(self, limits: QueueLimits, level_limits: Mapping[int, QueueLimits] | None = None) -> None:
         self._limits = limits
         self._level_limits = level_limits or {}
-        self._entries: dict[int, Entry] = {}
+        sizes = [each.size_max for each in (limits, *self._level_limits.values()) if each.size_max]
+        self.limit_min = min(sizes, default=sys.maxsize)
+        self.entries: dict[int, QueuedRequest] = {}
         self._lanes: dict[int, Lane] = {}
         self._ranks: list[int] = []  # of the lanes that are not empty, ascending
         self.deadlines: list[tuple[int, int]] = []
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[QueuedRequest]:
         """Iterate in order of service; the line must not change meanwhile."""
         for rank in self._ranks:
             yield from self._lanes[rank].values()
 
-    def first(self) -> Entry:
+    def first(self) -> QueuedRequest:
         """Return the entry that is served next; the line must not be empty."""
         return next(iter(self._lanes[self._ranks[0]].values()))
 
-    def add(self, request: Submit, level: int, now_ns: int) -> tuple[Entry, bool]:
+    def add(self, request: Submit, level: int, now_ns: int) -> tuple[QueuedRequest, bool]:
         """Let a request wait, whether or not the line is full.
 
         Returns:
             Its entry, and whether it is the very last in order of service.
         """
         rank = 2 * level
-        entry = Entry(request, level, now_ns, self._open_lane(rank))
-        entry.lane[entry.id] = self._entries[entry.id] = entry
+        entry = QueuedRequest(request, level, now_ns, self._open_lane(rank))
+        entry.lane[entry.id] = self.entries[entry.id] = entry
         timeout_ns = self._timeout_ns(level, request.timeout_us)
         if timeout_ns:
             self._sweep()
@@ -95,7 +97,7 @@ class WaitingLine:
 
     def remove(self, id: int) -> bool:
         """Take a request out, wherever it is. Returns whether it was waiting."""
-        entry = self._entries.pop(id, None)
+        entry = self.entries.pop(id, None)
         if entry is None:
             return False
         self._leave_lane(entry)
@@ -103,7 +105,7 @@ class WaitingLine:
 
     def is_over_limit(self, id: int) -> bool:
         """Return whether this request waits although its level's queue is full without it."""
-        entry = self._entries.get(id)
+        entry = self.entries.get(id)
         if entry is None:
             return False
         size_max = self._limits_of(entry.level).size_max
@@ -119,7 +121,7 @@ class WaitingLine:
             return None
         dropped = []
         while self.deadlines and self.deadlines[0][0] <= now_ns:
-            entry = self._entries.get(heappop(self.deadlines)[1])
+            entry = self.entries.get(heappop(self.deadlines)[1])
             if entry is None:
                 continue
             if self._limits_of(entry.level).delay_expired:
@@ -132,9 +134,16 @@ class WaitingLine:
     def next_deadline_ns(self) -> int | None:
         """Return the earliest deadline of a waiting request, or None."""
         deadlines = self.deadlines
-        while deadlines and deadlines[0][1] not in self._entries:
+        while deadlines and deadlines[0][1] not in self.entries:
             heappop(deadlines)
         return deadlines[0][0] if deadlines else None
+
+    def check_invariants(self) -> None:
+        """Raise an AssertionError where a request is in no lane or in several, or a lane is not served."""
+        for entry in self.entries.values():
+            assert entry.lane.get(entry.id) is entry, f"request {entry.id} is not in its lane"
+        assert sum(map(len, self._lanes.values())) == len(self.entries)
+        assert self._ranks == sorted(rank for rank, lane in self._lanes.items() if lane)
 
     def _limits_of(self, level: int) -> QueueLimits:
         return self._level_limits.get(level, self._limits)
@@ -153,20 +162,20 @@ class WaitingLine:
             insort(self._ranks, rank)
         return lane
 
-    def _leave_lane(self, entry: Entry) -> None:
+    def _leave_lane(self, entry: QueuedRequest) -> None:
         del entry.lane[entry.id]
         if not entry.lane:
             rank = 2 * entry.level
             self._ranks.remove(rank if self._lanes[rank] is entry.lane else rank + 1)
 
-    def _move_behind(self, entry: Entry) -> None:
+    def _move_behind(self, entry: QueuedRequest) -> None:
         self._leave_lane(entry)
         entry.lane = self._open_lane(2 * entry.level + 1)
         entry.lane[entry.id] = entry
 
     def _sweep(self) -> None:
-        if len(self.deadlines) > 2 * len(self._entries) + STALE_DEADLINES_MAX:
-            self.deadlines = [item for item in self.deadlines if item[1] in self._entries]
+        if len(self.deadlines) > 2 * len(self.entries) + STALE_DEADLINES_MAX:
+            self.deadlines = [item for item in self.deadlines if item[1] in self.entries]
             heapify(self.deadlines)
 
 

@@ -1,51 +1,250 @@
-"""Idle slots, and which of them the next batch goes to. Pure."""
+"""Slots: how many batches the instances of a model may have at once, and where the next batch goes. Pure.
+
+An *instance* has a *capacity*: the number of batches that it may have at once, the one that runs and those that wait in
+its own line. A *slot* is the scheduler's unit of capacity: room for one batch on one instance. Of n instances, slot s
+belongs to instance s % n: the first n slots are the first of each instance, the next n the second, and so on.
+"""
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import NamedTuple
+
+from charonia.server.scheduling.api import SlotGone, SlotIdle
+
+CAPACITY_MAX = 16
+"""Most batches that an instance in another process has at once; those of a model share this number."""
+
+CAPACITY_MAX_BATCHED = 2
+"""Most batches of an instance whose scheduler makes batches: the longer requests wait there, the larger their batch."""
+
+SUPPLY_NS_MAX = 1_000_000
+"""An instance in another process is kept supplied ahead of time with batches that together take so long on average."""
+
+
+def capacity_limit(instances: int, *, batches: bool) -> int:
+    """Return the most batches that each of so many instances may have; `batches` where requests are gathered."""
+    return CAPACITY_MAX_BATCHED if batches else max(2, CAPACITY_MAX // instances)
+
+
+class CapacityRule:
+    """Decides from measured times how many batches an instance may have at once.
+
+    A batch that waits in the instance's own line cannot be taken by another instance that becomes free earlier, so this
+    is for executions that are over sooner than a free instance could be told of the batch.
+
+    Attributes:
+        capacity: How many.
+    """
+
+    __slots__ = ("_limit", "_mean_ns", "capacity")
+
+    def __init__(self, limit: int = CAPACITY_MAX) -> None:
+        self.capacity = 1
+        self._limit = limit
+        self._mean_ns = SUPPLY_NS_MAX
+
+    def limit(self, capacity: int) -> None:
+        """Have at most so many at once, whatever is measured."""
+        self._limit = min(capacity, self._limit)
+        self.capacity = min(self.capacity, self._limit)
+
+    def took(self, duration_ns: int) -> None:
+        """Take in the duration of an execution."""
+        self._mean_ns = mean_ns = self._mean_ns + (duration_ns - self._mean_ns) // 8
+        if self.capacity < self._limit and 2 * self.capacity * mean_ns <= SUPPLY_NS_MAX:
+            self.capacity = min(2 * self.capacity, self._limit)
+        while self.capacity > 1 and self.capacity * mean_ns > 2 * SUPPLY_NS_MAX:
+            self.capacity //= 2
+
+
+class SlotState(Enum):
+    """What a slot is doing."""
+
+    PARKED = "parked"  # beyond its instance's capacity
+    FREE = "free"  # can be offered to the scheduler
+    OFFERED = "offered"  # the scheduler knows that it is idle
+    RUNNING = "running"  # has a batch
+
+
+class Change(NamedTuple):
+    """What follows for the slots.
+
+    Attributes:
+        free: Slots to offer, now or soon.
+        gone: What to tell the scheduler at once.
+    """
+
+    free: tuple[int, ...] = ()
+    gone: tuple[SlotGone, ...] = ()
+
+
+class Slots:
+    """The slots of a model's instances, and which of them its scheduler may use.
+
+    Invariants:
+
+    1. A slot runs one batch at most, and none that it was not offered for.
+    2. A slot within its instance's capacity is not parked; one beyond it is parked unless it runs.
+    3. The scheduler is told of each slot that it loses.
+
+    Args:
+        limits: The highest capacity of each instance.
+
+    Attributes:
+        running: Number of slots that run a batch.
+    """
+
+    __slots__ = ("_again", "_capacities", "_count", "_events", "_rules", "_states", "running")
+
+    def __init__(self, limits: Sequence[int]) -> None:
+        count = len(limits)
+        slots = range(count * max(limits))
+        self.running = 0
+        self._count = count
+        self._capacities = [1] * count
+        self._rules = [CapacityRule(limit) if limit > 1 else None for limit in limits]
+        self._events = [SlotIdle(slot, slot % count) for slot in slots]
+        self._again = [Change((slot,)) for slot in slots]
+        self._states = [SlotState.FREE if slot < count else SlotState.PARKED for slot in slots]
+
+    def __repr__(self) -> str:
+        idle = sum(state is SlotState.OFFERED for state in self._states)
+        return f"<Slots [running {self.running} | idle {idle} | capacity {'+'.join(map(str, self._capacities))}]>"
+
+    def instance_of(self, slot: int) -> int:
+        """Return the number of the instance that a slot belongs to."""
+        return slot % self._count
+
+    def offer(self, slot: int) -> SlotIdle | None:
+        """Return what to tell the scheduler of a free slot; None for one that is not free any more."""
+        if self._states[slot] is not SlotState.FREE:
+            return None
+        self._states[slot] = SlotState.OFFERED
+        return self._events[slot]
+
+    def begin(self, slot: int) -> None:
+        """The scheduler sends a batch to a slot.
+
+        Raises:
+            RuntimeError: The slot was not offered: the scheduler is at fault.
+        """
+        if self._states[slot] is not SlotState.OFFERED:
+            raise RuntimeError(f"slot {slot} was given a batch while it was {self._states[slot].value}")
+        self._states[slot] = SlotState.RUNNING
+        self.running += 1
+
+    def end(self, slot: int, compute_ns: int) -> Change:
+        """The batch of a slot is over; it computed for `compute_ns`."""
+        self.running -= 1
+        instance = slot % self._count
+        rule = self._rules[instance]
+        if rule is None:
+            self._states[slot] = SlotState.FREE
+            return self._again[slot]
+        self._states[slot] = SlotState.FREE
+        rule.took(compute_ns)
+        if rule.capacity == self._capacities[instance]:
+            if slot < self._count * rule.capacity:
+                return self._again[slot]
+            self._states[slot] = SlotState.PARKED
+            return Change(gone=(SlotGone(slot),))
+        free, gone = self._resize(instance, rule.capacity)
+        return Change((slot, *free) if self._states[slot] is SlotState.FREE else free, gone)
+
+    def limit(self, capacity: int) -> Change:
+        """Let no instance have more than so many batches from now on."""
+        gone: list[SlotGone] = []
+        for instance, rule in enumerate(self._rules):
+            if rule is not None:
+                rule.limit(capacity)
+                gone += self._resize(instance, rule.capacity).gone
+        return Change(gone=tuple(gone))
+
+    def check_invariants(self) -> None:
+        """Raise an AssertionError where an invariant does not hold."""
+        assert self.running == sum(state is SlotState.RUNNING for state in self._states)
+        for slot, state in enumerate(self._states):
+            if slot < self._count * self._capacities[slot % self._count]:
+                assert state is not SlotState.PARKED, f"slot {slot} is parked within its instance's capacity"
+            else:
+                assert state in (SlotState.PARKED, SlotState.RUNNING), f"slot {slot} is beyond its instance's capacity"
+
+    def _resize(self, instance: int, capacity: int) -> Change:
+        """Give an instance another capacity."""
+        self._capacities[instance] = capacity
+        free: list[int] = []
+        gone: list[SlotGone] = []
+        for slot in range(instance, len(self._states), self._count):
+            state = self._states[slot]
+            if slot < self._count * capacity:
+                if state is SlotState.PARKED:
+                    self._states[slot] = SlotState.FREE
+                    free.append(slot)
+            elif state is SlotState.FREE or state is SlotState.OFFERED:
+                self._states[slot] = SlotState.PARKED
+                gone.append(SlotGone(slot))
+        return Change(tuple(free), tuple(gone))
 
 
 class IdleSlots:
-    """Gives a batch a slot of the lane with the fewest batches; of equal lanes, that of the slot that was idle last.
+    """Gives a batch a slot of the instance with the fewest batches; of equals, that of the slot that was idle last.
 
-    A lane may have several slots, with which it is kept supplied ahead of time. A batch must not stand in one lane's
-    line while another lane has nothing to do.
+    A batch must not stand in one instance's line while another instance has nothing to do.
+
+    Attributes:
+        by_instance: Idle slots by instance, both with the one that became idle last at the end. Empty while none is.
     """
 
-    __slots__ = ("_busy", "_idle")
+    __slots__ = ("_busy", "by_instance")
 
     def __init__(self) -> None:
-        self._idle: dict[int, dict[int, None]] = {}  # slots by lane, both with the one that became idle last at the end
-        self._busy: dict[int, int] = {}  # lane by slot that was taken and has not come back
+        self.by_instance: dict[int, dict[int, None]] = {}
+        self._busy: dict[int, int] = {}  # instance by slot that was taken and has not come back
 
-    def __bool__(self) -> bool:
-        """Whether there is one."""
-        return bool(self._idle)
+    def __str__(self) -> str:
+        count = self.count
+        return f"idle {count} of {count + len(self._busy)}"
 
-    def add(self, slot: int, lane: int) -> None:
-        """A slot of this lane became idle."""
+    @property
+    def count(self) -> int:
+        """Number of idle slots."""
+        return sum(map(len, self.by_instance.values()))
+
+    def add(self, slot: int, instance: int) -> None:
+        """A slot of this instance became idle."""
         self._busy.pop(slot, None)
-        slots = self._idle.pop(lane, None)
+        slots = self.by_instance.pop(instance, None)
         if slots is None:
             slots = {}
         slots[slot] = None
-        self._idle[lane] = slots
+        self.by_instance[instance] = slots
 
     def remove(self, slot: int) -> None:
         """A slot cannot be used any more, idle or not."""
         self._busy.pop(slot, None)
-        for lane, slots in self._idle.items():
+        for instance, slots in self.by_instance.items():
             if slot in slots:
                 del slots[slot]
                 if not slots:
-                    del self._idle[lane]
+                    del self.by_instance[instance]
                 return
 
     def take(self) -> int:
         """Return the slot for the next batch; there must be one."""
-        lane = next(reversed(self._idle))
-        if len(self._idle) > 1 and self._busy:
+        idle = self.by_instance
+        instance = next(reversed(idle))
+        if len(idle) > 1 and self._busy:
             busy = list(self._busy.values())
-            lane = min(reversed(self._idle), key=busy.count)
-        slots = self._idle[lane]
+            instance = min(reversed(idle), key=busy.count)
+        slots = idle[instance]
         slot, _ = slots.popitem()
         if not slots:
-            del self._idle[lane]
-        self._busy[slot] = lane
+            del idle[instance]
+        self._busy[slot] = instance
         return slot
+
+    def check_invariants(self) -> None:
+        """Raise an AssertionError where a slot is idle and busy, or an instance is listed without an idle slot."""
+        idle = [slot for slots in self.by_instance.values() for slot in slots]
+        assert all(self.by_instance.values())
+        assert len(idle) == len({*idle, *self._busy}) - len(self._busy)

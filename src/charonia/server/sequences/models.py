@@ -3,20 +3,24 @@
 import asyncio
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from charonia.config.model import ModelConfig, SequenceBatching, SequenceDirect
 from charonia.core.errors import invalid
 from charonia.core.tensor import Array
 from charonia.server.execution.busy_poll import BusyPoll
-from charonia.server.execution.calls import CallGraph
-from charonia.server.execution.lanes import AsyncLane, BlockingLane
+from charonia.server.execution.deadlock import DeadlockDetector
+from charonia.server.execution.executor import Executor
 from charonia.server.rate_limiter.limiter import Claim
+from charonia.server.scheduling.api import Scheduler
 from charonia.server.scheduling.schedulers import QUEUE_SIZE_MAX, adapts_delay
 from charonia.server.sequences.api import SequencePolicy, SequenceView
 from charonia.server.sequences.overview import ModelSequences, SequenceState
 from charonia.server.sequences.runner import SequenceRunner
 from charonia.server.sequences.scheduler import Sequencer
 from charonia.server.sequences.tensors import SequenceTensors
+
+_NS_PER_US = 1000
 
 
 def sequence_policy(config: ModelConfig, state_key: Hashable = None) -> SequencePolicy:
@@ -56,7 +60,16 @@ def sequence_policy(config: ModelConfig, state_key: Hashable = None) -> Sequence
 Target = tuple[str, str]
 """Model name and version as text, "" for the one that the version policy chooses."""
 
-_NS_PER_US = 1000
+
+class Shared(Protocol):
+    """What all models of a server share, as far as their runners need it."""
+
+    deadlocks: DeadlockDetector
+    busy_poll: BusyPoll | None
+
+    def recorded(self, scheduler: Scheduler) -> Scheduler:
+        """Return the scheduler, with a log and checks if the server has them switched on."""
+        ...
 
 
 def make_sequence_runner(
@@ -64,10 +77,9 @@ def make_sequence_runner(
     version: str,
     initial: Mapping[str, Array],
     *,
-    lanes: Sequence[BlockingLane | AsyncLane],
+    executors: Sequence[Executor],
     labels: dict[str, tuple[str, ...]],
-    calls: CallGraph,
-    busy_poll: BusyPoll | None,
+    shared: Shared,
     claim: Claim | None = None,
 ) -> SequenceRunner:
     """Return the runner of a version with `sequence_batching`; to be called on the event loop.
@@ -76,26 +88,25 @@ def make_sequence_runner(
         config: The complete configuration.
         version: The version, as text.
         initial: What states start from, by name of the state's input.
-        lanes: The instances.
+        executors: The instances.
         labels: Class labels by output.
-        calls: What waits for what, among all models of the server.
-        busy_poll: What stays awake for a lone caller.
+        shared: What all models of the server share.
         claim: Resources of the instances.
     """
     tensors = SequenceTensors(config, initial)
     state_key = tensors.shapes(tensors.initial_states()) if tensors.has_variable_states else None
-    sequencer = Sequencer(sequence_policy(config, state_key), len(lanes))
+    sequencer = Sequencer(sequence_policy(config, state_key), len(executors))
     return SequenceRunner(
         config,
         version,
-        scheduler=sequencer if claim is None else claim.scheduler(sequencer, wants=sequencer.wants),
+        scheduler=shared.recorded(sequencer if claim is None else claim.scheduler(sequencer, wants=sequencer.wants)),
         sequencer=sequencer,
         tensors=tensors,
-        lanes=lanes,
+        executors=executors,
         labels=labels,
         loop=asyncio.get_running_loop(),
-        calls=calls,
-        busy_poll=busy_poll,
+        deadlocks=shared.deadlocks,
+        busy_poll=shared.busy_poll,
         claim=claim,
     )
 
@@ -129,7 +140,7 @@ def sequences_of(runner: object, name: str) -> ModelSequences:
         strategy="direct" if batching.oldest is None else "oldest",
         idle_us_max=batching.max_sequence_idle_microseconds,
         slots=view.rows,
-        instances={runner.slot_name(slot): [_state(s) for s in each] for slot, each in enumerate(view.instances)},
+        instances={runner.instance_name(slot): [_state(s) for s in each] for slot, each in enumerate(view.instances)},
         backlog=[_state(sequence) for sequence in view.backlog],
         ended={reason.value: count for reason, count in view.ended},
     )

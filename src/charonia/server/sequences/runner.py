@@ -16,21 +16,19 @@ from charonia.config.model import ModelConfig
 from charonia.config.sequence_tensors import control_type, controls
 from charonia.core.calls import Outcome, Reply
 from charonia.core.dtypes import DataType
-from charonia.core.errors import Code, ServingError, invalid, unavailable
+from charonia.core.errors import ServingError, invalid
 from charonia.core.request import SEQUENCE_END, SEQUENCE_START, InferRequest
 from charonia.server.backends.api import Outputs, Rescheduled, Result
 from charonia.server.execution.admission import Admission, with_request_id
-from charonia.server.execution.batches import DONE, QUEUED, RUNNING, Entry, RunningBatch
 from charonia.server.execution.busy_poll import BusyPoll
-from charonia.server.execution.calls import CallGraph
 from charonia.server.execution.clock import now_ns
-from charonia.server.execution.lanes import AsyncLane, BlockingLane
-from charonia.server.execution.ordering import HELD_RESPONSES_MAX, OrderedOutcomes
+from charonia.server.execution.deadlock import DeadlockDetector
+from charonia.server.execution.executor import Executor
+from charonia.server.execution.in_flight import DONE, QUEUED, RUNNING, PendingRequest, RunningBatch
 from charonia.server.execution.runner import ModelRunner
 from charonia.server.execution.tracing import traced_kind
-from charonia.server.metrics.model_metrics import FailureReason
 from charonia.server.rate_limiter.limiter import Claim
-from charonia.server.scheduling.api import DropReason, Event, Run, Scheduler
+from charonia.server.scheduling.api import Event, Run, RunAgain, Scheduler, ShareBy, TakeNoNew
 from charonia.server.sequences.api import PADDING, EndReason, SequenceKey, SequencePart, SequencerView
 from charonia.server.sequences.scheduler import Sequencer
 from charonia.server.sequences.tensors import SequenceRequest, SequenceTensors, States
@@ -126,11 +124,11 @@ class SequenceRunner(ModelRunner):
         scheduler: What decides: `sequencer`, or something around it.
         sequencer: Where the sequences are.
         tensors: Controls and states.
-        lanes: The instances.
+        executors: The instances.
         labels: Class labels by output.
         loop: The event loop.
-        calls: Who waits for whom.
-        busy_poll: Who stays awake.
+        deadlocks: Which instances wait for which.
+        busy_poll: What keeps the event loop awake, None where nothing does.
         claim: Resources of the instances.
     """
 
@@ -142,44 +140,41 @@ class SequenceRunner(ModelRunner):
         scheduler: Scheduler,
         sequencer: Sequencer,
         tensors: SequenceTensors,
-        lanes: Sequence[BlockingLane | AsyncLane],
+        executors: Sequence[Executor],
         labels: dict[str, tuple[str, ...]],
         loop: asyncio.AbstractEventLoop,
-        calls: CallGraph | None = None,
+        deadlocks: DeadlockDetector | None = None,
         busy_poll: BusyPoll | None = None,
         claim: Claim | None = None,
     ) -> None:
+        self._sequencer = sequencer  # before the first event
+        self._phased_out: asyncio.Event | None = None
         super().__init__(
             config,
             version,
             scheduler=scheduler,
-            lanes=lanes,
+            executors=executors,
             labels=labels,
             loop=loop,
-            calls=calls,
+            deadlocks=deadlocks,
             busy_poll=busy_poll,
             claim=claim,
         )
-        for lane in lanes:
-            lane.limit_depth(1)  # a sequence is bound to its instance, so another could not take its requests
-        self._sequencer = sequencer
         self._tensors = tensors
         self._admission = SequenceAdmission(config, sequencer.holds)
         self._states: dict[int, States] = {}  # by number of the sequence
         self._batch_type = _sequence_kind(self._batch_type)
         self._batch_types = (self._batch_type, traced_kind(self._batch_type))
-        self._gathers = config.max_batch_size > 1
         batching = config.sequence_batching
         self._is_iterative = batching is not None and batching.iterative_sequence
         oldest = batching.oldest if batching is not None else None
-        keeps_order = oldest is not None and oldest.preserve_ordering
-        self._starts: OrderedOutcomes[Entry] | None = OrderedOutcomes() if keeps_order else None
+        if oldest is not None and oldest.preserve_ordering:
+            self._in_flight.keep_order()
         self._predecessors: list[SequenceRunner] = []
         self._is_followed = False
         self._is_closed = False
-        self._phased_out: asyncio.Event | None = None
 
-    def submit(self, request: InferRequest, reply: Reply) -> Entry:
+    def submit(self, request: InferRequest, reply: Reply) -> PendingRequest:
         """Take in a request, or pass it on where its sequence began."""
         if self._predecessors and not request.flags & SEQUENCE_START:
             for runner in self._predecessors:
@@ -203,18 +198,22 @@ class SequenceRunner(ModelRunner):
             self._predecessors.append(runner)
             runner._is_followed = True
 
+    def instance_name(self, slot: int) -> str:
+        """Return the name of the instance with a slot."""
+        return self._executors[slot].placement.name
+
     def view(self) -> SequencerView:
         """Return the slots and the backlog."""
         return self._sequencer.view(now_ns())
 
-    def run_again(self, entry: Entry) -> bool:
+    def run_again(self, entry: PendingRequest) -> bool:
         """The model wants to be given a request again; return whether it may."""
         if not self._is_iterative or (entry.state != DONE and not self._sequencer.is_running(entry.id)):
             return False
         if entry.state != DONE:
             entry.state = QUEUED
             entry.batch = None
-            self._sequencer.run_again(entry.id)
+            self._handle(RunAgain(entry.id), now_ns())
         return True
 
     def keep_states(self, request: InferRequest, outputs: Outputs) -> None:
@@ -224,49 +223,27 @@ class SequenceRunner(ModelRunner):
         states = self._states.get(request.sequence)
         self._tensors.take(outputs, states if states is not None else {})
         if states is not None and self._tensors.has_variable_states:
-            self._sequencer.share_by(request.sequence, self._tensors.shapes(states))
-
-    def answer(self, entry: Entry, outcome: Outcome) -> None:
-        """Give a request its final reply; with preserve_ordering when those that ran before have theirs."""
-        if self._starts is None or not self._starts.holds(entry.id):
-            super().answer(entry, outcome)
-            return
-        entry.state = DONE
-        entry.batch = None
-        self._starts.pass_on(entry.id, outcome, True, self._deliver)
-
-    def stream(self, entry: Entry, outcome: Outcome) -> None:
-        """Pass on a response of a request that is not its last; with preserve_ordering when it is its turn."""
-        if self._starts is None or not self._starts.holds(entry.id):
-            super().stream(entry, outcome)
-        elif not self._starts.is_full(entry.id):
-            self._starts.pass_on(entry.id, outcome, False, self._deliver)
-        else:
-            batch = entry.batch
-            error = unavailable(
-                f"the request has {HELD_RESPONSES_MAX} responses that wait for those of an earlier request",
-                hint="turn off preserve_ordering of the model",
-            )
-            self.fail(entry, error, FailureReason.OTHER)
-            if batch is not None:
-                self._lane_of_slot[batch.slot].cancel(batch, entry.index)
+            self._handle(ShareBy(request.sequence, self._tensors.shapes(states)), now_ns())
 
     async def drain(self) -> None:
         """Stop taking requests; sequences that go on elsewhere end first where another runner has taken the place."""
         for runner in self._predecessors:
             runner._end_phase_out()
         if self._is_followed and self._phased_out is None:
-            self._sequencer.take_no_new()
+            self._handle(TakeNoNew(), now_ns())
             self._phased_out = asyncio.Event()
             if self._sequencer.live:
                 await self._phased_out.wait()
         await super().drain()
 
     async def aclose(self) -> None:
-        """Close every lane; to be called when drained."""
+        """Close every executor; to be called when drained."""
         self._is_closed = True
         self._states.clear()
         await super().aclose()
+
+    def _arrived(self, request_id: int, entry: PendingRequest) -> None:
+        """Do nothing: the order of replies is that in which requests began to run."""
 
     def _end_phase_out(self) -> None:
         for runner in self._predecessors:
@@ -291,14 +268,16 @@ class SequenceRunner(ModelRunner):
 
     def _begin(self, run: Run) -> RunningBatch:
         """Return a batch that is to be run now, with controls, states and padding."""
+        self._slots.begin(run.slot)
         requests = [self._complete(request_id) if request_id != PADDING else None for request_id in run.ids]
         model = next(request for request in requests if request is not None)
         padded = [request or self._tensors.padding(model) for request in requests]
         entries = [
-            self._entries[request_id] if request_id != PADDING else self._padding(request)
+            self._in_flight.requests[request_id] if request_id != PADDING else self._padding(request)
             for request_id, request in zip(run.ids, padded, strict=True)
         ]
-        batch = self._batch_type(self, entries, run.slot, run.reason)
+        order = self._in_flight.order
+        batch = self._batch_type(self._in_flight, entries, run.slot, run.reason, self._executors[run.slot])
         batch.requests = padded
         for index, entry in enumerate(entries):
             entry.index = index
@@ -306,16 +285,15 @@ class SequenceRunner(ModelRunner):
                 continue
             entry.state = RUNNING
             entry.batch = batch
-            if entry.call is not None:
-                self._calls.run(entry.call, run.slot % len(self._lanes))
-            elif self._starts is not None and not self._starts.holds(entry.id):
-                self._starts.submitted(entry.id, entry)
-        self._running.add(run.slot)
+            if entry.wait is not None:
+                self._deadlocks.run(entry.wait, run.slot)
+            elif order is not None and not order.holds(entry.id):
+                order.submitted(entry.id, entry)
         return batch
 
     def _complete(self, request_id: int) -> SequenceRequest:
         """Return a request with its controls, and with the states of its sequence."""
-        request = self._entries[request_id].request
+        request = self._in_flight.requests[request_id].request
         place = self._sequencer.place(request_id)
         flags = request.flags
         if self._is_iterative:
@@ -329,37 +307,18 @@ class SequenceRunner(ModelRunner):
         completed.sequence = place.sequence
         return completed
 
-    def _padding(self, request: InferRequest) -> Entry:
-        entry = Entry(self, request, _nobody, now_ns())
+    def _padding(self, request: InferRequest) -> PendingRequest:
+        entry = PendingRequest(self, request, _unheard, now_ns())
         entry.id = PADDING
         entry.state = DONE
         return entry
-
-    def _drop_error(self, reason: DropReason, request: InferRequest) -> ServingError:
-        match reason:
-            case DropReason.NO_SEQUENCE:
-                error = invalid(
-                    f"inference request for sequence {request.correlation_id} to model '{self.config.name}' must "
-                    "specify the START flag on the first request of the sequence",
-                    hint="a sequence that was idle for longer than max_sequence_idle_microseconds is over",
-                )
-                return with_request_id(error, request)
-            case DropReason.SEQUENCE_TIMEOUT:
-                return unavailable(
-                    "timeout of the corresponding sequence has been expired",
-                    hint="no slot became free in time for the sequence",
-                )
-            case DropReason.CANCELLED:
-                return ServingError(Code.CANCELLED, "the request was cancelled: another one of its sequence was")
-            case _:
-                return super()._drop_error(reason, request)
 
 
 class _SequenceBatch(RunningBatch):
     """A batch of requests of sequences."""
 
     __slots__ = ()
-    _runner: SequenceRunner
+    _owner: SequenceRunner
 
     def respond(self, index: int, result: Result | None, final: bool) -> None:
         """Take an answer of an asynchronous instance, or of a decoupled model."""
@@ -371,15 +330,15 @@ class _SequenceBatch(RunningBatch):
             super()._take(index, result, end_ns)
 
     def _is_taken(self, index: int, result: Result | None) -> bool:
-        """Keep the states, also when nobody waits for the answer; return whether there is nothing else to do."""
+        """Keep the states, also when no caller waits for the answer; return whether there is nothing else to do."""
         if isinstance(result, Outputs):
-            self._runner.keep_states(self.requests[index], result)
-        return isinstance(result, Rescheduled) and self._runner.run_again(self.entries[index])
+            self._owner.keep_states(self.requests[index], result)
+        return isinstance(result, Rescheduled) and self._owner.run_again(self.entries[index])
 
 
 def _sequence_kind(kind: type[RunningBatch]) -> type[RunningBatch]:
     return type(f"Sequence{kind.__name__}", (_SequenceBatch, kind), {"__slots__": ()})
 
 
-def _nobody(outcome: Outcome, final: bool) -> None:
-    """Nobody waits for padding."""
+def _unheard(outcome: Outcome, final: bool) -> None:
+    """No caller waits for padding."""

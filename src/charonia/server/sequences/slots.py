@@ -3,11 +3,23 @@
 Which sequences of an instance run together, and when.
 """
 
-from collections import deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Hashable, Iterable
+from heapq import heapify, heappop, heappush
 
 from charonia.server.scheduling.api import CloseReason
-from charonia.server.sequences.api import EndReason, SequenceKey, SequencePart, SequencePolicy, SequenceView
+from charonia.server.sequences.api import (
+    Ended,
+    EndReason,
+    SequenceKey,
+    SequencePart,
+    SequencePolicy,
+    SequencerView,
+    SequenceView,
+)
+
+STALE_TIMEOUTS_MAX = 64
+"""Timeouts without effect that are kept beyond the number of sequences."""
 
 
 class Waiting:
@@ -134,6 +146,196 @@ class Instance:
         self.count -= 1
         self.ready.pop(sequence, None)
         sequence.instance = None
+
+
+class SequenceTable:
+    """The sequences that are not over: which of them has a slot, and which waits for one.
+
+    Args:
+        policy: The scheduler's policy.
+        instances: Number of instances.
+
+    Attributes:
+        instances: The instances, by number.
+        backlog: Sequences that wait for a slot, first the one that gets the next.
+        idle: Sequences that have a slot and no request, longest first.
+    """
+
+    __slots__ = (
+        *("_by_key", "_ended", "_ended_counts", "_numbers", "_policy", "_timeouts"),
+        *("backlog", "idle", "instances"),
+    )
+
+    def __init__(self, policy: SequencePolicy, instances: int) -> None:
+        self.instances = [Instance(slot, policy.rows) for slot in range(instances)]
+        self.backlog: OrderedDict[Sequence, None] = OrderedDict()
+        self.idle: OrderedDict[Sequence, None] = OrderedDict()
+        self._policy = policy
+        self._by_key: dict[SequenceKey, Sequence] = {}  # the latest of each key
+        self._numbers = 0
+        self._timeouts: list[tuple[int, int, Sequence]] = []  # heap of (time, number, sequence), with stale ones
+        self._ended: list[Ended] = []
+        self._ended_counts: Counter[EndReason] = Counter()
+
+    @property
+    def live(self) -> int:
+        """Number of sequences that have a slot or wait for one."""
+        waiting = sum(1 for s in self._by_key.values() if s.instance is None)
+        return waiting + sum(instance.count for instance in self.instances)
+
+    def get(self, key: SequenceKey) -> Sequence | None:
+        """Return the latest sequence of a key, None where there is none."""
+        return self._by_key.get(key)
+
+    def begin(self, key: SequenceKey, now_ns: int) -> Sequence:
+        """Return a new sequence, in a slot or in the backlog; behind one of the same key where there is one."""
+        before = self._by_key.get(key)
+        self._numbers += 1
+        sequence = self._by_key[key] = Sequence(self._numbers, key, now_ns)
+        sequence.state_key = self._policy.state_key
+        if before is None:
+            self._line_up(sequence, now_ns)
+            return sequence
+        if before.end is None:
+            before.end = EndReason.REPLACED
+        before.successor, sequence.predecessor = sequence, before
+        self.end_if_over(before, now_ns)
+        return sequence
+
+    def make_ready(self, sequence: Sequence, now_ns: int) -> None:
+        """The next request of a sequence can run."""
+        self.idle.pop(sequence, None)
+        sequence.queue[0].ready_ns = now_ns
+        if sequence.instance is not None:
+            sequence.instance.ready[sequence] = None
+
+    def make_idle(self, sequence: Sequence, now_ns: int) -> None:
+        """A sequence with a slot has nothing to do from now on."""
+        sequence.since_ns = now_ns
+        self.idle[sequence] = None
+
+    def end_if_over(self, sequence: Sequence, now_ns: int) -> None:
+        """Forget a sequence that has nothing left to do; its slot goes to the next."""
+        if sequence.queue or sequence.running is not None:
+            return
+        reason = sequence.end or EndReason.STOPPED
+        sequence.end = reason
+        self._ended.append(Ended(sequence.number, sequence.key, reason))
+        self._ended_counts[reason] += 1
+        self.idle.pop(sequence, None)
+        self.backlog.pop(sequence, None)
+        sequence.expires_ns = 0
+        if self._by_key.get(sequence.key) is sequence:
+            del self._by_key[sequence.key]
+        self._let_go(sequence, now_ns)
+        instance = sequence.instance
+        if instance is not None:
+            instance.release(sequence)
+            if self.backlog:
+                self._bind(self.backlog.popitem(last=False)[0], instance, now_ns)
+
+    def end_idle(self, now_ns: int, *, all_of_them: bool = False) -> None:
+        """End the sequences that were idle for too long, or all that are idle."""
+        while self.idle:
+            first = next(iter(self.idle))
+            if not all_of_them:
+                if first.since_ns + self._policy.idle_ns > now_ns:
+                    return
+                first.end = EndReason.IDLE
+            self.end_if_over(first, now_ns)
+
+    def note_timeout(self, sequence: Sequence, expires_ns: int) -> None:
+        """Let a sequence leave the backlog at this time at the latest."""
+        if 0 < sequence.expires_ns <= expires_ns:
+            return
+        sequence.expires_ns = expires_ns
+        if len(self._timeouts) > 2 * len(self._by_key) + STALE_TIMEOUTS_MAX:
+            self._timeouts = [item for item in self._timeouts if item[2].expires_ns == item[0]]
+            heapify(self._timeouts)
+        heappush(self._timeouts, (expires_ns, sequence.number, sequence))
+
+    def take_expired(self, now_ns: int) -> Sequence | None:
+        """Return a sequence that has waited in the backlog for too long, None where there is none (any more)."""
+        while self._timeouts and self._timeouts[0][0] <= now_ns:
+            expires_ns, _, sequence = heappop(self._timeouts)
+            if sequence.expires_ns == expires_ns:
+                return sequence
+        return None
+
+    def wake_at(self) -> int | None:
+        """Return when the next delay, idle time or queue timeout ends, or None."""
+        times = [each.due_ns for each in self.instances if each.due_ns is not None]
+        if self.idle:
+            times.append(next(iter(self.idle)).since_ns + self._policy.idle_ns)
+        while self._timeouts and self._timeouts[0][2].expires_ns != self._timeouts[0][0]:
+            heappop(self._timeouts)
+        if self._timeouts:
+            times.append(self._timeouts[0][0])
+        return min(times, default=None)
+
+    def take_ended(self) -> list[Ended]:
+        """Return the sequences that are over since the last call."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    def view(self, now_ns: int) -> SequencerView:
+        """Return the slots and the backlog as they are."""
+        blocked = [s for s in self._by_key.values() if s.predecessor is not None]
+        return SequencerView(
+            self._policy.rows,
+            tuple(tuple(s.view(now_ns) for s in each.rows if s is not None) for each in self.instances),
+            tuple(s.view(now_ns) for s in (*self.backlog, *blocked)),
+            tuple(sorted(self._ended_counts.items(), key=lambda item: item[0].value)),
+        )
+
+    def check_invariants(self) -> None:
+        """Raise an AssertionError where slots, backlog and idle sequences contradict each other."""
+        for instance in self.instances:
+            bound = [s for s in instance.rows if s is not None]
+            assert len(bound) == instance.count
+            assert all(s.instance is instance and instance.rows[s.row] is s for s in bound)
+            for sequence in bound:
+                is_ready = bool(sequence.queue) and sequence.running is None
+                assert (sequence in instance.ready) == is_ready, f"sequence {sequence.key!r} is (not) ready"
+            assert all(sequence.instance is instance for sequence in instance.ready)
+        free = any(instance.count < self._policy.rows for instance in self.instances)
+        assert not (self.backlog and free), "a sequence waits for a slot while one is free"
+        assert all(s.instance is None and s.predecessor is None for s in self.backlog)
+        for sequence in self.idle:
+            assert (len(sequence.queue), sequence.running) == (0, None), f"sequence {sequence.key!r} is not idle"
+            assert sequence.instance is not None, f"sequence {sequence.key!r} has no slot"
+
+    def _line_up(self, sequence: Sequence, now_ns: int) -> None:
+        """Give a sequence a free slot, or a place in the backlog."""
+        instance = min(self.instances, key=lambda each: each.count)
+        if instance.count < self._policy.rows:
+            self._bind(sequence, instance, now_ns)
+        else:
+            sequence.since_ns = now_ns
+            self.backlog[sequence] = None
+
+    def _bind(self, sequence: Sequence, instance: Instance, now_ns: int) -> None:
+        sequence.expires_ns = 0
+        instance.bind(sequence)
+        if sequence.queue:
+            self.make_ready(sequence, now_ns)
+
+    def _let_go(self, sequence: Sequence, now_ns: int) -> None:
+        """Let the one that waited for the end of this one get in line."""
+        before, after = sequence.predecessor, sequence.successor
+        sequence.predecessor = sequence.successor = None
+        if before is not None:
+            before.successor = after
+            if after is None:
+                self._by_key.setdefault(sequence.key, before)
+        if after is not None:
+            after.predecessor = before
+            if before is None:
+                if sequence.instance is not None:
+                    self.backlog[after] = None  # behind those that wait for the slot that becomes free now
+                    after.since_ns = now_ns
+                else:
+                    self._line_up(after, now_ns)
 
 
 def next_batch(

@@ -8,20 +8,20 @@ from hypothesis import strategies as st
 
 from charonia.core.caller import CallFrame
 from charonia.core.errors import Code, ServingError
-from charonia.server.execution.calls import Call, CallGraph, Pool
+from charonia.server.execution.deadlock import DeadlockDetector, InstancePool, WaitingRequest
 
 
-def frame(model: str, lane: int = 0, parent: CallFrame | None = None) -> CallFrame:
-    return CallFrame(model, "1", f"{model}_{lane}", parent)
+def frame(model: str, instance: int = 0, parent: CallFrame | None = None) -> CallFrame:
+    return CallFrame(model, "1", f"{model}_{instance}", parent)
 
 
 def test_a_model_with_one_instance_cannot_call_itself() -> None:
-    graph, a = CallGraph(), Pool("a", 1)
+    detector, a = DeadlockDetector(), InstancePool("a", 1)
     caller = frame("a")
-    graph.occupy(caller, a, 0)
+    detector.occupy(caller, a, 0)
 
     with pytest.raises(ServingError) as caught:
-        graph.submit(caller, a)
+        detector.submit(caller, a)
 
     assert caught.value.code is Code.UNAVAILABLE
     assert "(a -> a)" in caught.value.message
@@ -29,120 +29,120 @@ def test_a_model_with_one_instance_cannot_call_itself() -> None:
 
 
 def test_a_model_with_two_instances_can_call_itself_once() -> None:
-    graph, a = CallGraph(), Pool("a", 2)
+    detector, a = DeadlockDetector(), InstancePool("a", 2)
     first = frame("a", 0)
-    graph.occupy(first, a, 0)
-    call = graph.submit(first, a)
-    graph.run(call, 1)
+    detector.occupy(first, a, 0)
+    call = detector.submit(first, a)
+    detector.run(call, 1)
     second = frame("a", 1, first)
-    graph.occupy(second, a, 1)
+    detector.occupy(second, a, 1)
 
     with pytest.raises(ServingError, match=r"\(a -> a -> a\)"):
-        graph.submit(second, a)
+        detector.submit(second, a)
 
-    graph.vacate(second)
-    graph.end(call)
-    graph.vacate(first)
-    assert len(graph) == 0
+    detector.vacate(second)
+    detector.end(call)
+    detector.vacate(first)
+    assert len(detector) == 0
 
 
 def test_a_circle_over_another_model_is_refused_and_named() -> None:
-    graph, a, b = CallGraph(), Pool("a", 1), Pool("b", 1)
+    detector, a, b = DeadlockDetector(), InstancePool("a", 1), InstancePool("b", 1)
     first = frame("a")
-    graph.occupy(first, a, 0)
-    graph.run(graph.submit(first, b), 0)
+    detector.occupy(first, a, 0)
+    detector.run(detector.submit(first, b), 0)
     second = frame("b", 0, first)
-    graph.occupy(second, b, 0)
+    detector.occupy(second, b, 0)
 
     with pytest.raises(ServingError, match=r"\(a -> b -> a\)"):
-        graph.submit(second, a)
+        detector.submit(second, a)
 
 
 def test_of_two_chains_that_meet_the_one_that_closes_the_circle_is_refused_and_the_other_goes_on() -> None:
-    graph, a, b = CallGraph(), Pool("a", 2), Pool("b", 2)
-    outer = [frame("a", lane) for lane in range(2)]
-    inner = [frame("b", lane, outer[lane]) for lane in range(2)]
+    detector, a, b = DeadlockDetector(), InstancePool("a", 2), InstancePool("b", 2)
+    outer = [frame("a", instance) for instance in range(2)]
+    inner = [frame("b", instance, outer[instance]) for instance in range(2)]
     to_b = []
-    for lane in range(2):
-        graph.occupy(outer[lane], a, lane)
-        to_b.append(graph.submit(outer[lane], b))
-        graph.run(to_b[lane], lane)
-    graph.occupy(inner[0], b, 0)
-    waits = graph.submit(inner[0], a)
-    graph.occupy(inner[1], b, 1)
+    for instance in range(2):
+        detector.occupy(outer[instance], a, instance)
+        to_b.append(detector.submit(outer[instance], b))
+        detector.run(to_b[instance], instance)
+    detector.occupy(inner[0], b, 0)
+    waits = detector.submit(inner[0], a)
+    detector.occupy(inner[1], b, 1)
     with pytest.raises(ServingError, match=r"\(a -> b -> a\)"):
-        graph.submit(inner[1], a)
+        detector.submit(inner[1], a)
 
-    graph.vacate(inner[1])
-    graph.end(to_b[1])
-    graph.vacate(outer[1])
-    graph.run(waits, 1)
-    graph.end(waits)
-    graph.end(waits)
+    detector.vacate(inner[1])
+    detector.end(to_b[1])
+    detector.vacate(outer[1])
+    detector.run(waits, 1)
+    detector.end(waits)
+    detector.end(waits)
 
 
 def test_a_circle_that_the_chain_itself_does_not_show_is_followed_through_the_others() -> None:
-    graph, a, b = CallGraph(), Pool("a", 1), Pool("b", 1)
+    detector, a, b = DeadlockDetector(), InstancePool("a", 1), InstancePool("b", 1)
     of_a, of_b = frame("a"), frame("b")
-    graph.occupy(of_a, a, 0)
-    graph.occupy(of_b, b, 0)
-    graph.submit(of_b, a)
+    detector.occupy(of_a, a, 0)
+    detector.occupy(of_b, b, 0)
+    detector.submit(of_b, a)
 
     with pytest.raises(ServingError, match=r"\(a -> b -> a\)"):
-        graph.submit(of_a, b)
+        detector.submit(of_a, b)
 
 
 def test_an_ensemble_passes_on_who_waits() -> None:
-    graph, a, b = CallGraph(), Pool("a", 1), Pool("b", 1)
+    detector, a, b = DeadlockDetector(), InstancePool("a", 1), InstancePool("b", 1)
     of_a = frame("a")
-    graph.occupy(of_a, a, 0)
+    detector.occupy(of_a, a, 0)
     step = CallFrame("ensemble", "1", "", of_a)
-    graph.run(graph.submit(step, b), 0)
+    detector.run(detector.submit(step, b), 0)
     of_b = frame("b", 0, step)
-    graph.occupy(of_b, b, 0)
+    detector.occupy(of_b, b, 0)
 
     with pytest.raises(ServingError, match=r"\(a -> ensemble -> b -> a\)"):
-        graph.submit(of_b, a)
+        detector.submit(of_b, a)
 
 
 def test_a_caller_that_occupies_nothing_never_closes_a_circle() -> None:
-    graph, a = CallGraph(), Pool("a", 1)
+    detector, a = DeadlockDetector(), InstancePool("a", 1)
     of_a = frame("a")
-    graph.occupy(of_a, a, 0)
+    detector.occupy(of_a, a, 0)
 
-    call = graph.submit(CallFrame("a", "1"), a)
+    call = detector.submit(CallFrame("a", "1"), a)
 
     assert call.waiter is None
-    graph.run(call, 0)
-    graph.end(call)
+    detector.run(call, 0)
+    detector.end(call)
 
 
 def test_a_request_that_has_left_its_instance_open_waits_for_none() -> None:
-    graph, a, b = CallGraph(), Pool("a", 1), Pool("b", 1)
+    detector, a, b = DeadlockDetector(), InstancePool("a", 1), InstancePool("b", 1)
     of_a = frame("a")
-    graph.occupy(of_a, a, 0)
-    streaming = graph.submit(of_a, b)
-    graph.run(streaming, 0)
-    graph.leave(streaming)
+    detector.occupy(of_a, a, 0)
+    streaming = detector.submit(of_a, b)
+    detector.run(streaming, 0)
+    detector.leave(streaming)
     of_b = frame("b", 0)
-    graph.occupy(of_b, b, 0)
+    detector.occupy(of_b, b, 0)
 
-    graph.submit(of_b, a)  # a's batch gets the rest of its responses from a thread of b
+    detector.submit(of_b, a)  # a's batch gets the rest of its responses from a thread of b
 
 
 def test_calls_of_a_batch_that_is_over_wait_on_for_nobody() -> None:
-    graph, a, b = CallGraph(), Pool("a", 1), Pool("b", 1)
+    detector, a, b = DeadlockDetector(), InstancePool("a", 1), InstancePool("b", 1)
     of_a = frame("a")
-    graph.occupy(of_a, a, 0)
-    left = graph.submit(of_a, b)
-    graph.vacate(of_a)
+    detector.occupy(of_a, a, 0)
+    left = detector.submit(of_a, b)
+    detector.vacate(of_a)
     of_b = frame("b", 0)
-    graph.occupy(of_b, b, 0)
+    detector.occupy(of_b, b, 0)
 
-    graph.submit(of_b, a)
+    detector.submit(of_b, a)
 
-    graph.run(left, 0)
-    graph.end(left)
+    detector.run(left, 0)
+    detector.end(left)
 
 
 @dataclass
@@ -150,7 +150,7 @@ class Batch:
     """A batch of one request on an instance, in the brute-force model."""
 
     model: int
-    lane: int
+    instance: int
     request: "Request | None"
     frame: CallFrame
     calls: list["Request"] = field(default_factory=list)
@@ -163,23 +163,23 @@ class Request:
 
     model: int
     caller: Batch
-    call: Call
+    call: WaitingRequest
     batch: Batch | None = None
     is_over: bool = False
 
 
 class World:
-    """Models, instances and first-come first-served queues, beside the graph."""
+    """Models, instances and first-come first-served queues, beside the detector."""
 
     def __init__(self, sizes: list[int]) -> None:
-        self.graph = CallGraph()
-        self.pools = [Pool(f"m{index}", size) for index, size in enumerate(sizes)]
-        self.lanes: list[list[Batch | None]] = [[None] * size for size in sizes]
+        self.detector = DeadlockDetector()
+        self.pools = [InstancePool(f"m{index}", size) for index, size in enumerate(sizes)]
+        self.instances: list[list[Batch | None]] = [[None] * size for size in sizes]
         self.queues: list[list[Request | None]] = [[] for _ in sizes]  # None: a client's request
         self.refused = 0
 
     def batches(self) -> list[Batch]:
-        return [batch for lanes in self.lanes for batch in lanes if batch is not None]
+        return [batch for instances in self.instances for batch in instances if batch is not None]
 
     def arrive(self, model: int) -> None:
         self.queues[model].append(None)
@@ -188,10 +188,10 @@ class World:
     def call(self, batch: Batch, model: int) -> None:
         if not batch.has_called:
             batch.has_called = True
-            self.graph.occupy(batch.frame, self.pools[batch.model], batch.lane)
+            self.detector.occupy(batch.frame, self.pools[batch.model], batch.instance)
         expected = self._would_be_stuck(batch, model)
         try:
-            call = self.graph.submit(batch.frame, self.pools[model])
+            call = self.detector.submit(batch.frame, self.pools[model])
         except ServingError:
             assert expected, "refused, although it could have been answered"
             self.refused += 1
@@ -203,32 +203,32 @@ class World:
         self._dispatch(model)
 
     def finish(self, batch: Batch) -> None:
-        self.lanes[batch.model][batch.lane] = None
+        self.instances[batch.model][batch.instance] = None
         if batch.has_called:
-            self.graph.vacate(batch.frame)
+            self.detector.vacate(batch.frame)
         if batch.request is not None:
             batch.request.is_over = True
             batch.request.caller.calls.remove(batch.request)
-            self.graph.end(batch.request.call)
+            self.detector.end(batch.request.call)
         self._dispatch(batch.model)
 
     def can_finish(self) -> list[Batch]:
         return [batch for batch in self.batches() if not batch.calls]
 
     def _dispatch(self, model: int) -> None:
-        for lane, running in enumerate(self.lanes[model]):
+        for instance, running in enumerate(self.instances[model]):
             if running is None and self.queues[model]:
                 request = self.queues[model].pop(0)
                 parent = request.caller.frame if request is not None else None
-                batch = Batch(model, lane, request, frame(f"m{model}", lane, parent))
+                batch = Batch(model, instance, request, frame(f"m{model}", instance, parent))
                 if request is not None:
                     request.batch = batch
-                    self.graph.run(request.call, lane)
-                self.lanes[model][lane] = batch
+                    self.detector.run(request.call, instance)
+                self.instances[model][instance] = batch
 
     def _would_be_stuck(self, caller: Batch, model: int) -> bool:
         """Let every batch that waits for nothing finish, again and again, with the new request at the queue's end."""
-        busy = [list(lanes) for lanes in self.lanes]
+        busy = [list(instances) for instances in self.instances]
         queues: list[list[tuple[Batch | None, bool]]] = [
             [(request.caller if request is not None else None, False) for request in queue] for queue in self.queues
         ]
@@ -239,14 +239,14 @@ class World:
         progress = True
         while progress:
             progress = False
-            for index, lanes in enumerate(busy):
-                for lane, running in enumerate(lanes):
+            for index, instances in enumerate(busy):
+                for instance, running in enumerate(instances):
                     if running is not None and open_calls[id(running)] == 0:
-                        lanes[lane] = None
+                        instances[instance] = None
                         progress = True
                         if running.request is not None:
                             open_calls[id(running.request.caller)] -= 1
-                    if lanes[lane] is None and queues[index]:
+                    if instances[instance] is None and queues[index]:
                         waiter, is_new = queues[index].pop(0)  # it runs, calls nobody and is over
                         progress = True
                         is_new_answered = is_new_answered or is_new
@@ -277,4 +277,4 @@ def test_a_call_is_refused_exactly_when_nothing_that_can_happen_would_answer_it(
         assert able, "every batch waits for another one"
         world.finish(able[0])
     assert all(not queue for queue in world.queues)
-    assert len(world.graph) == 0
+    assert len(world.detector) == 0

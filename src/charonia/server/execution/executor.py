@@ -1,0 +1,211 @@
+"""Executors: one instance each, and the way in which its batches are run.
+
+An executor takes a batch (`run`) and reports back by calling `batch.executed` or, for asynchronous instances, through
+the batch as its `BatchSink`. Blocking instances get a thread each. Where a model computes in microseconds the hand-over
+to the thread and back costs more than the model, so an executor runs it in place on the event loop as long as that
+stays short (`server.scheduling.in_place`).
+"""
+
+import asyncio
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from typing import Protocol
+
+from charonia.core.errors import ServingError, internal
+from charonia.core.request import InferRequest
+from charonia.server.backends.api import AsyncInstance, BatchSink, BlockingInstance, Execution, Placement, Revivable
+from charonia.server.execution.busy_poll import BusyPoll
+from charonia.server.execution.clock import now_ns
+from charonia.server.machine.cores import bind_thread
+from charonia.server.scheduling.in_place import HELD_UP_NS, InPlaceRule
+from charonia.server.scheduling.slots import CAPACITY_MAX
+
+Switches = tuple[int, int]
+"""How often this thread gave its core away because it waited for something, and how often it was taken away."""
+
+if sys.platform == "linux":
+    import resource
+
+    def switches() -> Switches:
+        """Return the counts of the calling thread since it began. Costs about a microsecond."""
+        usage = resource.getrusage(resource.RUSAGE_THREAD)
+        return usage.ru_nvcsw, usage.ru_nivcsw
+
+else:
+
+    def switches() -> Switches:
+        """Return nothing: this system does not count them by thread."""
+        return 0, 0
+
+
+def has_waited(since: Switches) -> bool:
+    """Return whether this thread has waited since more often than its core was taken away."""
+    waited, taken = switches()
+    return waited - since[0] > taken - since[1]
+
+
+class ExecutableBatch(BatchSink, Protocol):
+    """What an executor needs of a batch."""
+
+    requests: Sequence[InferRequest]
+
+    def executed(self, execution: Execution | ServingError, start_ns: int, end_ns: int) -> None:
+        """The batch was run from `start_ns` to `end_ns`, in the thread of the event loop."""
+        ...
+
+
+def execute(instance: BlockingInstance, requests: Sequence[InferRequest]) -> Execution | ServingError:
+    """Run a batch on a blocking instance; a foreign exception becomes an INTERNAL error."""
+    try:
+        execution = instance.execute(requests)
+    except ServingError as error:
+        return error
+    except Exception as error:  # a backend's own fault must fail its batch, not its executor
+        return _model_failed(error)
+    if len(execution.results) != len(requests):
+        return internal(f"the backend answered {len(execution.results)} of {len(requests)} requests of a batch")
+    return execution
+
+
+class BlockingExecutor:
+    """Runs the batches of a blocking instance: in a thread, or on the event loop while that is quicker.
+
+    It has one batch at a time: the thread is told of the next one at once.
+    """
+
+    capacity_max = 1
+
+    def __init__(
+        self,
+        instance: BlockingInstance,
+        placement: Placement,
+        loop: asyncio.AbstractEventLoop,
+        busy_poll: BusyPoll | None = None,
+    ) -> None:
+        self.placement = placement
+        self._busy_poll = busy_poll
+        self._instance = instance
+        self._loop = loop
+        self._rule = InPlaceRule(is_bound=bool(placement.cores))
+        self._queue: SimpleQueue[ExecutableBatch | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name=placement.name, daemon=True)
+        self._thread.start()
+
+    def __repr__(self) -> str:
+        where = "on the event loop" if self._rule.in_place else "in its thread"
+        return f"<BlockingExecutor {self.placement.name} [runs {where} | {self._queue.qsize()} in line]>"
+
+    def run(self, batch: ExecutableBatch) -> None:
+        """Run the batch in place or hand it to the thread."""
+        rule = self._rule
+        if rule.in_place:
+            before = switches() if rule.is_watched else None
+            start = now_ns()
+            execution = execute(self._instance, batch.requests)
+            end = now_ns()
+            if before is None:
+                rule.ran_in_place(end - start)
+            else:
+                rule.ran_watched(end - start, has_waited=end - start > HELD_UP_NS and has_waited(before))
+            batch.executed(execution, start, end)
+        else:
+            if self._busy_poll is not None:
+                self._busy_poll.thread_runs()
+            self._queue.put(batch)
+
+    def cancel(self, batch: ExecutableBatch, index: int) -> None:
+        """Do nothing: a computation in a library cannot be stopped."""
+
+    def keep_warm(self, batches: Sequence[Sequence[InferRequest]]) -> None:
+        """Do nothing: an instance in this process does not begin anew."""
+
+    async def aclose(self) -> None:
+        """End the thread and close the instance."""
+        self._queue.put(None)
+        await asyncio.to_thread(self._thread.join)
+        await asyncio.to_thread(self._instance.close)
+
+    def _work(self) -> None:
+        if self.placement.cores:
+            bind_thread(self.placement.cores)
+        while (batch := self._queue.get()) is not None:
+            start, cpu_start = now_ns(), time.thread_time_ns()
+            execution = execute(self._instance, batch.requests)
+            end, cpu_ns = now_ns(), time.thread_time_ns() - cpu_start
+            if not self._report(self._done, batch, execution, start, end, cpu_ns):
+                return
+            del batch, execution
+
+    def _done(
+        self, batch: ExecutableBatch, execution: Execution | ServingError, start_ns: int, end_ns: int, cpu_ns: int
+    ) -> None:
+        self._rule.ran_in_thread(end_ns - start_ns, cpu_ns)
+        if self._busy_poll is not None:
+            self._busy_poll.thread_done()
+        batch.executed(execution, start_ns, end_ns)
+
+    def _report(self, callback: Callable[..., None], *args: object) -> bool:
+        try:
+            self._loop.call_soon_threadsafe(callback, *args)
+        except RuntimeError:  # the loop was closed under a batch that outlived the shutdown's time limit
+            return False
+        return True
+
+
+class AsyncExecutor:
+    """Runs the batches of an instance that computes elsewhere.
+
+    It has several at once while executions are short: the way to another process and back would leave it idle.
+    """
+
+    capacity_max = CAPACITY_MAX
+
+    def __init__(self, instance: AsyncInstance, placement: Placement) -> None:
+        self.placement = placement
+        self._instance = instance
+
+    def __repr__(self) -> str:
+        return f"<AsyncExecutor {self.placement.name} [{self._instance!r}]>"
+
+    def run(self, batch: ExecutableBatch) -> None:
+        """Start the batch; it is its own sink."""
+        try:
+            self._instance.start(batch.requests, batch)
+        except Exception as error:  # a backend's own fault must fail its batch, not its executor
+            now = now_ns()
+            batch.finish(now, now, _model_failed(error))
+
+    def cancel(self, batch: ExecutableBatch, index: int) -> None:
+        """Tell the instance."""
+        self._instance.cancel(batch, index)
+
+    def keep_warm(self, batches: Sequence[Sequence[InferRequest]]) -> None:
+        """Tell the instance, where it can begin anew."""
+        if isinstance(self._instance, Revivable):
+            self._instance.keep_warm(batches)
+
+    async def aclose(self) -> None:
+        """Close the instance."""
+        await self._instance.aclose()
+
+
+Executor = BlockingExecutor | AsyncExecutor
+
+
+def make_executor(
+    instance: BlockingInstance | AsyncInstance,
+    placement: Placement,
+    loop: asyncio.AbstractEventLoop,
+    busy_poll: BusyPoll | None = None,
+) -> Executor:
+    """Return the executor that fits the form of the instance."""
+    if isinstance(instance, BlockingInstance):
+        return BlockingExecutor(instance, placement, loop, busy_poll)
+    return AsyncExecutor(instance, placement)
+
+
+def _model_failed(error: Exception) -> ServingError:
+    return internal(f"the model failed: {type(error).__name__}: {error}")

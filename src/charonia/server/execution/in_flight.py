@@ -1,0 +1,395 @@
+"""Requests in flight of one model version, the replies to them, and the batches in which they run.
+
+Invariants:
+
+1. Every request gets exactly one final reply, and nothing after it: from `answer`. Only `_deliver` calls a reply.
+2. A request that is cancelled is answered at once and its batch goes on; what the batch later says of it is ignored.
+3. A batch may finish and leave requests open. They are in flight until their final reply.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
+from typing import Protocol
+
+from charonia.config.model import ModelConfig
+from charonia.core.caller import CallFrame
+from charonia.core.calls import Outcome, Reply
+from charonia.core.errors import ServingError, internal, unavailable
+from charonia.core.request import InferRequest
+from charonia.core.response import ExecutionRecord, InferResponse
+from charonia.core.statistics import ResponseKind
+from charonia.server.backends.api import Execution, Outputs, Result
+from charonia.server.execution.busy_poll import BusyPoll
+from charonia.server.execution.clock import now_ns
+from charonia.server.execution.deadlock import DeadlockDetector, WaitingRequest
+from charonia.server.execution.executor import Executor
+from charonia.server.execution.ordering import HELD_RESPONSES_MAX, OrderedOutcomes
+from charonia.server.execution.outcomes import selected
+from charonia.server.metrics.model_metrics import FailureReason, ModelMetrics
+from charonia.server.metrics.options import chosen_buckets
+from charonia.server.scheduling.api import CloseReason
+
+_log = logging.getLogger(__name__)
+
+QUEUED, RUNNING, DONE = range(3)
+"""Where a request is. One that its batch left open is still RUNNING."""
+
+# For `map`, which calls no Python for a batch; a comprehension is a call.
+_request_of: "Callable[[PendingRequest], InferRequest]" = attrgetter("request")
+_batch_size_of: "Callable[[PendingRequest], int]" = attrgetter("batch_size")
+_arrival_ns_of: "Callable[[PendingRequest], int]" = attrgetter("arrival_ns")
+
+
+class BatchOwner(Protocol):
+    """What requests in flight and batches need of their runner."""
+
+    def cancel(self, entry: "PendingRequest") -> None:
+        """The caller of an unanswered request has gone."""
+        ...
+
+    def frame_of(self, slot: int, parent: CallFrame | None, *, occupies: bool) -> CallFrame:
+        """Return what the requests that a batch makes come from."""
+        ...
+
+    def batch_ended(self, slot: int, compute_ns: int, frame: CallFrame | None) -> None:
+        """A batch is over, which computed for `compute_ns` and made requests as `frame`; None for none."""
+        ...
+
+
+class PendingRequest:
+    """A request in flight; also the ticket that the front end holds."""
+
+    __slots__ = ("arrival_ns", "batch", "batch_size", "id", "index", "owner", "reply", "request", "state", "wait")
+
+    def __init__(self, owner: BatchOwner, request: InferRequest, reply: Reply, arrival_ns: int) -> None:
+        self.owner = owner
+        self.request = request
+        self.reply = reply
+        self.arrival_ns = arrival_ns
+        self.state = QUEUED
+        self.id = -1
+        self.batch_size = 1
+        self.batch: RunningBatch | None = None
+        self.index = 0
+        self.wait: WaitingRequest | None = None  # where another model made the request
+
+    def cancel(self) -> None:
+        """The caller has gone."""
+        if self.state != DONE:
+            self.owner.cancel(self)
+
+
+class InFlight:
+    """The requests in flight of one model version, and the replies to them.
+
+    Args:
+        config: The complete configuration.
+        version: The version, as text.
+        labels: Class labels by output.
+        owner: What runs the requests.
+        deadlocks: Which instances wait for which.
+        busy_poll: What keeps the event loop awake, None where nothing does.
+
+    Attributes:
+        requests: The requests by id of the scheduler.
+        metrics: The counters of the version.
+        order: Holds replies back until it is their request's turn; None where the model keeps no order.
+        idle: Set when no request is left, where that is waited for.
+    """
+
+    __slots__ = (
+        *("_busy_poll", "_config", "_deadlocks", "_labels", "_version"),
+        *("idle", "metrics", "order", "owner", "requests"),
+    )
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        version: str,
+        labels: Mapping[str, tuple[str, ...]],
+        owner: BatchOwner,
+        deadlocks: DeadlockDetector,
+        busy_poll: BusyPoll | None,
+    ) -> None:
+        self.requests: dict[int, PendingRequest] = {}
+        self.metrics = ModelMetrics(config.name, version, chosen_buckets(config))
+        self.order: OrderedOutcomes[PendingRequest] | None = None
+        self.idle: asyncio.Event | None = None
+        self.owner = owner
+        self._config = config
+        self._version = version
+        self._labels = labels
+        self._deadlocks = deadlocks
+        self._busy_poll = busy_poll
+
+    def keep_order(self) -> None:
+        """Hold replies back from now on; each request that counts is to be told to `order`."""
+        self.order = OrderedOutcomes()
+
+    def fail(self, entry: PendingRequest, outcome: Outcome, reason: FailureReason) -> None:
+        """Answer a request with an error, or end it after one."""
+        self.metrics.failed(reason, now_ns() - entry.arrival_ns)
+        self.answer(entry, outcome)
+
+    def response(self, entry: PendingRequest, outputs: Outputs, record: ExecutionRecord) -> InferResponse:
+        """Return what the model computed as a response.
+
+        Raises:
+            ServingError: It cannot be made into one.
+        """
+        request, config, tensors = entry.request, self._config, outputs.tensors
+        if request.outputs:
+            try:
+                tensors = selected(request, tensors, config, self._labels)
+            except ServingError:
+                raise
+            except Exception as error:  # the outputs are not what the model says: this request fails, nothing else
+                _log.exception("the outputs of model '%s' are broken", config.name)
+                raise internal(f"the outputs of model '{config.name}' are broken: {type(error).__name__}") from error
+        return InferResponse(config.name, self._version, request.id, tensors, outputs.parameters, record)
+
+    def stream(self, entry: PendingRequest, outcome: Outcome) -> None:
+        """Pass on a response of a request that is not its last."""
+        order = self.order
+        if order is None or not order.holds(entry.id):
+            self._deliver(entry, outcome, False)
+        elif not order.is_full(entry.id):
+            order.pass_on(entry.id, outcome, False, self._deliver)
+        else:
+            error = unavailable(
+                f"the request has {HELD_RESPONSES_MAX} responses that wait for those of an earlier request",
+                hint="turn off preserve_ordering of the model",
+            )
+            batch = entry.batch
+            self.fail(entry, error, FailureReason.OTHER)
+            if batch is not None:
+                batch.executor.cancel(batch, entry.index)
+
+    def answer(self, entry: PendingRequest, outcome: Outcome) -> None:
+        """Give a request its final reply."""
+        entry.state = DONE
+        entry.batch = None
+        if entry.wait is not None:
+            self._deadlocks.end(entry.wait)
+        if self.order is not None and self.order.holds(entry.id):
+            self.order.pass_on(entry.id, outcome, True, self._deliver)
+        else:
+            self._deliver(entry, outcome, True)
+
+    def left_open(self, entry: PendingRequest) -> None:
+        """A request is not over although its batch is."""
+        if entry.wait is not None:
+            self._deadlocks.leave(entry.wait)
+
+    def _deliver(self, entry: PendingRequest, outcome: Outcome, final: bool) -> None:
+        if final:
+            is_known = self.requests.pop(entry.id, None) is not None
+            if is_known and self._busy_poll is not None and entry.request.caller is None:
+                self._busy_poll.answered()
+        try:
+            entry.reply(outcome, final)
+        except Exception:  # a front end's own fault must not reach the rest of the batch
+            _log.exception("the reply to request %r of model %s failed", entry.request.id, self._config.name)
+        if self.idle is not None and not self.requests:
+            self.idle.set()
+
+
+class RunningBatch:
+    """A batch on its way through an executor, and the sink through which that reports.
+
+    Attributes:
+        entries: Its requests in flight.
+        requests: The requests themselves.
+        slot: Where it runs.
+        executor: What runs it.
+        reason: Why it was sent.
+        batch_size: Batch elements of all requests.
+    """
+
+    __slots__ = (
+        "_frame",
+        "_in_flight",
+        "_marks_ns",
+        "_owner",
+        "_start_ns",
+        "_succeeded",
+        "batch_size",
+        "entries",
+        "executor",
+        "reason",
+        "requests",
+        "slot",
+    )
+
+    def __init__(
+        self, in_flight: InFlight, entries: list[PendingRequest], slot: int, reason: CloseReason, executor: Executor
+    ) -> None:
+        self._in_flight = in_flight
+        self._owner = in_flight.owner
+        self.executor = executor
+        self.entries = entries
+        self.requests: Sequence[InferRequest] = list(map(_request_of, entries))
+        self.slot = slot
+        self.reason = reason
+        self.batch_size = sum(map(_batch_size_of, entries))
+        self._start_ns = now_ns()
+        self._marks_ns: tuple[int, int] | None = None  # begin and end of computing, once that is over
+        self._succeeded: list[PendingRequest] = []
+        self._frame: CallFrame | None = None
+
+    def executed(self, execution: Execution | ServingError, start_ns: int, end_ns: int) -> None:
+        """A blocking instance ran the batch from `start_ns` to `end_ns`."""
+        self._start_ns = start_ns
+        if isinstance(execution, ServingError):
+            self._end(start_ns, end_ns, end_ns, execution, False)
+            return
+        for index, result in enumerate(execution.results):
+            self._take(index, result, end_ns)
+        self._end(execution.input_end_ns, execution.output_start_ns, end_ns, None, False)
+
+    def respond(self, index: int, result: Result | None, final: bool) -> None:
+        """An asynchronous instance answers one request: the first that comes is the answer."""
+        if result is not None:
+            self._take(index, result, now_ns())
+        elif final:
+            self._take(index, _no_response(), now_ns())
+
+    def finish(
+        self, input_end_ns: int, output_start_ns: int, error: ServingError | None = None, *, leaves_open: bool = False
+    ) -> None:
+        """An asynchronous instance is idle again."""
+        self._end(input_end_ns, output_start_ns, now_ns(), error, leaves_open)
+
+    def is_cancelled(self, index: int) -> bool:
+        """Whether a request is answered, so that no caller waits for it."""
+        return self.entries[index].state == DONE
+
+    def frame(self) -> CallFrame:
+        """Return what the requests come from that the model makes while it runs this batch."""
+        if self._frame is None:
+            parent = next((request.caller for request in self.requests if request.caller is not None), None)
+            self._frame = self._owner.frame_of(self.slot, parent, occupies=self._marks_ns is None)
+        return self._frame
+
+    def cancelled(self, index: int) -> None:
+        """The caller of a request has gone."""
+
+    def _take(self, index: int, result: Result, end_ns: int) -> None:
+        entry = self.entries[index]
+        if entry.state == DONE:
+            return
+        in_flight = self._in_flight
+        if isinstance(result, ServingError):
+            in_flight.fail(entry, result, FailureReason.BACKEND)
+            return
+        try:
+            response = in_flight.response(entry, result, self._record(entry, end_ns))
+        except ServingError as error:
+            in_flight.fail(entry, error, FailureReason.BACKEND)
+            return
+        in_flight.answer(entry, response)
+        self._succeed(entry, end_ns)
+
+    def _succeed(self, entry: PendingRequest, end_ns: int) -> None:
+        """Count a request that was answered well, now or with the others when the batch ends."""
+        if self._marks_ns is None:
+            self._succeeded.append(entry)
+        else:
+            self._in_flight.metrics.request_done(
+                entry.arrival_ns, entry.batch_size, self._start_ns, self._marks_ns, end_ns
+            )
+
+    def _record(self, entry: PendingRequest, end_ns: int) -> ExecutionRecord:
+        start = self._start_ns
+        return ExecutionRecord(self.executor.placement.name, self.batch_size, start - entry.arrival_ns, end_ns - start)
+
+    def _end(
+        self, input_end_ns: int, output_start_ns: int, end_ns: int, error: ServingError | None, leaves_open: bool
+    ) -> None:
+        in_flight = self._in_flight
+        for entry in self.entries:
+            if entry.state != RUNNING:
+                continue
+            if leaves_open:
+                in_flight.left_open(entry)
+            else:
+                in_flight.fail(entry, error or _no_response(), FailureReason.BACKEND)
+        self._marks_ns = (input_end_ns, output_start_ns)
+        succeeded, self._succeeded = self._succeeded, []
+        in_flight.metrics.batch_done(
+            arrivals_ns=list(map(_arrival_ns_of, succeeded)),
+            inferences=sum(map(_batch_size_of, succeeded)),
+            batch_size=self.batch_size,
+            reason=self.reason,
+            marks_ns=(self._start_ns, input_end_ns, output_start_ns, end_ns),
+            wall_ms=int(time.time() * 1000),
+        )
+        self._owner.batch_ended(self.slot, output_start_ns - input_end_ns, self._frame)
+
+
+class StreamingBatch(RunningBatch):
+    """A batch of a decoupled model: any number of responses for each request."""
+
+    __slots__ = ("_failed", "_sent", "_since_ns")
+
+    def __init__(
+        self, in_flight: InFlight, entries: list[PendingRequest], slot: int, reason: CloseReason, executor: Executor
+    ) -> None:
+        super().__init__(in_flight, entries, slot, reason, executor)
+        self._sent = [0] * len(entries)
+        self._since_ns = [self._start_ns] * len(entries)
+        self._failed: set[int] = set()
+
+    def respond(self, index: int, result: Result | None, final: bool) -> None:
+        """The instance sends a response of one request."""
+        entry = self.entries[index]
+        if entry.state == DONE:
+            return
+        end_ns = now_ns()
+        outcome: InferResponse | ServingError | None = None
+        if isinstance(result, ServingError):
+            outcome = result
+        elif result is not None:
+            try:
+                outcome = self._in_flight.response(entry, result, self._record(entry, end_ns))
+            except ServingError as error:
+                outcome = error
+        elif not final:
+            return
+        self._count(index, outcome, end_ns)
+        if not final:
+            self._in_flight.stream(entry, outcome)
+        elif index in self._failed:
+            self._in_flight.fail(entry, outcome, FailureReason.BACKEND)
+        else:
+            self._in_flight.answer(entry, outcome)
+            self._succeed(entry, end_ns)
+
+    def cancelled(self, index: int) -> None:
+        """The caller of a request has gone."""
+        self._in_flight.metrics.response(self._sent[index], ResponseKind.CANCEL, 0)
+
+    def _take(self, index: int, result: Result, end_ns: int) -> None:
+        """A blocking instance has answered one request: once is any number of times, too."""
+        self.respond(index, result, True)
+
+    def _count(self, index: int, outcome: InferResponse | ServingError | None, end_ns: int) -> None:
+        since, self._since_ns[index] = self._since_ns[index], end_ns
+        kind = ResponseKind.EMPTY_RESPONSE
+        if outcome is not None:
+            kind = ResponseKind.SUCCESS
+            if isinstance(outcome, ServingError):
+                kind = ResponseKind.FAIL
+                self._failed.add(index)
+        metrics = self._in_flight.metrics
+        if not self._sent[index]:
+            metrics.first_response(end_ns - self.entries[index].arrival_ns)
+        metrics.response(self._sent[index], kind, end_ns - since)
+        self._sent[index] += 1
+
+
+def _no_response() -> ServingError:
+    return internal("the model sent no response for the request")

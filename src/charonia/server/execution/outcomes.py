@@ -1,0 +1,72 @@
+"""What a runner answers: the outputs that a request asked for, or the error where the scheduler dropped the request."""
+
+from collections.abc import Mapping, Sequence
+
+from charonia.config.model import ModelConfig
+from charonia.core.classification import classify
+from charonia.core.errors import Code, ServingError, internal, invalid, unavailable
+from charonia.core.request import InferRequest
+from charonia.core.tensor import Tensor
+from charonia.server.execution.admission import with_request_id
+from charonia.server.scheduling.api import DropReason
+
+
+def selected(
+    request: InferRequest, tensors: Sequence[Tensor], config: ModelConfig, labels_of: Mapping[str, tuple[str, ...]]
+) -> list[Tensor]:
+    """Return the outputs that were asked for, in that order, as they were asked for.
+
+    Raises:
+        ServingError: INTERNAL: one of them is not there.
+    """
+    chosen = []
+    for wanted in request.outputs:
+        for tensor in tensors:
+            if tensor.name == wanted.name:
+                break
+        else:
+            raise with_request_id(
+                internal(f"model '{config.name}' did not produce the requested output '{wanted.name}'"),
+                request,
+            )
+        if wanted.classification:
+            labels = labels_of.get(wanted.name, ())
+            tensor = classify(tensor, wanted.classification, labels, batched=config.max_batch_size > 0)
+        chosen.append(tensor)
+    return chosen
+
+
+def drop_error(reason: DropReason, request: InferRequest, model: str) -> ServingError:
+    """Return the error with which a request to a model is refused."""
+    match reason:
+        case DropReason.QUEUE_FULL:
+            return unavailable(
+                f"Exceeds maximum queue size of model '{model}'",
+                hint="retry later, or raise max_queue_size or the number of instances",
+            )
+        case DropReason.TIMEOUT:
+            return unavailable("Request timeout expired", hint="the request waited longer than its queue timeout")
+        case DropReason.STOPPING:
+            return unavailable(f"Server is stopping, scheduler for model '{model}' has stopped accepting new requests")
+        case DropReason.STRATEGY_FAILED:
+            return internal(
+                f"the batching strategy of model '{model}' failed on the request", hint="the server's log says how"
+            )
+        case DropReason.SCHEDULER_FAILED:
+            return internal(
+                f"the scheduler of model '{model}' failed", hint="the server's log says how; load the model again"
+            )
+        case DropReason.NO_SEQUENCE:
+            error = invalid(
+                f"inference request for sequence {request.correlation_id} to model '{model}' must specify the START "
+                "flag on the first request of the sequence",
+                hint="a sequence that was idle for longer than max_sequence_idle_microseconds is over",
+            )
+            return with_request_id(error, request)
+        case DropReason.SEQUENCE_TIMEOUT:
+            return unavailable(
+                "timeout of the corresponding sequence has been expired",
+                hint="no slot became free in time for the sequence",
+            )
+        case DropReason.CANCELLED:
+            return ServingError(Code.CANCELLED, "the request was cancelled: another one of its sequence was")

@@ -1,0 +1,43 @@
+"""What the rest of the engine needs of a runner, whatever it runs."""
+
+from typing import Protocol
+
+from charonia.config.model import ModelConfig
+from charonia.core.calls import Reply, Ticket
+from charonia.core.errors import ServingError
+from charonia.core.request import InferRequest
+from charonia.server.metrics.model_metrics import ModelMetrics
+
+
+class Runner(Protocol):
+    """What runs the requests of one loaded version: a `ModelRunner`, an `EnsembleRunner`, or a cache before one."""
+
+    config: ModelConfig
+    version: str
+    metrics: ModelMetrics
+
+    @property
+    def pending(self) -> int | None:
+        """Number of requests that wait for an instance, None where there are none to wait for."""
+        ...
+
+    @property
+    def in_flight(self) -> int:
+        """Number of requests that are not answered."""
+        ...
+
+    def submit(self, request: InferRequest, reply: Reply) -> Ticket:
+        """Take in a request; every outcome goes to `reply`."""
+        ...
+
+    async def drain(self) -> None:
+        """Stop taking requests; return when every request in flight has been answered."""
+        ...
+
+    async def aclose(self) -> None:
+        """Give back everything; to be called when drained."""
+        ...
+
+    def abandon(self, error: ServingError) -> None:
+        """Answer everything in flight with `error`."""
+        ...

@@ -1,0 +1,163 @@
+"""A scheduler that is watched: a log of its events and commands, and its rules checked after each event.
+
+For tests, and for a developer who looks for a fault; it costs nothing where it is not used. The log is a ring of the
+last `limit` steps. As a scheduler is a pure state machine, a log that reaches back to the beginning can be replayed: a
+fresh scheduler answers the same events with the same commands.
+
+Checked after each event are the scheduler's own invariants and, of all schedulers (see `server.scheduling.api`):
+
+1. An id that was submitted leaves exactly once: in a `Run`, in a `Drop`, or by its own `Cancel`. One that runs again
+   (`RunAgain`) leaves once more.
+2. A slot is handed work only after its `SlotIdle`, and at most one `Run` until the next.
+3. `queued` is the number of ids that have not left.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from charonia.server.scheduling.api import (
+    Cancel,
+    Command,
+    Drop,
+    Event,
+    Run,
+    RunAgain,
+    Scheduler,
+    SlotGone,
+    SlotIdle,
+    Submit,
+)
+from charonia.server.sequences.api import PADDING
+
+STEPS_MAX = 10_000
+"""Steps that are kept where no other limit is given."""
+
+NOTED_STEPS = 20
+"""Last steps that an exception of the scheduler takes along as a note."""
+
+
+class Step(NamedTuple):
+    """One event, and what came of it.
+
+    Attributes:
+        at_ns: When it came.
+        event: The event.
+        commands: What the scheduler answered.
+    """
+
+    at_ns: int
+    event: Event
+    commands: tuple[Command, ...]
+
+    def concerns(self, id: int) -> bool:
+        """Return whether a request has a part in it."""
+        if isinstance(self.event, Submit | Cancel | RunAgain) and self.event.id == id:
+            return True
+        return any(id in (command.ids if isinstance(command, Run) else (command.id,)) for command in self.commands)
+
+
+class RecordedScheduler:
+    """Any scheduler, with a log and checks around it.
+
+    Args:
+        inner: What decides.
+        limit: Most steps that are kept.
+    """
+
+    def __init__(self, inner: Scheduler, limit: int = STEPS_MAX) -> None:
+        self._inner = inner
+        self._steps: deque[Step] = deque(maxlen=limit)
+        self._queued: set[int] = set()
+        self._running: dict[int, tuple[int, ...]] = {}  # ids by slot
+        self._again: set[int] = set()  # ids that run and are to run again
+        self._idle: set[int] = set()
+
+    def __repr__(self) -> str:
+        return f"<RecordedScheduler [steps {len(self._steps)} | {self._inner!r}]>"
+
+    @property
+    def queued(self) -> int:
+        """Number of requests that wait."""
+        return self._inner.queued
+
+    @property
+    def log(self) -> tuple[Step, ...]:
+        """The last steps, oldest first."""
+        return tuple(self._steps)
+
+    def wake_at(self) -> int | None:
+        """Return when the inner scheduler wants to be woken."""
+        return self._inner.wake_at()
+
+    def handle(self, event: Event, now_ns: int) -> list[Command]:
+        """Take in one event at this monotonic time and return what follows from it, in order.
+
+        Raises:
+            AssertionError: A rule is broken. The message has the story of the request, where it is about one.
+        """
+        try:
+            commands = self._inner.handle(event, now_ns)
+        except Exception as error:
+            error.add_note(f"{event} came after {list(self._steps)[-NOTED_STEPS:]}")
+            raise
+        self._steps.append(Step(now_ns, event, tuple(commands)))
+        self._take_in(event)
+        for command in commands:
+            if isinstance(command, Drop):
+                self._leaves(command.id)
+            else:
+                self._runs(command)
+        if isinstance(event, Cancel):  # one whose time was up at that moment has its `Drop`
+            self._queued.discard(event.id)
+        self.check_invariants()
+        return commands
+
+    def story(self, id: int) -> list[Step]:
+        """Return the steps, of those kept, in which a request has a part."""
+        return [step for step in self._steps if step.concerns(id)]
+
+    def check_invariants(self) -> None:
+        """Raise an AssertionError where the state contradicts itself."""
+        self._inner.check_invariants()
+        assert self._inner.queued == len(self._queued), f"{self._inner!r} lost or invented one of {self._queued}"
+
+    def _take_in(self, event: Event) -> None:
+        match event:
+            case Submit():
+                self._queued.add(event.id)
+            case Cancel():
+                self._again.discard(event.id)
+            case RunAgain():
+                self._again.add(event.id)
+            case SlotIdle() | SlotGone():
+                back = self._again.intersection(self._running.pop(event.slot, ()))
+                self._queued |= back
+                self._again -= back
+                self._idle.discard(event.slot)
+                if isinstance(event, SlotIdle):
+                    self._idle.add(event.slot)
+
+    def _leaves(self, id: int) -> None:
+        assert id in self._queued, f"request {id} left although it did not wait: {self.story(id)}"
+        self._queued.remove(id)
+
+    def _runs(self, run: Run) -> None:
+        assert run.slot in self._idle, f"slot {run.slot} was handed a batch while it was not idle: {run}"
+        self._idle.remove(run.slot)
+        self._running[run.slot] = tuple(each for each in run.ids if each != PADDING or each in self._queued)
+        for each in self._running[run.slot]:
+            self._leaves(each)
+
+
+def replay(steps: Iterable[Step], scheduler: Scheduler) -> Step | None:
+    """Send the events of a log to a fresh scheduler.
+
+    Returns:
+        The first step in which it answers otherwise, with its own commands; None where there is none.
+    """
+    for step in steps:
+        commands = tuple(scheduler.handle(step.event, step.at_ns))
+        if commands != step.commands:
+            return Step(step.at_ns, step.event, commands)
+    return None
