@@ -1,6 +1,9 @@
-# make demo    build a repository of real models, serve it, send real inputs, print what came back
-# make test    all tests
-# make check   format, lint, types, import contracts, architecture tests, coverage of the pure core
+# make demo       build a repository of real models, serve it, send real inputs, print what came back
+# make test-fast  the tests that need neither processes nor files of models: under a minute, for the inner loop
+# make test       all tests
+# make check      format, lint, types, import contracts, architecture tests, coverage of the pure core
+# make mutants    put faults into the files changed since HEAD~1, print those that no test notices (tools/mutants.py);
+#                 make mutants MUTANTS_ARGS='src/charonia/core/names.py --count 60 --seed 7'
 #
 # Each of them makes the virtual environment that it needs. On the machine: Python 3.11 or newer with venv, and make.
 
@@ -13,16 +16,27 @@ READY := .venv/ready
 PURE_TESTS := $(wildcard tests/core tests/config tests/schema tests/wire tests/sim tests/server/metrics tests/server/scheduling)
 # Percent of lines and branches of the pure core that its own tests reach.
 COVERAGE_MIN := 95
-# A process for each core, but not many: the tests start servers of their own. A file's tests run one after the other.
-PYTEST_ARGS ?= -n auto --maxprocesses 4 --dist loadfile
+# What needs no process, model file or network: state machines, codecs, and the engine and front ends on fakes in memory.
+FAST_TESTS := $(PURE_TESTS) $(wildcard $(addprefix tests/server/,access ensembles execution explain grpc http lifecycle/test_* \
+	machine ragged rate_limiter response_cache sequences shared_memory tracing test_*) tests/tools/results tests/tools/report)
+# Four processes on two cores too: much of what the tests do is waiting for servers and clocks. A file's tests run one
+# after the other, in the order of tests/conftest.py.
+PYTEST_ARGS ?= -n 4 --dist loadfile --no-loadscope-reorder
+MUTANTS_ARGS ?=
+
+# Containers often forbid it. The tests start hundreds of processes, and each would compile all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 # pip installs it first: what pip is configured with decides which build that is, and uv leaves it as it is. The CPU build
 # from PyTorch's own index: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make test
 TORCH ?= torch==2.13.0
 
-.PHONY: demo test check clean
+.PHONY: demo test-fast test check mutants clean
 
 demo: $(READY)
 	$(BIN)/charonia demo --once
+
+test-fast: $(READY)
+	$(BIN)/pytest -n auto --dist worksteal $(FAST_TESTS)
 
 test: $(READY)
 	$(BIN)/pytest $(PYTEST_ARGS)
@@ -35,6 +49,9 @@ check: $(READY)
 	$(BIN)/pytest tests/arch
 	$(BIN)/coverage run -m pytest $(PURE_TESTS)
 	$(BIN)/coverage report --fail-under=$(COVERAGE_MIN)
+
+mutants: $(READY)
+	$(BIN)/python tools/mutants.py $(MUTANTS_ARGS)
 
 clean:
 	rm -rf .venv demo-repository

@@ -1,7 +1,76 @@
-"""What holds for all tests."""
+"""What holds for all tests.
 
+An exception in a callback of an event loop goes to the loop's exception handler and no further: the test would wait for
+ever for what the callback should have done. Here the loop of the main thread stops, and the test fails with the
+exceptions of all loops. (pytest itself does so for exceptions in threads and finalizers.) A test that provokes such
+exceptions on purpose has the marker `loop_faults`. The time limit reaches a test that hangs on uvloop by the same way:
+what its signal raises becomes an exception in a callback.
+"""
+
+import asyncio
+import threading
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+import uvloop
 from hypothesis import settings
 
 # How long an example takes says more about what else the machine does than about the code.
 settings.register_profile("any machine", deadline=None)
 settings.load_profile("any machine")
+
+LOOPS: tuple[Any, ...] = (asyncio.BaseEventLoop, uvloop.Loop)
+
+# What takes longest begins first, or the last process would still be at it when the others have long been done.
+SLOWEST_FILES = (
+    *("test_tune_command.py", "test_demo.py", "test_ocr_example.py", "test_ocr_faults.py", "test_perf_command.py"),
+    *("test_pytorch_models.py", "test_sentence_encoder_example.py", "test_repository_features.py", "test_sharing.py"),
+    *("test_run.py", "test_tracing.py", "test_voice_activity_torch.py", "test_pytorch_server.py"),
+)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "loop_faults: the test provokes exceptions in callbacks of event loops")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):  # one of several processes
+        items.sort(key=_begins)
+
+
+def _begins(item: pytest.Item) -> int:
+    if item.path.name in SLOWEST_FILES:
+        return SLOWEST_FILES.index(item.path.name)
+    return len(SLOWEST_FILES) + (item.path.parent.name != "process")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    if item.get_closest_marker("loop_faults") is not None:
+        return (yield)
+    faults: list[BaseException] = []
+    with pytest.MonkeyPatch.context() as patch:
+        for loop_class in LOOPS:
+            patch.setattr(loop_class, "call_exception_handler", _noting(loop_class.call_exception_handler, faults))
+        try:
+            result = yield
+        except BaseException as error:
+            if not faults:
+                raise
+            raise BaseExceptionGroup("an event loop's callback failed, and the test", [*faults, error]) from None
+    if faults:
+        raise BaseExceptionGroup("an event loop's callback failed", faults)
+    return result
+
+
+def _noting(call_exception_handler: Any, faults: list[BaseException]) -> Any:
+    def note(loop: Any, context: dict[str, Any]) -> None:
+        fault = context.get("exception") or RuntimeError("no exception")
+        fault.add_note(f"The loop's handler got: {context['message']}")
+        faults.append(fault)
+        call_exception_handler(loop, context)
+        if threading.current_thread() is threading.main_thread() and loop.is_running():
+            loop.stop()
+
+    return note

@@ -29,7 +29,7 @@ INTERNAL = {
     "server.tracing": {"core", "config", "wire.trace_settings"},
     "server.backends": {"core", "config", "wire.tensors", "die_with_parent", "server.machine", "server.metrics"}
     | {"server.ragged.batch"},
-    "server.explain": {"core", "config", "server.scheduling.api", "server.metrics", "server.execution.clock"}
+    "server.explain": {"core", "config", "server.scheduling.api", "server.metrics", "server.execution"}
     | {"server.ensembles", "server.lifecycle.loader"},
     "server.rate_limiter": {"core", "config", "server.scheduling", "server.metrics", "server.backends.api"}
     | {"server.explain.activity"},
@@ -200,3 +200,41 @@ def test_a_pure_module_opens_no_file() -> None:
     ]
 
     assert found == []
+
+
+def module_of(name: str) -> Path | None:
+    """Return the file of charonia that an imported name lies in, None for a package or for what is not ours."""
+    parts = name.split(".")[1:]
+    while parts:
+        path = SOURCE.joinpath(*parts).with_suffix(".py")
+        if path.is_file():
+            return path
+        parts.pop()
+    return None
+
+
+def imports_by_module() -> dict[str, set[str]]:
+    """Return which module of charonia imports which, whether for types only or within a function."""
+    paths = {path for path in SOURCE.rglob("*.py") if path.name != "__init__.py"}
+    worker = SOURCE / "server" / "backends" / "python" / "worker"  # imported by bare names, on a path of its own
+    graph: dict[str, set[str]] = {}
+    for path in paths:
+        targets = set()
+        for name in imported_names(path):
+            bare = worker / f"{name.split('.')[0]}.py"
+            target = module_of(name) if name.startswith("charonia.") else bare if bare in paths else None
+            if target is not None and target != path:
+                targets.add(str(target.relative_to(SOURCE)))
+        graph[str(path.relative_to(SOURCE))] = targets
+    return graph
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    graph = imports_by_module()
+    while free := [name for name, targets in graph.items() if not targets & graph.keys()]:
+        for name in free:
+            del graph[name]
+
+    on_circles = {name for name, targets in graph.items() if any(name in graph.get(target, ()) for target in targets)}
+    assert on_circles or sorted(graph) == []
+    assert sorted(on_circles) == []

@@ -125,11 +125,18 @@ def test_nothing_is_shown_where_stderr_is_a_file(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_terminal_that_has_gone_does_not_stop_the_run() -> None:
+    written: list[str] = []
+
     class Gone(Terminal):
         def write(self, text: str) -> int:
+            written.append(text)
             raise BrokenPipeError
 
-    ProgressLine(Gone())(TICK)
+    line = ProgressLine(Gone())
+    line(TICK)
+    line.wipe()
+
+    assert len(written) == 2  # both were tried
 
 
 def test_after_every_level_the_file_has_all_that_was_measured(tmp_path: Path) -> None:
@@ -146,8 +153,14 @@ def test_after_every_level_the_file_has_all_that_was_measured(tmp_path: Path) ->
 def test_a_file_that_cannot_be_written_does_not_stop_the_run(tmp_path: Path) -> None:
     run = synthetic_run((LEVEL,))
 
-    with watched(ReportOptions(json=tmp_path / "missing" / "run.json", progress=False), None) as tell:
-        tell(LevelDone(run.levels[0], run))
+    seen: list[object] = []
+
+    with watched(ReportOptions(json=tmp_path / "missing" / "run.json", progress=False), seen.append) as tell:
+        for _ in range(2):
+            tell(LevelDone(run.levels[0], run))
+
+    assert len(seen) == 2
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(("done", "left", "text"), [(0, 0, 0), (0, 5, 0), (1, 1, 6), (5, 0, 12)])

@@ -159,8 +159,18 @@ def test_the_table_is_gone_after_a_failure_of_the_run(monkeypatch: pytest.Monkey
 
 
 def test_a_terminal_that_is_gone_does_not_end_the_run() -> None:
-    terminal = Terminal()
+    written: list[str] = []
+
+    class Gone(Terminal):
+        def write(self, text: str) -> int:
+            written.append(text)
+            return super().write(text)
+
+    terminal = Gone()
     table = LiveTable(terminal, lambda: 0.0)
     terminal.close()
 
     told(table, 1)
+
+    assert any("m_config_1" in text for text in written)
+    assert terminal.closed

@@ -110,8 +110,12 @@ def test_without_a_time_connections_stay_as_they_are() -> None:
 def test_a_connection_that_is_gone_at_once_is_no_error_here() -> None:
     one = socket.socket()
     one.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
     Keepalive(20, 20).watch(OneSocket(one))
+
+    assert one.fileno() == -1
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,15 @@ def test_the_json_form_gives_the_same_histogram_back(values: list[int]) -> None:
     assert LatencyHistogram.from_json(histogram.to_json()) == histogram
 
 
+def test_short_durations_are_exact_and_longer_ones_share_a_bucket_of_their_octave() -> None:
+    histogram = LatencyHistogram.of([0, 1, 127, 128, 255, 256, 257, 258, 511, 512])
+
+    assert histogram.buckets() == [
+        *((value, value + 1, 1) for value in (0, 1, 127, 128, 255)),
+        *((256, 258, 2), (258, 260, 1), (510, 512, 1), (512, 516, 1)),
+    ]
+
+
 @given(st.integers(0, 2**45 - 1))
 def test_a_value_lies_in_its_bucket(value: int) -> None:
     ((low, high, count),) = LatencyHistogram.of([value]).buckets()

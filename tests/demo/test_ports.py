@@ -7,7 +7,11 @@ from charonia.demo.process import Ports, demand_free, free_ports
 
 
 def test_ports_that_nobody_listens_on_are_fine() -> None:
-    demand_free(free_ports())
+    ports = free_ports()
+
+    demand_free(ports)
+
+    assert len({ports.http, ports.grpc, ports.metrics} - {0}) == 3
 
 
 def test_a_server_that_is_there_already_is_not_taken_for_ours() -> None:

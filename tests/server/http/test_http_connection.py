@@ -322,28 +322,49 @@ def test_a_violation_waits_for_earlier_responses() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limits", "data", "status"),
+    ("limits", "data", "status", "message"),
     [
-        (HttpLimits(url_bytes_max=20), request("/v2/" + "x" * 20, method="GET"), 414),
-        (HttpLimits(header_count_max=3), request("/v2", method="GET", headers={"A": "1", "B": "2"}), 431),
-        (HttpLimits(header_bytes_max=100), request("/v2", method="GET", headers={"A": "x" * 100}), 431),
-        (HttpLimits(header_bytes_max=100, url_bytes_max=10), b"GET /v2 HTTP/1.1\r\nA: " + b"x" * 1000, 431),
+        (
+            HttpLimits(url_bytes_max=20),
+            request("/v2/" + "x" * 20, method="GET"),
+            414,
+            "the URL is longer than 20 bytes",
+        ),
+        (
+            HttpLimits(header_count_max=3, header_bytes_max=100),
+            request("/v2", method="GET", headers={"A": "1", "B": "2"}),
+            431,
+            "the request header is larger than 3 fields or 100 bytes",
+        ),
+        (
+            HttpLimits(header_count_max=3, header_bytes_max=100),
+            request("/v2", method="GET", headers={"A": "x" * 100}),
+            431,
+            "the request header is larger than 3 fields or 100 bytes",
+        ),
+        (
+            HttpLimits(header_count_max=3, header_bytes_max=100, url_bytes_max=10),
+            b"GET /v2 HTTP/1.1\r\nA: " + b"x" * 1000,
+            431,
+            "the request header is larger than 3 fields or 100 bytes",
+        ),
         (
             HttpLimits(chunk_count_max=2),
             b"POST /v2 HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n1\r\na\r\n1\r\na\r\n",
             400,
+            "the request body has more than 2 chunks",
         ),
     ],
 )
 @pytest.mark.parametrize("piece", [0, 1])
 def test_a_request_beyond_a_limit_is_answered_and_ends_the_connection(
-    limits: HttpLimits, data: bytes, status: int, piece: int
+    limits: HttpLimits, data: bytes, status: int, message: str, piece: int
 ) -> None:
     bench = Bench(limits)
 
     responses = bench.client.send(data, piece)
 
-    assert [r.status for r in responses] == [status]
+    assert [(r.status, error(r)) for r in responses] == [(status, message)]
     assert bench.client.transport.is_closed or bench.client.transport.is_half_closed
 
 

@@ -191,6 +191,12 @@ def test_a_right_configuration_has_no_problems(text: str) -> None:
             "model_metrics.metric_control[0].histogram_options.buckets",
             "ascending",
         ),
+        (
+            "model_metrics { metric_control { metric_identifier { family: 'charonia_batch_size' } "
+            "histogram_options { buckets: inf } } }",
+            "model_metrics.metric_control[0].histogram_options.buckets",
+            "at least one bucket must have a finite bound",
+        ),
     ],
 )
 def test_a_broken_rule_is_one_problem(text: str, path: str, fragment: str) -> None:
@@ -266,6 +272,12 @@ def test_an_instance_group_fits_the_machine(group: str, gpu_count: int, path: st
     found = problems(f"instance_group {{ name: 'g' {group} }}", gpu_count=gpu_count)
 
     check(found, f"instance_group[0].{path}", message)
+
+
+def test_as_many_instances_as_the_limit_are_accepted() -> None:
+    assert INSTANCE_COUNT_MAX == 1024
+    assert problems("instance_group { count: 1024 }") == []
+    assert problems("instance_group { count: 1 }") == []
 
 
 def test_gpus_of_this_machine_are_accepted() -> None:

@@ -186,7 +186,7 @@ def two_samples() -> list[Sample]:
     return [Sample("one", "model_warmup[0]", (request,), 2), Sample("two", "model_warmup[1]", (request,) * 3, 1)]
 
 
-def warmed(*instances: Instance | Elsewhere) -> None:
+def warmed(*instances: Instance | Elsewhere, samples: Sequence[Sample] | None = None) -> None:
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
         executors: list[BlockingExecutor | AsyncExecutor] = [
@@ -194,7 +194,7 @@ def warmed(*instances: Instance | Elsewhere) -> None:
             for i in instances
         ]
         try:
-            await warm(ModelConfig(name="m"), "1", executors, two_samples())
+            await warm(ModelConfig(name="m"), "1", executors, two_samples() if samples is None else samples)
         finally:
             for executor in executors:
                 await executor.aclose()
@@ -239,4 +239,9 @@ def test_a_sample_that_fails_fails_the_load_and_says_which(instance: Instance | 
 
 
 def test_a_model_without_samples_runs_nothing() -> None:
-    asyncio.run(warm(ModelConfig(name="m"), "1", [], []))
+    here, there = Instance(), Elsewhere()
+
+    warmed(here, there, samples=[])
+
+    assert here.batches == []
+    assert (there.ran, there.kept) == (0, ())

@@ -10,6 +10,11 @@ from charonia.server.metrics.metric_families import Histogram
 
 def test_a_value_on_the_bound_belongs_to_the_bucket_below() -> None:
     histogram = Histogram((10, 20))
+    for value in (10, 11):
+        assert histogram.add(value) == value
+    assert histogram.counts == [1, 1, 0]
+
+    histogram = Histogram((10, 20))
     assert histogram.observe(np.array([9, 10, 11, 20, 21])) == 71
     assert histogram.observe(np.array([], np.int64)) == 0
     assert histogram.counts == [2, 2, 1]

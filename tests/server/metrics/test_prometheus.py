@@ -84,6 +84,22 @@ def test_values_carry_the_labels_of_the_model() -> None:
     assert "nv_cpu_utilization 0.25" in text
 
 
+def test_the_buckets_of_durations_go_from_50_us_to_30_s() -> None:
+    bounds = (
+        *("5e-05", "0.0001", "0.00025", "0.0005", "0.001", "0.0025", "0.005", "0.01", "0.025", "0.05"),
+        *("0.1", "0.25", "0.5", "1", "2.5", "5", "10", "30", "+Inf"),
+    )
+
+    for family in ("request", "queue", "compute"):
+        assert tuple(re.findall(rf'charonia_{family}_duration_seconds_bucket{{.*le="(.*)"}}', page())) == bounds
+
+
+def test_the_buckets_of_batch_sizes_are_powers_of_two() -> None:
+    bounds = [*(str(2**power) for power in range(11)), "+Inf"]
+
+    assert re.findall(r'charonia_batch_size_bucket{.*le="(.*)"}', page()) == bounds
+
+
 def test_each_worker_has_its_own_lines() -> None:
     text = page()
 

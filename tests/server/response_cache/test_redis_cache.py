@@ -239,7 +239,8 @@ def test_tls_checks_the_server_and_shows_our_certificate(tmp_path: Path) -> None
     context.verify_mode = ssl.CERT_REQUIRED
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
     ours.private_key_and_cert_chain_pem.write_to_path(tmp_path / "ours.pem")
-    trust = {"tls_enabled": True, "cacert": str(tmp_path / "ca.pem")}
+    patient = {"connect_timeout": 20_000, "socket_timeout": 20_000}  # handshakes of a busy machine
+    trust = {"tls_enabled": True, "cacert": str(tmp_path / "ca.pem"), **patient}
     shown = {"cert": str(tmp_path / "ours.pem"), "key": str(tmp_path / "ours.pem")}
 
     async def scenario() -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from charonia.server.rate_limiter.resources import Arbiter, Limit, Member, Need, Pool
 from charonia.server.rate_limiter.scheduler import LimitedScheduler
 from charonia.server.scheduling.api import (
+    EMPTY_ROW,
     BatchPolicy,
     Cancel,
     CloseReason,
@@ -30,7 +31,7 @@ from charonia.server.scheduling.api import (
 from charonia.server.scheduling.default import DefaultScheduler
 from charonia.server.scheduling.dynamic import DynamicBatcher
 from charonia.server.scheduling.recorded import RecordedScheduler, Step, replay
-from charonia.server.sequences.api import PADDING, SequencePart, SequencePolicy
+from charonia.server.sequences.api import SequencePart, SequencePolicy
 from charonia.server.sequences.scheduler import Sequencer
 
 SLOTS = 3
@@ -108,7 +109,7 @@ def play(
                 busy.setdefault(number % SLOTS, ())
                 event = SlotGone(number % SLOTS)
             case "again" if isinstance(part_of(0), SequencePart):
-                running = [each for ids in busy.values() for each in ids if each != PADDING]
+                running = [each for ids in busy.values() for each in ids if each != EMPTY_ROW]
                 event = RunAgain(running[number % len(running)]) if running else TakeNoNew()
             case "cancel":
                 event = Cancel(number % (submitted + 1))

@@ -263,7 +263,7 @@ def check(
 scripts = st.lists(st.tuples(steps, requests), min_size=40, max_size=60)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(policy=policies(), script=scripts)
 def test_the_dynamic_batcher_does_what_the_rules_say_to_the_nanosecond(
     policy: BatchPolicy, script: list[tuple[tuple[str, int, int], tuple[int, str, int, int]]]

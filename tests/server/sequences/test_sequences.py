@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from charonia.server.scheduling.api import (
+    EMPTY_ROW,
     Cancel,
     CloseReason,
     Command,
@@ -24,7 +25,7 @@ from charonia.server.scheduling.api import (
     Tick,
 )
 from charonia.server.scheduling.recorded import RecordedScheduler
-from charonia.server.sequences.api import PADDING, EndReason, SequencePart, SequencePolicy
+from charonia.server.sequences.api import EndReason, SequencePart, SequencePolicy
 from charonia.server.sequences.scheduler import Sequencer
 from charonia.server.sequences.slots import STALE_TIMEOUTS_MAX
 
@@ -73,9 +74,9 @@ def test_a_sequence_keeps_its_row_and_rows_without_a_request_are_padded() -> Non
 
     assert driver.send(7, start=True) == [run(1)]
     assert driver.send(8, start=True) == []
-    assert driver.idle() == [run(PADDING, 2)]
+    assert driver.idle() == [run(EMPTY_ROW, 2)]
     assert driver.idle() == []
-    assert driver.send(8) == [run(PADDING, 3)]
+    assert driver.send(8) == [run(EMPTY_ROW, 3)]
     assert driver.send(7) == []
     assert driver.idle() == [run(4)]
 
@@ -88,7 +89,7 @@ def test_rows_above_the_highest_request_are_not_in_the_batch() -> None:
     driver.idle()
     driver.idle()
 
-    assert driver.send(8) == [run(PADDING, 4)]
+    assert driver.send(8) == [run(EMPTY_ROW, 4)]
 
 
 def test_all_rows_make_a_full_batch() -> None:
@@ -364,7 +365,7 @@ def test_the_oldest_requests_run_first_and_as_many_as_fit() -> None:
 def test_requests_of_other_shapes_wait_for_the_next_batch() -> None:
     for policy, first, second in (
         (OLDEST, (2, 4), (3,)),
-        (DIRECT, (PADDING, 2, PADDING, 4), (PADDING, PADDING, 3)),
+        (DIRECT, (EMPTY_ROW, 2, EMPTY_ROW, 4), (EMPTY_ROW, EMPTY_ROW, 3)),
     ):
         driver = Driver(policy)
         driver.send(0, start=True)
@@ -434,7 +435,7 @@ def test_rows_wait_for_the_utilization_or_the_delay() -> None:
     driver.idle()
     assert driver.send(2) == []
     driver.now_ns = 100
-    assert driver.do(Tick()) == [run(PADDING, 3, reason=CloseReason.DELAY)]
+    assert driver.do(Tick()) == [run(EMPTY_ROW, 3, reason=CloseReason.DELAY)]
 
 
 def test_a_request_that_runs_again_goes_behind_those_that_are_ready() -> None:
@@ -575,16 +576,16 @@ class Shadow:
                 self.leave(command.id)
                 continue
             assert command.slot not in self.running, "a busy instance got a batch"
-            ids = tuple(i for i in command.ids if i != PADDING)
+            ids = tuple(i for i in command.ids if i != EMPTY_ROW)
             assert ids, "a batch of padding only"
-            assert command.ids[-1] != PADDING or not self.policy.keeps_rows
+            assert command.ids[-1] != EMPTY_ROW or not self.policy.keeps_rows
             assert len(command.ids) <= self.policy.size_max
             keys = [self.waiting[i] for i in ids]
             assert len(set(keys)) == len(keys), "two requests of a sequence in one batch"
             others = [self.waiting_key(i) for batch in self.running.values() for i in batch]
             assert not set(keys) & set(others), "two requests of a sequence at a time"
             for position, i in enumerate(command.ids):
-                if i == PADDING:
+                if i == EMPTY_ROW:
                     continue
                 assert self.order[self.waiting[i]][0] == i, "a request passed one of its sequence"
                 number = sequencer.place(i).sequence

@@ -38,6 +38,7 @@ from charonia.server.execution.tracing import begin, traced_kind
 from charonia.server.metrics.model_metrics import FailureReason
 from charonia.server.rate_limiter.limiter import Claim
 from charonia.server.scheduling.api import (
+    EMPTY_ROW,
     Cancel,
     Command,
     Drop,
@@ -51,7 +52,6 @@ from charonia.server.scheduling.api import (
 )
 from charonia.server.scheduling.default import FailedScheduler
 from charonia.server.scheduling.slots import Change, Slots, capacity_limit
-from charonia.server.sequences.api import PADDING
 
 _log = logging.getLogger(__name__)
 
@@ -332,7 +332,7 @@ class ModelRunner:
 
 def _run_in_part(batch: RunningBatch) -> None:
     """Run a batch of which some may have been cancelled before its instance knew of it, and tell the instance."""
-    gone = [index for index, entry in enumerate(batch.entries) if entry.state == DONE and entry.id != PADDING]
+    gone = [index for index, entry in enumerate(batch.entries) if entry.state == DONE and entry.id != EMPTY_ROW]
     batch.executor.run(batch)
     for index in gone:
         batch.executor.cancel(batch, index)

@@ -75,9 +75,10 @@ class LimitedScheduler:
             self._idle[event.slot] = None
             self._finish(event.slot)
         elif isinstance(event, SlotGone):
-            self._take_back(event.slot, now_ns, commands)
+            self._note(self._inner.handle(event, now_ns), commands)  # what it ran may have to run again
             self._arbiter.stop(self._members[event.slot])
             self._idle.pop(event.slot, None)
+            self._offered.pop(event.slot, None)
         else:
             self._note(self._inner.handle(event, now_ns), commands)
         self._settle(now_ns, commands)

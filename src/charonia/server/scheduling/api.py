@@ -17,6 +17,10 @@ from typing import NamedTuple, Protocol
 _NS_PER_MS = 1_000_000
 
 
+EMPTY_ROW = 0
+"""What stands in `Run.ids` for a row of the batch that has no request. No request has this id."""
+
+
 class Submit(NamedTuple):
     """A request arrives.
 

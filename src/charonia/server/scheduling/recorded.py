@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from charonia.server.scheduling.api import (
+    EMPTY_ROW,
     Cancel,
     Command,
     Drop,
@@ -28,7 +29,6 @@ from charonia.server.scheduling.api import (
     SlotIdle,
     Submit,
 )
-from charonia.server.sequences.api import PADDING
 
 STEPS_MAX = 10_000
 """Steps that are kept where no other limit is given."""
@@ -145,7 +145,7 @@ class RecordedScheduler:
     def _runs(self, run: Run) -> None:
         assert run.slot in self._idle, f"slot {run.slot} was handed a batch while it was not idle: {run}"
         self._idle.remove(run.slot)
-        self._running[run.slot] = tuple(each for each in run.ids if each != PADDING or each in self._queued)
+        self._running[run.slot] = tuple(each for each in run.ids if each != EMPTY_ROW or each in self._queued)
         for each in self._running[run.slot]:
             self._leaves(each)
 

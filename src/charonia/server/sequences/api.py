@@ -8,9 +8,6 @@ from typing import NamedTuple
 SequenceKey = int | str
 """Correlation id of a sequence. A number and a text never mean the same sequence."""
 
-PADDING = 0
-"""What stands in `Run.ids` for a row of the batch that has no request. No request has this id."""
-
 
 class SequencePart(NamedTuple):
     """Which part of which sequence a request is; comes as `Submit.shape_key`.

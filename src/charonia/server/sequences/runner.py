@@ -28,8 +28,8 @@ from charonia.server.execution.in_flight import DONE, QUEUED, RUNNING, PendingRe
 from charonia.server.execution.runner import ModelRunner
 from charonia.server.execution.tracing import traced_kind
 from charonia.server.rate_limiter.limiter import Claim
-from charonia.server.scheduling.api import Event, Run, RunAgain, Scheduler, ShareBy, TakeNoNew
-from charonia.server.sequences.api import PADDING, EndReason, SequenceKey, SequencePart, SequencerView
+from charonia.server.scheduling.api import EMPTY_ROW, Event, Run, RunAgain, Scheduler, ShareBy, TakeNoNew
+from charonia.server.sequences.api import EndReason, SequenceKey, SequencePart, SequencerView
 from charonia.server.sequences.scheduler import Sequencer
 from charonia.server.sequences.tensors import SequenceRequest, SequenceTensors, States
 
@@ -269,11 +269,11 @@ class SequenceRunner(ModelRunner):
     def _begin(self, run: Run) -> RunningBatch:
         """Return a batch that is to be run now, with controls, states and padding."""
         self._slots.begin(run.slot)
-        requests = [self._complete(request_id) if request_id != PADDING else None for request_id in run.ids]
+        requests = [self._complete(request_id) if request_id != EMPTY_ROW else None for request_id in run.ids]
         model = next(request for request in requests if request is not None)
         padded = [request or self._tensors.padding(model) for request in requests]
         entries = [
-            self._in_flight.requests[request_id] if request_id != PADDING else self._padding(request)
+            self._in_flight.requests[request_id] if request_id != EMPTY_ROW else self._padding(request)
             for request_id, request in zip(run.ids, padded, strict=True)
         ]
         order = self._in_flight.order
@@ -281,7 +281,7 @@ class SequenceRunner(ModelRunner):
         batch.requests = padded
         for index, entry in enumerate(entries):
             entry.index = index
-            if entry.id == PADDING:
+            if entry.id == EMPTY_ROW:
                 continue
             entry.state = RUNNING
             entry.batch = batch
@@ -309,7 +309,7 @@ class SequenceRunner(ModelRunner):
 
     def _padding(self, request: InferRequest) -> PendingRequest:
         entry = PendingRequest(self, request, _unheard, now_ns())
-        entry.id = PADDING
+        entry.id = EMPTY_ROW
         entry.state = DONE
         return entry
 

@@ -14,13 +14,14 @@
 6. A request that is to run again goes back to the head of its sequence, and runs behind those that were ready before.
 
 Batches of the direct strategy (`keeps_rows`) have a row for each slot up to the highest with a request; in rows without
-one stands `PADDING`. Those of the oldest strategy have the requests that were ready first. In both, sequences whose
+one stands `EMPTY_ROW`. Those of the oldest strategy have the requests that were ready first. In both, sequences whose
 `batch_key` differs from that of the oldest wait for the next batch.
 """
 
 from typing import assert_never
 
 from charonia.server.scheduling.api import (
+    EMPTY_ROW,
     Cancel,
     Command,
     Drop,
@@ -38,7 +39,6 @@ from charonia.server.scheduling.api import (
     state_line,
 )
 from charonia.server.sequences.api import (
-    PADDING,
     Ended,
     EndReason,
     Place,
@@ -253,7 +253,7 @@ class Sequencer:
         reason: DropReason,
         now_ns: int,
         commands: list[Command],
-        spare: int = PADDING,
+        spare: int = EMPTY_ROW,
     ) -> None:
         """End a sequence with what runs; drop what waits, but for one request that leaves by itself."""
         sequence.end = why
@@ -282,12 +282,12 @@ class Sequencer:
             if reason is None:
                 continue
             if self._policy.keeps_rows:
-                ids = [PADDING] * (1 + max(sequence.row for sequence in chosen))
+                ids = [EMPTY_ROW] * (1 + max(sequence.row for sequence in chosen))
                 for sequence in chosen:
                     ids[sequence.row] = self._begin_run(sequence)
             else:
                 ids = [self._begin_run(sequence) for sequence in chosen]
-            instance.running = tuple(self._running[each] for each in ids if each != PADDING)
+            instance.running = tuple(self._running[each] for each in ids if each != EMPTY_ROW)
             instance.is_idle = False
             commands.append(Run(instance.slot, tuple(ids), reason))
 

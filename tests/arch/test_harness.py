@@ -1,0 +1,109 @@
+"""What tests/conftest.py and the configuration of pytest promise: no test hangs, no exception gets lost."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TESTS = """
+import asyncio
+import threading
+
+import pytest
+import uvloop
+
+loops = pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+
+
+def wait_for_ever(new_loop, callback=lambda: None):
+    async def main():
+        asyncio.get_running_loop().call_soon(callback)
+        await asyncio.get_running_loop().create_future()
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(main())
+
+
+@loops
+def test_callback(new_loop):
+    wait_for_ever(new_loop, lambda: 1 / 0)
+
+
+@loops
+def test_task(new_loop):
+    async def fail():
+        raise OSError("lost")
+
+    async def main():
+        asyncio.create_task(fail())
+        await asyncio.sleep(0)
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(main())
+
+
+@loops
+@pytest.mark.timeout(1)
+def test_hang(new_loop):
+    wait_for_ever(new_loop)
+
+
+@loops
+@pytest.mark.loop_faults
+def test_on_purpose(new_loop):
+    async def main():
+        asyncio.get_running_loop().call_soon(lambda: 1 / 0)
+        await asyncio.sleep(0)
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(main())
+
+
+def test_thread():
+    thread = threading.Thread(target=lambda: 1 / 0)
+    thread.start()
+    thread.join()
+
+
+def test_finalizer():
+    class Broken:
+        def __del__(self):
+            raise OSError("lost")
+
+    Broken()
+"""
+
+
+def test_what_hangs_or_loses_an_exception_fails_by_name(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
+    (tmp_path / "test_them.py").write_text(TESTS)
+    command = [sys.executable, "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", ".", "-rfEp"]
+
+    done = subprocess.run([*command, "-p", "no:cacheprovider", "."], cwd=tmp_path, capture_output=True, text=True)
+
+    outcomes = {
+        name: outcome for outcome, name in re.findall(r"^(PASSED|FAILED|ERROR) .*::(\S+)", done.stdout, re.MULTILINE)
+    }
+    assert outcomes == {
+        "test_callback[asyncio]": "FAILED",
+        "test_callback[uvloop]": "FAILED",
+        "test_task[asyncio]": "FAILED",
+        "test_task[uvloop]": "FAILED",
+        "test_hang[asyncio]": "FAILED",
+        "test_hang[uvloop]": "FAILED",
+        "test_on_purpose[asyncio]": "PASSED",
+        "test_on_purpose[uvloop]": "PASSED",
+        "test_thread": "FAILED",
+        "test_finalizer": "FAILED",
+    }
+    assert done.stdout.count("ZeroDivisionError: division by zero") >= 2
+    assert done.stdout.count("Timeout (>1.0s) from pytest-timeout") >= 2
+
+
+def test_every_test_has_a_time_limit(pytestconfig: pytest.Config) -> None:
+    assert float(pytestconfig.getini("timeout")) == 120
+    assert pytestconfig.getini("faulthandler_exit_on_timeout") is True
