@@ -6,12 +6,10 @@ from pathlib import Path
 import pytest
 from tests.support.fake_engine import FakeEngine
 
-from charonia.cli.perf_foreign import DEPRECATED, REFUSED
-from charonia.cli.perf_options import default_text
-from charonia.cli.perf_table import OPTIONS
+from charonia.cli.perf_options import LINE as PERF
+from charonia.cli.perf_options import OLD_NAMES, REFUSED
+from charonia.cli.tune_options import PROFILE as TUNE
 from charonia.server.http.frontend import HttpLimits, protocol_routes
-from charonia.tools.tune import settings as tune_settings
-from charonia.tools.tune.merge import default_text as tune_default_text
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -93,24 +91,24 @@ def test_every_grpc_method_is_documented() -> None:
 def test_every_option_of_perf_is_documented_with_its_default() -> None:
     page = (DOCS / "perf.md").read_text(encoding="utf-8").replace("\\|", "|")
     rows = [
-        f"`{option.name}{' ' if option.metavar else ''}{option.metavar}` | {default_text(option)} |"
-        for option in OPTIONS
+        f"`{option.name}{' ' if option.metavar else ''}{option.metavar}` | {PERF.default_text(option)} |"
+        for option in PERF.options()
     ]
 
     assert [row for row in rows if row not in page] == []
-    assert [option.name for option in (*DEPRECATED, *REFUSED) if f"`{option.name}" not in page] == []
+    assert [option.name for option in (*OLD_NAMES, *REFUSED) if f"`{option.name}" not in page] == []
 
 
 def test_every_option_of_tune_is_documented_with_its_default() -> None:
     page = (DOCS / "tune.md").read_text(encoding="utf-8").replace("\\|", "|")
     missing = []
-    for option in tune_settings.OPTIONS:
-        name = option.flag if option.on_command_line else option.name
-        if option.note:
+    for option in TUNE.options():
+        name = option.key if option.in_file_only else option.name
+        if option.unsupported:
             missing += [name] * (f"`{name}`" not in page)
             continue
         start = f"| `{name}{' ' if option.metavar else ''}{option.metavar}`"
-        end = f" | {tune_default_text(option)} | "
+        end = f" | {TUNE.default_text(option)} | "
         missing += [name] * (not any(row.startswith(start) and end in row for row in page.splitlines()))
 
     assert missing == []

@@ -1,7 +1,7 @@
 import pytest
 
-from charonia.cli.cache import with_cache
-from charonia.cli.options import parse
+from charonia.cli.serve import parse
+from charonia.cli.serve_values import with_cache
 
 
 @pytest.mark.parametrize(
@@ -32,6 +32,6 @@ def test_a_folder_that_was_given_counts_more(backend: str) -> None:
 
 
 def test_the_command_line_reads_the_variable() -> None:
-    parsed = parse(["models"], {"CHARONIA_CACHE": "/c"})
+    options, _ = parse(["models"], {"CHARONIA_CACHE": "/c"})
 
-    assert parsed.options.backends == {"python": {"environment-cache": "/c/environments"}}
+    assert options.backends == {"python": {"environment-cache": "/c/environments"}}

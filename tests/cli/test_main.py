@@ -37,12 +37,12 @@ def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.parametrize(
     ("name", "reaction"),
     [
-        ("sevre", "charonia: unknown command 'sevre'. Did you mean serve?\n"),
+        ("sevre", "charonia: unknown command 'sevre' (hint: did you mean serve?)\n"),
         (
             "--http-port",
-            "charonia: unknown option '--http-port'. Options go behind the command: charonia serve --http-",
+            "charonia: unknown option '--http-port' (hint: options go behind the command: charonia serve --http-port)",
         ),
-        ("xyzzy", "charonia: unknown command 'xyzzy'. Commands: serve, perf, "),
+        ("xyzzy", "charonia: unknown command 'xyzzy' (hint: known are serve, perf, "),
     ],
 )
 def test_an_unknown_command_is_misuse(name: str, reaction: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -76,7 +76,7 @@ def test_help_with_the_name_of_a_command_explains_that_one(monkeypatch: pytest.M
 def test_help_with_another_name_says_which_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["help", "confg"]) == 2
 
-    assert "unknown command 'confg'. Did you mean config?" in capsys.readouterr().err
+    assert "unknown command 'confg' (hint: did you mean config?)" in capsys.readouterr().err
 
 
 def test_an_interrupted_command_ends_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

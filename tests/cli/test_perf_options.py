@@ -1,13 +1,15 @@
+import math
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
 
-from charonia.cli.perf_foreign import DEPRECATED, REFUSED, ForeignOption
-from charonia.cli.perf_options import HELP_COLUMNS_MAX, default_text, described, help_text, parse
-from charonia.cli.perf_table import OPTIONS
+from charonia.cli.command_line import HELP_COLUMNS_MAX, Option
+from charonia.cli.perf import described, parse
+from charonia.cli.perf_options import LINE, OLD_NAMES, REFUSED
 from charonia.core.errors import ServingError
-from charonia.tools.perf.api import Distribution, MeasurementMode, SharedMemory
-from charonia.tools.perf.options import CallStyle, FloatRange, IntRange, PerfOptions, WireProtocol
+from charonia.tools.perf.api import Distribution, MeasurementMode, Objective, SharedMemory
+from charonia.tools.perf.options import CallStyle, PerfOptions, WireProtocol
 from charonia.tools.results.records import LoadMode
 
 M = ("-m", "resnet")
@@ -15,6 +17,10 @@ M = ("-m", "resnet")
 
 def options(*arguments: str) -> PerfOptions:
     return parse([*M, *arguments]).options
+
+
+def levels(made: PerfOptions) -> tuple[object, ...]:
+    return (made.load.mode, made.load.start, made.load.end, made.load.step)
 
 
 def problems(*arguments: str) -> list[str]:
@@ -29,8 +35,8 @@ def test_a_common_line_means_what_it_says(tmp_path: Path) -> None:
     made = options("-u", "host:9000", "-b", "16", "-a", "--concurrency-range", "1:8", "-f", str(csv))
 
     assert (made.target.model, made.target.url, made.target.batch_size) == ("resnet", "host:9000", 16)
-    assert made.load.concurrency == IntRange(1, 8, 1)
-    assert made.load.call_style is CallStyle.ASYNC
+    assert levels(made) == (LoadMode.CONCURRENCY, 1, 8, 1)
+    assert made.report.call_style is CallStyle.ASYNC
     assert made.report.csv == csv
 
 
@@ -44,8 +50,8 @@ def test_a_line_over_grpc_with_data_and_percentile(tmp_path: Path) -> None:
     )
 
     assert made.data.sources == (str(data),)
-    assert made.measurement.interval_ms == 10_000
-    assert made.measurement.percentile == 90
+    assert made.measure.interval_ms == 10_000
+    assert made.measure.percentile == 90
     assert made.target.protocol is WireProtocol.GRPC
     assert made.target.address == "localhost:8001"
 
@@ -53,8 +59,7 @@ def test_a_line_over_grpc_with_data_and_percentile(tmp_path: Path) -> None:
 def test_without_options_it_is_one_request_at_a_time_over_http() -> None:
     made = options()
 
-    assert made.load.mode is LoadMode.CONCURRENCY
-    assert made.load.levels == IntRange(1, 1, 1)
+    assert levels(made) == (LoadMode.CONCURRENCY, 1, 1, 1)
     assert made.target.address == "localhost:8000"
     assert made.data.sources == ("random",)
 
@@ -71,14 +76,14 @@ def test_without_options_it_is_one_request_at_a_time_over_http() -> None:
 def test_forms_of_the_same_options_are_the_same(arguments: tuple[str, ...]) -> None:
     made = options(*arguments)
 
-    assert (made.target.batch_size, made.measurement.trials_max) == (8, 3)
+    assert (made.target.batch_size, made.measure.trials_max) == (8, 3)
 
 
 def test_short_options_can_be_joined() -> None:
     made = options("-vva", "-i", "GRPC")
 
     assert made.report.verbosity == 2
-    assert made.load.call_style is CallStyle.ASYNC
+    assert made.report.call_style is CallStyle.ASYNC
     assert made.target.protocol is WireProtocol.GRPC
 
 
@@ -93,7 +98,7 @@ def test_an_ambiguous_prefix_is_refused() -> None:
 
 
 def test_negative_values_are_values() -> None:
-    assert options("--percentile", "-1").measurement.percentile is None
+    assert options("--percentile", "-1").measure.percentile is None
     assert options("--input-range", "X:-5:-1", "--string-data", "-y").data.string_data == "-y"
 
 
@@ -117,15 +122,15 @@ def test_parameters_have_their_types() -> None:
 def test_times_take_units() -> None:
     made = options("--request-timeout", "1.5", "--goodput", "latency:50ms")
 
-    assert made.target.request_timeout_ns == 1_500_000_000
-    assert made.measurement.goodput_latency_ns == 50_000_000
-    assert options("--request-timeout", "250us").target.request_timeout_ns == 250_000
+    assert made.target.timeout_s == 1.5
+    assert made.measure.objectives == (Objective("latency:50ms", 50_000_000),)
+    assert options("--request-timeout", "250us").target.timeout_s == 0.00025
 
 
 def test_rates_and_their_distribution() -> None:
     made = options("--request-rate-range=20:40.5:10", "--request-distribution", "poisson", "--seed", "7")
 
-    assert made.load.rate == FloatRange(20.0, 40.5, 10.0)
+    assert levels(made) == (LoadMode.REQUEST_RATE, 20.0, 40.5, 10.0)
     assert made.load.distribution is Distribution.POISSON
     assert made.load.seed == 7
 
@@ -134,7 +139,10 @@ def test_intervals_come_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "gaps.txt"
     file.write_text("100000\n50000\n\n0\n")
 
-    assert options("--request-intervals", str(file)).load.intervals_us == (100_000, 50_000, 0)
+    made = options("--request-intervals", str(file))
+
+    assert made.load.mode is LoadMode.INTERVALS
+    assert made.load.intervals_ns == (100_000_000, 50_000_000, 0)
 
 
 def test_a_file_without_gaps_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,10 +188,10 @@ def test_sequences() -> None:
         "--serial-sequences",
     )
 
-    assert (made.sequences.length, made.sequences.is_length_given) == (5, True)
-    assert (made.sequences.id_start, made.sequences.id_end) == (10, 20)
+    assert (made.sequences.length, made.sequences.length_from_data) == (5, False)
+    assert (made.sequences.first_id, made.sequences.id_count) == (10, 10)
     assert made.sequences.serial
-    assert made.sequences.length_variation_percent == 0
+    assert made.sequences.variation == 0
 
 
 def test_tls_of_either_protocol(tmp_path: Path) -> None:
@@ -195,9 +203,9 @@ def test_tls_of_either_protocol(tmp_path: Path) -> None:
         *("--ssl-grpc-use-ssl", "--ssl-grpc-root-certifications-file", str(ca)),
     )
 
-    assert (made.target.http_tls.root, made.target.http_tls.verify_host) == (ca, False)
-    assert made.target.grpc_tls.enabled
-    assert made.target.grpc_tls.root == ca
+    assert (made.target.http_tls.ca_file, made.target.http_tls.verify_host) == (str(ca), False)
+    assert made.target.grpc_uses_tls
+    assert made.target.grpc_tls.ca_file == str(ca)
 
 
 def test_other_kinds_of_values() -> None:
@@ -205,23 +213,23 @@ def test_other_kinds_of_values() -> None:
         *("--measurement-mode", "adaptive", "--shared-memory", "system", "--bls-composing-models", "a:1, b"),
     )
 
-    assert made.measurement.mode is MeasurementMode.ADAPTIVE
+    assert made.measure.mode is MeasurementMode.ADAPTIVE
     assert made.target.shared_memory is SharedMemory.SYSTEM
-    assert made.server.composing_models == (("a", "1"), ("b", ""))
+    assert made.server.composing == (("a", "1"), ("b", ""))
 
 
 @pytest.mark.parametrize(
-    ("arguments", "levels"),
+    ("arguments", "expected"),
     [
-        (("-t", "4"), IntRange(4, 4, 1)),
-        (("-d", "-t", "2", "-c", "8"), IntRange(2, 8, 1)),
-        (("-d", "-l", "50"), IntRange(1, 0, 1)),
+        (("-t", "4"), (4, 4, 1)),
+        (("-d", "-t", "2", "-c", "8"), (2, 8, 1)),
+        (("-d", "-l", "50"), (1, math.inf, 1)),
     ],
 )
-def test_old_names_of_the_concurrency_are_understood(arguments: tuple[str, ...], levels: IntRange) -> None:
+def test_old_names_of_the_concurrency_are_understood(arguments: tuple[str, ...], expected: tuple[float, ...]) -> None:
     parsed = parse([*M, *arguments])
 
-    assert parsed.options.load.concurrency == levels
+    assert levels(parsed.options) == (LoadMode.CONCURRENCY, *expected)
     assert parsed.notes
     assert all("is an old name: use --concurrency-range" in note for note in parsed.notes)
 
@@ -242,8 +250,9 @@ def test_options_without_effect_are_noted() -> None:
 
 
 @pytest.mark.parametrize("option", REFUSED, ids=lambda option: option.name)
-def test_what_has_no_meaning_here_is_refused_with_a_reason(option: ForeignOption) -> None:
-    assert problems(*M, option.name, *(["x"] if option.metavar else [])) == [f"{option.name}: {option.reason}"]
+def test_what_has_no_meaning_here_is_refused_with_a_reason(option: Option) -> None:
+    shown = f"{option.name}=x" if option.metavar else option.name
+    assert problems(*M, option.name, *(["x"] if option.metavar else [])) == [f"{shown}: {option.unsupported}"]
 
 
 @pytest.mark.parametrize("kind", ["tfserving", "triton_c_api", "openai", "torchserve"])
@@ -348,7 +357,7 @@ def test_other_services_are_refused(kind: str) -> None:
             ("--periodic-concurrency-range", "1:4:2"),
             "--periodic-concurrency-range: expected a step that divides the range, got 1:4:2",
         ),
-        (("--", "x"), "unexpected argument 'x'"),
+        (("--", "x"), "unexpected argument 'x' (hint: a model is named with -m)"),
         (("-b", "0"), "--batch-size: expected an integer from 1 to 2147483647, got '0'"),
         (
             ("--shared-memory", "cuda"),
@@ -408,10 +417,10 @@ def test_two_reports_do_not_share_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("columns", [80, 100])
 def test_the_help_names_every_option_and_fits_the_terminal(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    text = help_text()
+    text = LINE.help()
 
-    assert [option.name for option in OPTIONS if option.name not in text] == []
-    assert [foreign.name for foreign in (*DEPRECATED, *REFUSED) if foreign.name not in text] == []
+    assert [option.name for option in LINE.options() if option.name not in text] == []
+    assert [option.name for option in (*OLD_NAMES, *REFUSED) if option.name not in text] == []
     assert max(map(len, text.splitlines())) <= columns <= HELP_COLUMNS_MAX
 
 
@@ -435,7 +444,13 @@ def test_the_command_line_is_kept_without_secrets() -> None:
 
 
 def test_no_two_options_share_a_name() -> None:
-    names = [name for option in OPTIONS for name in (option.name, option.short) if name]
+    names = [name for option in (*LINE.options(), *OLD_NAMES, *REFUSED) for name in option.names.split()]
 
     assert len(names) == len(set(names))
-    assert all(default_text(option) is not None for option in OPTIONS)
+
+
+@pytest.mark.parametrize("option", [o for o in LINE.options() if o.field and o.default], ids=lambda option: option.name)
+def test_a_default_that_is_written_down_is_that_of_the_field(option: Option) -> None:
+    words = {"newest", "none", "the system's", "the server's"}
+    if option.default not in words and not str(option.default).startswith(("localhost", "-1, ", "port ")):
+        assert option.read(option.default) == attrgetter(option.field)(LINE.record)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.support.runs import synthetic_run
 
-from charonia.cli.perf_progress import UNFINISHED, ProgressLine, bar, cut, watched
+from charonia.cli.perf_run import UNFINISHED, ProgressLine, bar, cut, watched
 from charonia.tools.perf.api import Event, LevelBegun, LevelDone, Tick
 from charonia.tools.perf.options import ReportOptions
 from charonia.tools.report.run_files import read_run

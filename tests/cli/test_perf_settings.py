@@ -7,10 +7,8 @@ import numpy as np
 import pytest
 from tests.support.runs import synthetic_run
 
-from charonia.cli.perf import Status, status_of
-from charonia.cli.perf_options import parse
-from charonia.cli.perf_output import EXPORT_ELEMENTS_MAX, Inputs, plain
-from charonia.cli.perf_settings import printed_settings, run_settings, target
+from charonia.cli.perf import Status, parse, status_of
+from charonia.cli.perf_run import EXPORT_ELEMENTS_MAX, Inputs, plain, printed_settings
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError
 from charonia.core.tensor import Array, Tensor
@@ -18,6 +16,7 @@ from charonia.tools.perf.api import LoadPlan, RunSettings, SequencePlan, Target
 from charonia.tools.perf.data.convert import to_bfloat
 from charonia.tools.perf.data.load import Inputs as Source
 from charonia.tools.perf.data.spec import ModelSpec, Step, TensorSpec
+from charonia.tools.perf.options import target
 from charonia.tools.report.console import Settings
 from charonia.tools.results.records import ErrorKind, LoadMode, Verdict
 from charonia.wire.tensors import bytes_array
@@ -28,7 +27,7 @@ DECOUPLED: dict[str, object] = {"model_transaction_policy": {"decoupled": True}}
 
 
 def settings(*arguments: str, config: dict[str, object] | None = None) -> RunSettings:
-    return run_settings(parse(["-m", "resnet", *arguments]), config or {})
+    return parse(["-m", "resnet", *arguments]).settings(config or {})
 
 
 def target_of(*arguments: str) -> Target:

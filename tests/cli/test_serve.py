@@ -141,8 +141,8 @@ def test_mistakes_in_the_arguments_are_printed_and_nothing_is_started(capsys: py
 
     assert status == 1
     assert capsys.readouterr().err.splitlines() == [
-        'charonia serve: Bad option: "--htp-port". Did you mean --http-port?',
-        "  --grpc-port: expected an integer from 0 to 65535, got 'x'",
+        "charonia serve: unknown option '--htp-port' (hint: did you mean --http-port?)",
+        "charonia serve: --grpc-port: expected an integer from 0 to 65535, got 'x'",
         "`charonia serve --help` lists the options.",
     ]
 

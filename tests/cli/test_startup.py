@@ -1,6 +1,6 @@
 import pytest
 
-from charonia.cli.startup import models_table, started_line, summary
+from charonia.cli.serve import models_table, started_line, summary
 from charonia.core.metadata import ModelIndexEntry, ModelState
 
 ENTRIES = [

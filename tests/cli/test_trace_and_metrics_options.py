@@ -2,8 +2,8 @@
 
 import pytest
 
-from charonia.cli.options import parse
-from charonia.cli.perf_options import parse as parse_perf
+from charonia.cli.perf import parse as parse_perf
+from charonia.cli.serve import parse
 from charonia.core.errors import ServingError
 from charonia.core.trace import TraceLevel
 from charonia.server.options import MetricsOptions
@@ -11,11 +11,11 @@ from charonia.server.tracing.options import OtelOptions, TraceMode, TraceOptions
 
 
 def trace(*settings: str) -> TraceOptions:
-    return parse(["models", *settings], {}).options.trace
+    return parse(["models", *settings], {})[0].trace
 
 
 def metrics(*settings: str) -> MetricsOptions:
-    return parse(["models", *(f"--metrics-config={setting}" for setting in settings)], {}).options.metrics
+    return parse(["models", *(f"--metrics-config={setting}" for setting in settings)], {})[0].metrics
 
 
 def problems(*arguments: str) -> list[str]:

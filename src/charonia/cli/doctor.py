@@ -5,47 +5,57 @@ Exit status: 0 nothing is wrong, 1 something is, 2 misuse.
 
 import asyncio
 import json
-import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from charonia.cli.arguments import Parser
-from charonia.core.errors import ServingError
+from charonia.cli.command_line import CommandLine, Option, carry_out, flag
+
+
+@dataclass(frozen=True, slots=True)
+class DoctorOptions:
+    """Which repositories are looked at, and whether JSON is printed."""
+
+    repositories: tuple[str, ...] = ()
+    json: bool = False
+
+
+LINE = CommandLine(
+    command="charonia doctor",
+    intro="""\
+usage: charonia doctor [OPTIONS]
+
+Show what this machine offers to models, and what the models of a repository need.
+""",
+    groups={
+        "Options": (
+            Option(
+                *("--model-repository", "repositories", str, "PATH"),
+                "Also look at the models of this folder; nothing is loaded; repeatable",
+                tuple,
+            ),
+            flag("--json", "json", True, "Print JSON"),
+        )
+    },
+    record=DoctorOptions(),
+)
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command and return its exit status."""
-    given = parser().parse_args(arguments)
+    return carry_out(LINE, arguments, _look)
+
+
+def _look(given: DoctorOptions) -> int:
     # Imported late: they read the engine, which `--help` does not need.
     from charonia.server.doctor.machine import look
     from charonia.server.doctor.report import problem_count, to_json, to_text
     from charonia.server.doctor.repository import examine
 
-    try:
-        sections = look()
-        if given.model_repository:
-            sections += asyncio.run(examine(given.model_repository))
-    except ServingError as error:
-        print(f"charonia doctor: {error}", file=sys.stderr)
-        return 1
+    sections = look()
+    if given.repositories:
+        sections += asyncio.run(examine(given.repositories))
     print(json.dumps(to_json(sections), indent=2) if given.json else to_text(sections))
     count = problem_count(sections)
     if count and not given.json:
         print(f"\n{count} problem{'s' if count > 1 else ''}, marked with !")
     return 1 if count else 0
-
-
-def parser() -> Parser:
-    """Return the parser of the arguments."""
-    made = Parser(
-        prog="charonia doctor",
-        description="Show what this machine offers to models, and what the models of a repository need.",
-    )
-    made.add_argument(
-        "--model-repository",
-        action="append",
-        default=[],
-        metavar="PATH",
-        help="also look at the models of this folder; nothing is loaded; repeatable",
-    )
-    made.add_argument("--json", action="store_true", help="print JSON")
-    return made

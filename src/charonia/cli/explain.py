@@ -3,73 +3,83 @@
 Exit status: 0 done, 1 the server does not answer or has no such model, 2 misuse.
 """
 
-import argparse
 import json
 import shutil
 import ssl
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
 
-from charonia.cli.arguments import Parser
+from charonia.cli.command_line import CommandLine, Option, carry_out, flag
+from charonia.cli.values import header
 from charonia.core.errors import ServingError, invalid, unavailable
 from charonia.tools.report.explain_text import COLUMNS_MAX, explain_text
 
 ANSWER_SECONDS_MAX = 10.0
 
 
+@dataclass(frozen=True, slots=True)
+class ExplainOptions:
+    """Which model of which server, and how it is printed."""
+
+    model: str = ""
+    url: str = "localhost:8000"
+    version: str = ""
+    headers: tuple[tuple[str, str], ...] = ()
+    ssl_ca: str = ""
+    json: bool = False
+
+
+LINE = CommandLine(
+    command="charonia explain",
+    intro="""\
+usage: charonia explain [OPTIONS] MODEL
+
+Show what the scheduler did for a model in the last minute, what limits it, and what to change.
+""",
+    groups={
+        "Options": (
+            Option("MODEL", "model", str, "MODEL", "Name of a model that is loaded"),
+            Option("--url -u", "url", str, "URL", "HOST:PORT of the server's HTTP endpoint, or a URL"),
+            Option("--model-version", "version", str, "VERSION", "That version", default="the newest"),
+            Option("--header -H", "headers", header, "NAME:VALUE", "Header; repeatable", tuple),
+            Option("--ssl-ca", "ssl_ca", str, "FILE", "Certificates to trust, for https", default="the system's"),
+            flag("--json", "json", True, "Print JSON"),
+        )
+    },
+    record=ExplainOptions(),
+)
+
+
 def run(arguments: Sequence[str]) -> int:
     """Run the command and return its exit status."""
-    given = parser().parse_args(arguments)
-    try:
-        document = fetch(given)
-    except ServingError as error:
-        print(f"charonia explain: {error}", file=sys.stderr)
-        return 1
+    return carry_out(LINE, arguments, _explain)
+
+
+def _explain(given: ExplainOptions) -> int:
+    document = fetch(given)
     columns = min(shutil.get_terminal_size().columns, COLUMNS_MAX)
     print(json.dumps(document, indent=2) if given.json else explain_text(document, columns))
     return 0
 
 
-def parser() -> Parser:
-    """Return the parser of the arguments."""
-    made = Parser(
-        prog="charonia explain",
-        description="Show what the scheduler did for a model in the last minute, what limits it, and what to change.",
-    )
-    made.add_argument("model", metavar="MODEL", help="name of a model that is loaded")
-    made.add_argument(
-        "-u", "--url", default="localhost:8000", metavar="URL", help="HOST:PORT of the server's HTTP endpoint, or a URL"
-    )
-    made.add_argument("--model-version", default="", metavar="VERSION", help="that version (default: the newest)")
-    made.add_argument("-H", "--header", action="append", default=[], metavar="NAME:VALUE", help="header; repeatable")
-    made.add_argument(
-        "--ssl-ca", default="", metavar="FILE", help="certificates to trust, for https (default: the system's)"
-    )
-    made.add_argument("--json", action="store_true", help="print JSON")
-    return made
-
-
-def fetch(given: argparse.Namespace) -> dict[str, Any]:
+def fetch(given: ExplainOptions) -> dict[str, Any]:
     """Return what the server says.
 
     Raises:
         ServingError: It does not answer, or refuses.
     """
     base = given.url if "://" in given.url else f"http://{given.url}"
-    version = f"/versions/{quote(given.model_version, safe='')}" if given.model_version else ""
+    version = f"/versions/{quote(given.version, safe='')}" if given.version else ""
     request = urllib.request.Request(f"{base.rstrip('/')}/v2/models/{quote(given.model, safe='')}{version}/explain")
     if request.type not in ("http", "https"):
         raise invalid(f"--url: expected HOST:PORT, or a URL of http or https, got '{given.url}'")
-    for header in given.header:
-        name, colon, value = header.partition(":")
-        if not colon:
-            raise invalid(f"--header: expected NAME:VALUE, got '{header}'")
-        request.add_header(name.strip(), value.strip())
+    for name, value in given.headers:
+        request.add_header(name, value)
     try:
         context = ssl.create_default_context(cafile=given.ssl_ca or None) if request.type == "https" else None
         with urllib.request.urlopen(request, timeout=ANSWER_SECONDS_MAX, context=context) as answer:

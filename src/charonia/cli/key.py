@@ -4,9 +4,10 @@ import os
 import secrets
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from charonia.cli.arguments import Parser
+from charonia.cli.command_line import CommandLine, Option, carry_out
 from charonia.core.errors import ServingError
 from charonia.server.access.rules import Scope, digest_of, parse_keys
 
@@ -16,9 +17,40 @@ KEY_BYTES = 32
 _FILE_MODE = 0o600
 
 
+@dataclass(frozen=True, slots=True)
+class KeyOptions:
+    """Whose key it is, what it is good for, and the file of keys to add it to."""
+
+    name: str = ""
+    scopes: str = ""
+    file: Path | None = None
+
+
+LINE = CommandLine(
+    command="charonia key",
+    intro="""\
+usage: charonia key [OPTIONS] NAME SCOPES
+
+Make an API key for `charonia serve --api-keys`. The key is printed once and kept nowhere.
+""",
+    groups={
+        "Options": (
+            Option("NAME", "name", str, "NAME", "Whose key it is"),
+            Option("SCOPES", "scopes", str, "SCOPES", f"Of {', '.join(s.value for s in Scope)}, with commas between"),
+            Option("--file", "file", Path, "PATH", "File of keys to add it to; made where there is none"),
+        )
+    },
+    record=KeyOptions(),
+)
+
+
 def run(arguments: Sequence[str]) -> int:
+    """Run the command and return its exit status."""
+    return carry_out(LINE, arguments, _make)
+
+
+def _make(given: KeyOptions) -> int:
     """Make a key: print it, and add its digest to the file where one is given."""
-    given = _parser().parse_args(arguments)
     key = secrets.token_urlsafe(KEY_BYTES)
     line = f"{given.name} {given.scopes} {digest_of(key)}"
     try:
@@ -26,15 +58,14 @@ def run(arguments: Sequence[str]) -> int:
     except ServingError as error:
         print(f"charonia key: {error.message.removeprefix('line 1: ')}", file=sys.stderr)
         return 2
-    if given.file:
+    if given.file is not None:
         try:
-            _append(Path(given.file), line)
+            _append(given.file, line)
         except OSError as error:
             print(f"charonia key: cannot write '{given.file}': {error.strerror}", file=sys.stderr)
             return 1
-        print(key)
-    else:
-        print(key)
+    print(key)
+    if given.file is None:
         print(f"the line for the file of keys: {line}", file=sys.stderr)
     return 0
 
@@ -47,14 +78,3 @@ def _append(path: Path, line: str) -> None:
             if file.read(1) != b"\n":
                 line = "\n" + line
         file.write(f"{line}\n".encode())
-
-
-def _parser() -> Parser:
-    made = Parser(
-        prog="charonia key",
-        description="Make an API key for `charonia serve --api-keys`. The key is printed once and kept nowhere.",
-    )
-    made.add_argument("name", metavar="NAME", help="whose key it is")
-    made.add_argument("scopes", metavar="SCOPES", help=f"of {', '.join(s.value for s in Scope)}, with commas between")
-    made.add_argument("--file", metavar="PATH", help="file of keys to add it to; made where there is none")
-    return made

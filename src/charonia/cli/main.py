@@ -6,11 +6,12 @@ so that `charonia --help` does not read a server.
 Exit status: 0 done, 1 the command failed, 2 misuse.
 """
 
-import difflib
 import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+
+from charonia.cli.command_line import unknown
 
 COMMANDS = {
     "serve": "Serve the models of a repository over HTTP and gRPC.",
@@ -57,7 +58,7 @@ def _run(arguments: list[str]) -> int:
         case [name, *rest] if name in COMMANDS:
             status: int = import_module(f"charonia.cli.{name}").run(rest)
             return status
-    print(f"charonia: {unknown(arguments[0])}", file=sys.stderr)
+    print(f"charonia: {unknown_command(arguments[0])}", file=sys.stderr)
     return 2
 
 
@@ -79,11 +80,8 @@ def usage() -> str:
     )
 
 
-def unknown(name: str) -> str:
+def unknown_command(name: str) -> str:
     """Return what to say about a command that does not exist."""
-    similar = difflib.get_close_matches(name, COMMANDS, n=1)
-    if similar:
-        return f"unknown command '{name}'. Did you mean {similar[0]}?"
     if name.startswith("-"):
-        return f"unknown option '{name}'. Options go behind the command: charonia serve {name}"
-    return f"unknown command '{name}'. Commands: {', '.join(COMMANDS)}"
+        return f"unknown option '{name}' (hint: options go behind the command: charonia serve {name})"
+    return unknown("command", name, list(COMMANDS))

@@ -1,15 +1,24 @@
 """`charonia perf`: send load to a model of any KServe v2 server, and say what was measured.
 
-Results go to stdout, everything else to stderr. The exit status is listed in `EXIT_CODES` of `perf_options`.
+Results go to stdout, everything else to stderr. `charonia perf --help` lists the exit status.
 """
 
+import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from importlib import import_module
+from typing import Any
 
+from charonia.cli.command_line import HELP_NAMES, Given, complain
+from charonia.cli.perf_options import LINE, OLD_NAMES
 from charonia.core.errors import ServingError
-from charonia.tools.results.records import Run, Verdict
+from charonia.tools.perf.api import RunSettings
+from charonia.tools.perf.options import RANGES, PerfOptions, run_settings
+from charonia.tools.results.records import LoadMode, Run, Verdict
+
+_WAYS = (LoadMode.CONCURRENCY, LoadMode.PERIODIC, LoadMode.REQUEST_RATE, LoadMode.INTERVALS)
 
 
 class Status(IntEnum):
@@ -24,16 +33,38 @@ class Status(IntEnum):
     INTERRUPTED = 130
 
 
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """What the command line asks for.
+
+    Attributes:
+        options: The options.
+        named: Those that were named on the command line, as text by name.
+        command: The command line, for the record.
+        notes: Remarks, one sentence each.
+    """
+
+    options: PerfOptions
+    named: dict[str, str]
+    command: str = ""
+    notes: tuple[str, ...] = ()
+
+    def settings(self, config: Mapping[str, Any]) -> RunSettings:
+        """Return the run that is asked for, without its input data, for a model with this configuration.
+
+        Raises:
+            ServingError: INVALID_ARG when the options do not fit the model.
+        """
+        return run_settings(self.options, config, described(self.named), self.command)
+
+
 def run(arguments: Sequence[str]) -> int:
     """Run the command and return its exit status."""
     if arguments[:1] == ["compare"]:
         status: int = import_module("charonia.cli.perf_compare").run(arguments[1:])
         return status
-    # Imported late: `charonia --help` needs none of it.
-    from charonia.cli.perf_options import HELP_NAMES, help_text, parse
-
     if not HELP_NAMES.isdisjoint(arguments):
-        print(help_text())
+        print(LINE.help())
         return Status.MEASURED
     if "--version" in arguments:
         from charonia import __version__
@@ -43,18 +74,49 @@ def run(arguments: Sequence[str]) -> int:
     try:
         parsed = parse(arguments)
     except ServingError as error:
-        _complain(error)
+        complain("error", error)
         print("`charonia perf --help` lists the options.", file=sys.stderr)
         return Status.REFUSED
     for note in parsed.notes:
         print(f"note: {note}", file=sys.stderr)
-    try:
-        from charonia.cli.perf_run import measure
+    # Imported late: the help and a mistake in the arguments need none of it.
+    from charonia.cli.perf_run import measure
 
-        return status_of(measure(parsed))
+    try:
+        return status_of(measure(parsed.options, parsed.settings))
     except ServingError as error:
-        _complain(error)
+        complain("error", error)
         return Status.REFUSED
+
+
+def parse(arguments: Sequence[str]) -> Parsed:
+    """Return what the arguments ask for.
+
+    Raises:
+        ServingError: INVALID_ARG with a line for every problem.
+    """
+    given = LINE.split(arguments)
+    _with_new_names(given)
+    updates = LINE.read(given)
+    ways = [RANGES[mode] for mode in _WAYS if RANGES[mode] in given.values]
+    if len(ways) > 1:
+        given.problems.append(f"{' and '.join(ways)}: expected one way to send requests, got {len(ways)}")
+        updates = {field: value for field, value in updates.items() if not field.startswith("load.")}
+    _note_without_effect(given)
+    if "--async" in given.values and "--sync" in given.values:
+        given.problems.append("--sync and --async: expected one of them, got both")
+    options = LINE.filled({"target.model": "", **updates}, given)
+    given.check()
+    shown = given.values | _without_secrets(given.values)
+    words = [word for name, texts in shown.items() for text in texts for word in ([name, text] if text else [name])]
+    command = shlex.join(["charonia", "perf", *words])
+    return Parsed(options, {name: ",".join(texts) for name, texts in shown.items()}, command, tuple(given.notes))
+
+
+def described(named: Mapping[str, str]) -> dict[str, str]:
+    """Return the options in force as text by name without dashes: those named, and the defaults of the others."""
+    defaults = {option.name: text for option in LINE.options() if (text := LINE.default_text(option))}
+    return {name.removeprefix("--"): text for name, text in (defaults | dict(named)).items()}
 
 
 def status_of(run: Run) -> Status:
@@ -71,9 +133,40 @@ def status_of(run: Run) -> Status:
     return Status.UNSTABLE if Verdict.UNSTABLE in verdicts else Status.MEASURED
 
 
-def _complain(error: ServingError) -> None:
-    lines = error.message.splitlines() or [""]
-    if error.hint:
-        lines[-1] += f" (hint: {error.hint})"
-    for line in lines:
-        print(f"error: {line}", file=sys.stderr)
+def _with_new_names(given: Given) -> None:
+    """Replace perf_analyzer's old names of options by the new ones, with a note for each."""
+    old = {option.name: given.values.pop(option.name) for option in OLD_NAMES if option.name in given.values}
+    given.notes += [f"{option.name} is an old name: {option.help}" for option in OLD_NAMES if option.name in old]
+    sources = old.get("--data-directory", []) + (["zero"] if "-z" in old else [])
+    if sources:
+        given.values["--input-data"] = given.values.get("--input-data", []) + sources
+    levels = sorted(old.keys() & {"-t", "-c", "-d"})
+    if not levels:
+        return
+    if "--concurrency-range" in given.values:
+        given.problems.append(f"--concurrency-range: expected none of its old names with it, got {' '.join(levels)}")
+        return
+    if "-c" in old and "-d" not in old:
+        given.problems.append("-c: expected -d with it, got none (hint: --concurrency-range START:END)")
+    start = old.get("-t", ["1"])[-1]
+    end = old.get("-c", ["0"])[-1]
+    given.values["--concurrency-range"] = [f"{start}:{end}" if "-d" in old else start]
+
+
+def _note_without_effect(given: Given) -> None:
+    names = given.values
+    if any(name.startswith("--ssl-grpc-") for name in names) and "--ssl-grpc-use-ssl" not in names:
+        given.notes.append("--ssl-grpc-... has no effect without --ssl-grpc-use-ssl")
+    is_https = any(text.startswith("https://") for text in names.get("--url", []))
+    if any(name.startswith("--ssl-https-") for name in names) and not is_https:
+        given.notes.append("--ssl-https-... has no effect without a URL such as -u https://HOST:PORT")
+    if "--request-distribution" in names and "--request-rate-range" not in names:
+        given.notes.append("--request-distribution has no effect without --request-rate-range")
+    if "--verbose-csv" in names and "--csv" not in names:
+        given.notes.append("--verbose-csv has no effect without -f")
+
+
+def _without_secrets(values: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    """Return headers without their values: tokens and passwords do not belong into reports."""
+    headers = values.get("--header", [])
+    return {"--header": [f"{text.partition(':')[0]}:***" for text in headers]} if headers else {}

@@ -1,44 +1,358 @@
-"""From the arguments of `charonia perf` to `PerfOptions`, and the help.
+"""Every option of `charonia perf`, a line each: the one place to add one.
 
-Arguments are split as getopt_long does it for perf_analyzer: order is free, `--option value` and `--option=value` are
-the same, short options may be joined with their value or each other, and a unique prefix of a long option is enough.
-Our own long options come second there, so that a prefix that worked with perf_analyzer means the same here.
+Names, short forms and defaults are perf_analyzer's. Our own long options, of rank 1, come second where a prefix is
+looked for, so that a prefix that worked with perf_analyzer means the same here. The default of an option is that of
+its field in `PerfOptions`.
 """
 
-import difflib
-import shlex
-import shutil
-import textwrap
-from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from enum import Enum
-from operator import attrgetter
-from typing import Any
+from charonia.cli import perf_values as read
+from charonia.cli.command_line import NEVER, CommandLine, Option, flag, joined, refused
+from charonia.cli.values import boolean, choice, filled, header, integer, number, seconds
+from charonia.tools.perf.api import Distribution, LoadPlan, MeasurementMode
+from charonia.tools.perf.options import CallStyle, PerfOptions, TargetOptions, WireProtocol
 
-from charonia.cli.perf_foreign import DEPRECATED, REFUSED, UNPARSED, with_new_names
-from charonia.cli.perf_table import GROUPS, OPTIONS, Option
-from charonia.core.errors import ServingError, invalid
-from charonia.tools.perf.options import PerfOptions, TargetOptions
+_NO_THREADS = "an event loop sends, not threads"
+_IS_DER = read.word(PEM=False, DER=True)
 
-HELP_NAMES = frozenset({"--help", "-h", "-?"})
-SUGGESTION_CUTOFF = 0.6
-"""Similarity from which an option is suggested for an unknown one."""
 
-HELP_COLUMNS_MAX = 110
-_HELP_INDENT = 34
+def _processes(text: str) -> int:
+    return integer(0, 256)(text) or LoadPlan().process_count_max
 
-_BY_NAME = {option.name: option for option in OPTIONS} | {option.short: option for option in OPTIONS if option.short}
-_TAKES_VALUE = {name: bool(option.metavar) for name, option in _BY_NAME.items()}
-_TAKES_VALUE |= {option.name: bool(option.metavar) for option in (*DEPRECATED, *REFUSED)}
-_THEIRS = sorted(
-    {option.name for option in OPTIONS if not option.is_ours}
-    | {option.name for option in (*DEPRECATED, *REFUSED) if option.name.startswith("--") and option.name != UNPARSED}
+
+TARGET = (
+    Option("--model -m", "target.model", filled, "NAME", "Model to measure", default="", rank=1),
+    Option("--model-version -x", "target.version", filled, "VERSION", "Its version", default="newest", rank=1),
+    Option(
+        *("--url -u", "target.url", filled, "HOST:PORT", "Server, https://HOST:PORT for HTTPS"),
+        default="localhost:8000, localhost:8001 for grpc",
+        rank=1,
+    ),
+    Option("--protocol -i", "target.protocol", choice(WireProtocol), "http|grpc", "Protocol", rank=1),
+    Option("--batch-size -b", "target.batch_size", integer(1), "N", "Items in a request", rank=1),
+    flag("--streaming", "target.streaming", True, "Send through a bidirectional stream; needs -i grpc"),
+    Option(
+        *("--header -H", "target.headers", header, "NAME:VALUE", "Header of every request; repeatable"),
+        tuple,
+        rank=1,
+    ),
+    Option(
+        *("--request-parameter", "target.parameters", read.parameter, "NAME:VALUE:TYPE"),
+        "Parameter of every request, TYPE is bool, int or string; repeatable",
+        tuple,
+    ),
+    Option(
+        *("--request-timeout", "target.timeout_s", seconds, "TIME"),
+        "Time after which a request has failed, e.g. 500ms or 2 for seconds",
+        default="none",
+        rank=1,
+    ),
+    Option("--service-kind", "", read.service_kind, "triton", "Kind of server: of the KServe v2 protocol"),
 )
-_OURS = sorted(option.name for option in OPTIONS if option.is_ours)
-_FIELD_DEFAULTS = PerfOptions(target=TargetOptions(model="NAME"))
 
-EXAMPLES = """\
+LOAD = (
+    Option(
+        *("--concurrency-range", "", read.concurrency_range, "START[:END[:STEP]]"),
+        "Requests kept in flight, level by level; an END of 0 goes on to --latency-threshold",
+        default="1",
+    ),
+    Option(
+        *("--request-rate-range", "", read.rate_range, "START[:END[:STEP]]"),
+        "Requests/s sent whatever the answers do, level by level; an END of 0 goes on to --latency-threshold",
+        default="",
+    ),
+    Option(
+        *("--request-distribution", "load.distribution", choice(Distribution), "constant|poisson"),
+        "Gaps between the requests of a rate",
+    ),
+    Option(
+        *("--request-intervals", "", read.intervals, "FILE"),
+        "Gaps between requests from a file, one integer of microseconds a line, repeated",
+        default="",
+    ),
+    Option(
+        *("--periodic-concurrency-range", "", read.periodic_range, "START:END[:STEP]"),
+        "Start with START requests and add STEP more until END were sent; needs --streaming and --profile-export-file",
+        default="",
+    ),
+    Option(
+        *("--request-period", "load.request_period", integer(1), "N"),
+        "Responses of each request after which --periodic-concurrency-range adds more",
+    ),
+    flag(
+        "--async -a", "report.call_style", CallStyle.ASYNC, "Send without waiting for answers, as is always done here"
+    ),
+    flag("--sync", "report.call_style", CallStyle.SYNC, "Accepted: one request at a time is --concurrency-range 1"),
+    Option(
+        *("--seed", "load.seed", integer(0), "N", "Seed of arrivals, sequence lengths and generated data"),
+        rank=1,
+    ),
+    Option(
+        *("--processes", "load.process_count_max", _processes, "N", "Processes that send, 0 for as many as help"),
+        default="0",
+        rank=1,
+    ),
+    Option(
+        *("--max-threads", "", integer(1), "N", f"Without effect: {_NO_THREADS}"),
+        unsupported=_NO_THREADS,
+    ),
+)
+
+MEASUREMENT = (
+    Option(
+        *("--measurement-mode", "measure.mode", choice(MeasurementMode)),
+        "time_windows|count_windows|adaptive",
+        "Compare windows of a time or of a number of requests, or measure until confidence intervals are tight",
+    ),
+    Option(
+        *("--measurement-interval -p", "measure.interval_ms", integer(1), "MS"),
+        "Length of a window; a fifth is added",
+    ),
+    Option(
+        *("--measurement-request-count", "measure.window_request_count", integer(1), "N"),
+        "Requests in a window of count_windows, at least",
+    ),
+    Option(
+        *("--stability-percentage -s", "measure.stability", read.share(0), "PERCENT"),
+        "Spread of the last three windows that counts as stable",
+        default="10",
+    ),
+    Option(
+        *("--percentile", "measure.percentile", read.percentile, "P"),
+        "Latency to stabilise and report: a percentile such as 95 or 99.9",
+        default="-1, the mean",
+    ),
+    Option(
+        *("--max-trials -r", "measure.trials_max", integer(1), "N"),
+        "Windows after which a level ends without being stable",
+    ),
+    Option(
+        *("--warmup-request-count", "measure.warmup_request_count", integer(0), "N"),
+        "Requests sent before a level that do not count",
+    ),
+    Option(
+        *("--request-count", "measure.request_count", integer(0), "N"),
+        "Send exactly so many requests in place of windows, 0 for windows",
+    ),
+    Option(
+        *("--latency-threshold -l", "measure.latency_limit_ns", lambda text: integer(0)(text) * 1_000_000, "MS"),
+        "Latency at which a range ends, 0 for none",
+        default="0",
+    ),
+    flag("--binary-search", "load.binary_search", True, "Halve the range in place of stepping through it"),
+    Option(
+        *("--goodput", "measure.objectives", read.objectives, "latency:TIME"),
+        "Also count the requests that were answered within TIME, e.g. latency:50ms",
+        default="",
+        rank=1,
+    ),
+)
+
+DATA = (
+    Option(
+        *("--input-data", "data.sources", read.data_source, "random|zero|FOLDER|FILE"),
+        "What the requests hold: generated, a folder with a file an input, or a JSON file; JSON files are repeatable",
+        tuple,
+    ),
+    Option(
+        *("--shape", "data.shapes", read.shape, "NAME:D1,D2,..."),
+        "Shape of an input with variable dimensions, without the batch dimension; repeatable",
+        tuple,
+    ),
+    Option("--string-length", "data.string_length", integer(1, 2**24), "N", "Characters of generated strings"),
+    Option("--string-data", "data.string_data", str, "TEXT", "Every generated string, beats --string-length"),
+    Option(
+        *("--input-range", "data.ranges", read.value_range, "NAME:LOW:HIGH"),
+        "Range of an input's generated values; repeatable",
+        tuple,
+        rank=1,
+    ),
+    Option(
+        *("--validation-tolerance", "data.validation_tolerance", number(0), "X"),
+        "Deviation, absolute and relative, of floating-point outputs from validation data that passes",
+        rank=1,
+    ),
+    Option(
+        *("--input-tensor-format", "target.json_inputs", read.word(binary=False, json=True), "binary|json"),
+        "How inputs travel over HTTP",
+        default="binary",
+    ),
+    Option(
+        *("--output-tensor-format", "target.json_outputs", read.word(binary=False, json=True), "binary|json"),
+        "How outputs travel over HTTP",
+        default="binary",
+    ),
+    Option(
+        *("--shared-memory", "target.shared_memory", read.shared_memory, "none|system"),
+        "Where the tensors are: in the messages, or in shared memory with a server on this machine",
+    ),
+    Option(
+        *("--output-shared-memory-size", "target.output_bytes", integer(1), "BYTES"),
+        "Shared memory of an output whose size is not known",
+    ),
+)
+
+SEQUENCES = (
+    Option(
+        *("--num-of-sequences", "sequences.concurrent", integer(1), "N"),
+        "Sequences at a time when requests are sent by a rate or intervals",
+    ),
+    Option(
+        *("--sequence-length", "", read.sequence_length, "N", "Requests of a sequence"),
+        default="20, or that of the data",
+    ),
+    Option(
+        *("--sequence-length-variation", "sequences.variation", read.share(0, 100), "PERCENT"),
+        "How far lengths deviate from that",
+        default="20",
+    ),
+    Option(
+        *("--sequence-id-range", "", read.id_range, "START[:END]"),
+        "Correlation ids, without END",
+        default="1 and up",
+    ),
+    flag("--serial-sequences", "sequences.serial", True, "A sequence waits for each answer before it goes on"),
+)
+
+SERVER = (
+    Option(
+        *("--bls-composing-models", "server.composing", read.composing_models, "NAME[:VERSION],..."),
+        "Models that a Python model calls, to report their statistics too",
+        joined,
+    ),
+    flag("--collect-metrics", "collect_metrics", True, "Also read the server's metrics page"),
+    Option(
+        *("--metrics-url", "server.metrics_url", filled, "URL", "Metrics page"),
+        default="port 8002 of the server's host",
+    ),
+    Option(*("--metrics-interval", "server.metrics_interval_ms", integer(1), "MS"), "Time between two readings of it"),
+    Option(
+        *("--trace-level", "server.trace", read.trace_level, "OFF|TIMESTAMPS|TENSORS"),
+        "Have the server trace this of requests; repeatable",
+        read.trace_levels,
+        default="the server's",
+    ),
+    Option(
+        *("--trace-rate", "server.trace", read.traced("trace_rate", 0), "N", "Have the server trace one of N requests"),
+        default="the server's",
+    ),
+    Option(
+        *("--trace-count", "server.trace", read.traced("trace_count", -1), "N"),
+        "Have the server make N traces in all, -1 for no end",
+        default="the server's",
+    ),
+    Option(
+        *("--log-frequency", "server.trace", read.traced("log_frequency", 0), "N"),
+        "Have the server put N traces into a file, 0 for all",
+        default="the server's",
+    ),
+)
+
+TLS = (
+    flag("--ssl-grpc-use-ssl", "target.grpc_uses_tls", True, "Speak gRPC over TLS"),
+    Option(
+        *("--ssl-grpc-root-certifications-file", "target.grpc_tls.ca_file", read.present_file, "PEM"),
+        "Certificates that vouch for the server",
+        default="the system's",
+    ),
+    Option(
+        *("--ssl-grpc-private-key-file", "target.grpc_tls.key_file", read.present_file, "PEM"),
+        "The client's own private key",
+    ),
+    Option(
+        *("--ssl-grpc-certificate-chain-file", "target.grpc_tls.certificate_file", read.present_file, "PEM"),
+        "The client's own certificate",
+    ),
+    Option(
+        *("--ssl-https-verify-peer", "target.http_tls.verify_peer", boolean, "0|1"),
+        "Demand that the server's certificate is vouched for",
+        default="1",
+    ),
+    Option(
+        *("--ssl-https-verify-host", "target.http_tls.verify_host", lambda text: integer(0, 2)(text) > 0, "0|1|2"),
+        "Demand that it is for the host asked for",
+        default="2",
+    ),
+    Option(
+        *("--ssl-https-ca-certificates-file", "target.http_tls.ca_file", read.present_file, "PEM"),
+        "Certificates that vouch for the server",
+        default="the system's",
+    ),
+    Option(
+        *("--ssl-https-client-certificate-file", "target.http_tls.certificate_file", read.present_file, "FILE"),
+        "The client's own certificate",
+    ),
+    Option(
+        *(
+            "--ssl-https-client-certificate-type",
+            "target.http_tls.certificate_is_der",
+            _IS_DER,
+            "PEM|DER",
+            "Format of that file",
+        ),
+        default="PEM",
+    ),
+    Option(
+        *("--ssl-https-private-key-file", "target.http_tls.key_file", read.present_file, "FILE"),
+        "The client's own private key",
+    ),
+    Option(
+        *("--ssl-https-private-key-type", "target.http_tls.key_is_der", _IS_DER, "PEM|DER", "Format of that file"),
+        default="PEM",
+    ),
+    Option(
+        *("--grpc-compression-algorithm", "target.compression", read.word(none="", gzip="gzip", deflate="deflate")),
+        *("none|gzip|deflate", "Compression of gRPC messages"),
+        default="none",
+    ),
+)
+
+REPORT = (
+    Option("--csv -f", "report.csv", read.output_file, "FILE", "Write a CSV file, a row a level", rank=1),
+    flag("--verbose-csv", "report.verbose_csv", True, "With more columns"),
+    Option(
+        *("--profile-export-file", "report.profile_export", read.new_file, "FILE"),
+        "Write a JSON file with every request; must not exist yet",
+    ),
+    Option(
+        *("--json", "report.json", read.output_file, "FILE", "Write the whole result as JSON, - for stdout"),
+        rank=1,
+    ),
+    Option("--html", "report.html", read.output_file, "FILE", "Write a page with plots", rank=1),
+    flag("--verbose -v", "report.verbosity", 1, "A line a window and more detail; twice for more", sum, rank=1),
+    flag("--quiet", "report.quiet", True, "Print nothing but errors and warnings", rank=1),
+    flag("--no-progress", "report.progress", False, "Do not show progress on a terminal", rank=1),
+)
+
+_RANGE = "use --concurrency-range"
+OLD_NAMES = (
+    Option("-t", "", str, "N", _RANGE),
+    Option("-c", "", str, "N", _RANGE),
+    flag("-d", "", True, _RANGE),
+    flag("-z", "", True, "use --input-data zero"),
+    Option("--data-directory", "", str, "FOLDER", "use --input-data"),
+)
+"""Old names of perf_analyzer, with the new ones."""
+
+_IN_PROCESS = "the server is measured over the wire only (hint: charonia serve MODELS, then charonia perf -m NAME)"
+_LANGUAGE_MODELS = "chats of language models are not measured here"
+_OTHER_SERVICE = "only servers of the KServe v2 protocol are measured"
+
+REFUSED = (
+    *refused(_IN_PROCESS, "--triton-server-directory", "--model-repository"),
+    *refused("MPI is not offered (hint: --processes sends from several processes)", "--enable-mpi", metavar=""),
+    *refused(_OTHER_SERVICE, "--model-signature-name", "--grpc-method"),
+    # In perf_analyzer's documentation and not in its parser, so that it takes no part in its prefixes.
+    Option("--proto", "", str, "FILE", "", unsupported=_OTHER_SERVICE, is_refused=True, rank=NEVER),
+    *refused(_LANGUAGE_MODELS, "--endpoint", "--session-concurrency"),
+    *refused(
+        *(f"{_LANGUAGE_MODELS} (hint: --request-intervals replays gaps from a file)", "--fixed-schedule"), metavar=""
+    ),
+)
+"""Options of perf_analyzer whose behaviour is not offered, with the reason."""
+
+LINE = CommandLine(
+    command="charonia perf",
+    intro="""\
 usage: charonia perf -m MODEL [OPTIONS]
        charonia perf compare A.json B.json
 
@@ -48,9 +362,23 @@ Measure a model on a server of the KServe v2 protocol: Charonia, Triton, others.
   charonia perf -m NAME --concurrency-range 1:8 -f r.csv  1 to 8 at a time
   charonia perf -m NAME --request-rate-range 200          200 a second
   charonia perf -m NAME --measurement-mode adaptive       as short as it can be
-"""
-
-EXIT_CODES = """\
+""",
+    groups={
+        "Server and model": TARGET,
+        "Load": LOAD,
+        "Measurement": MEASUREMENT,
+        "Data": DATA,
+        "Sequences": SEQUENCES,
+        "Reports": REPORT,
+        "Statistics and metrics of the server": SERVER,
+        "TLS and compression": TLS,
+    },
+    record=PerfOptions(TargetOptions(model="NAME")),
+    unlisted={
+        "Old names, understood with a note": OLD_NAMES,
+        "Options of perf_analyzer that are refused": REFUSED,
+    },
+    epilog="""\
 Exit status:
    0  measured, and every level is stable
    1  measured, but requests failed or the server was lost
@@ -59,234 +387,7 @@ Exit status:
    4  measured, but the server did not keep up with the offered rate
   99  wrong options or data, no such model, server not there
  130  interrupted; what was measured is reported
-"""
-
-
-@dataclass(slots=True)
-class Given:
-    """What the arguments name.
-
-    Attributes:
-        values: Texts by name of the option, in order.
-        problems: What cannot be understood, a line each.
-        notes: What is understood and deserves a remark.
-    """
-
-    values: dict[str, list[str]] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class Parsed:
-    """What the command line asks for.
-
-    Attributes:
-        options: The options.
-        named: Those that were named on the command line, as text by name.
-        command: The command line, for the record.
-        notes: Remarks, one sentence each.
-    """
-
-    options: PerfOptions
-    named: dict[str, str]
-    command: str = ""
-    notes: tuple[str, ...] = ()
-
-
-def parse(arguments: Sequence[str]) -> Parsed:
-    """Return what the arguments ask for.
-
-    Raises:
-        ServingError: INVALID_ARG with a line for every problem.
-    """
-    given = split(arguments)
-    with_new_names(given.values, given.problems, given.notes)
-    given.problems += [f"{foreign.name}: {foreign.reason}" for foreign in REFUSED if foreign.name in given.values]
-    groups: dict[str, dict[str, Any]] = {}
-    for option in OPTIONS:
-        if option.name in given.values:
-            try:
-                value = option.collect([option.read(text) for text in given.values[option.name]])
-            except ValueError as error:
-                given.problems.append(f"{option.name}: {error}")
-            else:
-                _set(groups, option, value)
-    _note_without_effect(given)
-    if "--async" in given.values and "--sync" in given.values:
-        given.problems.append("--sync and --async: expected one of them, got both")
-    options = _build(groups, given)
-    if given.problems:
-        raise invalid("\n".join(given.problems))
-    shown = given.values | _without_secrets(given.values)
-    words = [word for name, texts in shown.items() for text in texts for word in ([name, text] if text else [name])]
-    command = shlex.join(["charonia", "perf", *words])
-    return Parsed(options, {name: ",".join(texts) for name, texts in shown.items()}, command, tuple(given.notes))
-
-
-def split(arguments: Sequence[str]) -> Given:
-    """Return the options that arguments name, with their texts, as getopt_long would."""
-    given = Given()
-    rest = deque(arguments)
-    while rest:
-        token = rest.popleft()
-        if token == "--":
-            given.problems += [f"unexpected argument '{text}'" for text in rest]
-            rest.clear()
-        elif token.startswith("--"):
-            name, equals, text = token.partition("=")
-            found = _full_name(name, given.problems)
-            if found:
-                _take(given, found, text if equals else None, rest)
-            elif not equals and rest and not rest[0].startswith("-"):
-                rest.popleft()  # most likely the value of the option that nobody knows
-        elif token.startswith("-") and len(token) > 1:
-            _take_cluster(given, token, rest)
-        else:
-            given.problems.append(f"unexpected argument '{token}' (hint: a model is named with -m)")
-    return given
-
-
-def help_text() -> str:
-    """Return the help."""
-    width = min(shutil.get_terminal_size().columns, HELP_COLUMNS_MAX)
-    blocks = [EXAMPLES]
-    for title, options in GROUPS.items():
-        blocks.append("\n".join([f"{title}:", *(_help_entry(option, width) for option in options), ""]))
-    deprecated = ", ".join(option.name for option in DEPRECATED)
-    refused = ", ".join(option.name for option in REFUSED)
-    blocks.append(f"  -h, --help; --version\n\n{_wrapped('Old names, understood with a note: ', deprecated, width)}")
-    blocks.append(_wrapped("Options of perf_analyzer that are refused: ", refused, width) + "\n")
-    blocks.append(EXIT_CODES.rstrip())
-    return "\n".join(blocks)
-
-
-def default_text(option: Option) -> str:
-    """Return an option's default as it would be written on the command line, "" where there is none."""
-    if option.default is not None or not option.fields:
-        return option.default or ""
-    value = attrgetter(option.fields.partition(" ")[0])(_FIELD_DEFAULTS)
-    if isinstance(value, Enum):
-        return str(value.value)
-    if isinstance(value, tuple):
-        return " ".join(map(str, value))
-    return f"{value:g}" if isinstance(value, float) else str(value) if value is not None else ""
-
-
-def described(named: Mapping[str, str]) -> dict[str, str]:
-    """Return the options in force as text by name without dashes: those named, and the defaults of the others."""
-    defaults = {option.name: default_text(option) for option in OPTIONS if default_text(option)}
-    return {name.removeprefix("--"): text for name, text in (defaults | dict(named)).items()}
-
-
-def _without_secrets(values: Mapping[str, list[str]]) -> dict[str, list[str]]:
-    """Return headers without their values: tokens and passwords do not belong into reports."""
-    headers = values.get("--header", [])
-    return {"--header": [f"{text.partition(':')[0]}:***" for text in headers]} if headers else {}
-
-
-def _take(given: Given, name: str, text: str | None, rest: deque[str]) -> None:
-    if not _TAKES_VALUE[name]:
-        if text is not None:
-            given.problems.append(f"{name}: expected no value, got '{text}'")
-        text = ""
-    elif text is None:
-        if not rest or rest[0] in _TAKES_VALUE:
-            given.problems.append(f"{name}: expected a value behind it, got none")
-            return
-        text = rest.popleft()
-    long_name = _BY_NAME[name].name if name in _BY_NAME else name
-    given.values.setdefault(long_name, []).append(text)
-
-
-def _take_cluster(given: Given, token: str, rest: deque[str]) -> None:
-    letters = token[1:]
-    while letters:
-        name, letters = f"-{letters[0]}", letters[1:]
-        if name not in _TAKES_VALUE:
-            given.problems.append(f"unknown option '{name}' (hint: charonia perf --help lists the options)")
-            return
-        if _TAKES_VALUE[name]:
-            _take(given, name, letters or None, rest)
-            return
-        _take(given, name, None, rest)
-
-
-def _full_name(name: str, problems: list[str]) -> str:
-    """Return the option that a name or a prefix of it means, "" after adding to `problems` when there is none."""
-    if name in _TAKES_VALUE:
-        return name
-    for names in (_THEIRS, _OURS):
-        matching = [known for known in names if known.startswith(name)]
-        if len(matching) == 1:
-            return matching[0]
-        if matching:
-            problems.append(f"option '{name}' is ambiguous: {', '.join(matching)}")
-            return ""
-    similar = difflib.get_close_matches(name, [*_THEIRS, *_OURS], n=1, cutoff=SUGGESTION_CUTOFF)
-    hint = f"did you mean {similar[0]}?" if similar else "charonia perf --help lists the options"
-    problems.append(f"unknown option '{name}' (hint: {hint})")
-    return ""
-
-
-def _set(groups: dict[str, dict[str, Any]], option: Option, value: object) -> None:
-    paths = option.fields.split()
-    values = value if len(paths) > 1 and isinstance(value, tuple) else (value,)
-    for path, part in zip(paths, values, strict=bool(paths)):
-        head, _, name = path.partition(".")
-        groups.setdefault(head, {})[name] = part
-
-
-def _build(groups: Mapping[str, Mapping[str, Any]], given: Given) -> PerfOptions:
-    """Return the options; rules that they break are added to the problems."""
-    made: dict[str, Any] = {}
-    for head, values in groups.items():
-        group = getattr(_FIELD_DEFAULTS, head) if head != "target" else TargetOptions()
-        for name in ("http_tls", "grpc_tls"):
-            inner = {key.partition(".")[2]: value for key, value in values.items() if key.startswith(f"{name}.")}
-            if inner:
-                group = replace(group, **{name: replace(getattr(group, name), **inner)})
-        made[head] = replace(group, **{key: value for key, value in values.items() if "." not in key})
-    try:
-        return PerfOptions(**made)
-    except ServingError as error:
-        # What follows from an option that could not be read is no news.
-        unread = [problem.partition(":")[0] for problem in given.problems]
-        unread += [option.short for option in OPTIONS if option.short and option.name in unread]
-        given.problems += [
-            line
-            for line in error.message.splitlines()
-            if not any(line.startswith(f"{name}:") or f"{name} " in line for name in unread)
-        ]
-        return _FIELD_DEFAULTS
-
-
-def _note_without_effect(given: Given) -> None:
-    names = given.values
-    if "--max-threads" in names:
-        given.notes.append("--max-threads has no effect: an event loop sends, not threads")
-    if any(name.startswith("--ssl-grpc-") for name in names) and "--ssl-grpc-use-ssl" not in names:
-        given.notes.append("--ssl-grpc-... has no effect without --ssl-grpc-use-ssl")
-    is_https = any(text.startswith("https://") for text in names.get("--url", []))
-    if any(name.startswith("--ssl-https-") for name in names) and not is_https:
-        given.notes.append("--ssl-https-... has no effect without a URL such as -u https://HOST:PORT")
-    if "--request-distribution" in names and "--request-rate-range" not in names:
-        given.notes.append("--request-distribution has no effect without --request-rate-range")
-    if "--verbose-csv" in names and "--csv" not in names:
-        given.notes.append("--verbose-csv has no effect without -f")
-
-
-def _help_entry(option: Option, width: int) -> str:
-    names = f"{option.short}, {option.name}" if option.short else f"    {option.name}"
-    head = f"  {names} {option.metavar}".rstrip()
-    default = default_text(option)
-    text = option.help + (f" (default: {default})" if default else "")
-    lines = textwrap.wrap(text, width - _HELP_INDENT, break_on_hyphens=False)
-    indent = " " * _HELP_INDENT
-    if len(head) + 2 > _HELP_INDENT:
-        return "\n".join([head, *(indent + line for line in lines)])
-    return "\n".join([head.ljust(_HELP_INDENT) + lines[0], *(indent + line for line in lines[1:])])
-
-
-def _wrapped(title: str, text: str, width: int) -> str:
-    return textwrap.fill(title + text, width, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
+""",
+    abbreviates=True,
+    hint="a model is named with -m",
+)

@@ -1,95 +1,105 @@
-"""Values of the options of `charonia perf`: from the text of an argument to what it means.
+"""Values of the options of `charonia perf`: from the text of an argument to the plans of the load generator.
 
 Each reader raises ValueError with what it expected and what came, which the parser puts behind the option's name.
 """
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from charonia.cli.values import INTEGER_MAX, filled, integer
+from charonia.cli.command_line import Fields
+from charonia.cli.values import INTEGER_MAX, duration, filled, integer, number
 from charonia.core.trace import TraceLevel
-from charonia.tools.perf.api import SharedMemory
-from charonia.tools.perf.options import SEQUENCE_ID_MAX, FloatRange, IntRange
+from charonia.tools.perf.api import Objective, SharedMemory
+from charonia.tools.results.records import LoadMode
 
 RATE_MAX = 1e9
-_UNITS_NS = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000, "m": 60_000_000_000}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ns|us|ms|s|m)?")
-_BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
-
 INTERVALS_MAX = 10_000_000
 """Most lines of a file of intervals."""
 
+SEQUENCE_ID_MAX = 2**32 - 1
+"""Largest correlation id where `--sequence-id-range` names no end."""
 
-def number(low: float, high: float = math.inf, *, above: bool = False) -> Callable[[str], float]:
-    """Return a reader of finite numbers from `low` to `high`; `above` leaves `low` itself out."""
-
-    def read(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if math.isfinite(value) and low <= value <= high and not (above and value == low):
-            return value
-        least = f"a number above {low:g}" if above else f"a number of at least {low:g}"
-        most = "" if high == math.inf else f" and at most {high:g}"
-        raise ValueError(f"expected {least}{most}, got '{text}'")
-
-    return read
+_BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
 
-def duration(default_unit: str) -> Callable[[str], int]:
-    """Return a reader of times such as `50ms` or `1.5s` into ns; a number alone is in `default_unit`."""
+def word(**values: object) -> Callable[[str], object]:
+    """Return a reader of a few words, in any case, each with what it means."""
+    by_word = {name.lower(): value for name, value in values.items()}
 
-    def read(text: str) -> int:
-        match = _DURATION.fullmatch(text.strip())
-        if match is None:
-            raise ValueError(f"expected a time such as 50ms or 2s, got '{text}'")
-        return round(float(match[1]) * _UNITS_NS[match[2] or default_unit])
+    def read(text: str) -> object:
+        if text.strip().lower() not in by_word:
+            raise ValueError(f"expected {' or '.join(values)}, got '{text}'")
+        return by_word[text.strip().lower()]
 
     return read
 
 
-def concurrency_range(text: str) -> IntRange:
-    """Read `start[:end[:step]]`; without an end it is one level, with 0 it has none."""
-    parts = text.split(":")
-    if not 1 <= len(parts) <= 3:
-        raise ValueError(f"expected START, START:END or START:END:STEP, got '{text}'")
-    start = integer(1)(parts[0])
-    end = integer(0)(parts[1]) if len(parts) > 1 else start
-    return IntRange(start, end, integer(1)(parts[2]) if len(parts) > 2 else 1)
+def share(low: float, high: float = math.inf) -> Callable[[str], float]:
+    """Return a reader of percentages into shares of one."""
+    return lambda text: number(low, high)(text) / 100
 
 
-def periodic_range(text: str) -> IntRange:
+def levels(mode: LoadMode, first: Callable[[str], float], final: Callable[[str], float]) -> Callable[[str], Fields]:
+    """Return a reader of `start[:end[:step]]`; without an end it is one level, with 0 it has none.
+
+    Args:
+        mode: What the levels are.
+        first: Reader of the start and of the step.
+        final: Reader of the end.
+    """
+
+    def read(text: str) -> Fields:
+        parts = text.split(":")
+        if not 1 <= len(parts) <= 3:
+            raise ValueError(f"expected START, START:END or START:END:STEP, got '{text}'")
+        start = float(first(parts[0]))
+        end = float(final(parts[1])) if len(parts) > 1 else start
+        step = float(first(parts[2])) if len(parts) > 2 else 1.0
+        fields = {"mode": mode, "start": start, "end": end or math.inf, "step": step}
+        return Fields({f"load.{name}": value for name, value in fields.items()})
+
+    return read
+
+
+concurrency_range = levels(LoadMode.CONCURRENCY, integer(1), integer(0))
+rate_range = levels(LoadMode.REQUEST_RATE, number(0, RATE_MAX, above=True), number(0, RATE_MAX))
+
+
+def periodic_range(text: str) -> Fields:
     """Read `start:end[:step]`, whose end is mandatory."""
     if ":" not in text:
         raise ValueError(f"expected START:END or START:END:STEP, got '{text}'")
-    levels = concurrency_range(text)
-    if levels.end == 0:
+    fields = levels(LoadMode.PERIODIC, integer(1), integer(0))(text)
+    if fields["load.end"] == math.inf:
         raise ValueError(f"expected an END of at least 1, got '{text}'")
-    return levels
+    return fields
 
 
-def rate_range(text: str) -> FloatRange:
-    """Read `start[:end[:step]]` in requests/s; without an end it is one level, with 0 it has none."""
-    parts = text.split(":")
-    if not 1 <= len(parts) <= 3:
-        raise ValueError(f"expected START, START:END or START:END:STEP, got '{text}'")
-    rate = number(0, RATE_MAX, above=True)
-    start = rate(parts[0])
-    end = number(0, RATE_MAX)(parts[1]) if len(parts) > 1 else start
-    return FloatRange(start, end, rate(parts[2]) if len(parts) > 2 else 1.0)
-
-
-def id_range(text: str) -> tuple[int, int]:
+def id_range(text: str) -> Fields:
     """Read `start[:end]` of correlation ids; the end is not one of them."""
     start_text, colon, end_text = text.partition(":")
     start = integer(1, SEQUENCE_ID_MAX)(start_text)
     end = integer(1, SEQUENCE_ID_MAX)(end_text) if colon else SEQUENCE_ID_MAX
     if end <= start:
         raise ValueError(f"expected an end above {start}, got '{text}'")
-    return start, end
+    return Fields({"sequences.first_id": start, "sequences.id_count": end - start})
+
+
+def sequence_length(text: str) -> Fields:
+    """Read the length of sequences, which then is not that of the data."""
+    return Fields({"sequences.length": integer(1)(text), "sequences.length_from_data": False})
+
+
+def traced(name: str, low: int) -> Callable[[str], tuple[tuple[str, tuple[str, ...]], ...]]:
+    """Return a reader of a number of the server's trace settings, from `low` on."""
+    return lambda text: ((name, (str(integer(low)(text)),)),)
+
+
+def trace_levels(values: Sequence[str]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Return the trace setting of all levels that were named."""
+    return (("trace_level", tuple(values)),)
 
 
 def percentile(text: str) -> float | None:
@@ -127,14 +137,6 @@ def value_range(text: str) -> tuple[str, float, float]:
     return name, low, high
 
 
-def header(text: str) -> tuple[str, str]:
-    """Read `Name:Value`."""
-    name, colon, value = text.partition(":")
-    if not colon or not name.strip() or "\n" in text or "\r" in text:
-        raise ValueError(f"expected Name:Value, got '{text}'")
-    return name.strip(), value.strip()
-
-
 def parameter(text: str) -> tuple[str, bool | int | str]:
     """Read `name:value:type` with a type of bool, int or string; the value may hold colons."""
     name, _, rest = text.partition(":")
@@ -158,15 +160,15 @@ def composing_models(text: str) -> tuple[tuple[str, str], ...]:
     return tuple(models)
 
 
-def objective(text: str) -> int:
-    """Read `latency:TIME` into ns; a number alone is in milliseconds."""
+def objectives(text: str) -> tuple[Objective, ...]:
+    """Read `latency:TIME`; a number alone is in milliseconds."""
     metric, _, limit = text.partition(":")
     if metric.strip() not in ("latency", "request_latency"):
         raise ValueError(f"expected latency:TIME, e.g. latency:50ms, got '{text}'")
     limit_ns = duration("ms")(limit)
     if limit_ns == 0:
         raise ValueError(f"expected a time above 0, got '{text}'")
-    return limit_ns
+    return (Objective(f"latency:{limit_ns / 1e6:g}ms", limit_ns),)
 
 
 def shared_memory(text: str) -> SharedMemory:
@@ -186,12 +188,11 @@ def service_kind(text: str) -> str:
     return "triton"
 
 
-def present_file(text: str) -> Path:
+def present_file(text: str) -> str:
     """Read the path of a file that is there."""
-    path = Path(filled(text))
-    if not path.is_file():
+    if not Path(filled(text)).is_file():
         raise ValueError(f"expected a file, got '{text}', which is none")
-    return path
+    return text
 
 
 def output_file(text: str) -> Path:
@@ -219,23 +220,23 @@ def data_source(text: str) -> str:
     raise ValueError(f"expected random, zero, a folder or a JSON file, got '{text}', which does not exist")
 
 
-def intervals(text: str) -> tuple[int, ...]:
+def intervals(text: str) -> Fields:
     """Read a file of one integer a line, microseconds between requests."""
-    path = present_file(text)
+    path = Path(present_file(text))
     gaps = []
     with path.open(encoding="utf-8", errors="replace") as lines:
         for row, line in enumerate(lines, 1):
             if not line.strip():
                 continue
             try:
-                gaps.append(integer(0)(line.strip()))
+                gaps.append(integer(0)(line.strip()) * 1000)
             except ValueError as error:
                 raise ValueError(f"{path}: line {row}: {error}") from None
             if len(gaps) > INTERVALS_MAX:
                 raise ValueError(f"{path}: expected at most {INTERVALS_MAX} lines")
     if not any(gaps):
         raise ValueError(f"{path}: expected a line with the microseconds to the next request, got none above 0")
-    return tuple(gaps)
+    return Fields({"load.mode": LoadMode.INTERVALS, "load.intervals_ns": tuple(gaps)})
 
 
 def trace_level(text: str) -> str:

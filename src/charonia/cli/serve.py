@@ -10,15 +10,16 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
 from charonia.cli import logs
-from charonia.cli.options import parse
-from charonia.cli.startup import models_table, started_line, summary
+from charonia.cli.command_line import HELP_NAMES, complain
+from charonia.cli.serve_options import LINE
+from charonia.cli.serve_values import cache_folder, with_cache
 from charonia.core.errors import ServingError
-from charonia.core.metadata import ModelIndexEntry
+from charonia.core.metadata import ModelIndexEntry, ModelState
 from charonia.server.lifecycle.repository.scan import scan
 from charonia.server.lifecycle.repository.stores.location import is_store
 from charonia.server.machine.memory import keep_freed_memory
@@ -27,6 +28,13 @@ from charonia.server.options import ServerOptions
 _log = logging.getLogger(__name__)
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+ESCAPE_VARIABLE = "TRITON_SERVER_ESCAPE_LOG_MESSAGES"
+"""Environment variable: 0 writes log messages as they are, without quoting."""
+
+_HEADINGS = ("Model", "Version", "Status")
+_GAP = "  "
+_RULE_MAX = 60
 
 
 class Endpoint(Protocol):
@@ -71,19 +79,22 @@ class RunningServer(Protocol):
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command and return its exit status."""
+    if not HELP_NAMES.isdisjoint(arguments):
+        print(LINE.help())
+        return 0
     try:
-        parsed = parse(arguments, os.environ)
-        log = logs.configure(parsed.options.log)
+        options, notes = parse(arguments, os.environ)
+        log = logs.configure(options.log)
     except ServingError as error:
-        print(f"charonia serve: {error.message}".replace("\n", "\n  "), file=sys.stderr)
+        complain("charonia serve", error)
         print("`charonia serve --help` lists the options.", file=sys.stderr)
         return 1
-    for note in parsed.notes:
+    for note in notes:
         _log.warning("%s", note)
     _allow_open_files()
     keep_freed_memory(os.environ)
     try:
-        folders = [path for path in parsed.options.models.repositories if not is_store(path)]
+        folders = [path for path in options.models.repositories if not is_store(path)]
         for note in scan(folders, fingerprints=False).notes:
             _log.warning("%s", note)
     except ServingError as error:
@@ -93,11 +104,34 @@ def run(arguments: Sequence[str]) -> int:
     from charonia.server.app import Server, new_event_loop
 
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        status, is_clean = runner.run(serve(parsed.options, partial(Server, log=log)))
+        status, is_clean = runner.run(serve(options, partial(Server, log=log)))
         if not is_clean:
             # Threads that still compute would hold up the end of the process.
             _end_now(status)
     return status
+
+
+def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[ServerOptions, tuple[str, ...]]:
+    """Return what the arguments ask for, and remarks on options without effect.
+
+    Raises:
+        ServingError: INVALID_ARG with a line for every problem.
+    """
+    given = LINE.split(arguments)
+    updates = LINE.read(given)
+    if environment.get(ESCAPE_VARIABLE) == "0":
+        updates["log.escape"] = False
+    updates["backends"] = with_cache(updates.get("backends", LINE.record.backends), environment)
+    cache = cache_folder(environment)
+    if cache is not None:
+        updates.setdefault("models.stores.cache", str(cache / "stores"))
+    options = LINE.filled(updates, given)
+    if not options.models.repositories and not given.problems:
+        given.problems.append("--model-repository must be specified, e.g. `charonia serve models`")
+    if not (options.http.enabled or options.grpc.enabled):
+        given.problems.append("at least one of --allow-http and --allow-grpc must be true")
+    given.check()
+    return options, tuple(given.notes)
 
 
 async def serve(options: ServerOptions, make_server: Callable[[ServerOptions], RunningServer]) -> tuple[int, bool]:
@@ -137,6 +171,48 @@ async def serve(options: ServerOptions, make_server: Callable[[ServerOptions], R
         _log_failure(starting.exception())
     _log.info("server stopped")
     return status if finished else 1, finished and is_clean
+
+
+def models_table(entries: Sequence[ModelIndexEntry]) -> str:
+    """Return the models as a table: name, version, state with the reason where it is not ready.
+
+    A reason of several lines stays in its column.
+    """
+    rows = [[entry.name, entry.version or "-", *status_lines(entry)] for entry in entries]
+    name_width = max(len(row[0]) for row in [list(_HEADINGS), *rows])
+    version_width = max(len(row[1]) for row in [list(_HEADINGS), *rows])
+    status_width = max((len(line) for row in rows for line in row[2:]), default=0)
+    indent = " " * (name_width + version_width + 2 * len(_GAP))
+    lines = [
+        _GAP.join((_HEADINGS[0].ljust(name_width), _HEADINGS[1].ljust(version_width), _HEADINGS[2])),
+        _GAP.join(("-" * name_width, "-" * version_width, "-" * min(max(status_width, len(_HEADINGS[2])), _RULE_MAX))),
+    ]
+    for name, version, status, *further in rows:
+        lines.append(_GAP.join((name.ljust(name_width), version.ljust(version_width), status)))
+        lines += [indent + line for line in further]
+    return "\n".join(lines)
+
+
+def status_lines(entry: ModelIndexEntry) -> list[str]:
+    """Return the state of a model version, and why, in lines."""
+    if entry.state is None:
+        return ["not loaded"]
+    if entry.state is ModelState.READY or not entry.reason:
+        return [entry.state.value]
+    return f"{entry.state.value}: {entry.reason}".split("\n")
+
+
+def summary(entries: Sequence[ModelIndexEntry]) -> str:
+    """Return how many model versions are ready, of how many that should be."""
+    asked = [entry for entry in entries if entry.state is not None]
+    ready = sum(entry.state is ModelState.READY for entry in asked)
+    return f"{ready} of {len(asked)} model versions ready"
+
+
+def started_line(service: str, address: str, port: int) -> str:
+    """Return the line that start scripts wait for."""
+    host = f"[{address}]" if ":" in address else address
+    return f"Started {service} at {host}:{port}"
 
 
 def _announce(options: ServerOptions, server: RunningServer) -> None:

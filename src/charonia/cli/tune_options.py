@@ -1,42 +1,314 @@
-"""From the arguments of `charonia tune` to what it is asked for, and the help.
+"""Every option of `charonia tune`, a line each, and what the arguments and a YAML file ask for.
 
-Arguments are split as argparse does it for Model Analyzer: order is free, `--option value` and `--option=value` are the
-same, and a unique prefix of a long option is enough. Of an option that is given twice, the last counts.
+An option is `--name-with-dashes` on the command line and `name_with_underscores` in YAML. The command line beats the
+file, the file the default, which is that of the option's field in `TuneOptions`. Names, short forms and defaults are
+Model Analyzer's. What has no meaning here is accepted with a note that says why it has none.
 """
 
-import shutil
-import textwrap
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
+from charonia.cli.command_line import CommandLine, Given, Option, unknown
+from charonia.cli.tune_yaml import (
+    SETTINGS_WITHOUT_EFFECT,
+    composing_models,
+    constraints,
+    model_requests,
+    objectives,
+    read_yaml,
+    variant_names,
+)
+from charonia.cli.values import choice, filled, integer, integers, names, number, numbers, pairs, path, seconds, switch
 from charonia.core.errors import invalid
-from charonia.tools.tune.merge import Merged, default_text, merge
-from charonia.tools.tune.nearest import unknown
-from charonia.tools.tune.options import TuneFor
-from charonia.tools.tune.settings import GROUPS, OPTIONS, Option
-from charonia.tools.tune.values import flag, names, path
-from charonia.tools.tune.yaml_config import read_yaml
+from charonia.tools.tune.api import SearchMode
+from charonia.tools.tune.options import (
+    ClientProtocol,
+    LaunchMode,
+    LaunchOptions,
+    ModelRequest,
+    ModelsSettings,
+    TuneFor,
+    TuneOptions,
+    TuneRequest,
+)
 
-HELP_NAMES = frozenset({"--help", "-h"})
-HELP_COLUMNS_MAX = 110
-_HELP_INDENT = 44
-_HELP_NARROW = 80
+_SECRET = ("header", "H", "triton_server_environment")
 
-USAGE = """\
-usage: charonia tune [profile] [OPTIONS]
-       charonia tune report [OPTIONS]
+Read = Callable[[Any], object]
 
-Find the configuration of a model that gives the most within your limits.
 
-  charonia tune -m REPOSITORY --profile-models resnet
-  charonia tune -m REPOSITORY --profile-models resnet --latency-budget 50
-  charonia tune -f config.yaml
-  charonia tune --triton-launch-mode remote --triton-http-endpoint HOST:PORT \\
-    --profile-models resnet
-"""
+class Subcommand(StrEnum):
+    """What to do."""
+
+    PROFILE = "profile"
+    REPORT = "report"
+
+
+@dataclass(frozen=True, slots=True)
+class ReportRequest:
+    """What a report is asked for.
+
+    Attributes:
+        config_file: File with further options.
+        export: Folder that `results` is in.
+        names: Variants to show, () for all.
+        json: Result to report on, None for the newest in the folders.
+        html: File for the report, None for the usual place.
+        png: Folder for pictures of the plots, None for none.
+        quiet: Whether stdout stays empty.
+        verbose: Whether the tables are printed.
+    """
+
+    config_file: Path | None = None
+    export: Path = Path()
+    names: tuple[str, ...] = ()
+    json: Path | None = None
+    html: Path | None = None
+    png: Path | None = None
+    quiet: bool = False
+    verbose: bool = False
+
+
+def _switch(names: str, field: str, help: str) -> Option:
+    return Option(names, field, switch, "", help, default="")
+
+
+def _idle(names: str, read: Read, metavar: str, reason: str, *, in_file_only: bool = False) -> Option:
+    return Option(
+        *(names, "", read, metavar, f"Without effect: {reason}"),
+        default="",
+        unsupported=reason,
+        in_file_only=in_file_only,
+    )
+
+
+CONFIG_FILE = Option("--config-file -f", "config_file", path, "FILE", "Options from a YAML file", default="")
+
+MODELS = (
+    Option("--model-repository -m", "launch.repository", path, "PATH", "Folder of models", default=""),
+    Option(
+        *("--profile-models", "models.profile", model_requests, "NAME,..."),
+        "Models to tune; in YAML with settings of their own",
+        default="",
+    ),
+    Option(
+        *("--bls-composing-models", "models.composing", composing_models, "NAME,..."),
+        "Models that a tuned model calls, tuned with it",
+        default="",
+    ),
+    Option(
+        *("--ensemble-composing-models", "models.composing", composing_models, "NAME,..."),
+        "Models of a tuned ensemble that have settings of their own; the others are found in its steps",
+        default="",
+    ),
+    Option(
+        *("--cpu-only-composing-models", "models.cpu_only_composing", names, "NAME,..."),
+        "Models of these whose instances are to be on the CPU",
+        default="",
+    ),
+    Option(
+        *("--output-model-repository-path", "output.repository", path, "PATH"),
+        "Folder for the variants, each ready to serve",
+        default="./output_model_repository",
+    ),
+    _switch(
+        *("--override-output-model-repository", "output.override"),
+        "Replace variants of an earlier run; anything else in the folder stays",
+    ),
+)
+
+SERVER = (
+    Option(
+        *("--triton-launch-mode", "launch.mode", choice(LaunchMode), "local|remote|docker"),
+        "Start a server, or use one that runs in mode explicit; docker does the same as local",
+    ),
+    Option("--triton-http-endpoint", "launch.http_endpoint", filled, "HOST:PORT", "HTTP of a remote server"),
+    Option("--triton-grpc-endpoint", "launch.grpc_endpoint", filled, "HOST:PORT", "gRPC of a remote server"),
+    Option("--triton-metrics-url", "launch.metrics_url", filled, "URL", "Metrics page of a remote server"),
+    Option(
+        *("--triton-server-path", "launch.server_path", filled, "COMMAND"),
+        "Server to start in place of this one, e.g. a tritonserver program",
+        default="charonia serve",
+    ),
+    Option("--triton-output-path", "launch.server_log", path, "FILE", "File for the server's log", default=""),
+    Option(
+        *("--triton-server-flags", "launch.server_flags", pairs, "{NAME: VALUE}", "More flags of the server"),
+        in_file_only=True,
+        default="",
+    ),
+    Option(
+        *("--triton-server-environment", "launch.server_environment", pairs, "{NAME: VALUE}"),
+        "More environment of the server",
+        in_file_only=True,
+        default="",
+    ),
+    Option(
+        *("--client-max-retries -r", "launch.retries", integer(1, 10_000), "N"),
+        "Most attempts of a call while the server starts",
+    ),
+    _switch("--reload-model-disable", "launch.reload_disabled", "Load no variants: search the load alone"),
+)
+
+SEARCH = (
+    Option(
+        *("--run-config-search-mode", "search.mode", choice(SearchMode), "race|brute|quick|optuna"),
+        "All briefly and the best again; all; uphill; by the library optuna",
+    ),
+    Option(
+        *("--time-budget", "search.time_budget_s", seconds, "TIME", "Most time for it, e.g. 90s or 5m"),
+        default="",
+    ),
+    Option("--seed", "search.seed", integer(0), "N", "Of everything that is drawn at random"),
+    _switch("--run-config-search-disable", "search.disabled", "Measure only what is written down"),
+    Option("--run-config-search-min-concurrency", "search.concurrency_min", integer(1), "N", "Least concurrency"),
+    Option("--run-config-search-max-concurrency", "search.concurrency_max", integer(1), "N", "Largest concurrency"),
+    Option("--run-config-search-min-request-rate", "search.rate_min", integer(1), "N", "Least requests a second"),
+    Option("--run-config-search-max-request-rate", "search.rate_max", integer(1), "N", "Most requests a second"),
+    Option("--run-config-search-min-instance-count", "search.instances_min", integer(1), "N", "Least instances"),
+    Option("--run-config-search-max-instance-count", "search.instances_max", integer(1), "N", "Most instances"),
+    Option(
+        "--run-config-search-min-model-batch-size", "search.batch_size_min", integer(1), "N", "Least max_batch_size"
+    ),
+    Option(
+        *(
+            "--run-config-search-max-model-batch-size",
+            "search.batch_size_max",
+            integer(1),
+            "N",
+            "Largest max_batch_size",
+        )
+    ),
+    Option(
+        *("--run-config-search-max-binary-search-steps", "search.binary_steps_max", integer(0), "N"),
+        "Most steps between a load that keeps the constraints and one that does not",
+    ),
+    _switch("--request-rate-search-enable", "search.by_rate", "Search request rates in place of concurrencies"),
+    _switch("--early-exit-enable", "search.stops_early", "End given loads, too, where throughput no longer grows"),
+    _switch("--use-concurrency-formula", "search.formula", "Concurrency is 2 x batch size x instances"),
+    _switch(
+        *("--run-config-profile-models-concurrently-enable", "search.together"),
+        "Tune all models together, with load on all of them",
+    ),
+    Option("--min-percentage-of-search-space", "search.share_min", integer(1, 100), "N", "Least part for optuna, in %"),
+    Option("--max-percentage-of-search-space", "search.share_max", integer(1, 100), "N", "Largest part, in %"),
+    Option("--optuna-min-trials", "search.trials_min", integer(0), "N", "Least variants of optuna", default=""),
+    Option("--optuna-max-trials", "search.trials_max", integer(0), "N", "Most variants of optuna", default=""),
+    Option(
+        *("--optuna-early-exit-threshold", "search.patience", integer(1), "N"),
+        "Variants without a better one after which optuna ends",
+    ),
+)
+
+LOAD = (
+    Option("--concurrency -c", "measure.concurrency", integers(1), "LIST", "Exactly these concurrencies", default=""),
+    Option("--request-rate", "measure.request_rate", numbers(0), "LIST", "Exactly these requests a second", default=""),
+    Option("--batch-sizes -b", "measure.batch_sizes", integers(1), "LIST", "Items of a request"),
+    Option("--client-protocol", "measure.protocol", choice(ClientProtocol), "http|grpc", "Protocol"),
+    Option(
+        *("--measurement-time", "measure.time_s", number(0, above=True), "SECONDS"),
+        "Longest time of one measurement; it ends sooner where that is enough",
+    ),
+    Option(
+        *("--perf-analyzer-flags", "measure.perf_flags", pairs, "{NAME: VALUE}"),
+        "Options of charonia perf by name, e.g. percentile, shape or input-data",
+        in_file_only=True,
+        default="",
+    ),
+    Option(
+        *("--monitoring-interval -i", "measure.metrics_interval_s", number(0, above=True), "SECONDS"),
+        "Time between two looks at the metrics page",
+    ),
+)
+
+GOAL = (
+    Option("--latency-budget", "goal.latency_budget_ms", integer(1), "MS", "Largest p99 latency", default=""),
+    Option("--min-throughput", "goal.min_throughput", integer(1), "N", "Least inferences a second", default=""),
+    Option(
+        *("--objectives", "goal.objectives", objectives, "[METRIC] or {METRIC: WEIGHT}", "What to make large or small"),
+        in_file_only=True,
+        default="perf_throughput",
+    ),
+    Option(
+        *("--constraints", "goal.constraints", constraints, "{METRIC: {min or max: N}}", "Limits to keep"),
+        in_file_only=True,
+        default="",
+    ),
+)
+
+OUTPUT = (
+    Option("--export-path -e", "output.export", path, "PATH", "Folder that `results` is made in", default="."),
+    Option("--json", "output.json", path, "FILE", "Everything as JSON, - for stdout", default=""),
+    Option("--html", "output.html", path, "FILE", "The report", default=""),
+    Option("--png", "output.png", path, "FOLDER", "Pictures of the plots; needs matplotlib", default=""),
+    Option(
+        *("--checkpoint-directory -s", "output.journal_folder", path, "PATH"),
+        "Folder of the journal; what is in it is not measured again",
+        default="./checkpoints",
+    ),
+    Option("--filename-model-inference", "output.inference_file", filled, "NAME", "Table of measurements"),
+    Option("--filename-model-gpu", "output.gpu_file", filled, "NAME", "Table of GPUs"),
+    Option("--filename-server-only", "output.server_file", filled, "NAME", "Table of the idle server"),
+    Option("--inference-output-fields", "output.inference_fields", names, "LIST", "Columns of the first", default=""),
+    Option("--gpu-output-fields", "output.gpu_fields", names, "LIST", "Columns of the second", default=""),
+    Option("--server-output-fields", "output.server_fields", names, "LIST", "Columns of the third", default=""),
+    Option(
+        "--num-configs-per-model", "output.configs_per_model", integer(1), "N", "Variants of a model in the summary"
+    ),
+    Option("--num-top-model-configs", "output.top_configs", integer(0), "N", "Variants of all models together in it"),
+    Option("--skip-summary-reports", "output.summaries", lambda value: not switch(value), "", "No summary", default=""),
+    Option("--quiet -q", "output.quiet", switch, "", "Print nothing but errors", default=""),
+    Option("--verbose -v", "output.verbose", switch, "", "Print the tables too", default=""),
+)
+
+_PERF = "load is made in this process"
+_ALWAYS = "the server's memory is always looked at where it runs on this machine"
+_GPU = "the server's metrics page tells about its GPUs"
+_DOCKER = "no container is needed: a server is started as a process"
+
+WITHOUT_EFFECT = (
+    _idle("--duration-seconds -d", number(0), "SECONDS", "the idle server is looked at once"),
+    _idle("--collect-cpu-metrics", switch, "", _ALWAYS),
+    _idle("--gpus", names, "LIST", _GPU),
+    _idle("--always-report-gpu-metrics", switch, "", _GPU),
+    _idle("--dcgm-disable", switch, "", "DCGM is not used"),
+    _idle("--skip-detailed-reports", switch, "", "each variant has its section in the one report"),
+    _idle("--perf-analyzer-path", filled, "PATH", _PERF),
+    _idle(
+        "--perf-analyzer-timeout", number(0), "SECONDS", "a measurement is never longer than --measurement-time says"
+    ),
+    _idle("--perf-analyzer-cpu-util", number(0), "PERCENT", _PERF),
+    _idle("--perf-analyzer-max-auto-adjusts", integer(0), "N", "a measurement goes on until it is good enough"),
+    _idle("--perf-output", switch, "", _PERF),
+    _idle("--perf-output-path", filled, "PATH", _PERF),
+    _idle("--triton-docker-image", filled, "IMAGE", _DOCKER),
+    _idle("--triton-docker-mounts", names, "LIST", _DOCKER),
+    _idle("--triton-docker-shm-size", filled, "SIZE", _DOCKER),
+    _idle("--triton-docker-labels", pairs, "{NAME: VALUE}", _DOCKER, in_file_only=True),
+    _idle("--triton-docker-args", pairs, "{NAME: VALUE}", _DOCKER, in_file_only=True),
+    _idle("--concurrency-sweep-disable", switch, "", "the best are always measured under further loads"),
+    _idle("--triton-install-path", filled, "PATH", "it is for launch mode c_api"),
+    _idle("--plots", str, "{...}", "the report has its own plots", in_file_only=True),
+    _idle("--model-type", filled, "generic", "models are measured by requests, not by tokens"),
+    _idle("--genai-perf-flags", pairs, "{NAME: VALUE}", "models are measured by requests", in_file_only=True),
+)
+
+REPORT_OPTIONS = (
+    CONFIG_FILE,
+    Option("--export-path -e", "export", path, "PATH", "Folder that `results` is in", default="."),
+    Option("--report-model-configs -n", "names", variant_names, "NAME,...", "Variants to show; all of them without"),
+    Option("--json", "json", path, "FILE", "Result to report on", default="the newest in the folders"),
+    Option("--html", "html", path, "FILE", "The report", default=""),
+    Option("--png", "png", path, "FOLDER", "Pictures of the plots; needs matplotlib", default=""),
+    _switch("--quiet -q", "quiet", "Print nothing but errors"),
+    _switch("--verbose -v", "verbose", "Print the tables too"),
+    _idle("--checkpoint-directory -s", path, "PATH", "the result has all that the journal has"),
+    _idle("--output-formats -o", names, "LIST", "the report is one HTML file"),
+    _idle("--always-report-gpu-metrics", switch, "", "what the server tells is reported"),
+)
 
 EXIT_CODES = """\
 Exit status:
@@ -49,65 +321,52 @@ Exit status:
  130  interrupted; what was measured is reported, the next run goes on with it
 """
 
+PROFILE = CommandLine(
+    command="charonia tune",
+    intro="""\
+usage: charonia tune [profile] [OPTIONS]
+       charonia tune report [OPTIONS]
 
-class Subcommand(StrEnum):
-    """What to do."""
+Find the configuration of a model that gives the most within your limits.
+`charonia tune report --help` explains how to report on an earlier run.
 
-    PROFILE = "profile"
-    REPORT = "report"
-
-
-REPORT_OPTIONS = (
-    Option("checkpoint_directory", "", path, "PATH", "Folder of the journal", "-s", default="./checkpoints"),
-    Option("export_path", "", path, "PATH", "Folder that `results` is in", "-e", default="."),
-    Option("report_model_configs", "", names, "NAME,...", "Variants to show; all of them without", "-n", default=""),
-    Option("json", "", path, "FILE", "Result to report on", default="the newest in the folders", is_ours=True),
-    Option("html", "", path, "FILE", "The report", default="", is_ours=True),
-    Option("png", "", path, "FOLDER", "Pictures of the plots; needs matplotlib", default="", is_ours=True),
-    Option("output_formats", "", names, "LIST", "Accepted: the report is one HTML file", "-o", default=""),
-    Option("always_report_gpu_metrics", "", flag, "", "Accepted: what the server tells is reported", default=""),
-    Option("quiet", "", flag, "", "Print nothing but errors", "-q", default=""),
-    Option("verbose", "", flag, "", "Print the tables too", "-v", default=""),
+  charonia tune -m REPOSITORY --profile-models resnet
+  charonia tune -m REPOSITORY --profile-models resnet --latency-budget 50
+  charonia tune -f config.yaml
+  charonia tune --triton-launch-mode remote --triton-http-endpoint HOST:PORT \\
+    --profile-models resnet
+""",
+    groups={
+        "File": (CONFIG_FILE,),
+        "Models": MODELS,
+        "Server": SERVER,
+        "Search": SEARCH,
+        "Load": LOAD,
+        "Goal": GOAL,
+        "Output": OUTPUT,
+        "Accepted without an effect": WITHOUT_EFFECT,
+    },
+    record=TuneOptions(
+        models=ModelsSettings(profile=(ModelRequest("NAME"),)), launch=LaunchOptions(repository=Path("PATH"))
+    ),
+    epilog=EXIT_CODES,
+    abbreviates=True,
+    hint="charonia tune --help lists the options",
 )
-CONFIG_FILE = Option("config_file", "", path, "FILE", "Options from a YAML file", "-f", default="")
 
+REPORT = CommandLine(
+    command="charonia tune report",
+    intro="""\
+usage: charonia tune report [OPTIONS]
 
-@dataclass(slots=True)
-class Given:
-    """What the arguments name.
-
-    Attributes:
-        values: Text by name of the option.
-        problems: What cannot be understood, a line each.
-    """
-
-    values: dict[str, str] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class ReportRequest:
-    """What a report is asked for.
-
-    Attributes:
-        journal_folder: Folder of the journal.
-        export: Folder that `results` is in.
-        names: Variants to show, () for all.
-        json: Result to report on, None for the newest in the folders.
-        html: File for the report, None for the usual place.
-        png: Folder for pictures of the plots, None for none.
-        quiet: Whether stdout stays empty.
-        verbose: Whether the tables are printed.
-    """
-
-    journal_folder: Path = Path("checkpoints")
-    export: Path = Path()
-    names: tuple[str, ...] = ()
-    json: Path | None = None
-    html: Path | None = None
-    png: Path | None = None
-    quiet: bool = False
-    verbose: bool = False
+Write the tables and the page of an earlier run again.
+""",
+    groups={"Options": REPORT_OPTIONS},
+    record=ReportRequest(),
+    epilog=EXIT_CODES,
+    abbreviates=True,
+    hint="charonia tune report --help lists the options",
+)
 
 
 def subcommand(arguments: Sequence[str]) -> tuple[Subcommand, TuneFor, list[str]]:
@@ -131,19 +390,26 @@ def subcommand(arguments: Sequence[str]) -> tuple[Subcommand, TuneFor, list[str]
     return Subcommand(word), tune_for, list(rest)
 
 
-def parse_profile(arguments: Sequence[str], tune_for: TuneFor = TuneFor.ONLINE) -> Merged:
+def parse_profile(arguments: Sequence[str], tune_for: TuneFor = TuneFor.ONLINE) -> TuneRequest:
     """Return what the arguments of `profile` ask for; a file that they name is read.
 
     Raises:
         ServingError: INVALID_ARG with a line for every problem.
     """
-    given = split(arguments, [CONFIG_FILE, *(option for option in OPTIONS if option.on_command_line)])
-    if given.problems:
-        raise invalid("\n".join(given.problems))
-    config_file = given.values.pop(CONFIG_FILE.name, None)
-    if config_file is None:
-        return merge({}, given.values, tune_for=tune_for)
-    return merge(read_yaml(Path(config_file)), given.values, config_file=Path(config_file), tune_for=tune_for)
+    given = _split(PROFILE, arguments)
+    # The record that knows the defaults has a model and a repository, or it would not be valid.
+    updates = {"models.profile": (), "launch.repository": None, **PROFILE.read(given), "goal.tune_for": tune_for}
+    options = PROFILE.filled(updates, given)
+    given.check()
+    for request in (*options.models.profile, *options.models.composing):
+        given.notes += [
+            f"{name} of model '{request.name}' has no effect: {SETTINGS_WITHOUT_EFFECT[name]}"
+            for name in request.without_effect
+        ]
+    if options.launch.mode is LaunchMode.DOCKER:
+        given.notes.append("launch mode docker: no container is needed, a server is started as a process")
+        options = replace(options, launch=replace(options.launch, mode=LaunchMode.LOCAL))
+    return TuneRequest(options, _named(given), tuple(given.notes))
 
 
 def parse_report(arguments: Sequence[str]) -> ReportRequest:
@@ -152,110 +418,60 @@ def parse_report(arguments: Sequence[str]) -> ReportRequest:
     Raises:
         ServingError: INVALID_ARG with a line for every problem.
     """
-    given = split(arguments, [CONFIG_FILE, *REPORT_OPTIONS])
-    document = read_yaml(Path(given.values.pop(CONFIG_FILE.name))) if CONFIG_FILE.name in given.values else {}
-    by_name = {option.name: option for option in REPORT_OPTIONS}
-    given.problems += [unknown("key", name, list(by_name)) for name in document if name not in by_name]
-    values: dict[str, object] = {}
-    for name, value in {**document, **given.values}.items():
-        if name in by_name:
-            try:
-                values[name] = by_name[name].read(_model_configs(value) if name == "report_model_configs" else value)
-            except ValueError as error:
-                given.problems.append(f"{by_name[name].flag}: {error}")
-    if given.problems:
-        raise invalid("\n".join(given.problems))
-    found = {_REPORT_FIELDS[name]: value for name, value in values.items() if name in _REPORT_FIELDS}
-    return ReportRequest(**found)  # type: ignore[arg-type]  # each was read by the reader of its option
+    given = _split(REPORT, arguments)
+    request = REPORT.filled(REPORT.read(given), given)
+    given.check()
+    return request
 
 
-_REPORT_FIELDS = {
-    "checkpoint_directory": "journal_folder",
-    "export_path": "export",
-    "report_model_configs": "names",
-    "json": "json",
-    "html": "html",
-    "png": "png",
-    "quiet": "quiet",
-    "verbose": "verbose",
-}
+def _split(line: CommandLine[Any], arguments: Sequence[str]) -> Given:
+    """Return the options that arguments name, and those of the file that they name, which they beat.
 
-
-def split(arguments: Sequence[str], options: Sequence[Option]) -> Given:
-    """Return the options that arguments name, with their texts."""
-    given = Given()
-    by_flag = {option.flag: option for option in options} | {option.short: option for option in options if option.short}
-    rest = deque(arguments)
-    while rest:
-        token = rest.popleft()
-        name, equals, text = token.partition("=")
-        if not token.startswith("-"):
-            given.problems.append(f"unexpected argument '{token}' (hint: charonia tune --help lists the options)")
-            continue
-        option = _find(name, by_flag, given.problems)
+    Raises:
+        ServingError: INVALID_ARG when the arguments cannot be split, or the file not be read.
+    """
+    given = line.split(arguments)
+    given.check()
+    files = given.values.get(CONFIG_FILE.name)
+    if not files:
+        return given
+    by_key = {option.key: option for option in line.options() if option is not CONFIG_FILE}
+    for key, value in read_yaml(path(files[-1])).items():
+        option = by_key.get(key)
         if option is None:
-            if not equals and rest and not rest[0].startswith("-"):
-                rest.popleft()  # most likely the value of the option that nobody knows
-        elif not option.metavar:
-            given.values[option.name] = text if equals else "true"
-        elif equals:
-            given.values[option.name] = text
-        elif rest and rest[0] not in by_flag:
-            given.values[option.name] = rest.popleft()
-        else:
-            given.problems.append(f"{name}: expected a value behind it, got none")
+            given.problems.append(f"{files[-1]}: {unknown('key', key, list(by_key))}")
+        elif value is not None and option.name not in given.values:
+            given.values[option.name] = [value]
+            given.sources[option.name] = f"{files[-1]}: {key}"
     return given
 
 
-def help_text() -> str:
-    """Return the help."""
-    width = min(shutil.get_terminal_size().columns, HELP_COLUMNS_MAX)
-    blocks = [USAGE, "\n".join(["profile:", _entry(CONFIG_FILE, width), ""])]
-    for title, options in GROUPS.items():
-        listed = [option for option in options if option.on_command_line]
-        blocks.append("\n".join([f"{title}:", *(_entry(option, width) for option in listed), ""]))
-    in_yaml = ", ".join(option.name for option in OPTIONS if not option.on_command_line)
-    blocks.append(textwrap.fill(f"In YAML only: {in_yaml}", width, subsequent_indent="  ") + "\n")
-    blocks.append("\n".join(["report:", *(_entry(option, width) for option in REPORT_OPTIONS), ""]))
-    blocks.append(EXIT_CODES.rstrip())
-    return "\n".join(blocks)
+def _named(given: Given) -> dict[str, str]:
+    """Return what is named, as text by name in YAML."""
+    by_name = {option.name: option for option in PROFILE.options() if option is not CONFIG_FILE}
+    values = {
+        by_name[name].key: texts[-1] if by_name[name].metavar else texts[-1] or "true"
+        for name, texts in given.values.items()
+        if name in by_name
+    }
+    return {name: value if isinstance(value, str) else repr(value) for name, value in _without_secrets(values).items()}
 
 
-def _model_configs(value: object) -> object:
+def _without_secrets(values: Mapping[str, object]) -> dict[str, object]:
+    """Return values without those of headers and environments: tokens and passwords do not belong into reports."""
+    return {name: _masked(value) if name.lstrip("-") in _SECRET else _open(value) for name, value in values.items()}
+
+
+def _open(value: object) -> object:
     if isinstance(value, Mapping):
-        return list(value)
+        return _without_secrets({str(name): inner for name, inner in value.items()})
+    return [_open(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _masked(value: object) -> object:
+    if isinstance(value, Mapping):
+        return dict.fromkeys(map(str, value), "***")
     if isinstance(value, list):
-        return [name for part in value for name in (part if isinstance(part, Mapping) else [part])]
-    return value
-
-
-def _find(name: str, by_flag: Mapping[str, Option], problems: list[str]) -> Option | None:
-    """Return the option that a name or a prefix of it means, None after adding to `problems` where there is none."""
-    if name in by_flag:
-        return by_flag[name]
-    if name.startswith("--"):
-        matching = [known for known in by_flag if known.startswith(name)]
-        if len(matching) == 1:
-            return by_flag[matching[0]]
-        if matching:
-            problems.append(f"option '{name}' is ambiguous: {', '.join(sorted(matching))}")
-            return None
-    known = sorted(known for known in by_flag if known.startswith("--"))
-    sentence = unknown("option", name, known)
-    if ", " in sentence:
-        sentence = f"unknown option '{name}' (hint: charonia tune --help lists the options)"
-    problems.append(sentence)
-    return None
-
-
-def _entry(option: Option, width: int) -> str:
-    names_ = f"{option.short}, {option.flag}" if option.short else f"    {option.flag}"
-    head = f"  {names_} {option.metavar}".rstrip()
-    default = default_text(option)
-    text = option.help + (f" (default: {default})" if default else "")
-    column = _HELP_INDENT if width >= _HELP_NARROW else width // 3
-    lines = textwrap.wrap(text, max(width - column, 20), break_on_hyphens=False)
-    indent = " " * column
-    if len(head) + 2 > column:
-        return "\n".join([head, *(indent + line for line in lines)])
-    return "\n".join([head.ljust(column) + lines[0], *(indent + line for line in lines[1:])])
+        return [_masked(inner) for inner in value]
+    name, colon, _ = str(value).partition(":")
+    return f"{name}:***" if colon else "***"

@@ -1,89 +1,243 @@
-"""Values of options: from the text of an argument to what it means.
+"""Values of options: from the text of an argument, or from what a configuration file holds, to what it means.
 
-Each reader raises ValueError with what it expected, which the parser puts behind the option's name.
+Each reader raises ValueError with what it expected and what came, which the parser puts behind the option's name.
+Lists are written as a list, as text with commas, as `start:stop:step`, or as a mapping of start, stop and step; both
+ends of a range count.
 """
 
-from collections.abc import Callable
+import math
+import re
+from collections.abc import Callable, Mapping
 from enum import Enum
+from pathlib import Path
 from typing import TypeVar
 
-from charonia.core.errors import ServingError
-from charonia.server.lifecycle.repository.stores.location import is_store, parse_address
+Read = Callable[[object], object]
+"""A reader."""
+
+INTEGER_MAX = 2**31 - 1
+VALUES_MAX = 10_000
+"""Most values of a range: a step of 1 from one to a million is a slip."""
+
+TRUE = frozenset({"true", "1", "on", "yes"})
+FALSE = frozenset({"false", "0", "off", "no"})
 
 _E = TypeVar("_E", bound=Enum)
 
-_TRUE = frozenset({"true", "1", "on", "yes"})
-_FALSE = frozenset({"false", "0", "off", "no"})
+_RANGE_KEYS = frozenset({"start", "stop", "step"})
+_SHOWN_MAX = 80
+_UNITS_NS = {
+    "ns": 1,
+    "us": 1_000,
+    "ms": 1_000_000,
+    "s": 1_000_000_000,
+    "m": 60_000_000_000,
+    "h": 3_600_000_000_000,
+}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ns|us|ms|s|m|h)?")
 
-INTEGER_MAX = 2**31 - 1
+
+def shown(value: object) -> str:
+    """Return a value as a message quotes it."""
+    text = value if isinstance(value, str) else repr(value)
+    return f"'{text}'" if len(text) <= _SHOWN_MAX else f"'{text[: _SHOWN_MAX - 3]}...'"
 
 
-def boolean(text: str) -> bool:
+def filled(value: object) -> str:
+    """Read a text that is not empty; numbers of a file count as text."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float) or value == "":
+        raise ValueError(f"expected a value, got {shown(value)}")
+    return str(value)
+
+
+def path(value: object) -> Path:
+    """Read the path of a file or folder."""
+    return Path(filled(value)).expanduser()
+
+
+def boolean(value: object) -> bool:
     """Read true/1/on/yes or false/0/off/no, in any case."""
-    word = text.strip().lower()
-    if word in _TRUE:
+    word = str(value).strip().lower()
+    if word in TRUE:
         return True
-    if word in _FALSE:
+    if word in FALSE:
         return False
-    raise ValueError(f"expected true or false, got '{text}'")
+    raise ValueError(f"expected true or false, got {shown(value)}")
 
 
-def integer(low: int, high: int = INTEGER_MAX) -> Callable[[str], int]:
+def switch(value: object) -> bool:
+    """Read an option that needs no argument: to name it is to say true."""
+    return value == "" or boolean(value)
+
+
+def integer(low: int, high: int = INTEGER_MAX) -> Callable[[object], int]:
     """Return a reader of integers from `low` to `high`."""
 
-    def read(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = None
-        if value is None or not low <= value <= high:
-            raise ValueError(f"expected an integer from {low} to {high}, got '{text}'")
-        return value
+    def read(value: object) -> int:
+        number = _integer(value)
+        if number is None or not low <= number <= high:
+            raise ValueError(f"expected an integer from {low} to {high}, got {shown(value)}")
+        return number
 
     return read
 
 
-def verbosity(text: str) -> int:
-    """Read a level of detail: an integer, or a boolean word for 1 and 0."""
-    if text.strip().lower() in (_TRUE | _FALSE) - {"0", "1"}:
-        return int(boolean(text))
-    return integer(0, 100)(text)
+def number(low: float, high: float = math.inf, *, above: bool = False) -> Callable[[object], float]:
+    """Return a reader of finite numbers from `low` to `high`; `above` leaves `low` itself out."""
+
+    def read(value: object) -> float:
+        found = _number(value)
+        if found is None or not low <= found <= high or (above and found == low):
+            least = f"a number above {low:g}" if above else f"a number of at least {low:g}"
+            most = "" if high == math.inf else f" and at most {high:g}"
+            raise ValueError(f"expected {least}{most}, got {shown(value)}")
+        return found
+
+    return read
 
 
-def choice(kind: type[_E]) -> Callable[[str], _E]:
+def choice(kind: type[_E]) -> Callable[[object], _E]:
     """Return a reader of the values of an enumeration, in any case."""
     by_word = {str(member.value).lower(): member for member in kind}
 
-    def read(text: str) -> _E:
-        member = by_word.get(text.strip().lower())
+    def read(value: object) -> _E:
+        member = by_word.get(str(value).strip().lower())
         if member is None:
-            raise ValueError(f"expected {' or '.join(str(m.value) for m in kind)}, got '{text}'")
+            raise ValueError(f"expected {' or '.join(str(m.value) for m in kind)}, got {shown(value)}")
         return member
 
     return read
 
 
-def filled(text: str) -> str:
-    """Read a text that may not be empty."""
-    if not text:
-        raise ValueError("expected a value, got ''")
-    return text
+def duration(default_unit: str) -> Callable[[object], int]:
+    """Return a reader of times such as `50ms` or `1.5s` into ns; a number alone is in `default_unit`."""
+
+    def read(value: object) -> int:
+        match = _DURATION.fullmatch(str(value).strip())
+        if match is None:
+            raise ValueError(f"expected a time such as 50ms or 2s, got {shown(value)}")
+        return round(float(match[1]) * _UNITS_NS[match[2] or default_unit])
+
+    return read
 
 
-def repository(text: str) -> str:
-    """Read the path of a model repository, or the URI of one in an object store."""
-    if is_store(text):
-        try:
-            parse_address(text)
-        except ServingError as error:
-            raise ValueError(error.message) from None
-    return filled(text)
+def seconds(value: object) -> float:
+    """Read a time in seconds: a number, or a text such as 90s, 5m or 1h."""
+    return duration("s")(value) / 1e9
 
 
-def assignment(text: str) -> tuple[str, str, str]:
+def assignment(value: str) -> tuple[str, str, str]:
     """Read `<owner>,<key>=<value>` or `<key>=<value>`; the owner is "" in the second form."""
-    head, equals, value = text.partition("=")
+    head, equals, setting = value.partition("=")
     owner, comma, key = head.rpartition(",")
     if not equals or not key or (comma and not owner):
-        raise ValueError(f"expected <name>,<key>=<value> or <key>=<value>, got '{text}'")
-    return owner, key, value
+        raise ValueError(f"expected <name>,<key>=<value> or <key>=<value>, got '{value}'")
+    return owner, key, setting
+
+
+def header(value: str) -> tuple[str, str]:
+    """Read `Name:Value`."""
+    name, colon, content = value.partition(":")
+    if not colon or not name.strip() or "\n" in value or "\r" in value:
+        raise ValueError(f"expected Name:Value, got '{value}'")
+    return name.strip(), content.strip()
+
+
+def names(value: object) -> tuple[str, ...]:
+    """Read names: a list, or text with commas."""
+    if isinstance(value, str):
+        value = [part.strip() for part in value.split(",") if part.strip()]
+    if not isinstance(value, list) or not value:
+        raise ValueError(f"expected names, as a list or with commas between them, got {shown(value)}")
+    return tuple(filled(part) for part in value)
+
+
+def integers(low: int) -> Callable[[object], tuple[int, ...]]:
+    """Return a reader of integers in any form of a list, each of at least `low`; sorted, none twice."""
+    single = integer(low)
+
+    def read(value: object) -> tuple[int, ...]:
+        found = [item for part in _parts(value) for item in _expanded(part, single)]
+        return tuple(sorted(set(found)))
+
+    return read
+
+
+def numbers(low: float) -> Callable[[object], tuple[float, ...]]:
+    """Return a reader of numbers above `low` in any form of a list; sorted, none twice. Ranges are of integers."""
+    single = number(low, above=True)
+
+    def read(value: object) -> tuple[float, ...]:
+        found: list[float] = []
+        for part in _parts(value):
+            found += _expanded(part, integer(max(1, math.ceil(low)))) if _is_range(part) else [single(part)]
+        return tuple(sorted(set(found)))
+
+    return read
+
+
+def pairs(value: object) -> tuple[tuple[str, str], ...]:
+    """Read a mapping of names to single values, such as the flags of a program; a flag without value is "" or true."""
+    if isinstance(value, list) and all(isinstance(part, Mapping) for part in value):
+        value = {key: inner for part in value for key, inner in part.items()}
+    if not isinstance(value, Mapping):
+        raise ValueError(f"expected names with values, got {shown(value)}")
+    found = []
+    for name, inner in value.items():
+        for single in inner if isinstance(inner, list) else [inner]:
+            if isinstance(single, Mapping | list):
+                raise ValueError(f"{name}: expected a single value, got {shown(single)}")
+            found.append((filled(name), "" if single in (None, True) else str(single)))
+    return tuple(found)
+
+
+def _integer(value: object) -> int | None:
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        return None
+    try:
+        return int(value)
+    except ValueError:
+        return None
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return None
+    try:
+        found = float(value)
+    except ValueError:
+        return None
+    return found if math.isfinite(found) else None
+
+
+def _parts(value: object) -> list[object]:
+    if isinstance(value, str):
+        value = [part.strip() for part in value.split(",")]
+    elif not isinstance(value, list):
+        value = [value]
+    if not value:
+        raise ValueError("expected a value, a list or a range, got an empty list")
+    return list(value)
+
+
+def _is_range(part: object) -> bool:
+    return isinstance(part, Mapping) or (isinstance(part, str) and ":" in part)
+
+
+def _expanded(part: object, single: Callable[[object], int]) -> list[int]:
+    if isinstance(part, Mapping):
+        if not {"start", "stop"} <= part.keys() <= _RANGE_KEYS:
+            raise ValueError(f"expected start, stop and maybe step, got {', '.join(map(str, part)) or 'nothing'}")
+        bounds = [part["start"], part["stop"], part.get("step", 1)]
+    elif isinstance(part, str) and ":" in part:
+        bounds = [*part.split(":"), 1] if part.count(":") == 1 else list(part.split(":"))
+        if len(bounds) != 3:
+            raise ValueError(f"expected start:stop:step, got {shown(part)}")
+    else:
+        return [single(part)]
+    start, stop, step = single(bounds[0]), single(bounds[1]), integer(1)(bounds[2])
+    if stop < start:
+        raise ValueError(f"expected a stop of at least {start}, got {stop}")
+    if (stop - start) // step >= VALUES_MAX:
+        raise ValueError(f"expected at most {VALUES_MAX} values, got a range of {(stop - start) // step + 1}")
+    return list(range(start, stop + 1, step))

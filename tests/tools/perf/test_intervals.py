@@ -8,6 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from charonia.tools.perf import intervals
+from charonia.tools.results.student import student
 
 Floats = NDArray[np.float64]
 
@@ -105,4 +106,4 @@ def test_a_steady_begin_is_kept() -> None:
 
 @pytest.mark.parametrize(("freedom", "exact"), [(9, 2.2622), (19, 2.0930), (63, 1.9983)])
 def test_student_s_distribution_is_precise(freedom: int, exact: float) -> None:
-    assert intervals.student(0.95, freedom) == pytest.approx(exact, rel=1e-3)
+    assert student(0.95, freedom) == pytest.approx(exact, rel=1e-3)

@@ -9,6 +9,7 @@ from tests.support.tuning import SimulatedServer
 
 from charonia.core.errors import ServingError
 from charonia.tools.results.records import Estimate, LoadMode
+from charonia.tools.results.student import student
 from charonia.tools.tune.api import (
     Constraint,
     Goal,
@@ -29,10 +30,10 @@ from charonia.tools.tune.api import (
     Variant,
 )
 from charonia.tools.tune.decision import Conclusion, decide
-from charonia.tools.tune.objective import Evidence, gain, quantile, standard_error
+from charonia.tools.tune.objective import Evidence, gain, standard_error
 from charonia.tools.tune.search import load
-from charonia.tools.tune.search.bench import Bench, Steps
 from charonia.tools.tune.search.start import make_search
+from charonia.tools.tune.search.trial_driver import Steps, TrialDriver
 
 FACTS = ModelFacts("m", max_batch_size=8)
 GOAL = Goal((ModelGoal("m"),))
@@ -69,7 +70,7 @@ def evidence(*history: Told, goal: Goal = GOAL) -> Evidence:
     ("freedom", "expected"), [(1, 12.706), (2, 4.303), (3, 3.182), (5, 2.571), (10, 2.228), (math.inf, 1.960)]
 )
 def test_the_quantile_is_students(freedom: float, expected: float) -> None:
-    assert quantile(0.95, freedom) == pytest.approx(expected, rel=0.01)
+    assert student(0.95, freedom) == pytest.approx(expected, rel=0.01)
 
 
 def test_a_value_without_an_interval_is_not_taken_for_exact() -> None:
@@ -210,8 +211,8 @@ def test_nobody_meets_a_least_throughput() -> None:
     assert "'instance_count 2': perf_throughput is 800, the limit 1000, 20.0% off" in decision.sentences[0]
 
 
-def bench_of(space: LoadSpace, goal: Goal = GOAL) -> Bench:
-    return Bench(SearchSpace((FACTS,), (), space), goal, SearchOptions())
+def driver_of(space: LoadSpace, goal: Goal = GOAL) -> TrialDriver:
+    return TrialDriver(SearchSpace((FACTS,), (), space), goal, SearchOptions())
 
 
 def play(steps: Steps[None], answer: Callable[[Trial], Outcome]) -> list[float]:
@@ -239,39 +240,39 @@ def answer(
 
 
 def test_a_sweep_ends_three_loads_after_the_peak() -> None:
-    bench = bench_of(LoadSpace(maximum=1024))
+    driver = driver_of(LoadSpace(maximum=1024))
 
-    asked = play(load.sweep(bench, DEFAULT, 1.0, ""), answer(lambda value: min(value, 8)))
+    asked = play(load.sweep(driver, DEFAULT, 1.0, ""), answer(lambda value: min(value, 8)))
 
     assert asked == [1, 2, 4, 8, 16, 32, 64]
 
 
 def test_a_lucky_load_does_not_end_the_sweep() -> None:
-    bench = bench_of(LoadSpace(maximum=1024))
+    driver = driver_of(LoadSpace(maximum=1024))
     lucky = iter([45.0])
 
     def noisy(value: float) -> float:
         return next(lucky, 11.0) if value == 2 else 10 * math.log2(value) + 1
 
-    asked = play(load.sweep(bench, DEFAULT, 1.0, ""), answer(noisy, half=60))
+    asked = play(load.sweep(driver, DEFAULT, 1.0, ""), answer(noisy, half=60))
 
     assert 1024 in asked
     assert asked.count(2) == 2
 
 
 def test_loads_that_the_user_gave_are_all_measured() -> None:
-    bench = bench_of(LoadSpace(values=(8, 9, 10, 11, 12, 13)))
+    driver = driver_of(LoadSpace(values=(8, 9, 10, 11, 12, 13)))
 
-    assert play(load.sweep(bench, DEFAULT, 1.0, ""), answer(lambda value: 1.0)) == [8, 9, 10, 11, 12, 13]
+    assert play(load.sweep(driver, DEFAULT, 1.0, ""), answer(lambda value: 1.0)) == [8, 9, 10, 11, 12, 13]
 
 
 def test_a_sweep_ends_where_the_latency_limit_is_surely_missed_and_its_edge_is_searched() -> None:
     goal = Goal((ModelGoal("m", constraints=(Constraint(Metric.LATENCY_P99, maximum=11),)),))
-    bench = bench_of(LoadSpace(maximum=1024), goal)
+    driver = driver_of(LoadSpace(maximum=1024), goal)
     linear = answer(lambda value: value, p99=lambda value: value)
 
-    swept = play(load.sweep(bench, DEFAULT, 1.0, ""), linear)
-    edge = play(load.approach_edges(bench, DEFAULT, 1.0), linear)
+    swept = play(load.sweep(driver, DEFAULT, 1.0, ""), linear)
+    edge = play(load.approach_edges(driver, DEFAULT, 1.0), linear)
 
     assert swept == [1, 2, 4, 8, 16]
     assert edge == [12, 10, 11]
@@ -279,28 +280,28 @@ def test_a_sweep_ends_where_the_latency_limit_is_surely_missed_and_its_edge_is_s
 
 def test_the_edge_between_the_first_two_loads_is_searched_too() -> None:
     goal = Goal((ModelGoal("m", constraints=(Constraint(Metric.THROUGHPUT, minimum=5),)),))
-    bench = bench_of(LoadSpace(values=(), minimum=2, maximum=8), goal)
+    driver = driver_of(LoadSpace(values=(), minimum=2, maximum=8), goal)
     linear = answer(lambda value: value)
 
-    play(load.sweep(bench, DEFAULT, 1.0, ""), linear)
-    edge = play(load.approach_edges(bench, DEFAULT, 1.0), linear)
+    play(load.sweep(driver, DEFAULT, 1.0, ""), linear)
+    edge = play(load.approach_edges(driver, DEFAULT, 1.0), linear)
 
     assert edge == [6, 5]
 
 
 def test_a_two_point_sweep_whose_first_point_misses_the_limit_ends_well() -> None:
     goal = Goal((ModelGoal("m", constraints=(Constraint(Metric.THROUGHPUT, minimum=1e6),)),))
-    bench = bench_of(LoadSpace(maximum=2), goal)
+    driver = driver_of(LoadSpace(maximum=2), goal)
 
-    play(load.sweep(bench, DEFAULT, 1.0, ""), answer(lambda value: value))
+    play(load.sweep(driver, DEFAULT, 1.0, ""), answer(lambda value: value))
 
-    assert play(load.approach_edges(bench, DEFAULT, 1.0), answer(lambda value: value)) == []
+    assert play(load.approach_edges(driver, DEFAULT, 1.0), answer(lambda value: value)) == []
 
 
 def test_the_formula_keeps_to_the_bounds_for_the_default_too() -> None:
-    bench = bench_of(LoadSpace(maximum=10, formula=True, batch_sizes=(1, 4)))
+    driver = driver_of(LoadSpace(maximum=10, formula=True, batch_sizes=(1, 4)))
 
-    assert play(load.sweep(bench, DEFAULT, 1.0, ""), answer(lambda value: value)) == [10, 10]
+    assert play(load.sweep(driver, DEFAULT, 1.0, ""), answer(lambda value: value)) == [10, 10]
 
 
 def test_optuna_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

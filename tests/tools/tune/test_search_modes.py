@@ -29,8 +29,8 @@ from charonia.tools.tune.api import (
     Variant,
 )
 from charonia.tools.tune.decision import Conclusion, decide
-from charonia.tools.tune.search.bench import FAILURES_MAX
 from charonia.tools.tune.search.start import make_search
+from charonia.tools.tune.search.trial_driver import FAILURES_MAX
 from charonia.tools.tune.space import Grid, automatic_dimensions, load_values
 
 FACTS = ModelFacts("m", max_batch_size=8, threads_tunable=True)

@@ -7,12 +7,11 @@ dependence is left widens the interval.
 Source: method of batch means (Law, Simulation Modeling and Analysis, chapter 9); warm-up by MSER-5 (White, 1997).
 """
 
-from statistics import NormalDist
-
 import numpy as np
 from numpy.typing import NDArray
 
 from charonia.tools.results.records import Estimate
+from charonia.tools.results.student import student
 
 Floats = NDArray[np.float64]
 
@@ -130,18 +129,6 @@ def _correlation(values: Floats) -> float:
     apart = values - values.mean()
     spread = float(np.square(apart).sum())
     return float((apart[1:] * apart[:-1]).sum()) / spread if spread else 0.0
-
-
-def student(confidence: float, freedom: int) -> float:
-    """Return how many standard errors reach from the mean to an end of the interval (Student's t).
-
-    Source: Abramowitz and Stegun, 26.7.5; within 0.1 % for 9 degrees of freedom and up.
-    """
-    z = NormalDist().inv_cdf((1 + confidence) / 2)
-    first = (z**3 + z) / 4
-    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
-    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
-    return z + first / freedom + second / freedom**2 + third / freedom**3
 
 
 def _at(ordered: Floats, share: float) -> float:

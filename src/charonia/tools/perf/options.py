@@ -1,24 +1,44 @@
-"""Everything that `charonia perf` can be told, and the rules between the options.
+"""Everything that `charonia perf` can be told, the rules between the options, and the run that they ask for.
 
-The values are those of perf_analyzer's options, with its defaults. `PerfOptions` refuses what contradicts itself before
-anything is sent, with a line for every problem. What depends on the model (batch size, shapes, decoupled) is checked
-when the model is known.
+The values are those of perf_analyzer's options, with its defaults. Most options are a field of the plan that the load
+generator takes (`tools.perf.api`). `PerfOptions` refuses what contradicts itself before anything is sent, with a
+line for every problem. What depends on the model (batch size, shapes, decoupled) is checked when the model is known.
 """
 
-from dataclasses import dataclass, field
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 from charonia.core.errors import invalid
-from charonia.tools.perf.api import Distribution, MeasurementMode, SharedMemory
+from charonia.tools.perf.api import (
+    LoadPlan,
+    MeasurePlan,
+    RunSettings,
+    SequencePlan,
+    ServerPlan,
+    SharedMemory,
+    Target,
+)
 from charonia.tools.results.records import LoadMode
-
-SEQUENCE_ID_MAX = 2**32 - 1
-"""Largest correlation id where `--sequence-id-range` names no end."""
-
+from charonia.wire.endpoint import parse_url
+from charonia.wire.transport import TlsOptions, WireOptions
 
 GENERATED = ("random", "zero")
 """Sources of input data that are no files."""
+
+METRICS_PORT = 8002
+METRICS_PATH = "/metrics"
+
+RANGES = {
+    LoadMode.CONCURRENCY: "--concurrency-range",
+    LoadMode.PERIODIC: "--periodic-concurrency-range",
+    LoadMode.REQUEST_RATE: "--request-rate-range",
+    LoadMode.INTERVALS: "--request-intervals",
+}
+"""The option that asks for a way to send requests."""
 
 
 class WireProtocol(Enum):
@@ -28,91 +48,11 @@ class WireProtocol(Enum):
     GRPC = "grpc"
 
 
-class TensorFormat(Enum):
-    """How tensors travel over HTTP."""
-
-    BINARY = "binary"
-    JSON = "json"
-
-
-class Compression(Enum):
-    """Compression of gRPC messages."""
-
-    NONE = "none"
-    GZIP = "gzip"
-    DEFLATE = "deflate"
-
-
 class CallStyle(Enum):
-    """Whether a caller waits for each answer. Here nobody does: it only says what the settings print."""
+    """Whether a caller waits for each answer. It only says what the settings print: load never waits here."""
 
     SYNC = "sync"
     ASYNC = "async"
-
-
-class CertificateFormat(Enum):
-    """File format of certificates and keys."""
-
-    PEM = "PEM"
-    DER = "DER"
-
-
-@dataclass(frozen=True, slots=True)
-class IntRange:
-    """Levels from `start` to `end`, `end` included, 0 for no end."""
-
-    start: int = 1
-    end: int = 1
-    step: int = 1
-
-    @property
-    def is_single(self) -> bool:
-        """Whether it is one level only."""
-        return self.start == self.end
-
-
-@dataclass(frozen=True, slots=True)
-class FloatRange:
-    """Rates from `start` to `end`, `end` included, 0 for no end; in requests/s."""
-
-    start: float = 1.0
-    end: float = 1.0
-    step: float = 1.0
-
-    @property
-    def is_single(self) -> bool:
-        """Whether it is one level only."""
-        return self.start == self.end
-
-
-@dataclass(frozen=True, slots=True)
-class TlsOptions:
-    """Certificates by path, None where none was named.
-
-    Attributes:
-        enabled: Whether gRPC goes over TLS. HTTP does when its URL begins with `https://`.
-        root: Certificates that vouch for the server.
-        certificate: The client's own certificate (chain).
-        key: Its private key.
-        verify_peer: Whether the server's certificate must be vouched for.
-        verify_host: Whether it must also be for the host that was asked.
-        certificate_format: Format of `certificate`.
-        key_format: Format of `key`.
-    """
-
-    enabled: bool = False
-    root: Path | None = None
-    certificate: Path | None = None
-    key: Path | None = None
-    verify_peer: bool = True
-    verify_host: bool = True
-    certificate_format: CertificateFormat = CertificateFormat.PEM
-    key_format: CertificateFormat = CertificateFormat.PEM
-
-    @property
-    def names_files(self) -> bool:
-        """Whether any file was named."""
-        return (self.root, self.certificate, self.key) != (None, None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,14 +68,15 @@ class TargetOptions:
         batch_size: Items in a request.
         headers: Headers of HTTP requests, metadata of gRPC calls.
         parameters: Parameters of every request.
-        input_format: How inputs travel over HTTP.
-        output_format: How outputs travel over HTTP.
-        compression: Compression of gRPC messages.
+        json_inputs: Whether inputs travel as JSON over HTTP.
+        json_outputs: Whether outputs travel as JSON over HTTP.
+        compression: Compression of gRPC messages, "" for none.
         shared_memory: Where tensors are put.
-        output_region_bytes: Size of an output's shared memory where it cannot be known.
-        request_timeout_ns: Time after which a request counts as failed, 0 for none.
-        http_tls: TLS over HTTP.
+        output_bytes: Size of an output's shared memory where it cannot be known.
+        timeout_s: Time after which a request counts as failed, 0 for none.
+        http_tls: TLS over HTTP, which a URL that begins with `https://` asks for.
         grpc_tls: TLS over gRPC.
+        grpc_uses_tls: Whether gRPC goes over TLS.
     """
 
     model: str = ""
@@ -146,114 +87,20 @@ class TargetOptions:
     batch_size: int = 1
     headers: tuple[tuple[str, str], ...] = ()
     parameters: tuple[tuple[str, bool | int | str], ...] = ()
-    input_format: TensorFormat = TensorFormat.BINARY
-    output_format: TensorFormat = TensorFormat.BINARY
-    compression: Compression = Compression.NONE
+    json_inputs: bool = False
+    json_outputs: bool = False
+    compression: str = ""
     shared_memory: SharedMemory = SharedMemory.NONE
-    output_region_bytes: int = 102_400
-    request_timeout_ns: int = 0
-    http_tls: TlsOptions = TlsOptions()
-    grpc_tls: TlsOptions = TlsOptions()
+    output_bytes: int = 102_400
+    timeout_s: float = 0.0
+    http_tls: TlsOptions = field(default_factory=TlsOptions)
+    grpc_tls: TlsOptions = field(default_factory=TlsOptions)
+    grpc_uses_tls: bool = False
 
     @property
     def address(self) -> str:
         """The URL without default: what was asked for, or the protocol's port on this machine."""
         return self.url or ("localhost:8001" if self.protocol is WireProtocol.GRPC else "localhost:8000")
-
-
-@dataclass(frozen=True, slots=True)
-class LoadOptions:
-    """How requests are sent. At most one of the four modes is set; none means a concurrency of 1.
-
-    Attributes:
-        concurrency: Requests in flight (closed loop).
-        periodic: Concurrency that grows while it runs.
-        rate: Requests/s that are sent whatever the answers do (open loop).
-        intervals_us: Gaps between requests, repeated (open loop).
-        distribution: How the gaps of `rate` are spread.
-        request_period: Responses of each request after which `periodic` adds requests.
-        call_style: How perf_analyzer would call; None for what the model asks for.
-        seed: Of arrivals and of generated data.
-        processes: Processes that send, 0 for as many as the machine has use for.
-    """
-
-    concurrency: IntRange | None = None
-    periodic: IntRange | None = None
-    rate: FloatRange | None = None
-    intervals_us: tuple[int, ...] = ()
-    distribution: Distribution = Distribution.CONSTANT
-    request_period: int = 10
-    call_style: CallStyle | None = None
-    seed: int = 0
-    processes: int = 0
-
-    @property
-    def mode(self) -> LoadMode:
-        """Which mode is set."""
-        if self.rate is not None:
-            return LoadMode.REQUEST_RATE
-        if self.intervals_us:
-            return LoadMode.INTERVALS
-        return LoadMode.PERIODIC if self.periodic is not None else LoadMode.CONCURRENCY
-
-    @property
-    def levels(self) -> IntRange | FloatRange:
-        """The levels to measure; a single one for intervals."""
-        return self.rate or self.periodic or self.concurrency or IntRange()
-
-
-@dataclass(frozen=True, slots=True)
-class MeasurementOptions:
-    """How long a level is measured and what is made of it.
-
-    Attributes:
-        mode: When a level is measured well enough.
-        interval_ms: Length of a window, before the fifth that is added to it.
-        window_request_count: Least number of requests in a window of `COUNT_WINDOWS`.
-        stability_percent: Largest spread of the last three windows.
-        percentile: Percentile that must be stable and is reported, None for the mean.
-        trials_max: Windows after which a level ends without being stable.
-        warmup_request_count: Requests sent before a level, which do not count.
-        request_count: Exact number of requests, 0 for none.
-        latency_threshold_ms: Latency that ends a search, 0 for none.
-        binary_search: Whether levels are halved in place of stepped through.
-        goodput_latency_ns: Latency up to which a request counts as good, 0 for none.
-    """
-
-    mode: MeasurementMode = MeasurementMode.TIME_WINDOWS
-    interval_ms: int = 5000
-    window_request_count: int = 50
-    stability_percent: float = 10.0
-    percentile: float | None = None
-    trials_max: int = 10
-    warmup_request_count: int = 0
-    request_count: int = 0
-    latency_threshold_ms: int = 0
-    binary_search: bool = False
-    goodput_latency_ns: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class SequenceOptions:
-    """Sequences of stateful models.
-
-    Attributes:
-        concurrent: Sequences at a time when requests are sent by a schedule.
-        length: Requests of a sequence, where the data do not say.
-        length_variation_percent: How far lengths deviate, evenly spread.
-        id_start: First correlation id.
-        id_end: The id behind the last.
-        serial: Whether a sequence has one request in flight at a time.
-        is_length_given: Whether `length` was asked for, and beats the data.
-    """
-
-    concurrent: int = 4
-    length: int = 20
-    length_variation_percent: float = 20.0
-    id_start: int = 1
-    id_end: int = SEQUENCE_ID_MAX
-    serial: bool = False
-    is_length_given: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,42 +130,6 @@ class DataOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class ServerSideOptions:
-    """What is asked of the server beside inferences.
-
-    Attributes:
-        composing_models: Models with their version ("" for any) that a BLS model calls.
-        collect_metrics: Whether the metrics page is read.
-        metrics_url: Where it is, "" for port 8002 of the server's host.
-        metrics_interval_ms: Time between two readings.
-        trace_levels: What the server is told to trace; empty for what it does anyway.
-        trace_rate: One of so many requests it is told to trace, None for what it does anyway.
-        trace_count: So many traces it is told to make, -1 for no end; None for what it does anyway.
-        log_frequency: So many traces it is told to put into a file, 0 for all; None for what it does anyway.
-    """
-
-    composing_models: tuple[tuple[str, str], ...] = ()
-    collect_metrics: bool = False
-    metrics_url: str = ""
-    metrics_interval_ms: int = 1000
-    trace_levels: tuple[str, ...] = ()
-    trace_rate: int | None = None
-    trace_count: int | None = None
-    log_frequency: int | None = None
-
-    @property
-    def trace(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
-        """The settings of tracing that are given, by name in the protocol."""
-        numbers = {
-            "trace_rate": self.trace_rate,
-            "trace_count": self.trace_count,
-            "log_frequency": self.log_frequency,
-        }
-        levels = (("trace_level", self.trace_levels),) if self.trace_levels else ()
-        return (*levels, *((name, (str(number),)) for name, number in numbers.items() if number is not None))
-
-
-@dataclass(frozen=True, slots=True)
 class ReportOptions:
     """What is written where.
 
@@ -331,6 +142,7 @@ class ReportOptions:
         verbosity: 0, 1 for a line a window, 2 for more.
         quiet: Whether stdout stays empty but for the final table.
         progress: Whether progress is shown where stderr is a terminal.
+        call_style: How perf_analyzer would call; None for what the model asks for.
     """
 
     csv: Path | None = None
@@ -341,22 +153,34 @@ class ReportOptions:
     verbosity: int = 0
     quiet: bool = False
     progress: bool = True
+    call_style: CallStyle | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PerfOptions:
     """All of it.
 
+    Attributes:
+        target: The model and its server.
+        load: The levels, and how load is made.
+        measure: When a level has been measured.
+        sequences: How sequences are made; their lengths are those of the data where it comes from files.
+        data: What the requests hold.
+        server: What is asked of the server beside inferences.
+        collect_metrics: Whether its metrics page is read.
+        report: What is written where.
+
     Raises:
         ServingError: INVALID_ARG with a line for every rule that is broken.
     """
 
     target: TargetOptions = field(default_factory=TargetOptions)
-    load: LoadOptions = LoadOptions()
-    measurement: MeasurementOptions = MeasurementOptions()
-    sequences: SequenceOptions = SequenceOptions()
+    load: LoadPlan = field(default_factory=LoadPlan)
+    measure: MeasurePlan = field(default_factory=MeasurePlan)
+    sequences: SequencePlan = field(default_factory=lambda: SequencePlan(length_from_data=True))
     data: DataOptions = DataOptions()
-    server: ServerSideOptions = ServerSideOptions()
+    server: ServerPlan = field(default_factory=ServerPlan)
+    collect_metrics: bool = False
     report: ReportOptions = ReportOptions()
 
     def __post_init__(self) -> None:
@@ -367,6 +191,92 @@ class PerfOptions:
             raise invalid("\n".join(problems))
 
 
+def target(options: PerfOptions) -> Target:
+    """Return what is measured and how it is reached.
+
+    Raises:
+        ServingError: INVALID_ARG when the URL is none.
+    """
+    given = options.target
+    is_grpc = given.protocol is WireProtocol.GRPC
+    return Target(
+        url=_url(given),
+        model=given.model,
+        version=given.version,
+        wire=WireOptions(
+            headers=given.headers,
+            tls=given.grpc_tls if is_grpc else given.http_tls,
+            request_compression=given.compression if is_grpc else "",
+            timeout_s=given.timeout_s,
+        ),
+        streaming=given.streaming,
+        json_inputs=not is_grpc and given.json_inputs,
+        json_outputs=not is_grpc and given.json_outputs,
+        shared_memory=given.shared_memory,
+        output_bytes=given.output_bytes,
+    )
+
+
+def run_settings(
+    options: PerfOptions, config: Mapping[str, Any], named: Mapping[str, str], command: str
+) -> RunSettings:
+    """Return all of a run but its input data.
+
+    Args:
+        options: What is asked for.
+        config: The model's configuration as JSON, {} where the server does not tell.
+        named: The options in force as text by name, for the record of the run.
+        command: The command line, for the same.
+
+    Raises:
+        ServingError: INVALID_ARG when the options do not fit the model.
+    """
+    if is_decoupled(config) and not options.target.streaming:
+        raise invalid(
+            f"model '{options.target.model}' is decoupled: expected --streaming and -i grpc, got "
+            f"-i {options.target.protocol.value}",
+        )
+    has_own_lengths = options.sequences.length_from_data and options.data.is_from_files
+    return RunSettings(
+        target=target(options),
+        load=options.load,
+        measure=options.measure,
+        sequences=replace(options.sequences, length_from_data=has_own_lengths) if is_sequence(config) else None,
+        server=replace(options.server, metrics_url=_metrics_url(options) if options.collect_metrics else ""),
+        keep_requests=options.report.profile_export is not None,
+        tolerance=options.data.validation_tolerance,
+        options=named,
+        command=command,
+    )
+
+
+def is_sequence(config: Mapping[str, Any]) -> bool:
+    """Whether a model works on sequences."""
+    return "sequence_batching" in config
+
+
+def is_decoupled(config: Mapping[str, Any]) -> bool:
+    """Whether a request to a model may have any number of responses."""
+    return bool((config.get("model_transaction_policy") or {}).get("decoupled", False))
+
+
+def _url(given: TargetOptions) -> str:
+    scheme, _, rest = given.address.rpartition("://")
+    if given.protocol is WireProtocol.GRPC:
+        return f"{'grpcs' if given.grpc_uses_tls or scheme in ('https', 'grpcs') else 'grpc'}://{rest}"
+    if scheme not in ("", "http", "https"):
+        raise invalid(f"-u: expected HOST:PORT, http:// or https:// with -i http, got '{given.url}'")
+    return f"{scheme or 'http'}://{rest}"
+
+
+def _metrics_url(options: PerfOptions) -> str:
+    url = options.server.metrics_url
+    if not url:
+        host = parse_url(_url(options.target)).host
+        return f"http://{f'[{host}]' if ':' in host else host}:{METRICS_PORT}{METRICS_PATH}"
+    return url if "://" in url else f"http://{url}"
+
+
 def _target_problems(options: PerfOptions) -> list[str]:
     target = options.target
     problems = []
@@ -374,81 +284,65 @@ def _target_problems(options: PerfOptions) -> list[str]:
         problems.append("-m: expected the name of a model, got none (hint: charonia perf -m NAME -u HOST:PORT)")
     if target.streaming and target.protocol is not WireProtocol.GRPC:
         problems.append("--streaming: expected -i grpc with it, got -i http")
-    if target.streaming and options.load.call_style is CallStyle.SYNC:
+    if target.streaming and options.report.call_style is CallStyle.SYNC:
         problems.append("--streaming: expected --async with it, got --sync (hint: leave --sync out)")
-    if target.shared_memory is not SharedMemory.NONE and TensorFormat.JSON in (
-        target.input_format,
-        target.output_format,
-    ):
+    if target.shared_memory is not SharedMemory.NONE and (target.json_inputs or target.json_outputs):
         problems.append("--shared-memory: expected binary tensors with it, got a tensor format of json")
     for kind, tls in (("https", target.http_tls), ("grpc", target.grpc_tls)):
-        if (tls.certificate is None) != (tls.key is None):
+        if bool(tls.certificate_file) != bool(tls.key_file):
             problems.append(f"--ssl-{kind}-...: expected a client certificate and its key, got one of them")
     return problems
 
 
 def _load_problems(options: PerfOptions) -> list[str]:
-    load, limit_ms = options.load, options.measurement.latency_threshold_ms
-    modes = {
-        "--concurrency-range": load.concurrency,
-        "--periodic-concurrency-range": load.periodic,
-        "--request-rate-range": load.rate,
-        "--request-intervals": load.intervals_us or None,
-    }
-    given = {name: levels for name, levels in modes.items() if levels is not None}
-    if len(given) > 1:
-        return [f"{' and '.join(given)}: expected one way to send requests, got {len(given)}"]
+    load, name = options.load, RANGES[options.load.mode]
     problems = []
-    for name, levels in given.items():
-        if isinstance(levels, tuple):
-            continue
-        if levels.end == 0 and limit_ms == 0:
-            problems.append(f"{name}: expected --latency-threshold with a range without end, got none")
-        if 0 < levels.end < levels.start:
-            problems.append(f"{name}: expected an end of at least {levels.start:g}, got {levels.end:g}")
-    if options.measurement.binary_search:
+    if math.isinf(load.end) and options.measure.latency_limit_ns == 0:
+        problems.append(f"{name}: expected --latency-threshold with a range without end, got none")
+    if load.end < load.start:
+        problems.append(f"{name}: expected an end of at least {load.start:g}, got {load.end:g}")
+    if load.binary_search:
         problems += _search_problems(options)
-    if load.periodic is not None:
-        if (load.periodic.end - load.periodic.start) % load.periodic.step:
+    if load.mode is LoadMode.PERIODIC:
+        if (load.end - load.start) % load.step:
             problems.append(
-                "--periodic-concurrency-range: expected a step that divides the range, got "
-                f"{load.periodic.start}:{load.periodic.end}:{load.periodic.step}"
+                f"{name}: expected a step that divides the range, got {load.start:g}:{load.end:g}:{load.step:g}"
             )
         if not options.target.streaming or options.report.profile_export is None:
-            problems.append("--periodic-concurrency-range: expected --streaming and --profile-export-file with it")
+            problems.append(f"{name}: expected --streaming and --profile-export-file with it")
     return problems
 
 
 def _search_problems(options: PerfOptions) -> list[str]:
+    load = options.load
     problems = []
-    levels = options.load.levels
-    if options.measurement.latency_threshold_ms == 0:
+    if options.measure.latency_limit_ns == 0:
         problems.append("--binary-search: expected --latency-threshold with it, got none")
-    if levels.end <= levels.start or options.load.mode not in (LoadMode.CONCURRENCY, LoadMode.REQUEST_RATE):
+    is_range = load.start < load.end < math.inf
+    if not is_range or load.mode not in (LoadMode.CONCURRENCY, LoadMode.REQUEST_RATE):
         problems.append(
             "--binary-search: expected --concurrency-range or --request-rate-range with start and end, "
-            f"got {levels.start:g}:{levels.end:g}"
+            f"got {load.start:g}:{0 if math.isinf(load.end) else load.end:g}"
         )
     return problems
 
 
 def _count_problems(options: PerfOptions) -> list[str]:
-    count = options.measurement.request_count
+    count, load = options.measure.request_count, options.load
     if count == 0:
         return []
-    if not options.load.levels.is_single:
+    if load.start != load.end:
         return ["--request-count: expected a single level with it, got a range"]
-    if count < options.load.levels.start:
-        return [f"--request-count: expected at least the level, {options.load.levels.start:g}, got {count}"]
+    if count < load.start:
+        return [f"--request-count: expected at least the level, {load.start:g}, got {count}"]
     return []
 
 
 def _sequence_problems(options: PerfOptions) -> list[str]:
-    sequences = options.sequences
-    levels = options.load.levels
-    available = sequences.id_end - sequences.id_start
-    by_schedule = options.load.mode in (LoadMode.REQUEST_RATE, LoadMode.INTERVALS)
-    needed = sequences.concurrent if by_schedule else max(levels.start, levels.end)
+    load, available = options.load, options.sequences.id_count
+    by_schedule = load.mode in (LoadMode.REQUEST_RATE, LoadMode.INTERVALS)
+    highest = load.start if math.isinf(load.end) else max(load.start, load.end)
+    needed = options.sequences.concurrent if by_schedule else highest
     if available < needed:
         return [
             f"--sequence-id-range: expected at least {needed:g} ids, one for each sequence at a time, got {available}"
@@ -465,8 +359,8 @@ def _data_problems(options: PerfOptions) -> list[str]:
 
 
 def _server_problems(options: PerfOptions) -> list[str]:
-    server, default = options.server, ServerSideOptions()
-    if server.collect_metrics:
+    server, default = options.server, ServerPlan()
+    if options.collect_metrics:
         return []
     named = {
         "--metrics-url": server.metrics_url != default.metrics_url,

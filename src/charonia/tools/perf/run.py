@@ -33,6 +33,7 @@ from charonia.tools.perf.api import (
 )
 from charonia.tools.perf.level import Context, measure
 from charonia.tools.perf.observer import Observer
+from charonia.tools.perf.options import is_decoupled, is_sequence
 from charonia.tools.perf.pool import pool, process_count
 from charonia.tools.perf.shared_memory import shared
 from charonia.tools.perf.statistics import composing_models
@@ -237,8 +238,8 @@ def _model_info(target: Target, subject: Subject) -> ModelInfo:
         version=target.version,
         platform=subject.metadata.platform,
         max_batch_size=int(config.get("max_batch_size", 0)),
-        decoupled=bool((config.get("model_transaction_policy") or {}).get("decoupled", False)),
-        sequence="sequence_batching" in config,
+        decoupled=is_decoupled(config),
+        sequence=is_sequence(config),
         cached=bool((config.get("response_cache") or {}).get("enable", False)),
     )
 

@@ -21,7 +21,6 @@ What was not the same around two runs.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
-from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +28,7 @@ from numpy.typing import NDArray
 from charonia.core.errors import invalid
 from charonia.core.latency import LatencyHistogram
 from charonia.tools.results.records import Estimate, LevelResult, LoadLevel, Run, TimeBucket, Verdict
+from charonia.tools.results.student import student
 
 _FILES = ("csv", "json", "html", "profile-export-file", "verbose-csv", "verbose", "quiet", "no-progress")
 
@@ -280,7 +280,7 @@ def _ratio(before: Floats | None, after: Floats | None) -> Floats | None:
 def _draws_of(estimate: Estimate, generator: np.random.Generator) -> Floats | None:
     if not estimate.confidence:
         return None
-    errors = NormalDist().inv_cdf((1 + estimate.confidence) / 2)
+    errors = student(estimate.confidence)
     drawn = generator.normal(estimate.value, (estimate.high - estimate.low) / 2 / errors, _DRAWS)
     return np.maximum(drawn, 0.0)
 

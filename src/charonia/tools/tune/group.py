@@ -33,7 +33,7 @@ RESTARTS_MAX = 3
 
 
 @dataclass(slots=True)
-class Bench:
+class SearchContext:
     """What the searches of a run have in common.
 
     Attributes:
@@ -74,7 +74,7 @@ class GroupSearch:
     """A search for models that are tuned together.
 
     Args:
-        bench: What it has in common with others.
+        context: What it has in common with others.
         problem: What is searched.
         bases: Its models as they were found.
         scope: Digest of what its results depend on.
@@ -84,7 +84,7 @@ class GroupSearch:
 
     def __init__(
         self,
-        bench: Bench,
+        context: SearchContext,
         problem: Problem,
         bases: Mapping[str, BaseModel],
         scope: str,
@@ -92,7 +92,7 @@ class GroupSearch:
         *,
         loads_variants: bool = True,
     ) -> None:
-        self._bench = bench
+        self._context = context
         self._problem = problem
         self._bases = bases
         self._scope = scope
@@ -152,10 +152,10 @@ class GroupSearch:
     def _outcome(self, trial: Trial, configs: Mapping[str, ModelConfig]) -> TrialRecord:
         """Return a trial's record: from the journal, from a variant that makes the same server, or measured now."""
         key = self._key(trial, configs)
-        entry = self._bench.journal.find(self._scope, key)
+        entry = self._context.journal.find(self._scope, key)
         if entry is None or (entry.failed is not None and not entry.failed.loading):
             entry = self._measured(trial, key, configs)
-            self._bench.journal.append(entry)
+            self._context.journal.append(entry)
             self._resumed[key] = False
             return TrialRecord(trial, entry.measured, entry.failed, entry.levels)
         measured = entry.measured
@@ -205,7 +205,7 @@ class GroupSearch:
         if self._loaded == wanted or not self._loads_variants:
             is_first, self._loaded = not self._loaded, wanted
             return is_first
-        self._bench.deployment.load(self._bases, configs)
+        self._context.deployment.load(self._bases, configs)
         self._loaded = wanted
         return True
 
@@ -216,15 +216,15 @@ class GroupSearch:
             ServerLostError: It is not ours, or it ended too often.
         """
         self._measurer.close()
-        if not self._bench.server.is_ours or self._bench.restarts == RESTARTS_MAX:
+        if not self._context.server.is_ours or self._context.restarts == RESTARTS_MAX:
             raise error
-        self._bench.restarts += 1
+        self._context.restarts += 1
         self._note(f"{error.message}; it is started again.")
         try:
-            self._bench.server.restart()
+            self._context.server.restart()
         except ServingError as failure:
             raise ServerLostError(failure.message) from None
-        self._bench.deployment.forget()
+        self._context.deployment.forget()
 
     def _configs(self, variant: Variant) -> dict[str, ModelConfig]:
         try:
@@ -238,10 +238,10 @@ class GroupSearch:
         if variant.key in self._variants:
             return self._variants[variant.key]
         profiled = self._problem.space.profiled
-        names = self._bench.names.names(self._bases, configs, profiled)
+        names = self._context.names.names(self._bases, configs, profiled)
         if self._loads_variants:
             for model, config in configs.items():
-                self._bench.output.write(model, names[model], config, names)
+                self._context.output.write(model, names[model], config, names)
         records = [
             self._config_record(model, names[model], configs[model], is_profiled=model in profiled)
             for model in sorted(configs, key=lambda model: model not in profiled)
@@ -271,7 +271,7 @@ class GroupSearch:
         self._tell(Noted(text))
 
     def _tell(self, event: Event) -> None:
-        self._bench.progress(event)
+        self._context.progress(event)
 
 
 def _diff(before: str, after: str) -> str:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from statistics import NormalDist
 
 import psutil
 
@@ -26,6 +25,7 @@ from charonia.tools.perf.pool import Pool, pool, process_count
 from charonia.tools.perf.run import STATISTICS_EXTENSION, Subject
 from charonia.tools.results.records import Estimate, LevelResult, LoadLevel, LoadMode, Verdict
 from charonia.tools.results.server import Gpu
+from charonia.tools.results.student import student
 from charonia.tools.tune.api import Failed, LoadPoint, Measured, Metric, Outcome
 from charonia.tools.tune.deployment import ServerLostError
 from charonia.tools.tune.servers import Server, fate_of
@@ -118,14 +118,14 @@ def _problem(model: str, result: LevelResult) -> str:
 def _mean(times: LatencyHistogram) -> Estimate:
     if times.count < 2:
         return _exact(times.mean / 1e6)
-    half = NormalDist().inv_cdf((1 + CONFIDENCE) / 2) * times.deviation / math.sqrt(times.count)
+    half = student(CONFIDENCE) * times.deviation / math.sqrt(times.count)
     return _scaled(Estimate(times.mean, max(0.0, times.mean - half), times.mean + half, CONFIDENCE), 1e-6)
 
 
 def _percentile(times: LatencyHistogram, percent: float) -> Estimate:
     """Return a percentile with the interval of its rank; requests are taken as independent of one another."""
     value, share = float(times.percentile(percent)), percent / 100
-    half = NormalDist().inv_cdf((1 + CONFIDENCE) / 2) * math.sqrt(share * (1 - share) / max(1, times.count))
+    half = student(CONFIDENCE) * math.sqrt(share * (1 - share) / max(1, times.count))
     low, high = share - half, share + half
     if low <= 0 or high >= 1:
         return _exact(value / 1e6)

@@ -13,10 +13,10 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 
 from charonia.core.errors import invalid
 from charonia.tools.results.records import Estimate, LoadMode
+from charonia.tools.results.student import student
 from charonia.tools.tune.api import Constraint, Goal, LoadPoint, Measured, Metric, SearchOptions, Told, Variant
 
 Loads = tuple[LoadPoint, ...]
@@ -185,7 +185,7 @@ class Evidence:
         between = spread * abs(value) / math.sqrt(len(estimates))
         if between > error:
             error, freedom = between, float(known)
-        half = quantile(self._goal.confidence, freedom) * error
+        half = student(self._goal.confidence, freedom) * error
         interval = Estimate(value, max(0.0, value - half), value + half, self._goal.confidence)
         return _Pool(interval, error, freedom)
 
@@ -232,7 +232,7 @@ def gain(one: Point, other: Point, confidence: float) -> Estimate:
     difference = one.score.value - other.score.value
     same = one.variant == other.variant and one.loads == other.loads
     error = 0.0 if same else math.hypot(one.score.error, other.score.error)
-    half = quantile(confidence, min(one.score.freedom, other.score.freedom)) * error
+    half = student(confidence, min(one.score.freedom, other.score.freedom)) * error
     low, value, high = (
         math.expm1(min(bound, _LOG_MAX)) for bound in (difference - half, difference, difference + half)
     )
@@ -254,26 +254,8 @@ _LOG_MAX = 100.0  # a gain of e^100 is as good as infinite, and a float
 def standard_error(estimate: Estimate) -> float:
     """Return the standard error that an interval stands for."""
     if not estimate.confidence:
-        return UNKNOWN_SPREAD * abs(estimate.value) / quantile(0.95, math.inf)
-    return (estimate.high - estimate.low) / 2 / quantile(estimate.confidence, math.inf)
-
-
-def quantile(confidence: float, freedom: float) -> float:
-    """Return how many standard errors reach from a mean to an end of its interval (Student's t).
-
-    Source: Abramowitz and Stegun, 26.7.5, within 1 % from 3 degrees of freedom on; closed forms for 1 and 2.
-    """
-    if freedom == 1:
-        return math.tan(math.pi / 2 * confidence)
-    if freedom == 2:
-        return confidence * math.sqrt(2 / (1 - confidence**2))
-    z = NormalDist().inv_cdf((1 + confidence) / 2)
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-    )
-    return z + sum(term / freedom**power for power, term in enumerate(terms, 1))
+        return UNKNOWN_SPREAD * abs(estimate.value) / student(0.95)
+    return (estimate.high - estimate.low) / 2 / student(estimate.confidence)
 
 
 def run_to_run_noise(groups: Iterable[Sequence[Told]]) -> dict[tuple[str, float], tuple[float, int]]:

@@ -275,6 +275,21 @@ class TuneOptions:
             raise invalid("\n".join(problems))
 
 
+@dataclass(frozen=True, slots=True)
+class TuneRequest:
+    """What is asked for, and how.
+
+    Attributes:
+        options: The options.
+        named: Those that were named, as text by name.
+        notes: Remarks, one sentence each.
+    """
+
+    options: TuneOptions
+    named: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
 def _model_problems(options: TuneOptions) -> list[str]:
     problems = []
     names = [model.name for model in options.models.profile]

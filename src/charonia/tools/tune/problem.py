@@ -8,18 +8,20 @@ from dataclasses import dataclass
 from charonia.config.kinds import InstanceKind
 from charonia.tools.results.records import LoadMode
 from charonia.tools.tune.api import (
+    Constraint,
     Dimension,
     Goal,
     LoadSpace,
     MemoryLimit,
     Metric,
     ModelFacts,
+    ModelGoal,
+    Objective,
     SearchMode,
     SearchOptions,
     SearchSpace,
 )
-from charonia.tools.tune.goals import model_goal
-from charonia.tools.tune.options import ModelRequest, SearchSettings, TuneOptions
+from charonia.tools.tune.options import GoalSettings, ModelRequest, SearchSettings, TuneOptions
 from charonia.tools.tune.space import SMALL_SPACE, automatic_dimensions, doubling, manual_dimensions
 from charonia.tools.tune.variants import BaseModel
 
@@ -185,3 +187,18 @@ def _search_options(options: TuneOptions, space: SearchSpace, time_budget_s: flo
 def _part(size: int, share: int, usual: int) -> int:
     """Return so many percent of the space, 0 for the search's own choice where nobody asked for another."""
     return 0 if share == usual else max(1, math.ceil(size * share / 100))
+
+
+def model_goal(request: ModelRequest, settings: GoalSettings) -> ModelGoal:
+    """Return what is wanted of a model: its own goals where it has some, else those of all models."""
+    wanted = request.objectives or settings.objectives or (Objective(Metric.THROUGHPUT),)
+    limits = list(settings.constraints if request.constraints is None else request.constraints)
+    if settings.latency_budget_ms and not _limits(limits, Metric.LATENCY_P99):
+        limits.append(Constraint(Metric.LATENCY_P99, maximum=float(settings.latency_budget_ms)))
+    if settings.min_throughput and not _limits(limits, Metric.THROUGHPUT):
+        limits.append(Constraint(Metric.THROUGHPUT, minimum=float(settings.min_throughput)))
+    return ModelGoal(request.name, wanted, tuple(limits), request.weight)
+
+
+def _limits(constraints: list[Constraint], of: Metric) -> bool:
+    return any(constraint.metric is of for constraint in constraints)

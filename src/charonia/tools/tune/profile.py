@@ -26,11 +26,10 @@ from charonia.tools.perf.run import machine
 from charonia.tools.results.server import Gpu, ServerInfo
 from charonia.tools.tune.api import MemoryLimit, Metric
 from charonia.tools.tune.deployment import Deployment
-from charonia.tools.tune.group import Bench, Ended, GroupSearch
+from charonia.tools.tune.group import Ended, GroupSearch, SearchContext
 from charonia.tools.tune.journal import Journal, content_of, scope_of
 from charonia.tools.tune.measure import Measurer, Prepare
-from charonia.tools.tune.merge import Merged
-from charonia.tools.tune.options import LaunchMode, ModelRequest, TuneFor, TuneOptions
+from charonia.tools.tune.options import LaunchMode, ModelRequest, TuneFor, TuneOptions, TuneRequest
 from charonia.tools.tune.output import CONFIG_FILE, OutputRepository
 from charonia.tools.tune.problem import goal_of, percentiles, problem_of
 from charonia.tools.tune.progress import Noted, Progress
@@ -95,11 +94,11 @@ class _Progressed:
     problem: str = ""
 
 
-def profile(merged: Merged, prepare: Prepare, progress: Progress, stop: Stop) -> TuneRun:
+def profile(request: TuneRequest, prepare: Prepare, progress: Progress, stop: Stop) -> TuneRun:
     """Tune the models that the options name.
 
     Args:
-        merged: The options.
+        request: The options.
         prepare: Makes loads ready.
         progress: Is told what happens.
         stop: Ends the run early, with what was measured.
@@ -107,9 +106,9 @@ def profile(merged: Merged, prepare: Prepare, progress: Progress, stop: Stop) ->
     Raises:
         ServingError: Nothing can be tuned, or nothing can be written. What was measured is in the journal.
     """
-    options = merged.options
+    options = request.options
     began_at, begin = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
-    done = _Progressed(notes=list(merged.notes))
+    done = _Progressed(notes=list(request.notes))
     source = options.launch.repository if options.launch.mode is not LaunchMode.REMOTE else None
     output = OutputRepository(options.output.repository, source, override=options.output.override)
     _note_server(options, done, progress)
@@ -120,10 +119,10 @@ def profile(merged: Merged, prepare: Prepare, progress: Progress, stop: Stop) ->
         deployment = Deployment(server)
         if not options.launch.reload_disabled:
             deployment.check_explicit()
-        bench = Bench(server, deployment, journal, output, progress)
+        context = SearchContext(server, deployment, journal, output, progress)
         info = _server_info(server)
         done.idle_gpus = _gpus(server)
-        run = _Run(options, bench, prepare, stop, source, info, done)
+        run = _Run(options, context, prepare, stop, source, info, done)
         run.groups()
     return TuneRun(
         tool=f"charonia {__version__}",
@@ -132,7 +131,7 @@ def profile(merged: Merged, prepare: Prepare, progress: Progress, stop: Stop) ->
         machine=machine(),
         server=info,
         is_remote=options.launch.mode is LaunchMode.REMOTE,
-        options=merged.named,
+        options=request.named,
         seed=options.search.seed,
         groups=tuple(done.groups),
         idle_gpus=done.idle_gpus,
@@ -146,7 +145,7 @@ def profile(merged: Merged, prepare: Prepare, progress: Progress, stop: Stop) ->
 @dataclass(slots=True)
 class _Run:
     options: TuneOptions
-    bench: Bench
+    context: SearchContext
     prepare: Prepare
     stop: Stop
     source: Path | None
@@ -164,7 +163,7 @@ class _Run:
             try:
                 ended = self._group(batch, max(left, 0.1) if budget else 0.0)
             except ServingError as error:
-                if len(batches) == 1 or self.bench.server.fate():
+                if len(batches) == 1 or self.context.server.fate():
                     raise
                 # The other models can still be tuned.
                 self.done.problem = str(error)
@@ -182,9 +181,9 @@ class _Run:
             bases = self._bases(requests)
             scope = self._scope(bases, requests)
             if not self.options.launch.reload_disabled:
-                self.bench.output.open(bases, scope)
+                self.context.output.open(bases, scope)
             measurer = Measurer(
-                self.bench.server,
+                self.context.server,
                 self.prepare,
                 self.options.measure.time_s,
                 percentiles(goal_of(self.options, requests)),
@@ -197,11 +196,11 @@ class _Run:
                 requests,
                 bases,
                 core_count=machine().core_count if measurer.memory_mb() is not None else 0,
-                memory=_memory(measurer, bases, _gpus(self.bench.server) if self.done.idle_gpus else ()),
+                memory=_memory(measurer, bases, _gpus(self.context.server) if self.done.idle_gpus else ()),
                 time_budget_s=budget,
             )
             search = GroupSearch(
-                *(self.bench, problem, bases, scope, measurer),
+                *(self.context, problem, bases, scope, measurer),
                 loads_variants=not self.options.launch.reload_disabled,
             )
             return search.run()
@@ -209,7 +208,7 @@ class _Run:
             if measurer is not None:
                 measurer.close()
             with _undisturbed():
-                self.bench.deployment.restore(self._note)
+                self.context.deployment.restore(self._note)
 
     def _bases(self, requests: tuple[ModelRequest, ...]) -> dict[str, BaseModel]:
         """Return the models of a group as they are: the profiled ones, and those that they are made of or call."""
@@ -218,7 +217,7 @@ class _Run:
         found: dict[str, BaseModel] = {}
         names = list(wanted)
         for _ in range(COMPOSING_DEPTH_MAX):
-            self.bench.deployment.remember(names)
+            self.context.deployment.remember(names)
             for name in sorted(names, key=lambda name: name in {request.name for request in requests}):
                 request = wanted.get(name)
                 cpu_only = name in self.options.models.cpu_only_composing or (request is not None and request.cpu_only)
@@ -232,9 +231,9 @@ class _Run:
     def _base(self, name: str, *, cpu_only: bool) -> BaseModel:
         before = self._used_mb()
         complete = config_of(
-            self.bench.deployment.client.model_config(name)
+            self.context.deployment.client.model_config(name)
             if self.options.launch.reload_disabled
-            else self.bench.deployment.load_own(name)
+            else self.context.deployment.load_own(name)
         )
         after = self._used_mb()
         config = self._written(name) or complete
@@ -245,9 +244,9 @@ class _Run:
 
     def _used_mb(self) -> tuple[float | None, float | None]:
         """Return the server's memory on this machine, and that of its GPUs; None where nobody can see it."""
-        processes = resources.find(self.bench.server.control_url)
+        processes = resources.find(self.context.server.control_url)
         sample = processes.sample() if processes is not None else None
-        gpus = _gpus(self.bench.server) if self.done.idle_gpus else ()
+        gpus = _gpus(self.context.server) if self.done.idle_gpus else ()
         return (sample[1] / 1e6 if sample is not None else None), (_used_on(gpus) if gpus else None)
 
     def _written(self, name: str) -> ModelConfig | None:
@@ -270,7 +269,7 @@ class _Run:
                 "files": files,
                 "configs": {name: [render(base.config), render(base.complete)] for name, base in bases.items()},
                 "kinds": {name: base.kind.name for name, base in bases.items()},
-                "server": [self.info.name, self.info.version, "" if self.bench.server.is_ours else self.info.url],
+                "server": [self.info.name, self.info.version, "" if self.context.server.is_ours else self.info.url],
                 "server_flags": [self.options.launch.server_flags, self.options.launch.server_environment],
                 "load": [measure.protocol.value, measure.time_s, flags],
                 "reload": not self.options.launch.reload_disabled,
@@ -279,7 +278,7 @@ class _Run:
 
     def _note(self, text: str) -> None:
         self.done.notes.append(text)
-        self.bench.progress(Noted(text))
+        self.context.progress(Noted(text))
 
 
 @contextmanager

@@ -29,8 +29,6 @@ VARIANTS_MAX = 100_000
 SMALL_SPACE = 8
 """Up to so many variants each is measured well at once, and the best are repeated less often."""
 
-Value = int | tuple[int, ...] | str
-
 
 def doubling(minimum: float, maximum: float) -> tuple[float, ...]:
     """Return the minimum, the powers of two above it, and the maximum.

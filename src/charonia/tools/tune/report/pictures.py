@@ -1,4 +1,8 @@
-"""The plots of a configuration search as PNG files, drawn by matplotlib, which is an optional dependency."""
+"""The plots of a configuration search as PNG files, drawn by matplotlib, which is an optional dependency.
+
+They draw what the page draws: `plot_data` is the only source of both. The page draws with a script of its own, as its
+plots answer to the pointer and the keyboard and it needs nothing that is not in its file.
+"""
 
 import io
 import re
@@ -8,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from charonia.core.errors import unsupported
 from charonia.tools.tune.report.plot_data import plot_data
-from charonia.tools.tune.report.view import VariantView, variant_views
+from charonia.tools.tune.report.view import variant_views
 from charonia.tools.tune.result import TuneRun
 
 if TYPE_CHECKING:
@@ -74,14 +78,14 @@ def pictures(run: TuneRun) -> dict[str, bytes]:
     require_matplotlib()
     import matplotlib as mpl
 
-    views = [variant_views(group) for group in run.groups]
+    data = plot_data(run, [variant_views(group) for group in run.groups])
     found: dict[str, bytes] = {}
     # A name in a script that the font does not have is drawn as boxes, which is no reason to speak up.
     with mpl.rc_context(_STYLE), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        for group, shown in zip(plot_data(run, views)["groups"], views, strict=True):
+        for group in data["groups"]:
             drawn = [(model, pair) for place, model in enumerate(group["models"]) for pair in _of_model(group, place)]
-            drawn += [("-".join(group["models"]), pair) for pair in _of_group(group, shown)]
+            drawn += [("-".join(group["models"]), pair) for pair in _of_group(group)]
             for name, (kind, draw) in drawn:
                 found[_file_name(name, kind, found)] = _png(draw)
     return found
@@ -123,8 +127,8 @@ def _of_model(group: Mapping[str, Any], place: int) -> Iterator[tuple[str, _Draw
         yield "breakdown", lambda axes: _breakdown(axes, best, place)
 
 
-def _of_group(group: Mapping[str, Any], views: Sequence[VariantView]) -> Iterator[tuple[str, _Draw]]:
-    gains = [view for view in views if view.best is not None and view.best.gain is not None and not view.is_default]
+def _of_group(group: Mapping[str, Any]) -> Iterator[tuple[str, _Draw]]:
+    gains = [variant for variant in group["variants"] if variant["gain"] is not None]
     if gains:
         yield "gain", lambda axes: _gains(axes, gains[:_GAINS_MAX])
     if any(trial["throughput"] is not None for trial in group["trials"]):
@@ -212,15 +216,14 @@ def _breakdown(axes: "Axes", variant: Mapping[str, Any], place: int) -> None:
     _finish(axes, f"{_short(variant['name'])}: where the time of a mean request goes", "ms", "")
 
 
-def _gains(axes: "Axes", views: Sequence[VariantView]) -> None:
+def _gains(axes: "Axes", variants: Sequence[Mapping[str, Any]]) -> None:
     axes.axvline(0, color=_DEFAULT, linewidth=1)
-    for row, view in enumerate(views):
-        gain = view.best.gain if view.best is not None else None
-        if gain is not None:
-            color = _BEST if gain.low > 0 else _LIMIT if gain.high < 0 else _DEFAULT
-            axes.plot([100 * gain.low, 100 * gain.high], [row, row], color=color, linewidth=3, alpha=0.45)
-            axes.plot([100 * gain.value], [row], color=color, marker="o", markersize=6)
-    axes.set_yticks(range(len(views)), [_short(view.record.name) for view in views])
+    for row, variant in enumerate(variants):
+        value, low, high = variant["gain"]
+        color = _BEST if low > 0 else _LIMIT if high < 0 else _DEFAULT
+        axes.plot([low, high], [row, row], color=color, linewidth=3, alpha=0.45)
+        axes.plot([value], [row], color=color, marker="o", markersize=6)
+    axes.set_yticks(range(len(variants)), [_short(variant["name"]) for variant in variants])
     axes.invert_yaxis()
     _finish(axes, "Gain over the default configuration, with its interval", "%", "")
 

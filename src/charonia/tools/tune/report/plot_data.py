@@ -1,6 +1,7 @@
-"""What the plots of the page draw, as lists and numbers. Pure.
+"""What the plots draw, as lists and numbers: those of the page, and the pictures of `pictures.py`. Pure.
 
-Latencies and times of a request are nanoseconds, times of the search milliseconds from its begin, memory MB.
+Latencies and times of a request are nanoseconds, times of the search milliseconds from its begin, memory MB, gains
+percent.
 `page/tune.js` reads these names.
 """
 
@@ -68,8 +69,15 @@ def _variant(group: GroupRecord, view: VariantView) -> dict[str, Any]:
         "role": view.role.value,
         "default": view.is_default,
         "best": view.rows.index(best) if best is not None else -1,
+        "gain": _gain(view),
         "loads": [_load(group, row) for row in view.rows],
     }
+
+
+def _gain(view: VariantView) -> list[float] | None:
+    """Return the gain over the default configuration with its interval, None for the default itself."""
+    gain = None if view.best is None or view.is_default else view.best.gain
+    return None if gain is None else _three(gain, 100)
 
 
 def _load(group: GroupRecord, row: Row) -> dict[str, Any]:

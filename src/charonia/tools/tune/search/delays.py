@@ -8,43 +8,43 @@ from dataclasses import replace
 
 from charonia.tools.tune.api import LoadPoint, Metric, ModelChange, ModelFacts, Variant
 from charonia.tools.tune.objective import Point, gain
-from charonia.tools.tune.search.bench import USUAL, Bench, Steps
+from charonia.tools.tune.search.trial_driver import USUAL, Steps, TrialDriver
 from charonia.tools.tune.space import instance_count, max_batch_size
 
 LATENCY_SHARE_MAX = 0.5
 """A delay beyond this share of the mean response time costs more than fuller batches bring."""
 
 
-def explore(bench: Bench) -> Steps[None]:
+def explore(driver: TrialDriver) -> Steps[None]:
     """Measure the best variants and the default one with growing queue delays, while these bring more."""
-    best = bench.evidence.ranking()[: bench.options.finalist_count]
-    default = bench.evidence.best(bench.default)
+    best = driver.evidence.ranking()[: driver.options.finalist_count]
+    default = driver.evidence.best(driver.default)
     if default and default not in best:
         best.append(default)
     for point in best:
-        for facts in bench.grid.space.models:
-            yield from _raise(bench, point, facts)
+        for facts in driver.grid.space.models:
+            yield from _raise(driver, point, facts)
 
 
-def _raise(bench: Bench, point: Point, facts: ModelFacts) -> Steps[None]:
+def _raise(driver: TrialDriver, point: Point, facts: ModelFacts) -> Steps[None]:
     if not _can_wait(point, facts):
         return
     here = point
     for delay_us in facts.queue_delays_us:
         if delay_us > _longest_us(point):
             return
-        variant = delayed(bench, point.variant, facts.name, delay_us)
-        there = yield from bench.measure(variant, point.loads, USUAL, "queue delay")
-        if there is None or gain(there, here, bench.goal.confidence).value <= 0:
+        variant = delayed(driver, point.variant, facts.name, delay_us)
+        there = yield from driver.measure(variant, point.loads, USUAL, "queue delay")
+        if there is None or gain(there, here, driver.goal.confidence).value <= 0:
             return
         here = there
 
 
-def delayed(bench: Bench, variant: Variant, model: str, delay_us: int) -> Variant:
+def delayed(driver: TrialDriver, variant: Variant, model: str, delay_us: int) -> Variant:
     """Return a variant with a queue delay for a model."""
     changes = tuple(
         variant.change(facts.name) if facts.name != model else replace(variant.change(model), queue_delay_us=delay_us)
-        for facts in bench.grid.space.models
+        for facts in driver.grid.space.models
     )
     return Variant(changes)
 

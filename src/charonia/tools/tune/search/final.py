@@ -1,10 +1,10 @@
 """The end of every search: the edges of the constraints for the best variants, then repeats until it is decided."""
 
 from charonia.tools.tune.api import Variant
+from charonia.tools.tune.futility import may_decide
 from charonia.tools.tune.objective import Point, confidence_of_looks, gain
-from charonia.tools.tune.outlook import may_decide
 from charonia.tools.tune.search import load
-from charonia.tools.tune.search.bench import USUAL, Bench, Steps
+from charonia.tools.tune.search.trial_driver import USUAL, Steps, TrialDriver
 
 TIE = 0.02
 """Variants whose gains over each other lie within this share, interval and all, are as good as each other."""
@@ -13,56 +13,56 @@ _REFINED_MAX = 12
 _REPEATS_MIN = 2
 
 
-def refine(bench: Bench) -> Steps[None]:
+def refine(driver: TrialDriver) -> Steps[None]:
     """Sweep the loads of the best variants, and approach the edges of the constraints while that may win."""
-    for best in bench.evidence.ranking()[: bench.options.finalist_count]:
-        yield from _sweep(bench, best.variant)
-    yield from _sweep(bench, bench.default)
-    yield from load.approach_edges(bench, bench.default, USUAL)
-    promising = [(point, point.variant) for v in bench.evidence.variants() if (point := load.potential(bench, v))]
+    for best in driver.evidence.ranking()[: driver.options.finalist_count]:
+        yield from _sweep(driver, best.variant)
+    yield from _sweep(driver, driver.default)
+    yield from load.approach_edges(driver, driver.default, USUAL)
+    promising = [(point, point.variant) for v in driver.evidence.variants() if (point := load.potential(driver, v))]
     promising.sort(key=lambda pair: pair[0].score.value, reverse=True)
-    promising.sort(key=lambda pair: _keeps(bench, pair[1]), reverse=True)
+    promising.sort(key=lambda pair: _keeps(driver, pair[1]), reverse=True)
     for point, variant in promising[:_REFINED_MAX]:
-        leader = bench.evidence.ranking()[0]
+        leader = driver.evidence.ranking()[0]
         if not leader.violation and point.score.value <= leader.score.value:
             continue
-        yield from load.approach_edges(bench, variant, USUAL)
+        yield from load.approach_edges(driver, variant, USUAL)
 
 
-def _sweep(bench: Bench, variant: Variant) -> Steps[None]:
-    yield from load.sweep(bench, variant, USUAL, "loads of the best variants")
+def _sweep(driver: TrialDriver, variant: Variant) -> Steps[None]:
+    yield from load.sweep(driver, variant, USUAL, "loads of the best variants")
 
 
-def _keeps(bench: Bench, variant: Variant) -> bool:
-    best = bench.evidence.best(variant)
+def _keeps(driver: TrialDriver, variant: Variant) -> bool:
+    best = driver.evidence.best(variant)
     return best is not None and not best.violation
 
 
-def repeat(bench: Bench) -> Steps[None]:
+def repeat(driver: TrialDriver) -> Steps[None]:
     """Measure the best variants and the default one in turn until one is better, or they are as good as each other."""
-    count = max(1, bench.options.finalist_count)
-    finalists = [point for point in bench.evidence.ranking() if not point.variant.is_default][:count]
+    count = max(1, driver.options.finalist_count)
+    finalists = [point for point in driver.evidence.ranking() if not point.variant.is_default][:count]
     running = [(point.variant, point.loads) for point in finalists]
-    default = bench.evidence.best(bench.default)
+    default = driver.evidence.best(driver.default)
     if default:
         # Under its own best load and that of the best: a gain that is only one of the load is none of the variant.
         both = [default.loads, *(point.loads for point in finalists[:1])]
-        running += [(bench.default, loads) for loads in dict.fromkeys(both)]
-    for number in range(1, bench.options.repeats_max + 1):
+        running += [(driver.default, loads) for loads in dict.fromkeys(both)]
+    for number in range(1, driver.options.repeats_max + 1):
         for variant, loads in running:
-            yield from bench.again(variant, loads, bench.repeat_effort, "repeat of the best")
-        points = [point for variant, loads in running if (point := bench.evidence.point(variant, loads))]
-        left = bench.options.repeats_max - number
-        if number < _REPEATS_MIN and not _is_early_enough(bench, points, left):
+            yield from driver.again(variant, loads, driver.repeat_effort, "repeat of the best")
+        points = [point for variant, loads in running if (point := driver.evidence.point(variant, loads))]
+        left = driver.options.repeats_max - number
+        if number < _REPEATS_MIN and not _is_early_enough(driver, points, left):
             continue
-        points = _still_running(bench, points)
+        points = _still_running(driver, points)
         # Where there is nothing to compare, the repeats are what is known of how much a measurement varies.
-        if finalists and (len(points) <= 1 or _settled(bench, points, left)):
+        if finalists and (len(points) <= 1 or _settled(driver, points, left)):
             return
         running = [(point.variant, point.loads) for point in points]
 
 
-def _is_early_enough(bench: Bench, points: list[Point], left: int) -> bool:
+def _is_early_enough(driver: TrialDriver, points: list[Point], left: int) -> bool:
     """Return whether one repeat is enough: all were measured twice, and nothing better than the default is in sight.
 
     Whoever is said to be better was picked for a measurement that may have been lucky, and is measured again.
@@ -72,15 +72,15 @@ def _is_early_enough(bench: Bench, points: list[Point], left: int) -> bool:
         return False
     best = max(default, key=lambda point: point.order)
     return not any(
-        point.order > best.order and may_decide(point, best, _level(bench), left)
+        point.order > best.order and may_decide(point, best, _level(driver), left)
         for point in points
         if not point.variant.is_default
     )
 
 
-def _still_running(bench: Bench, points: list[Point]) -> list[Point]:
+def _still_running(driver: TrialDriver, points: list[Point]) -> list[Point]:
     leader = max(points, key=lambda point: point.order, default=None)
-    return [point for point in points if leader and may_win(leader, point, _level(bench))]
+    return [point for point in points if leader and may_win(leader, point, _level(driver))]
 
 
 def may_win(leader: Point, point: Point, level: float) -> bool:
@@ -90,19 +90,19 @@ def may_win(leader: Point, point: Point, level: float) -> bool:
     return not point.surely_violates and gain(leader, point, level).low <= 0
 
 
-def _settled(bench: Bench, points: list[Point], left: int) -> bool:
+def _settled(driver: TrialDriver, points: list[Point], left: int) -> bool:
     """Return whether nobody can be told from the leader: they are as good, or no measurement to come would tell."""
     leader = max(points, key=lambda point: point.order)
     if leader.violation:
         return False
     others = [point for point in points if point is not leader]
-    return all(_tied(bench, leader, other) or not may_decide(other, leader, _level(bench), left) for other in others)
+    return all(_tied(driver, leader, other) or not may_decide(other, leader, _level(driver), left) for other in others)
 
 
-def _tied(bench: Bench, leader: Point, point: Point) -> bool:
-    difference = gain(point, leader, _level(bench))
+def _tied(driver: TrialDriver, leader: Point, point: Point) -> bool:
+    difference = gain(point, leader, _level(driver))
     return difference.low >= -TIE and difference.high <= TIE
 
 
-def _level(bench: Bench) -> float:
-    return confidence_of_looks(bench.goal, bench.options)
+def _level(driver: TrialDriver) -> float:
+    return confidence_of_looks(driver.goal, driver.options)

@@ -8,7 +8,7 @@ from charonia.core.errors import invalid
 from charonia.tools.results.records import LoadMode
 from charonia.tools.tune.api import LoadSpace, Metric, Variant
 from charonia.tools.tune.objective import Point, gain
-from charonia.tools.tune.search.bench import Bench, Steps
+from charonia.tools.tune.search.trial_driver import Steps, TrialDriver
 from charonia.tools.tune.space import load_values
 
 PLATEAU = 0.05
@@ -19,31 +19,31 @@ _RATE_PRECISION = 0.02
 _FAILED_LOADS_MAX = 2
 
 
-def sweep(bench: Bench, variant: Variant, effort: float, purpose: str) -> Steps[None]:
+def sweep(driver: TrialDriver, variant: Variant, effort: float, purpose: str) -> Steps[None]:
     """Measure a variant under growing loads, until they bring nothing any more or the constraints are missed."""
-    load = bench.grid.space.load
+    load = driver.grid.space.load
     for batch_size in load.batch_sizes:
         if load.formula:
-            yield from bench.measure(variant, bench.formula(variant, batch_size), effort, purpose)
+            yield from driver.measure(variant, driver.formula(variant, batch_size), effort, purpose)
         else:
-            yield from _sweep(bench, variant, batch_size, effort, purpose)
+            yield from _sweep(driver, variant, batch_size, effort, purpose)
 
 
-def _sweep(bench: Bench, variant: Variant, batch_size: int, effort: float, purpose: str) -> Steps[None]:
-    load = bench.grid.space.load
+def _sweep(driver: TrialDriver, variant: Variant, batch_size: int, effort: float, purpose: str) -> Steps[None]:
+    load = driver.grid.space.load
     points: list[Point] = []
     failed = 0
     for value in load_values(load):
-        point = yield from bench.measure(variant, bench.loads(value, batch_size), effort, purpose)
+        point = yield from driver.measure(variant, driver.loads(value, batch_size), effort, purpose)
         if point is None:
             failed += 1
-            if failed == _FAILED_LOADS_MAX or not bench.fits(variant):
+            if failed == _FAILED_LOADS_MAX or not driver.fits(variant):
                 return
             continue
         points.append(point)
         if load.values and not load.stops_early:
             continue
-        if _missed(points) or (yield from _levelled(bench, points, effort)):
+        if _missed(points) or (yield from _levelled(driver, points, effort)):
             return
 
 
@@ -56,19 +56,19 @@ def _missed(points: Sequence[Point]) -> bool:
     return points[-1].violation >= points[-2].violation
 
 
-def _levelled(bench: Bench, points: list[Point], effort: float) -> Steps[bool]:
+def _levelled(driver: TrialDriver, points: list[Point], effort: float) -> Steps[bool]:
     """Return whether the last loads brought nothing. What noise could have made look so is measured once more."""
     if len(points) <= _PLATEAU_LOADS:
         return False
     before, best = points[-_PLATEAU_LOADS - 1], max(points[-_PLATEAU_LOADS:], key=lambda point: point.order)
     if _rises(before, best):
         return False
-    undecided = gain(best, before, bench.goal.confidence).high > PLATEAU
+    undecided = gain(best, before, driver.goal.confidence).high > PLATEAU
     if undecided and not before.violation and len(before.trial_numbers) == len(best.trial_numbers) == 1:
         for point in (before, best):
-            yield from bench.again(point.variant, point.loads, effort, "whether this is the plateau")
-        before, best = _fresh(bench, before), _fresh(bench, best)
-        points[:] = [_fresh(bench, point) for point in points]
+            yield from driver.again(point.variant, point.loads, effort, "whether this is the plateau")
+        before, best = _fresh(driver, before), _fresh(driver, best)
+        points[:] = [_fresh(driver, point) for point in points]
         return not _rises(before, best)
     return True
 
@@ -79,18 +79,18 @@ def _rises(before: Point, after: Point) -> bool:
     return not after.violation and after.score.value - before.score.value > math.log1p(PLATEAU)
 
 
-def _fresh(bench: Bench, point: Point) -> Point:
-    return bench.evidence.point(point.variant, point.loads) or point
+def _fresh(driver: TrialDriver, point: Point) -> Point:
+    return driver.evidence.point(point.variant, point.loads) or point
 
 
-def edges(bench: Bench, variant: Variant) -> list[tuple[Point, Point]]:
+def edges(driver: TrialDriver, variant: Variant) -> list[tuple[Point, Point]]:
     """Return neighbouring points of a variant of which one keeps the constraints: the one that does comes first.
 
     At most two for each batch size: the smallest load that keeps them and the largest.
     """
     found = []
     by_batch: dict[int, list[Point]] = {}
-    for point in bench.evidence.points(variant):
+    for point in driver.evidence.points(variant):
         if len({load.value for load in point.loads}) == 1:
             by_batch.setdefault(point.loads[0].batch_size, []).append(point)
     for points in by_batch.values():
@@ -102,73 +102,73 @@ def edges(bench: Bench, variant: Variant) -> list[tuple[Point, Point]]:
     return found
 
 
-def potential(bench: Bench, variant: Variant) -> Point | None:
+def potential(driver: TrialDriver, variant: Variant) -> Point | None:
     """Return the best that a variant may reach on the edge of the constraints, None where it was not measured.
 
     Between a load that keeps the constraints and one that misses them, the objective lies between the two.
     """
-    best = bench.evidence.best(variant)
-    if best is None or best.violation or not searches_edges(bench):
+    best = driver.evidence.best(variant)
+    if best is None or best.violation or not searches_edges(driver):
         return best
-    return max([best, *(outside for _, outside in edges(bench, variant))], key=lambda point: point.score.value)
+    return max([best, *(outside for _, outside in edges(driver, variant))], key=lambda point: point.score.value)
 
 
-def searches_edges(bench: Bench) -> bool:
+def searches_edges(driver: TrialDriver) -> bool:
     """Return whether loads between those of the sweep may be measured: not where the user named the loads."""
-    load = bench.grid.space.load
+    load = driver.grid.space.load
     return not load.values and not load.formula and load.binary_steps_max > 0
 
 
-def approach_edges(bench: Bench, variant: Variant, effort: float) -> Steps[None]:
+def approach_edges(driver: TrialDriver, variant: Variant, effort: float) -> Steps[None]:
     """Search for the edges of the constraints by halving."""
-    if not searches_edges(bench):
+    if not searches_edges(driver):
         return
-    for inside, outside in edges(bench, variant):
-        for _ in range(bench.grid.space.load.binary_steps_max):
-            value = _middle(bench, inside, outside)
+    for inside, outside in edges(driver, variant):
+        for _ in range(driver.grid.space.load.binary_steps_max):
+            value = _middle(driver, inside, outside)
             if value is None:
                 break
-            loads = bench.loads(value, inside.loads[0].batch_size)
-            point = yield from bench.measure(variant, loads, effort, "edge of the constraints")
+            loads = driver.loads(value, inside.loads[0].batch_size)
+            point = yield from driver.measure(variant, loads, effort, "edge of the constraints")
             if point is None:
                 break
             inside, outside = (inside, point) if point.violation else (point, outside)
 
 
-def _middle(bench: Bench, inside: Point, outside: Point) -> float | None:
+def _middle(driver: TrialDriver, inside: Point, outside: Point) -> float | None:
     low, high = sorted((inside.loads[0].value, outside.loads[0].value))
-    if bench.grid.space.load.mode is LoadMode.CONCURRENCY:
+    if driver.grid.space.load.mode is LoadMode.CONCURRENCY:
         return float((low + high) // 2) if high - low >= 2 else None
     return (low + high) / 2 if high - low > _RATE_PRECISION * low else None
 
 
-def climb(bench: Bench, variant: Variant, effort: float, purpose: str) -> Steps[None]:
+def climb(driver: TrialDriver, variant: Variant, effort: float, purpose: str) -> Steps[None]:
     """Measure a variant where its batches are full, and go on in the direction in which that gets better."""
-    load = bench.grid.space.load
+    load = driver.grid.space.load
     for batch_size in load.batch_sizes:
-        formula = bench.formula(variant, batch_size)
+        formula = driver.formula(variant, batch_size)
         if load.formula:
-            yield from bench.measure(variant, formula, effort, purpose)
+            yield from driver.measure(variant, formula, effort, purpose)
             continue
         values = load_values(load)
         wanted = max(point.value for point in formula)
         if load.mode is LoadMode.REQUEST_RATE:
-            known = bench.evidence.best(bench.default)
+            known = driver.evidence.best(driver.default)
             wanted = known.loads[0].value if known else values[0]
         start = next((index for index, value in enumerate(values) if value >= wanted), len(values) - 1)
-        yield from _climb(bench, variant, (batch_size, start), effort, purpose)
+        yield from _climb(driver, variant, (batch_size, start), effort, purpose)
 
 
-def _climb(bench: Bench, variant: Variant, origin: tuple[int, int], effort: float, purpose: str) -> Steps[None]:
+def _climb(driver: TrialDriver, variant: Variant, origin: tuple[int, int], effort: float, purpose: str) -> Steps[None]:
     batch_size, start = origin
-    values = load_values(bench.grid.space.load)
-    first = yield from bench.measure(variant, bench.loads(values[start], batch_size), effort, purpose)
-    if first is None or _hopeless(bench, first):
+    values = load_values(driver.grid.space.load)
+    first = yield from driver.measure(variant, driver.loads(values[start], batch_size), effort, purpose)
+    if first is None or _hopeless(driver, first):
         return
     for step in (-1, 1) if first.violation else (1, -1):
         here, index = first, start + step
         while 0 <= index < len(values):
-            point = yield from bench.measure(variant, bench.loads(values[index], batch_size), effort, purpose)
+            point = yield from driver.measure(variant, driver.loads(values[index], batch_size), effort, purpose)
             if point is None or not _better(here, point):
                 break
             here, index = point, index + step
@@ -176,16 +176,16 @@ def _climb(bench: Bench, variant: Variant, origin: tuple[int, int], effort: floa
             return
 
 
-def _hopeless(bench: Bench, first: Point) -> bool:
+def _hopeless(driver: TrialDriver, first: Point) -> bool:
     """Return whether no other load can make a variant win that was measured where its batches are full.
 
     Less load never brings more throughput, and more than fills the batches brings only a little.
     """
-    if any(objective.metric is not Metric.THROUGHPUT for model in bench.goal.models for objective in model.objectives):
+    if any(objective.metric is not Metric.THROUGHPUT for model in driver.goal.models for objective in model.objectives):
         return False
-    leader = bench.evidence.ranking()[0]
+    leader = driver.evidence.ranking()[0]
     lacking = 0.0 if first.violation else _ROOM_ABOVE
-    return not leader.violation and gain(first, leader, bench.goal.confidence).high < -lacking
+    return not leader.violation and gain(first, leader, driver.goal.confidence).high < -lacking
 
 
 def _better(here: Point, there: Point) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 
 from charonia.core.errors import unsupported
 from charonia.tools.tune.objective import Loads, Point
-from charonia.tools.tune.search.bench import USUAL, Bench, Steps
+from charonia.tools.tune.search.trial_driver import USUAL, Steps, TrialDriver
 from charonia.tools.tune.space import Coordinate, load_values
 
 _MIN_SHARE, _MAX_SHARE = 0.05, 0.1
@@ -15,22 +15,22 @@ _KNOWN_IN_A_ROW = 20
 """After so many suggestions in a row that are known already, an unknown one is drawn at random."""
 
 
-def explore(bench: Bench) -> Steps[None]:
+def explore(driver: TrialDriver) -> Steps[None]:
     """Ask optuna for variants and tell it what they gave, until nothing better came for a while.
 
     Raises:
         ServingError: UNIMPLEMENTED where optuna is not installed.
     """
     optuna = load_library()
-    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=bench.options.seed))
-    choices = _Choices(bench, optuna)
-    at_least, at_most = trial_counts(bench, choices.size)
+    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=driver.options.seed))
+    choices = _Choices(driver, optuna)
+    at_least, at_most = trial_counts(driver, choices.size)
     best, without_gain = -math.inf, 0
     while len(choices.seen) < at_most:
         trial, picked = choices.suggest(study)
         is_new = picked not in choices.seen
         choices.seen.add(picked)
-        variant_point = yield from _measure(bench, choices, picked)
+        variant_point = yield from _measure(driver, choices, picked)
         if variant_point is None:
             study.tell(trial, state=optuna.trial.TrialState.FAIL)
         else:
@@ -39,8 +39,8 @@ def explore(bench: Bench) -> Steps[None]:
             best, without_gain = value(variant_point), 0
         elif is_new:
             without_gain += 1
-        if len(choices.seen) >= at_least and without_gain >= bench.options.optuna_patience:
-            bench.note(f"optuna: nothing better in the last {without_gain} of {len(choices.seen)} suggestions.")
+        if len(choices.seen) >= at_least and without_gain >= driver.options.optuna_patience:
+            driver.note(f"optuna: nothing better in the last {without_gain} of {len(choices.seen)} suggestions.")
             return
 
 
@@ -61,9 +61,9 @@ def load_library() -> Any:
     return optuna
 
 
-def trial_counts(bench: Bench, size: int) -> tuple[int, int]:
+def trial_counts(driver: TrialDriver, size: int) -> tuple[int, int]:
     """Return the least and the most suggestions: as asked for, or shares of a space of so many points."""
-    options = bench.options
+    options = driver.options
     at_most = min(options.optuna_trials_max or max(_TRIALS_MIN, round(size * _MAX_SHARE)), size)
     at_least = min(options.optuna_trials_min or max(_TRIALS_MIN, round(size * _MIN_SHARE)), at_most)
     return at_least, at_most
@@ -80,26 +80,26 @@ Picked = tuple[Coordinate, int, int]
 """A coordinate, the index of a batch size and that of a load."""
 
 
-def _measure(bench: Bench, choices: "_Choices", picked: Picked) -> Steps[Point | None]:
+def _measure(driver: TrialDriver, choices: "_Choices", picked: Picked) -> Steps[Point | None]:
     coordinate, batch, load = picked
-    variant = bench.grid.variant(coordinate)
+    variant = driver.grid.variant(coordinate)
     loads = choices.loads(coordinate, batch, load)
-    return (yield from bench.measure(variant, loads, USUAL, "optuna"))
+    return (yield from driver.measure(variant, loads, USUAL, "optuna"))
 
 
 class _Choices:
     """What optuna chooses from: an index for each dimension, for the batch size and for the load."""
 
-    def __init__(self, bench: Bench, optuna: Any) -> None:
+    def __init__(self, driver: TrialDriver, optuna: Any) -> None:
         self.seen: set[Picked] = set()
-        load = bench.grid.space.load
-        self._bench = bench
-        self._random = Random(bench.options.seed)
+        load = driver.grid.space.load
+        self._bench = driver
+        self._random = Random(driver.options.seed)
         self._values = () if load.formula else load_values(load)
-        counts = (*bench.grid.shape, len(load.batch_sizes), max(1, len(self._values)))
+        counts = (*driver.grid.shape, len(load.batch_sizes), max(1, len(self._values)))
         self._counts = counts
-        self.size = math.prod(counts) if bench.grid.shape else 0
-        names = [f"{dimension.model}.{dimension.setting}" for dimension in bench.grid.space.dimensions]
+        self.size = math.prod(counts) if driver.grid.shape else 0
+        names = [f"{dimension.model}.{dimension.setting}" for dimension in driver.grid.space.dimensions]
         self._names = [*names, "batch_size", "load"]
         self._distributions = {
             name: optuna.distributions.IntDistribution(0, count - 1)

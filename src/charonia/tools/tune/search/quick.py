@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from charonia.tools.results.records import LoadMode
 from charonia.tools.tune.objective import Point, gain
 from charonia.tools.tune.search import load
-from charonia.tools.tune.search.bench import USUAL, Bench, Steps
+from charonia.tools.tune.search.trial_driver import USUAL, Steps, TrialDriver
 from charonia.tools.tune.space import Coordinate
 
 RADIUS = 3
@@ -24,39 +24,39 @@ _STEP_GAINS = (0.09, 0.3, 1.0)
 _STEPS_MAX = 1000
 
 
-def explore(bench: Bench) -> Steps[None]:
+def explore(driver: TrialDriver) -> Steps[None]:
     """Climb until no neighbour is better."""
-    if not bench.grid.shape:
+    if not driver.grid.shape:
         return
-    climber = _Climber(bench)
-    home: Coordinate = (0,) * len(bench.grid.shape)
+    climber = _Climber(driver)
+    home: Coordinate = (0,) * len(driver.grid.shape)
     yield from climber.visit(home)
     for _ in range(_STEPS_MAX):
         there = yield from climber.leap(home)
         if there == home:
             there = yield from climber.step(home)
         if there == home:
-            bench.note(f"No neighbour of '{bench.grid.variant(home)}' is better.")
+            driver.note(f"No neighbour of '{driver.grid.variant(home)}' is better.")
             return
         home = there
 
 
 class _Climber:
-    def __init__(self, bench: Bench) -> None:
-        self._bench = bench
+    def __init__(self, driver: TrialDriver) -> None:
+        self._bench = driver
         self._points: dict[Coordinate, Point | None] = {}
 
     def visit(self, coordinate: Coordinate) -> Steps[Point | None]:
         """Measure a point under the load that fills its batches."""
         if coordinate not in self._points:
-            bench = self._bench
-            variant = bench.grid.variant(coordinate)
-            if bench.grid.space.load.mode is LoadMode.REQUEST_RATE:
-                yield from load.climb(bench, variant, USUAL, "hill climbing")
+            driver = self._bench
+            variant = driver.grid.variant(coordinate)
+            if driver.grid.space.load.mode is LoadMode.REQUEST_RATE:
+                yield from load.climb(driver, variant, USUAL, "hill climbing")
             else:
-                for batch_size in bench.grid.space.load.batch_sizes:
-                    yield from bench.measure(variant, bench.formula(variant, batch_size), USUAL, "hill climbing")
-            self._points[coordinate] = bench.evidence.best(variant)
+                for batch_size in driver.grid.space.load.batch_sizes:
+                    yield from driver.measure(variant, driver.formula(variant, batch_size), USUAL, "hill climbing")
+            self._points[coordinate] = driver.evidence.best(variant)
         return self._points[coordinate]
 
     def leap(self, home: Coordinate) -> Steps[Coordinate]:

@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 from charonia.core.errors import invalid
 from charonia.tools.tune.api import Goal, Outcome, Search, SearchMode, SearchOptions, SearchSpace, Skipped, Told, Trial
-from charonia.tools.tune.search import brute, delays, final, load, optuna_search, quick, race
-from charonia.tools.tune.search.bench import USUAL, Bench, OutOfBudget, Steps
+from charonia.tools.tune.search import brute, delays, final, load, optuna_search, quick, successive_halving
+from charonia.tools.tune.search.trial_driver import USUAL, OutOfBudget, Steps, TrialDriver
 
-_EXPLORE: dict[SearchMode, Callable[[Bench], Steps[None]]] = {
-    SearchMode.RACE: race.explore,
+_EXPLORE: dict[SearchMode, Callable[[TrialDriver], Steps[None]]] = {
+    SearchMode.RACE: successive_halving.explore,
     SearchMode.BRUTE: brute.explore,
     SearchMode.QUICK: quick.explore,
     SearchMode.OPTUNA: optuna_search.explore,
@@ -37,39 +37,39 @@ def make_search(space: SearchSpace, goal: Goal, options: SearchOptions) -> Searc
     if options.mode is SearchMode.OPTUNA:
         optuna_search.load_library()
     load.check(space.load)
-    return _AskTell(Bench(space, goal, options))
+    return _AskTell(TrialDriver(space, goal, options))
 
 
-def _steps(bench: Bench) -> Steps[None]:
-    later = int(bench.options.trials_max * _TRIALS_SHARE)
-    finalists = (bench.options.finalist_count + 1) * bench.options.repeats_max
-    phases: tuple[tuple[str, Callable[[Bench], Steps[None]], int], ...] = (
+def _steps(driver: TrialDriver) -> Steps[None]:
+    later = int(driver.options.trials_max * _TRIALS_SHARE)
+    finalists = (driver.options.finalist_count + 1) * driver.options.repeats_max
+    phases: tuple[tuple[str, Callable[[TrialDriver], Steps[None]], int], ...] = (
         ("search", _explore, min(later, 2 * finalists)),
         ("search for the edges of the constraints", final.refine, min(later, finalists)),
         ("repeats of the finalists", final.repeat, 0),
     )
     for (name, phase, reserve), share in zip(phases, _TIME_SHARES, strict=True):
-        bench.begin(share, reserve)
+        driver.begin(share, reserve)
         try:
-            yield from phase(bench)
+            yield from phase(driver)
         except OutOfBudget as limit:
-            bench.note(f"The {name} ended early: {limit}.")
-        if not bench.evidence.variants():
+            driver.note(f"The {name} ended early: {limit}.")
+        if not driver.evidence.variants():
             return
 
 
-def _explore(bench: Bench) -> Steps[None]:
-    yield from load.sweep(bench, bench.default, USUAL, "default configuration")
-    yield from _EXPLORE[bench.options.mode](bench)
-    yield from delays.explore(bench)
+def _explore(driver: TrialDriver) -> Steps[None]:
+    yield from load.sweep(driver, driver.default, USUAL, "default configuration")
+    yield from _EXPLORE[driver.options.mode](driver)
+    yield from delays.explore(driver)
 
 
 class _AskTell:
     """A generator of trials as a `Search`."""
 
-    def __init__(self, bench: Bench) -> None:
-        self._bench = bench
-        self._steps = _steps(bench)
+    def __init__(self, driver: TrialDriver) -> None:
+        self._bench = driver
+        self._steps = _steps(driver)
         self._trial: Trial | None = None
         self._has_begun = self._has_ended = False
 

@@ -3,8 +3,7 @@ import re
 
 import pytest
 
-from charonia.cli.tune_live import SHOWN_MAX, LiveTable, is_terminal, watched
-from charonia.cli.tune_progress import Printer
+from charonia.cli.tune_progress import SHOWN_MAX, LiveTable, Printer, is_terminal, watched
 from charonia.tools.results.records import Estimate, LoadMode
 from charonia.tools.tune.api import Failed, LoadPoint, Measured, Metric, ModelChange, Outcome, Trial, Variant
 from charonia.tools.tune.decision import Conclusion, Decision, Ranked

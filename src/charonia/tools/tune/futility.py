@@ -10,7 +10,8 @@ import math
 from dataclasses import replace
 from statistics import NormalDist
 
-from charonia.tools.tune.objective import Point, Score, counted, quantile
+from charonia.tools.results.student import student
+from charonia.tools.tune.objective import Point, Score, counted
 
 CHANCE_MIN = 0.2
 """Least chance of a verdict that is worth further measurements."""
@@ -30,7 +31,7 @@ def may_decide(one: Point, other: Point, level: float, left: int) -> bool:
     now = math.hypot(one.score.error, other.score.error)
     after = [_after(point, left) for point in (one, other)]
     later = math.hypot(*(score.error for score in after))
-    needed = quantile(level, min(score.freedom for score in after)) * later
+    needed = student(level, min(score.freedom for score in after)) * later
     reach = NormalDist().inv_cdf(1 - CHANCE_MIN) * now
     return abs(one.score.value - other.score.value) + reach > needed
 

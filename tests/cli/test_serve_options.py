@@ -3,21 +3,20 @@ from pathlib import Path
 
 import pytest
 
-from charonia.cli.foreign import FOREIGN
-from charonia.cli.metrics_values import METRICS_SETTINGS
-from charonia.cli.option_table import GROUPS, Option
-from charonia.cli.options import all_options, default_text, parse, parser
-from charonia.cli.trace_values import SETTINGS
+from charonia.cli.command_line import HELP_COLUMNS_MAX, Option
+from charonia.cli.serve import parse, run
+from charonia.cli.serve_options import LINE, UNSUPPORTED
+from charonia.cli.serve_values import METRICS_SETTINGS, TRACE_SETTINGS
 from charonia.core.errors import ServingError
 from charonia.server.options import CompressionLevel, ControlMode, ServerOptions
 from charonia.wire.log_settings import AccessLogFormat, LogFormat
 
 PAGE = Path(__file__).parents[2] / "docs" / "serve.md"
-KNOWN = {option.name for option in all_options()} | {foreign.name for foreign in FOREIGN}
+KNOWN = {option.name for option in (*LINE.options(), *UNSUPPORTED)}
 
 
 def options(*arguments: str) -> ServerOptions:
-    return parse(["models", *arguments], {}).options
+    return parse(["models", *arguments], {})[0]
 
 
 def problems(*arguments: str) -> list[str]:
@@ -27,22 +26,22 @@ def problems(*arguments: str) -> list[str]:
 
 
 def notes(*arguments: str) -> tuple[str, ...]:
-    return parse(["models", *arguments], {}).notes
+    return parse(["models", *arguments], {})[1]
 
 
 def test_without_options_everything_is_as_by_default() -> None:
-    parsed = parse(["--model-repository=models"], {})
+    chosen, remarks = parse(["--model-repository=models"], {})
 
-    assert parsed.options.models.repositories == ("models",)
-    assert parsed.options.http == ServerOptions().http
-    assert parsed.options.grpc == ServerOptions().grpc
-    assert parsed.notes == ()
+    assert chosen.models.repositories == ("models",)
+    assert chosen.http == ServerOptions().http
+    assert chosen.grpc == ServerOptions().grpc
+    assert remarks == ()
 
 
 def test_repositories_add_up_whatever_way_they_are_given() -> None:
     arguments = ["--model-store=old", "c", "--model-repository", "a", "--model-repository=b", "d"]
 
-    assert parse(arguments, {}).options.models.repositories == ("a", "b", "c", "d", "old")
+    assert parse(arguments, {})[0].models.repositories == ("a", "b", "c", "d", "old")
 
 
 def test_a_repository_must_be_given_and_be_a_folder_or_a_store() -> None:
@@ -144,10 +143,10 @@ def test_a_backend_setting_has_a_name_and_a_value(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "reaction"),
     [
-        ("--htp-port=80", 'Bad option: "--htp-port". Did you mean --http-port?'),
-        ("--model-repositry=m", 'Bad option: "--model-repositry". Did you mean --model-repository?'),
-        ("--xyzzy", 'Bad option: "--xyzzy".'),
-        ("-v", 'Bad option: "-v".'),
+        ("--htp-port=80", "unknown option '--htp-port' (hint: did you mean --http-port?)"),
+        ("--model-repositry=m", "unknown option '--model-repositry' (hint: did you mean --model-repository?)"),
+        ("--xyzzy", "unknown option '--xyzzy' (hint: charonia serve --help lists the options)"),
+        ("-v", "unknown option '-v' (hint: charonia serve --help lists the options)"),
     ],
 )
 def test_an_unknown_option_is_refused_with_a_suggestion(text: str, reaction: str) -> None:
@@ -155,16 +154,16 @@ def test_an_unknown_option_is_refused_with_a_suggestion(text: str, reaction: str
 
 
 def test_an_abbreviated_option_is_an_unknown_one() -> None:
-    assert 'Bad option: "--http-addr"' in problems("--http-addr=::1")[0]
+    assert "unknown option '--http-addr'" in problems("--http-addr=::1")[0]
 
 
 def test_an_option_without_its_value_is_refused() -> None:
-    assert problems("--http-port") == ["--http-port: expected one argument"]
+    assert problems("--http-port") == ["--http-port: expected a value behind it, got none"]
 
 
 def test_all_problems_are_reported_at_once() -> None:
     assert problems("--htp-port=80", "--grpc-port=x", "--allow-sagemaker=true", "--load-model=a") == [
-        'Bad option: "--htp-port". Did you mean --http-port?',
+        "unknown option '--htp-port' (hint: did you mean --http-port?)",
         "--grpc-port: expected an integer from 0 to 65535, got 'x'",
         "--allow-sagemaker=true: that endpoint is not offered",
         "Use of '--load-model' requires setting '--model-control-mode=explicit' as well.",
@@ -215,14 +214,14 @@ def test_an_option_that_asks_for_what_happens_anyway_is_accepted_in_silence(text
 
 
 def test_quoting_of_log_messages_can_be_switched_off_by_the_environment() -> None:
-    assert parse(["models"], {}).options.log.escape is True
-    assert parse(["models"], {"TRITON_SERVER_ESCAPE_LOG_MESSAGES": "0"}).options.log.escape is False
-    assert parse(["models"], {"TRITON_SERVER_ESCAPE_LOG_MESSAGES": "1"}).options.log.escape is True
+    assert parse(["models"], {})[0].log.escape is True
+    assert parse(["models"], {"TRITON_SERVER_ESCAPE_LOG_MESSAGES": "0"})[0].log.escape is False
+    assert parse(["models"], {"TRITON_SERVER_ESCAPE_LOG_MESSAGES": "1"})[0].log.escape is True
 
 
 def other_text(option: Option) -> str:
     """A value that is not the default."""
-    default = default_text(option)
+    default = LINE.default_text(option)
     if default in ("true", "false"):
         return "false" if default == "true" else "true"
     if default.removeprefix("-").isdecimal():
@@ -235,7 +234,7 @@ def other_text(option: Option) -> str:
     return texts.get(option.metavar, "other")
 
 
-@pytest.mark.parametrize("option", [o for o in all_options() if o.field and o.metavar], ids=lambda option: option.name)
+@pytest.mark.parametrize("option", [o for o in LINE.options() if o.field and o.metavar], ids=lambda option: option.name)
 def test_every_option_changes_its_field_and_no_other(option: Option) -> None:
     needed = {
         "http.tls.enabled": ("--http-server-cert=c", "--http-server-key=k"),
@@ -270,8 +269,8 @@ def differing(one: object, other: object, prefix: str = "") -> list[str]:
 
 
 def test_every_field_has_an_option() -> None:
-    fields = {option.field for option in all_options() if option.field}
-    of_others = {field for field, _ in (*SETTINGS.values(), *METRICS_SETTINGS.values())} - fields
+    fields = {option.field for option in LINE.options() if option.field}
+    of_others = {field for field, _ in (*TRACE_SETTINGS.values(), *METRICS_SETTINGS.values())} - fields
 
     in_cache_config = {"cache.local_bytes", "cache.redis"}
     assert leaves(ServerOptions()) - fields == {"log.escape"} | of_others | in_cache_config
@@ -286,31 +285,33 @@ def leaves(record: object, prefix: str = "") -> set[str]:
 
 
 def test_the_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        parse(["--help"], {})
+    assert run(["--help"]) == 0
 
     printed = capsys.readouterr().out
-    assert caught.value.code == 0
     assert [name for name in KNOWN if name not in printed] == []
 
 
-def test_the_help_fits_a_terminal() -> None:
-    assert max(len(line) for line in parser().format_help().splitlines()) <= 120
+@pytest.mark.parametrize("columns", [80, 110, 200])
+def test_the_help_fits_a_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+
+    assert max(len(line) for line in LINE.help().splitlines()) <= min(columns, HELP_COLUMNS_MAX)
 
 
 def test_the_page_documents_every_option_with_its_default() -> None:
     page = PAGE.read_text(encoding="utf-8")
 
-    missing = [row(option) for option in all_options() if row(option) not in page]
+    missing = [row(option) for option in LINE.options() if row(option) not in page]
 
     assert missing == []
-    assert [title for title in GROUPS if f"\n## {title}\n" not in page] == []
+    assert [title for title in LINE.groups if f"\n## {title}\n" not in page] == []
 
 
 def test_the_page_documents_the_options_without_effect_and_the_refused_ones() -> None:
     page = PAGE.read_text(encoding="utf-8")
 
-    assert [f"| `{o.name}` | {o.reason} |" for o in FOREIGN if f"| `{o.name}` | {o.reason} |" not in page] == []
+    rows = [f"| `{option.name}` | {option.unsupported} |" for option in UNSUPPORTED]
+    assert [row for row in rows if row not in page] == []
 
 
 def test_the_page_documents_nothing_that_does_not_exist() -> None:
@@ -322,5 +323,5 @@ def test_the_page_documents_nothing_that_does_not_exist() -> None:
 def row(option: Option) -> str:
     """The line of an option in the page."""
     metavar = option.metavar.replace("|", r"\|")
-    default = f"`{default_text(option)}`" if default_text(option) else ""
+    default = f"`{LINE.default_text(option)}`" if LINE.default_text(option) else ""
     return f"| `{option.name}{' ' if metavar else ''}{metavar}` | {default} | {option.help} |"

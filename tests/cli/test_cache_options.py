@@ -1,6 +1,6 @@
 import pytest
 
-from charonia.cli.options import parse
+from charonia.cli.serve import parse
 from charonia.core.errors import ServingError
 from charonia.server.options import ServerOptions
 from charonia.server.rate_limiter.options import RateLimitMode, ResourceLimit
@@ -8,7 +8,7 @@ from charonia.server.response_cache.options import CacheOptions, RedisOptions
 
 
 def options(*arguments: str) -> ServerOptions:
-    return parse([*arguments, "models"], {}).options
+    return parse([*arguments, "models"], {})[0]
 
 
 def problem(*arguments: str) -> str:

@@ -41,7 +41,7 @@ class OutOfBudget(Exception):  # noqa: N818 - the end of a phase, no error
     """A phase of the search used up its measurements or its time. The text says which."""
 
 
-class Bench:
+class TrialDriver:
     """The measurements of a search.
 
     Attributes:

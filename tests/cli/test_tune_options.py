@@ -1,18 +1,17 @@
 """The forms in which people ask for a run: command lines and YAML files."""
 
+import json
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from charonia.cli.tune_options import Subcommand, help_text, parse_profile, parse_report, subcommand
+from charonia.cli.tune_options import PROFILE, REPORT, Subcommand, parse_profile, parse_report, subcommand
+from charonia.cli.values import integers, seconds
 from charonia.core.errors import ServingError
 from charonia.tools.tune.api import Constraint, Metric, Objective, SearchMode
-from charonia.tools.tune.merge import merge
 from charonia.tools.tune.options import ClientProtocol, LaunchMode, TuneFor, TuneOptions
-from charonia.tools.tune.settings import OPTIONS
-from charonia.tools.tune.values import duration, integers
 
 BASE = ["-m", "R", "--profile-models", "add_sub"]
 QUICK_START = (
@@ -75,7 +74,7 @@ def test_loading_the_server_into_this_process_is_refused_with_what_to_do_instead
 def test_options_without_a_meaning_here_are_accepted_with_a_note() -> None:
     merged = parse_profile([*BASE, "--dcgm-disable", "--perf-analyzer-timeout", "300", "--gpus", "all"])
 
-    assert [note.partition(" ")[0] for note in merged.notes] == ["--dcgm-disable", "--perf-analyzer-timeout", "--gpus"]
+    assert [note.partition(" ")[0] for note in merged.notes] == ["--gpus", "--dcgm-disable", "--perf-analyzer-timeout"]
 
 
 @pytest.mark.parametrize("text", ["1,2,4", "4,2,1", "1,2,4,4"])
@@ -113,9 +112,9 @@ def test_what_is_no_list_of_numbers_is_refused(text: str) -> None:
         integers(1)(text)
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("90s", 90), ("1.5m", 90), ("1h", 3600), (30, 30)])
-def test_a_time_budget_has_units(text: object, seconds: float) -> None:
-    assert duration(text) == seconds
+@pytest.mark.parametrize(("text", "expected"), [("90", 90), ("90s", 90), ("1.5m", 90), ("1h", 3600), (30, 30)])
+def test_a_time_budget_has_units(text: object, expected: float) -> None:
+    assert seconds(text) == expected
 
 
 def test_the_command_line_beats_the_file_and_the_file_beats_the_default(tmp_path: Path) -> None:
@@ -296,24 +295,25 @@ def test_a_report_takes_the_names_of_variants_in_every_form(tmp_path: Path) -> N
 def test_the_help_fits_a_terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
 
-    assert [line for line in help_text().splitlines() if len(line) > 80] == []
+    assert [line for line in [*PROFILE.help().splitlines(), *REPORT.help().splitlines()] if len(line) > 80] == []
 
 
 def test_what_an_option_does_fits_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
-    lines = help_text().splitlines()
+    lines = PROFILE.help().splitlines()
 
-    entries = lines[lines.index("profile:") : lines.index("Exit status:")]
+    entries = lines[lines.index("File:") : lines.index("Exit status:")]
     assert [line for line in entries if len(line) > 60] == []
 
 
 def test_the_help_names_every_option() -> None:
-    text = help_text()
+    text = PROFILE.help()
 
-    assert [option.name for option in OPTIONS if option.flag not in text and option.name not in text] == []
+    names = [option.key if option.in_file_only else option.name for option in PROFILE.options()]
+    assert [name for name in names if name not in text] == []
 
 
-def test_headers_and_environments_are_not_told_to_those_who_read_reports() -> None:
+def test_headers_and_environments_are_not_told_to_those_who_read_reports(tmp_path: Path) -> None:
     secret = "s3cret"
     document = {
         "model_repository": "models",
@@ -321,12 +321,15 @@ def test_headers_and_environments_are_not_told_to_those_who_read_reports() -> No
         "perf_analyzer_flags": {"H": f"Token:{secret}"},
         "triton_server_environment": {"KEY": secret},
     }
+    path = tmp_path / "config.yaml"
+    path.write_text(json.dumps(document))  # which is YAML, too
 
-    named = merge(document, {}).named
+    named = parse_profile(["-f", str(path), "--override-output-model-repository"]).named
 
     assert secret not in str(named)
     assert "Authorization:***" in named["profile_models"]
     assert "input:3" in named["profile_models"]
+    assert named["override_output_model_repository"] == "true"
 
 
 @pytest.mark.parametrize("where", ["profile_models", "bls_composing_models"])

@@ -1,24 +1,30 @@
 """Every option of `charonia serve`, a line each: the one place to add one.
 
-The default of an option is that of its field in `ServerOptions`, so nothing here repeats it.
+Names and defaults are tritonserver's. The default of an option is that of its field in `ServerOptions`. Start scripts
+are full of options that have no meaning here: one that only tunes the inside of tritonserver is accepted, and the log
+says that it does nothing; one that asks for a behaviour is refused, unless its value says that it is not wanted.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
-
-from charonia.cli.metrics_values import metrics_setting
-from charonia.cli.sharing import cache_fields, cache_setting, resource_limit
-from charonia.cli.trace_values import (
+from charonia.cli.command_line import CommandLine, Fields, Option, flag, refused, without_effect
+from charonia.cli.serve_values import (
+    METRICS_SETTINGS,
+    TRACE_SETTINGS,
     all_levels,
+    backend_settings,
+    cache_fields,
+    cache_setting,
     log_frequency,
+    negated,
+    repository,
+    resource_limit,
+    setting,
     trace_count,
     trace_fields,
     trace_level,
     trace_rate,
-    trace_setting,
+    verbosity,
 )
-from charonia.cli.values import assignment, boolean, choice, filled, integer, repository, verbosity
+from charonia.cli.values import FALSE, assignment, boolean, choice, filled, integer
 from charonia.server.access.options import read_restriction
 from charonia.server.lifecycle.repository.options import DOWNLOADS_MAX, MEMORY_MB_MAX, WAIT_SECS_MAX, WAITING_MAX
 from charonia.server.machine.cores import read_policies
@@ -29,56 +35,11 @@ from charonia.server.options import (
     PORT_MAX,
     CompressionLevel,
     ControlMode,
+    ServerOptions,
 )
 from charonia.server.rate_limiter.options import RateLimitMode
 from charonia.server.response_cache.options import CACHE_BYTES_MAX
 from charonia.wire.log_settings import AccessLogFormat, LogFormat
-
-
-def last(values: Sequence[Any]) -> Any:
-    """Of an option given more than once, the last counts."""
-    return values[-1]
-
-
-def backend_settings(values: Sequence[tuple[str, str, str]]) -> dict[str, dict[str, str]]:
-    """Collect `--backend-config` by backend and key; of a key given more than once, the last counts."""
-    settings: dict[str, dict[str, str]] = {}
-    for backend, key, value in values:
-        settings.setdefault(backend, {})[key] = value
-    return settings
-
-
-def negated(text: str) -> bool:
-    """Read a boolean for a field that says the opposite."""
-    return not boolean(text)
-
-
-class SeveralFields(dict[str, object]):
-    """Values by field, of an option that sets several."""
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """One option.
-
-    Attributes:
-        name: With its dashes.
-        field: Path of the field of `ServerOptions` that it sets, "" for none or several.
-        read: From an argument's text to a value; raises ValueError.
-        metavar: What the argument is, "" for an option without one.
-        help: One sentence without a full stop.
-        collect: From the values of all occurrences to that of the field, or to `SeveralFields`.
-        default: Default as text where it is not the field's.
-    """
-
-    name: str
-    field: str
-    read: Callable[[str], object]
-    metavar: str
-    help: str
-    collect: Callable[[Sequence[Any]], object] = last
-    default: str | None = None
-
 
 _HTTP_INPUT_BYTES_MAX = 2**40
 _CLIENT_SHM_BYTES_MAX = 2**50
@@ -88,7 +49,7 @@ _BOOL = "true|false"
 
 MODELS = (
     Option(
-        *("--model-repository", "models.repositories", repository, "PATH"),
+        *("--model-repository REPOSITORY", "models.repositories", repository, "PATH"),
         "Folder of models, or URI of one in a store (s3://, gs://, as://); repeatable",
         tuple,
     ),
@@ -150,8 +111,8 @@ MODELS = (
         *("--model-config-name", "models.config_name", str, "NAME"),
         "Use configs/NAME.pbtxt of a model where it has one, else its config.pbtxt",
     ),
-    Option(
-        *("--disable-auto-complete-config", "models.auto_complete", negated, ""),
+    flag(
+        *("--disable-auto-complete-config", "models.auto_complete", False),
         "Do not fill in missing configuration from the models",
         default="off",
     ),
@@ -312,9 +273,9 @@ METRICS = (
         "Shortest time between two samples of the CPU's and the GPUs' figures",
     ),
     Option(
-        *("--metrics-config", "", metrics_setting, "KEY=VALUE"),
+        *("--metrics-config", "", setting(METRICS_SETTINGS), "KEY=VALUE"),
         "counter_latencies, histogram_latencies, summary_latencies (true or false), summary_quantiles; repeatable",
-        SeveralFields,
+        Fields,
         default="",
     ),
 )
@@ -354,9 +315,9 @@ TRACING = (
     ),
     # Behind the old forms, which it overrides.
     Option(
-        *("--trace-config", "", trace_setting, "[MODE,]KEY=VALUE"),
+        *("--trace-config", "", setting(TRACE_SETTINGS), "[MODE,]KEY=VALUE"),
         "Which requests are traced, and where to: mode, level, rate, count, triton,file and others; repeatable",
-        lambda settings: SeveralFields(trace_fields(settings)),
+        trace_fields,
         default="",
     ),
 )
@@ -365,7 +326,7 @@ SHARING = (
     Option(
         *("--cache-config", "", cache_setting, "CACHE,KEY=VALUE"),
         "Response cache: local,size=BYTES, or redis,host=HOST,port=PORT and others; repeatable",
-        lambda settings: SeveralFields(cache_fields(settings)),
+        cache_fields,
         default="",
     ),
     Option(
@@ -383,14 +344,45 @@ SHARING = (
     ),
 )
 
-GROUPS: dict[str, tuple[Option, ...]] = {
-    "Models": MODELS,
-    "Server": SERVER,
-    "HTTP": HTTP,
-    "gRPC": GRPC,
-    "Metrics": METRICS,
-    "Logs": LOGS,
-    "Tracing": TRACING,
-    "Cache and rate limiter": SHARING,
-}
-"""Options by the heading they stand under."""
+_THREADS = "an event loop takes the place of these threads"
+_POOL = "there is no such memory pool"
+_NOT_HERE = "that endpoint is not offered"
+
+UNSUPPORTED = (
+    *without_effect(_THREADS, "--http-thread-count", "--grpc-infer-thread-count", "--buffer-manager-thread-count"),
+    *without_effect(_POOL, "--grpc-infer-allocation-pool-size", "--grpc-max-response-pool-size"),
+    *without_effect(_POOL, "--cuda-memory-pool-byte-size", "--cuda-virtual-address-size"),
+    *without_effect("GPUs do not copy to each other here", "--enable-peer-access"),
+    *without_effect("caches are part of the server", "--cache-directory"),
+    *without_effect(_NOT_HERE, "--sagemaker-port", "--sagemaker-safe-port-range", "--sagemaker-thread-count"),
+    *without_effect(_NOT_HERE, "--vertex-ai-port", "--vertex-ai-thread-count", "--vertex-ai-default-model"),
+    *refused(_NOT_HERE, "--allow-sagemaker", "--allow-vertex-ai", harmless=FALSE),
+    *refused("models are not limited to a share of a GPU's memory", "--model-load-gpu-limit"),
+    *refused("CUDA_VISIBLE_DEVICES says which GPUs are used", "--min-supported-compute-capability"),
+)
+"""Options of tritonserver that are known, and have no effect or are refused."""
+
+LINE = CommandLine(
+    command="charonia serve",
+    intro="""\
+usage: charonia serve [OPTIONS] REPOSITORY...
+
+Serve the models of a repository over HTTP and gRPC. REPOSITORY is the same as
+--model-repository=REPOSITORY.
+""",
+    groups={
+        "Models": MODELS,
+        "Server": SERVER,
+        "HTTP": HTTP,
+        "gRPC": GRPC,
+        "Metrics": METRICS,
+        "Logs": LOGS,
+        "Tracing": TRACING,
+        "Cache and rate limiter": SHARING,
+    },
+    record=ServerOptions(),
+    unlisted={
+        "Accepted without effect, with a line in the log that says why": [o for o in UNSUPPORTED if not o.is_refused],
+        "Refused, unless the value says that the feature is off": [o for o in UNSUPPORTED if o.is_refused],
+    },
+)

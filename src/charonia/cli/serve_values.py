@@ -1,0 +1,212 @@
+"""Values of the options of `charonia serve`: tracing, metrics, the response cache, resources, and caches on disk."""
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from charonia.cli.command_line import Fields
+from charonia.cli.values import FALSE, TRUE, assignment, boolean, choice, filled, integer
+from charonia.core.errors import ServingError
+from charonia.core.trace import TraceLevel
+from charonia.server.lifecycle.repository.stores.location import is_store, parse_address
+from charonia.server.rate_limiter.options import ResourceLimit
+from charonia.server.response_cache.options import cache_options
+from charonia.server.tracing.options import TraceMode
+
+CACHE_VARIABLE = "CHARONIA_CACHE"
+"""Environment variable: folder of everything that the server keeps to be faster the next time."""
+
+_CACHE_BACKEND, _CACHE_SETTING = "python", "environment-cache"
+_NEXT_SETTING = re.compile(r",(?=[a-z_]+=)")
+_LEVELS = {
+    **dict.fromkeys(("off", "false"), TraceLevel.OFF),
+    **dict.fromkeys(("timestamps", "on", "true", "min", "max"), TraceLevel.TIMESTAMPS),
+    "tensors": TraceLevel.TENSORS,
+}
+
+trace_rate = integer(0)
+trace_count = integer(-1)
+log_frequency = integer(0)
+
+
+def verbosity(text: str) -> int:
+    """Read a level of detail: an integer, or a boolean word for 1 and 0."""
+    if text.strip().lower() in (TRUE | FALSE) - {"0", "1"}:
+        return int(boolean(text))
+    return integer(0, 100)(text)
+
+
+def negated(text: str) -> bool:
+    """Read a boolean for a field that says the opposite."""
+    return not boolean(text)
+
+
+def repository(text: str) -> str:
+    """Read the path of a model repository, or the URI of one in an object store."""
+    if is_store(text):
+        try:
+            parse_address(text)
+        except ServingError as error:
+            raise ValueError(error.message) from None
+    return filled(text)
+
+
+def backend_settings(values: Sequence[tuple[str, str, str]]) -> dict[str, dict[str, str]]:
+    """Collect `--backend-config` by backend and key; of a key given more than once, the last counts."""
+    settings: dict[str, dict[str, str]] = {}
+    for backend, key, value in values:
+        settings.setdefault(backend, {})[key] = value
+    return settings
+
+
+def trace_level(text: str) -> TraceLevel:
+    """Read a level; Triton's older words for one are known too."""
+    level = _LEVELS.get(text.strip().lower())
+    if level is None:
+        raise ValueError(f"expected OFF, TIMESTAMPS or TENSORS, got '{text}'")
+    return level
+
+
+def all_levels(levels: Sequence[TraceLevel]) -> TraceLevel:
+    """Return all levels together; OFF among them turns all off."""
+    total = TraceLevel.OFF
+    for level in levels:
+        total |= level
+    return total if TraceLevel.OFF not in list(levels) else TraceLevel.OFF
+
+
+def _attribute(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise ValueError(f"expected NAME=VALUE, got '{text}'")
+    return name, value
+
+
+def _quantile(text: str) -> float:
+    quantile, _, error = text.partition(":")
+    try:
+        values = float(quantile), float(error)
+    except ValueError:
+        values = None
+    if values is None or not all(0 <= value <= 1 for value in values):
+        raise ValueError(f"expected QUANTILE:ERROR, both from 0 to 1, got '{text}'")
+    return values[0]
+
+
+def _quantiles(text: str) -> tuple[float, ...]:
+    """Read `<quantile>:<error>,...`; the errors are not needed: a quantile is exact to 0.4 % of its value."""
+    return tuple(_quantile(pair) for pair in text.split(","))
+
+
+Settings = Mapping[tuple[str, str], tuple[str, Callable[[str], object]]]
+"""The field of `ServerOptions`, and the reader of its value, by mode and key."""
+
+METRICS_SETTINGS: Settings = {
+    ("", "counter_latencies"): ("metrics.counter_latencies", boolean),
+    ("", "histogram_latencies"): ("metrics.histogram_latencies", boolean),
+    ("", "summary_latencies"): ("metrics.summary_latencies", boolean),
+    ("", "summary_quantiles"): ("metrics.summary_quantiles", _quantiles),
+}
+
+TRACE_SETTINGS: Settings = {
+    ("", "mode"): ("trace.mode", choice(TraceMode)),
+    ("", "level"): ("trace.level", trace_level),
+    ("", "rate"): ("trace.rate", trace_rate),
+    ("", "count"): ("trace.count", trace_count),
+    ("triton", "file"): ("trace.file", filled),
+    ("triton", "log-frequency"): ("trace.log_frequency", log_frequency),
+    ("opentelemetry", "url"): ("trace.otel.url", filled),
+    ("opentelemetry", "resource"): ("trace.otel.resource", _attribute),
+    ("opentelemetry", "bsp_max_queue_size"): ("trace.otel.queue_size", integer(1)),
+    ("opentelemetry", "bsp_schedule_delay"): ("trace.otel.delay_ms", integer(1)),
+    ("opentelemetry", "bsp_max_export_batch_size"): ("trace.otel.batch_size", integer(1)),
+}
+
+
+def setting(known: Settings) -> Callable[[str], tuple[str, object]]:
+    """Return a reader of `[<mode>,]<key>=<value>`: the field that it sets, and the value."""
+
+    def read(text: str) -> tuple[str, object]:
+        mode, key, value = assignment(text)
+        field, read_value = known.get((mode.strip().lower(), key), ("", filled))
+        if not field:
+            names = ", ".join(f"{mode},{key}" if mode else key for mode, key in known)
+            raise ValueError(f"expected one of {names}, got '{text}'")
+        try:
+            return field, read_value(value)
+        except ValueError as error:
+            raise ValueError(f"{key}: {error}") from error
+
+    return read
+
+
+def trace_fields(settings: Sequence[tuple[str, Any]]) -> Fields:
+    """Return all settings by field: levels and resources add up, of others the last counts."""
+    fields = Fields(settings)
+    levels = [value for field, value in settings if field == "trace.level"]
+    if levels:
+        fields["trace.level"] = all_levels(levels)
+    resource = tuple(value for field, value in settings if field == "trace.otel.resource")
+    if resource:
+        fields["trace.otel.resource"] = resource
+    return fields
+
+
+def cache_setting(text: str) -> tuple[str, tuple[tuple[str, str], ...]]:
+    """Read `<cache>,<key>=<value>`, with any number of `<key>=<value>`."""
+    cache, comma, rest = text.partition(",")
+    pairs = [pair.partition("=") for pair in _NEXT_SETTING.split(rest)]
+    if not cache or not comma or not all(equals and key for key, equals, _ in pairs):
+        raise ValueError("expected <cache>,<key>=<value>, e.g. local,size=1048576")
+    return cache, tuple((key, value) for key, _, value in pairs)
+
+
+def cache_fields(values: Sequence[tuple[str, tuple[tuple[str, str], ...]]]) -> Fields:
+    """Put the settings of the response cache together; of one given twice, the last counts."""
+    if len({cache for cache, _ in values}) > 1:
+        raise ValueError("found multiple cache configurations, but only a single cache is supported")
+    settings = {key: value for _, pairs in values for key, value in pairs}
+    try:
+        options = cache_options(values[0][0], settings, os.environ)
+    except ServingError as error:
+        raise ValueError(error.message) from error
+    return Fields({"cache.local_bytes": options.local_bytes, "cache.redis": options.redis})
+
+
+def resource_limit(text: str) -> ResourceLimit:
+    """Read `<name>:<count>` or `<name>:<count>:<device>`."""
+    name, *rest = text.split(":")
+    if not name or not 1 <= len(rest) <= 2:
+        raise ValueError(f"expected <name>:<count> or <name>:<count>:<device>, got '{text}'")
+    return ResourceLimit(name, integer(0)(rest[0]), integer(0)(rest[1]) if len(rest) == 2 else None)
+
+
+def cache_folder(environment: Mapping[str, str]) -> Path | None:
+    """Return the folder of everything that is kept, None for each part's own default.
+
+    Args:
+        environment: Environment variables; `CACHE_VARIABLE` comes before XDG's.
+    """
+    if environment.get(CACHE_VARIABLE):
+        return Path(environment[CACHE_VARIABLE])
+    if environment.get("XDG_CACHE_HOME"):
+        return Path(environment["XDG_CACHE_HOME"], "charonia")
+    return None
+
+
+def with_cache(
+    backends: Mapping[str, Mapping[str, str]], environment: Mapping[str, str]
+) -> Mapping[str, Mapping[str, str]]:
+    """Return backend settings with the folder for the environments of Python models, unless they name one.
+
+    Args:
+        backends: Settings by backend and key.
+        environment: Environment variables.
+    """
+    cache = cache_folder(environment)
+    if cache is None or any(_CACHE_SETTING in backends.get(name, ()) for name in ("", _CACHE_BACKEND)):
+        return backends
+    settings = {**backends.get(_CACHE_BACKEND, {}), _CACHE_SETTING: str(cache / "environments")}
+    return {**backends, _CACHE_BACKEND: settings}

@@ -1,0 +1,261 @@
+"""The two things that `charonia tune` does: search for a configuration, and report on an earlier search.
+
+The load generator is asked by the options of `charonia perf`. Results lie in a folder of the export path.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from charonia.cli.command_line import unknown
+from charonia.cli.perf import parse
+from charonia.cli.tune_options import ReportRequest
+from charonia.cli.tune_progress import watched
+from charonia.client.sync_client import Client
+from charonia.core.errors import ServingError, invalid, not_found
+from charonia.tools.perf.api import Target
+from charonia.tools.perf.data.load import load_inputs
+from charonia.tools.perf.data.spec import model_spec
+from charonia.tools.perf.options import is_decoupled
+from charonia.tools.perf.run import ask, stopped_by_signals
+from charonia.tools.tune.api import LoadPoint
+from charonia.tools.tune.measure import Prepare, Prepared
+from charonia.tools.tune.options import ClientProtocol, OutputSettings, TuneOptions, TuneRequest
+from charonia.tools.tune.profile import profile
+from charonia.tools.tune.report.html import render
+from charonia.tools.tune.report.pictures import pictures, require_matplotlib
+from charonia.tools.tune.result import TuneRun, exit_status, from_json, to_json
+from charonia.tools.tune.servers import Server
+from charonia.tools.tune.summary import summary
+from charonia.tools.tune.tables import gpu_csv, inference_csv, server_csv
+
+RESULTS = "results"
+"""Folder of the export path that the files are in."""
+
+JSON_FILE = "charonia-tune.json"
+HTML_FILE = "charonia-tune.html"
+JSON_STDOUT = "-"
+
+SET_HERE = (
+    *("model", "m", "url", "u", "batch-size", "b", "concurrency-range", "request-rate-range", "request-intervals"),
+    *("periodic-concurrency-range", "csv", "f", "json", "html", "profile-export-file", "binary-search"),
+)
+"""Options of `charonia perf` that the search sets itself."""
+
+TIMED = ("measurement-mode", "measurement-interval", "p", "request-count", "measurement-request-count")
+"""Options that say how long is measured."""
+
+
+def profile_models(request: TuneRequest, command: str) -> int:
+    """Tune what is asked for, write the results, and return the exit status.
+
+    Raises:
+        ServingError: Nothing can be measured, or a file cannot be written.
+    """
+    output = request.options.output
+    check_writable(output)
+    loads = loads_of(request.options)
+    with watched(sys.stderr, quiet=output.quiet, verbose=output.verbose) as progress, stopped_by_signals() as stop:
+        found = replace(profile(request, loads, progress, stop), command=command)
+    written, tables = write_results(found, output)
+    if not output.quiet:
+        text = sys.stderr if output.json is not None and str(output.json) == JSON_STDOUT else sys.stdout
+        if output.verbose:
+            print(*(f"{table}\n" for table in tables), sep="\n", file=text)
+        if output.summaries:
+            print(summary(found, output.configs_per_model, top_configs=output.top_configs), file=text)
+        print("\nWritten: " + ", ".join(map(str, written)), file=text)
+    if found.problem:
+        print(f"charonia tune: {found.problem}", file=sys.stderr)
+    return exit_status(found)
+
+
+def report_on(request: ReportRequest) -> int:
+    """Report on an earlier run, and return the exit status.
+
+    Raises:
+        ServingError: There is none, it lacks a variant that is asked for, or a file cannot be written.
+    """
+    found = read_result(request)
+    known = {variant.name for group in found.groups for variant in group.variants}
+    missing = [name for name in request.names if name not in known]
+    if missing:
+        raise not_found("\n".join(unknown("variant", name, sorted(known)) for name in missing))
+    written, tables = write_report(found, request)
+    if not request.quiet:
+        if request.verbose:
+            print(*(f"{table}\n" for table in tables), sep="\n")
+        print(summary(found, names=request.names))
+        print("\nWritten: " + ", ".join(map(str, written)))
+    return exit_status(found)
+
+
+def check_writable(output: OutputSettings) -> None:
+    """Make the folders of the results, before anything is measured.
+
+    Raises:
+        ServingError: INVALID_ARG when one cannot be written.
+    """
+    folders = [output.export / RESULTS]
+    folders += [path.parent for path in (output.json, output.html) if path is not None and str(path) != JSON_STDOUT]
+    if output.png is not None:
+        require_matplotlib()
+        folders.append(output.png)
+    for folder in folders:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise _unwritable(folder, error) from error
+        if not os.access(folder, os.W_OK):
+            raise invalid(f"'{folder}' cannot be written: permission denied")
+
+
+def write_results(run: TuneRun, output: OutputSettings, names: Sequence[str] = ()) -> tuple[list[Path], list[str]]:
+    """Write all files, and return their paths and the tables.
+
+    Args:
+        run: What was found.
+        output: What is to be written.
+        names: Variants that the page shows beside the default and the recommended one, () for all.
+
+    Raises:
+        ServingError: INVALID_ARG when one cannot be written.
+    """
+    folder = output.export / RESULTS
+    tables = {
+        output.inference_file: inference_csv(run.groups, output.inference_fields),
+        output.gpu_file: gpu_csv(run.groups, output.gpu_fields),
+        output.server_file: server_csv(run.idle_gpus, output.server_fields),
+    }
+    document = to_json(run) + "\n"
+    data = {name: text for name, text in tables.items() if text} | {JSON_FILE: document}
+    # What was measured first: it must not depend on what is made of it.
+    written = [_write(folder / name, text.encode()) for name, text in data.items()]
+    if output.json is not None and str(output.json) == JSON_STDOUT:
+        sys.stdout.write(document)
+    elif output.json is not None:
+        written.append(_write(output.json, document.encode()))
+    if output.summaries or output.html is not None:
+        written.append(_write(output.html or folder / HTML_FILE, render(run, names)))
+    if output.png is not None:
+        written += [_write(output.png / name, content) for name, content in pictures(run).items()]
+    return written, [text for text in tables.values() if text]
+
+
+def read_result(request: ReportRequest) -> TuneRun:
+    """Return the run that a report is asked for.
+
+    Raises:
+        ServingError: NOT_FOUND when there is none, INVALID_ARG when it is not one.
+    """
+    path = request.json or request.export / RESULTS / JSON_FILE
+    try:
+        return from_json(path.read_bytes(), str(path))
+    except FileNotFoundError:
+        raise not_found(
+            f"'{path}' does not exist", hint="charonia tune profile writes it; -e names the folder that it is in"
+        ) from None
+    except OSError as error:
+        raise invalid(f"'{path}' cannot be read: {(error.strerror or str(error)).lower()}") from error
+
+
+def write_report(run: TuneRun, request: ReportRequest) -> tuple[list[Path], list[str]]:
+    """Write tables and page again, and return their paths and the tables.
+
+    Raises:
+        ServingError: INVALID_ARG when one cannot be written.
+    """
+    output = OutputSettings(export=request.export, html=request.html, png=request.png)
+    check_writable(output)
+    return write_results(run, output, request.names)
+
+
+def _write(path: Path, content: bytes) -> Path:
+    """Write a file such that it is either the old one or the new one, whatever happens, and return its path."""
+    new = path.with_name(f".{path.name}.new")
+    try:
+        new.write_bytes(content)
+        os.replace(new, path)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    return path
+
+
+def _unwritable(path: Path, error: OSError) -> ServingError:
+    return invalid(f"'{path}' cannot be written: {(error.strerror or str(error)).lower()}")
+
+
+def loads_of(options: TuneOptions) -> Prepare:
+    """Return what makes loads ready.
+
+    Raises:
+        ServingError: INVALID_ARG for an option of the load generator that is set here.
+    """
+    flags = {
+        request.name: {**_by_name(options.measure.perf_flags), **_by_name(request.perf_flags)}
+        for request in options.models.profile
+    }
+    for model, given in flags.items():
+        for name in given:
+            if name.lstrip("-") in SET_HERE:
+                raise invalid(f"perf_analyzer_flags of '{model}': '{name}' is set by the search itself")
+
+    def prepare(client: Client, load: LoadPoint, server: Server) -> Prepared:
+        given = flags.get(load.model, {})
+        protocol = _protocol(given, options.measure.protocol)
+        url = server.url(protocol)
+        target = Target(url=url, model=load.model)
+        subject = ask(client, target)
+        arguments = ["-m", load.model, "-u", url.partition("://")[2], "-i", protocol.value, "-b", str(load.batch_size)]
+        if url.startswith(("https", "grpcs")):
+            arguments[3] = f"https://{arguments[3]}"
+        if is_decoupled(subject.config) and "streaming" not in given:
+            arguments.append("--streaming")
+        try:
+            parsed = parse([*arguments, *_arguments(given)])
+        except ServingError as error:
+            raise ServingError(error.code, f"perf_analyzer_flags of '{load.model}': {error.message}") from None
+        settings = parsed.settings(subject.config)
+        spec = model_spec(subject.metadata, subject.config, parsed.options.target.version)
+        try:
+            source = load_inputs(spec, parsed.options)
+        except ServingError as error:
+            raise ServingError(error.code, error.message, hint=_in_yaml(load.model, error.hint)) from None
+        return Prepared(settings, source, subject, is_timed=any(name in given for name in TIMED))
+
+    return prepare
+
+
+def _in_yaml(model: str, hint: str) -> str:
+    """Return a hint at options of the load generator as one at the file that gives them to it."""
+    flag, _, value = hint.removeprefix("--").partition(" ")
+    if not hint.startswith("--") or not value:
+        return hint
+    value, _, _ = value.partition(" ")
+    text = f'profile_models: {{{model}: {{perf_analyzer_flags: {{{flag}: "{value}"}}}}}}'
+    return f"-f FILE with this in it says which to send: {text}"
+
+
+def _by_name(flags: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name, value in flags:
+        found.setdefault(name.lstrip("-"), []).append(value)
+    return found
+
+
+def _protocol(given: dict[str, list[str]], default: ClientProtocol) -> ClientProtocol:
+    named = given.get("protocol") or given.get("i")
+    return ClientProtocol(named[-1].lower()) if named else default
+
+
+def _arguments(given: dict[str, list[str]]) -> list[str]:
+    arguments = []
+    for name, values in given.items():
+        if name in ("protocol", "i"):
+            continue
+        option = f"-{name}" if len(name) == 1 else f"--{name}"
+        for value in values:
+            arguments += [option, value] if value else [option]
+    return arguments
