@@ -18,19 +18,17 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import tritonclient.grpc.aio
-import tritonclient.http.aio
+from examples.demo.client import connected
+from examples.demo.pictures import photo, scanned_page
+from examples.demo.reading import STEP_BY_STEP, WAYS
+from examples.demo.server import Ports, free_ports, running_server
+from examples.ocr.make_repository import build_ocr
 
 from bench.compare import RESULTS
 from bench.machine import machine
-from charonia.demo.ocr import build_ocr
-from charonia.demo.pictures import photo, scanned_page
-from charonia.demo.process import Ports, free_ports, running_server
-from charonia.demo.reading import WAYS
-from charonia.demo.traffic import Client
 
+PROTOCOLS = {"http": "HTTP", "grpc": "gRPC"}
 PICTURES = {"page": scanned_page, "photo": photo}
-STEP_BY_STEP = "step by step"
 PIPELINES = [way for way in WAYS if way != STEP_BY_STEP]
 
 
@@ -53,12 +51,9 @@ class Load:
 
 async def run(way: str, picture: bytes, ports: Ports, load: Load) -> Point:
     """Read the picture `load.count` times in one way."""
-    module, address = {
-        "http": (tritonclient.http.aio, ports.http_address),
-        "grpc": (tritonclient.grpc.aio, ports.grpc_address),
-    }[load.protocol]
     times_ms = []
-    async with Client(module, address) as client:
+    async with connected(ports) as clients:
+        client = clients[PROTOCOLS[load.protocol]]
         waiting = iter(range(load.count))
 
         async def lane() -> None:
@@ -110,7 +105,7 @@ def as_line(load: str, row: dict[str, float]) -> str:
 def arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m bench.ocr", description=__doc__)
-    parser.add_argument("--protocol", choices=["http", "grpc"], nargs="+", default=["http", "grpc"])
+    parser.add_argument("--protocol", choices=PROTOCOLS, nargs="+", default=list(PROTOCOLS))
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4])
     parser.add_argument("--rounds", type=int, default=5, help="pairs of runs, at least 5 for figures to publish")
     parser.add_argument("--count", type=int, default=8, help="pictures read in one run")

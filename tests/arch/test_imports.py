@@ -18,8 +18,7 @@ INTERNAL = {
     "config": {"core", "schema"},
     "wire": {"core", "config", "schema"},
     "client": {"core", "wire"},
-    "cli": {"__version__", "core", "config", "wire", "client", "server", "tools", "demo"},
-    "demo": {"core.errors", "die_with_parent"},
+    "cli": {"__version__", "core", "config", "wire", "client", "server", "tools"},
     "__main__": {"cli.main"},
     # The first tower, from the bottom up.
     "server.scheduling": {"core", "config"},

@@ -5,9 +5,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from examples.demo.server import free_ports, running_server
 
-from charonia.core.errors import ServingError
-from charonia.demo.process import free_ports, running_server
+from charonia import ServingError
 
 TIMEOUT_S = 300.0
 

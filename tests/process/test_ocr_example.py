@@ -9,13 +9,11 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
+from examples.demo.pictures import photo, scanned_page
+from examples.ocr.make_repository import BLS, ENSEMBLE, build_ocr, shipped_file
 from PIL import Image, ImageDraw, ImageFont
 from tests.support.process import ServeProcess
 from tritonclient.utils import InferenceServerException
-
-from charonia.demo.ocr import BLS, ENSEMBLE, build_ocr
-from charonia.demo.pictures import photo, scanned_page
-from charonia.demo.shipped import shipped_file
 
 pytestmark = pytest.mark.timeout(300)  # the networks take seconds for a page
 

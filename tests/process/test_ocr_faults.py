@@ -12,12 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tritonclient.http as httpclient
-from PIL import Image, ImageDraw, ImageFont
-from tests.support.gate import Gate, gated
-from tests.support.process import ServeProcess
-from tritonclient.utils import InferenceServerException
-
-from charonia.demo.ocr import (
+from examples.demo.pictures import scanned_page
+from examples.ocr.make_repository import (
     ANGLE_CLASSIFICATION,
     BLS,
     DETECTION_POSTPROCESSING,
@@ -26,7 +22,10 @@ from charonia.demo.ocr import (
     TEXT_RECOGNITION,
     build_ocr,
 )
-from charonia.demo.pictures import scanned_page
+from PIL import Image, ImageDraw, ImageFont
+from tests.support.gate import Gate, gated
+from tests.support.process import ServeProcess
+from tritonclient.utils import InferenceServerException
 
 pytestmark = pytest.mark.timeout(300)  # the networks take seconds for a page
 

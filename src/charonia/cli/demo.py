@@ -7,6 +7,8 @@ import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 from charonia.cli.command_line import CommandLine, Option, carry_out, flag
@@ -60,20 +62,10 @@ def _run(given: DemoOptions) -> int:
 
 
 def _demo(repository: Path, once: bool) -> None:
-    # Imported late: they need packages of the extra `demo`, and `--help` does not.
-    from charonia.demo.models import build_repository
-    from charonia.demo.process import Ports, demand_free, free_ports, running_server
-    from charonia.demo.show import next_steps, show
-
-    ports = free_ports() if once else Ports()
-    demand_free(ports)
-    build_repository(repository)
-    print(f"Model repository: {repository.resolve()}", flush=True)
-    with running_server(repository, ports) as server:
-        show(repository, ports)
-        if not once:
-            print("\n" + next_steps(ports), flush=True)
-            try:
-                server.wait()
-            except KeyboardInterrupt:
-                print("\nStopping.", flush=True)
+    # Imported late: it needs packages of the extra `demo`, and `--help` does not.
+    package = "charonia.examples"
+    if find_spec(package) is None:
+        # A wheel carries a copy of the examples; in a checkout they are read where they are.
+        package = "examples"
+        sys.path.insert(0, str(Path(__file__).parents[3]))
+    import_module(f"{package}.demo.demo").run(repository, once)

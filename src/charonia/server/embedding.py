@@ -207,8 +207,8 @@ class Server:
 
     Args:
         repositories: Folder or folders that hold model folders.
-        http: Also answer over HTTP, on a free port of the loopback interface (`http_port`).
-        grpc: Also answer over gRPC, on a free port of the loopback interface (`grpc_port`).
+        http: Also answer over HTTP, on a free port of the loopback interface (`http_url`).
+        grpc: Also answer over gRPC, on a free port of the loopback interface (`grpc_url`).
         control_mode: "none" loads everything, "explicit" loads what `load_models` names and what `load` is asked for.
         load_models: Models to load at start in explicit mode.
         options: Every other setting; the arguments above replace its fields.
@@ -282,6 +282,16 @@ class Server:
         """Port of the gRPC front end; 0 where it is off."""
         grpc = self._running().grpc
         return grpc.port if grpc is not None else 0
+
+    @property
+    def http_url(self) -> str:
+        """Address of the HTTP front end as clients take it, `127.0.0.1:port`; "" where it is off."""
+        return f"{LOOPBACK}:{port}" if (port := self.http_port) else ""
+
+    @property
+    def grpc_url(self) -> str:
+        """Address of the gRPC front end as clients take it, `127.0.0.1:port`; "" where it is off."""
+        return f"{LOOPBACK}:{port}" if (port := self.grpc_port) else ""
 
     def infer(
         self,

@@ -23,6 +23,7 @@ import charonia
 from charonia import Code, ServingError
 from charonia.server.backends.python.worker import charonia_cuda
 
+ROOT = str(Path(__file__).parents[4])
 VALUES = np.arange(100_000, dtype=np.float32)  # more than goes inline
 
 CONFIG = """
@@ -36,10 +37,11 @@ output {{ name: "PID" data_type: TYPE_INT64 dims: [ 1 ] }}
 PARAMETER = 'parameters {{ key: "{0}" value {{ string_value: "{1}" }} }}\n'
 
 HEAD = """
-import ctypes, os, signal, time
+import ctypes, os, signal, sys, time
 import numpy as np
 import triton_python_backend_utils as pb_utils
-from charonia.testing import pretended_cuda
+sys.path.insert(0, {root!r})
+from tests.support import pretended_cuda
 
 if pretended_cuda.is_installed():
     cuda = ctypes.CDLL(pretended_cuda.LIBRARY)  # in a thread of the server
@@ -104,7 +106,7 @@ class Bench:
         text = CONFIG.format(batch=batch) + extra + "".join(PARAMETER.format(*item) for item in parameters.items())
         (version.parent / "config.pbtxt").write_text(text)
         lines = textwrap.indent(textwrap.dedent(body).strip(), " " * 8)
-        head = HEAD.format(folder=str(self.gpu_folder), gpus=gpus).replace("BATCHES", str(batch > 0))
+        head = HEAD.format(root=ROOT, folder=str(self.gpu_folder), gpus=gpus).replace("BATCHES", str(batch > 0))
         (version / "model.py").write_text(head + lines + "\n")
 
     def serve(self) -> charonia.Server:

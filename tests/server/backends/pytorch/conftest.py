@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).parents[4]
 COMPILE_SECONDS = 300
 
 
@@ -37,7 +38,7 @@ def aoti_perceptron(tmp_path_factory: pytest.TempPathFactory, worker_id: str) ->
 def _compile(folder: Path) -> None:
     # In a process of its own: compiling leaves threads and processes behind.
     program = (
-        "import sys; from pathlib import Path; from charonia.testing import torch_models\n"
+        "import sys; from pathlib import Path; from tests.support import torch_models\n"
         "torch_models.compile_package(Path(sys.argv[1]))"
     )
-    subprocess.run([sys.executable, "-c", program, str(folder)], check=True, timeout=COMPILE_SECONDS)
+    subprocess.run([sys.executable, "-c", program, str(folder)], cwd=ROOT, check=True, timeout=COMPILE_SECONDS)

@@ -1,12 +1,12 @@
 import socket
 
 import pytest
+from examples.demo.server import Ports, demand_free, free_ports
 
-from charonia.core.errors import ServingError
-from charonia.demo.process import Ports, demand_free, free_ports
+from charonia import ServingError
 
 
-def test_ports_that_nobody_listens_on_are_fine() -> None:
+def test_free_ports_are_free_and_different() -> None:
     ports = free_ports()
 
     demand_free(ports)
@@ -14,7 +14,7 @@ def test_ports_that_nobody_listens_on_are_fine() -> None:
     assert len({ports.http, ports.grpc, ports.metrics} - {0}) == 3
 
 
-def test_a_server_that_is_there_already_is_not_taken_for_ours() -> None:
+def test_a_server_that_is_there_already_is_refused() -> None:
     free = free_ports()
     with socket.create_server(("", 0)) as other:
         port = other.getsockname()[1]

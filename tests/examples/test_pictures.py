@@ -2,9 +2,8 @@ import io
 from pathlib import Path
 
 import numpy as np
+from examples.demo.pictures import annotated, photo, scanned_page
 from PIL import Image
-
-from charonia.demo.pictures import annotated, photo, scanned_page
 
 
 def test_the_page_is_grey_and_the_photo_coloured() -> None:

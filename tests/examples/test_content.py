@@ -1,6 +1,5 @@
 import numpy as np
-
-from charonia.demo.content import detection_input
+from examples.demo.what_is_it import detection_input
 
 
 def test_a_short_file_is_padded_behind_its_head_and_before_its_tail() -> None:

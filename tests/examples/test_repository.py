@@ -1,10 +1,10 @@
 from pathlib import Path
 
 import pytest
+from examples.demo.repository import build_repository
+from examples.ocr.make_repository import shipped_file
 
-from charonia.core.errors import Code, ServingError
-from charonia.demo.models import build_repository, content_type_labels
-from charonia.demo.shipped import shipped_file
+from charonia import Code, ServingError
 
 
 def test_the_repository_has_the_ocr_pipeline_a_model_with_labels_and_one_in_python(tmp_path: Path) -> None:
@@ -53,8 +53,10 @@ def test_the_models_come_with_the_names_of_their_classes(tmp_path: Path) -> None
     build_repository(tmp_path)
 
     characters = (tmp_path / "recognition_postprocessing" / "1" / "characters.txt").read_text(encoding="utf-8")
-    assert {"python", "png", "onnx"} <= set(content_type_labels())
+    labels = (tmp_path / "content_type" / "labels.txt").read_text(encoding="utf-8").splitlines()
     assert "A" in characters.split("\n")
+    assert {"python", "png", "onnx"} <= set(labels)
+    assert f"dims: [ {len(labels)} ]" in (tmp_path / "content_type" / "config.pbtxt").read_text(encoding="utf-8")
 
 
 def test_a_package_that_is_missing_is_named_with_the_way_to_get_it() -> None:

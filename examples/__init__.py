@@ -1,0 +1,1 @@
+"""Programs that use Charonia as yours would."""
