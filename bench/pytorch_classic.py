@@ -42,7 +42,7 @@ from bench.torch_networks import NETWORKS, save
 from charonia.server.machine.cores import usable_cores
 from charonia.server.machine.gpus import Nvml
 from charonia.tools.results.json_form import from_json
-from charonia.tools.results.records import Run
+from charonia.tools.results.records import PerfRun
 
 COUNTS = (1, 2, 4, 8)
 DELAY_US = 5000
@@ -243,7 +243,7 @@ def perf(setting: Setting, address: str, batch: int, concurrency: int) -> Row:
         return summary(from_json(file.read_text(encoding="utf-8")))
 
 
-def summary(run: Run) -> Row:
+def summary(run: PerfRun) -> Row:
     """Return the figures of a result of `charonia perf`."""
     [level] = run.levels
     return {

@@ -27,7 +27,7 @@ from tests.support.http_memory import MemoryClient, request
 from tests.support.models import identity, write_model
 
 import charonia
-from charonia.server.app import Server
+from charonia.server.app import InferenceServer
 from charonia.server.options import ServerOptions
 
 SOURCE = f"{Path(charonia.__file__).parent}/"
@@ -102,7 +102,7 @@ def _message() -> bytes:
 async def measure(repository: str, *, cpu: bool) -> None:
     """Serve a repository, send requests and print what they take."""
     base = ServerOptions()
-    server = Server(
+    server = InferenceServer(
         replace(
             base,
             models=replace(base.models, repositories=(repository,)),

@@ -8,7 +8,7 @@ from charonia.cli.command_line import HELP_COLUMNS_MAX, Option
 from charonia.cli.perf import described, parse
 from charonia.cli.perf_options import LINE, OLD_NAMES, REFUSED
 from charonia.core.errors import ServingError
-from charonia.tools.perf.api import Distribution, MeasurementMode, Objective, SharedMemory
+from charonia.tools.perf.api import Distribution, MeasurementMode, ServiceObjective, SharedMemory
 from charonia.tools.perf.options import CallStyle, PerfOptions, WireProtocol
 from charonia.tools.results.records import LoadMode
 
@@ -123,7 +123,7 @@ def test_times_take_units() -> None:
     made = options("--request-timeout", "1.5", "--goodput", "latency:50ms")
 
     assert made.target.timeout_s == 1.5
-    assert made.measure.objectives == (Objective("latency:50ms", 50_000_000),)
+    assert made.measure.objectives == (ServiceObjective("latency:50ms", 50_000_000),)
     assert options("--request-timeout", "250us").target.timeout_s == 0.00025
 
 

@@ -7,13 +7,13 @@ import pytest
 from tests.support.runs import synthetic_run
 
 from charonia.cli.perf_run import UNFINISHED, ProgressLine, bar, cut, watched
-from charonia.tools.perf.api import Event, LevelBegun, LevelDone, Tick
+from charonia.tools.perf.api import Event, LevelBegun, LevelDone, LevelTick
 from charonia.tools.perf.options import ReportOptions
 from charonia.tools.report.run_files import read_run
 from charonia.tools.results.records import LoadLevel, LoadMode
 
 LEVEL = LoadLevel(LoadMode.CONCURRENCY, 4)
-TICK = Tick(
+TICK = LevelTick(
     level=LEVEL,
     elapsed_s=2.0,
     left_s=6.0,

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 from tests.support.runs import synthetic_run
 
-from charonia.cli.perf import Status, parse, status_of
-from charonia.cli.perf_run import EXPORT_ELEMENTS_MAX, Inputs, plain, printed_settings
+from charonia.cli.perf import ExitStatus, parse, status_of
+from charonia.cli.perf_run import EXPORT_ELEMENTS_MAX, ExportedInputs, plain, printed_settings
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError
 from charonia.core.tensor import Array, Tensor
-from charonia.tools.perf.api import LoadPlan, RunSettings, SequencePlan, Target
+from charonia.tools.perf.api import LoadPlan, MeasuredTarget, RunSettings, SequencePlan
 from charonia.tools.perf.data.convert import to_bfloat
-from charonia.tools.perf.data.load import Inputs as Source
-from charonia.tools.perf.data.spec import ModelSpec, Step, TensorSpec
+from charonia.tools.perf.data.load import InputBatches
+from charonia.tools.perf.data.spec import InputStep, ModelSpec, TensorSpec
 from charonia.tools.perf.options import target
 from charonia.tools.report.console import Settings
 from charonia.tools.results.records import ErrorKind, LoadMode, Verdict
@@ -30,7 +30,7 @@ def settings(*arguments: str, config: dict[str, object] | None = None) -> RunSet
     return parse(["-m", "resnet", *arguments]).settings(config or {})
 
 
-def target_of(*arguments: str) -> Target:
+def target_of(*arguments: str) -> MeasuredTarget:
     return target(parse(["-m", "resnet", *arguments]).options)
 
 
@@ -155,9 +155,9 @@ def test_inputs_are_exported_as_plain_json(datatype: DataType, array: Array, val
 
 def test_inputs_of_a_request_are_exported_by_name() -> None:
     spec = ModelSpec("m", "", 8, (TensorSpec("X", DataType.INT32, (2,)),))
-    source = Source(spec, [[Step({"X": np.array([1, 2], np.int32)})]])
+    source = InputBatches(spec, [[InputStep({"X": np.array([1, 2], np.int32)})]])
 
-    inputs = Inputs(source)
+    inputs = ExportedInputs(source)
 
     assert json.loads(inputs(0, 0)) == {"X": [1, 2]}
     assert inputs(0, 0) is inputs(0, 0)
@@ -166,14 +166,14 @@ def test_inputs_of_a_request_are_exported_by_name() -> None:
 @pytest.mark.parametrize(
     ("verdicts", "status"),
     [
-        ([Verdict.STABLE, Verdict.COMPLETE], Status.MEASURED),
-        ([Verdict.STABLE, Verdict.UNSTABLE], Status.UNSTABLE),
-        ([Verdict.UNSTABLE, Verdict.OVERLOADED], Status.OVERLOADED),
-        ([Verdict.OVERLOADED, Verdict.SERVER_LOST], Status.FAILED_REQUESTS),
-        ([Verdict.SERVER_LOST, Verdict.INTERRUPTED], Status.INTERRUPTED),
+        ([Verdict.STABLE, Verdict.COMPLETE], ExitStatus.MEASURED),
+        ([Verdict.STABLE, Verdict.UNSTABLE], ExitStatus.UNSTABLE),
+        ([Verdict.UNSTABLE, Verdict.OVERLOADED], ExitStatus.OVERLOADED),
+        ([Verdict.OVERLOADED, Verdict.SERVER_LOST], ExitStatus.FAILED_REQUESTS),
+        ([Verdict.SERVER_LOST, Verdict.INTERRUPTED], ExitStatus.INTERRUPTED),
     ],
 )
-def test_the_worst_level_decides_the_exit_status(verdicts: list[Verdict], status: Status) -> None:
+def test_the_worst_level_decides_the_exit_status(verdicts: list[Verdict], status: ExitStatus) -> None:
     run = synthetic_run(duration_s=0.2)
 
     levels = tuple(replace(run.levels[0], verdict=verdict) for verdict in verdicts)
@@ -186,5 +186,5 @@ def test_failed_requests_and_no_requests_have_a_status_of_their_own() -> None:
     failed = replace(run.levels[0], errors=(ErrorKind("TIMEOUT", 1, ()),))
     nothing = replace(run.levels[0], verdict=Verdict.NO_REQUESTS, request_count=0)
 
-    assert status_of(replace(run, levels=(run.levels[1], failed))) is Status.FAILED_REQUESTS
-    assert status_of(replace(run, levels=(nothing,))) is Status.NO_REQUESTS
+    assert status_of(replace(run, levels=(run.levels[1], failed))) is ExitStatus.FAILED_REQUESTS
+    assert status_of(replace(run, levels=(nothing,))) is ExitStatus.NO_REQUESTS

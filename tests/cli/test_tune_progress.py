@@ -3,7 +3,7 @@ import re
 
 import pytest
 
-from charonia.cli.tune_progress import SHOWN_MAX, LiveTable, Printer, is_terminal, watched
+from charonia.cli.tune_progress import SHOWN_MAX, LiveTable, TunePrinter, is_terminal, watched
 from charonia.tools.results.records import Estimate, LoadMode
 from charonia.tools.tune.api import Failed, LoadPoint, Measured, Metric, ModelChange, Outcome, Trial, Variant
 from charonia.tools.tune.decision import Conclusion, Decision, Ranked
@@ -132,9 +132,9 @@ def test_only_a_terminal_has_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     for stream, quiet, verbose, expected in (
         (Terminal(), False, False, LiveTable),
-        (Terminal(), True, False, Printer),
-        (Terminal(), False, True, Printer),
-        (io.StringIO(), False, False, Printer),
+        (Terminal(), True, False, TunePrinter),
+        (Terminal(), False, True, TunePrinter),
+        (io.StringIO(), False, False, TunePrinter),
     ):
         with watched(stream, quiet=quiet, verbose=verbose) as progress:
             assert isinstance(progress, expected)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.client_servers import Answers, identity_request
 
-from charonia.client.grpc_transport import GrpcConnection, GrpcWire
+from charonia.client.grpc_transport import GrpcClientConnection, GrpcTransport
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError
 from charonia.core.response import InferResponse
@@ -159,8 +159,8 @@ def test_spoiled_http2_ends_every_call_exactly_once(
     cut: tuple[int, int, bytes], messages: int, splits: set[int]
 ) -> None:
     async def scenario() -> None:
-        wire = GrpcWire(ENDPOINT, WireOptions(keepalive_time_s=0))  # there is no socket to watch
-        connection = GrpcConnection(wire)
+        wire = GrpcTransport(ENDPOINT, WireOptions(keepalive_time_s=0))  # there is no socket to watch
+        connection = GrpcClientConnection(wire)
         transport = SilentTransport(connection)
         connection.connection_made(transport)
         wire._made(connection)

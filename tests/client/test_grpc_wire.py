@@ -15,7 +15,7 @@ from charonia.core.response import InferResponse
 from charonia.server.grpc.limits import GrpcLimits
 from charonia.tools.perf.worker import connect
 from charonia.wire.grpc_codec import decode_response, decode_stream_response
-from charonia.wire.transport import Answer, Failure, RequestForm, Wire, WireOptions
+from charonia.wire.transport import Answer, Failure, RequestForm, Transport, WireOptions
 
 Play = Callable[[Coroutine[Any, Any, None]], None]
 
@@ -25,7 +25,7 @@ OK = ((b"grpc-status", b"0"),)
 EMPTY_MESSAGE = bytes(5)
 
 
-def grpc(url: str, **options: Any) -> Wire:
+def grpc(url: str, **options: Any) -> Transport:
     return connect(url, WireOptions(**options))
 
 

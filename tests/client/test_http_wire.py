@@ -11,14 +11,14 @@ from tests.support.client_servers import Answers, ask, identity_request, read_re
 from charonia.core.errors import Code, ServingError
 from charonia.tools.perf.worker import connect
 from charonia.wire.http_codec import decode_response
-from charonia.wire.transport import Answer, Failure, RequestForm, Wire, WireOptions
+from charonia.wire.transport import Answer, Failure, RequestForm, Transport, WireOptions
 
 Play = Callable[[Coroutine[Any, Any, None]], None]
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 
 
-def http(url: str, **options: Any) -> Wire:
+def http(url: str, **options: Any) -> Transport:
     return connect(url, WireOptions(**options))
 
 

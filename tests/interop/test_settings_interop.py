@@ -12,7 +12,7 @@ from tests.support.peers import Pair
 from tritonclient.grpc import service_pb2
 
 from charonia.cli import perf
-from charonia.cli.perf import Status
+from charonia.cli.perf import ExitStatus
 from charonia.client import Client
 
 CONFIG = """\
@@ -214,7 +214,7 @@ def test_perf_has_both_trace(pair: Pair, folder: Path, protocol: str) -> None:
         endpoint = getattr(server, protocol)
         arguments = ["-m", "echo", "-u", endpoint, "-i", protocol, "--request-count=3", "--quiet", "--no-progress"]
         arguments += ["--trace-level=TIMESTAMPS", "--trace-rate=9", "--trace-count=4", "--log-frequency=2"]
-        assert perf.run(arguments) in (Status.MEASURED, Status.UNSTABLE)
+        assert perf.run(arguments) in (ExitStatus.MEASURED, ExitStatus.UNSTABLE)
         with Client(f"{protocol}://{endpoint}") as client:
             shown = client.trace_settings()
             cleared = dict.fromkeys(("trace_level", "trace_rate", "trace_count", "log_frequency"))

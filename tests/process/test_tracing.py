@@ -21,7 +21,7 @@ from tests.support.process import ServeProcess
 from tritonclient.utils import InferenceServerException
 
 from charonia.cli import perf
-from charonia.cli.perf import Status
+from charonia.cli.perf import ExitStatus
 from charonia.client import Client
 
 TENSORS = """
@@ -244,7 +244,7 @@ def test_perf_has_the_server_trace_what_it_measures(repository: Path, tmp_path: 
     with ServeProcess(repository, f"--trace-config=triton,file={tmp_path / 't'}") as server:
         load = ["-m", "echo", "-u", getattr(server, protocol), "-i", protocol, "--request-count=8", "--quiet"]
         settings = ["--trace-level=TIMESTAMPS", "--trace-rate=2", "--trace-count=3", "--log-frequency=1"]
-        assert perf.run([*load, *settings]) in (Status.MEASURED, Status.UNSTABLE)
+        assert perf.run([*load, *settings]) in (ExitStatus.MEASURED, ExitStatus.UNSTABLE)
         assert server.stop() == 0
 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["t.0", "t.1", "t.2"]
@@ -255,7 +255,7 @@ def test_perf_ends_with_the_reason_where_the_server_cannot_trace(
 ) -> None:
     with ServeProcess(repository) as server:
         load = ["-m", "echo", "-u", server.http, "--request-count=1", "--quiet", "--trace-level=TIMESTAMPS"]
-        assert perf.run(load) == Status.REFUSED
+        assert perf.run(load) == ExitStatus.REFUSED
 
     assert "trace file name is not given" in capfd.readouterr().err
 

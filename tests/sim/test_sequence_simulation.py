@@ -8,7 +8,7 @@ from tests.support.simulation import Simulation
 
 from charonia.server.scheduling.api import EMPTY_ROW, Run, Submit
 from charonia.server.scheduling.recorded import RecordedScheduler
-from charonia.server.sequences.api import SequencePart, SequencePolicy
+from charonia.server.sequences.api import SequenceMember, SequencePolicy
 from charonia.server.sequences.scheduler import Sequencer
 
 MS = 1_000_000
@@ -53,7 +53,7 @@ class Streams:
     def _plan(self, at_ns: int, client: int, stream: int, piece: int) -> None:
         which = len(self.of) + 1
         self.of[which] = (client, stream, piece)
-        part = SequencePart(f"{client}/{stream}", piece == 0, piece == self.pieces - 1)
+        part = SequenceMember(f"{client}/{stream}", piece == 0, piece == self.pieces - 1)
         if piece == 0:
             self.begun_ns[client, stream] = at_ns
         self.sim.at(at_ns, Submit(which, 1, part))

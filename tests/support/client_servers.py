@@ -14,7 +14,7 @@ from charonia.core.request import InferRequest
 from charonia.core.tensor import Tensor
 from charonia.server.grpc.frontend import GrpcFrontend, GrpcLimits
 from charonia.server.http.frontend import HttpFrontend, HttpLimits
-from charonia.wire.transport import Answer, RequestForm, Wire
+from charonia.wire.transport import Answer, RequestForm, Transport
 
 LOOPBACK = "127.0.0.1"
 
@@ -116,7 +116,7 @@ class Answers:
 
 
 async def ask(
-    wire: Wire, request: InferRequest | None = None, form: RequestForm | None = None, timeout_s: float = 0.0
+    wire: Transport, request: InferRequest | None = None, form: RequestForm | None = None, timeout_s: float = 0.0
 ) -> Answer:
     """Send a request, by default `identity_request()`, and return its final answer, with its body."""
     answers = Answers()

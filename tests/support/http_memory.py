@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import httptools
 
-from charonia.server.http.frontend import Endpoint
+from charonia.server.http.frontend import HttpEndpoint
 
 
 @dataclass
@@ -122,7 +122,7 @@ class MemoryClient:
         received: Everything that the server wrote.
     """
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: HttpEndpoint) -> None:
         """Connect.
 
         Args:

@@ -16,7 +16,7 @@ from charonia.tools.results.records import (
     LoadMode,
     Machine,
     Offered,
-    Run,
+    PerfRun,
     TimeBucket,
     Verdict,
     Window,
@@ -53,7 +53,7 @@ def synthetic_run(
     error_share: float = 0.0,
     model: str = "identity",
     options: dict[str, str] | None = None,
-) -> Run:
+) -> PerfRun:
     """Return a run that looks like one of a small model on a machine with few cores.
 
     Args:
@@ -68,7 +68,7 @@ def synthetic_run(
     generator = np.random.default_rng(seed)
     chosen = levels or tuple(LoadLevel(LoadMode.CONCURRENCY, value) for value in (1, 2, 4, 8))
     results = [_level(level, service or FakeService(), generator, duration_s, error_share) for level in chosen]
-    return Run(
+    return PerfRun(
         tool="charonia perf 0.1.0",
         began_at="2026-01-02T03:04:05+00:00",
         duration_ns=sum(result.timeline[-1].end_ns for result in results),

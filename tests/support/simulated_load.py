@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 
 from charonia.client.sync_client import Client
 from charonia.tools.perf import samples
-from charonia.tools.perf.api import LoadPlan, MeasurePlan, Progress, RunSettings, Stop, Target, silent
+from charonia.tools.perf.api import LoadPlan, MeasuredTarget, MeasurePlan, Progress, RunSettings, StopRequest, silent
 from charonia.tools.perf.level import Context, measure
 from charonia.tools.perf.messages import Begin
 from charonia.tools.perf.observer import Observer
-from charonia.tools.perf.pool import Pool
+from charonia.tools.perf.pool import WorkerPool
 from charonia.tools.perf.samples import Chunk
 from charonia.tools.results.records import LevelResult, LoadLevel
 
@@ -58,7 +58,7 @@ class Traffic:
         return rows
 
 
-class SimulatedPool(Pool):
+class SimulatedPool(WorkerPool):
     """Stands in for the processes that send load, and says at once what they would say in time.
 
     Args:
@@ -118,7 +118,11 @@ class SimulatedPool(Pool):
 
 
 def simulated_level(
-    level: LoadLevel, pool: SimulatedPool, plan: MeasurePlan, progress: Progress = silent, stop: Stop | None = None
+    level: LoadLevel,
+    pool: SimulatedPool,
+    plan: MeasurePlan,
+    progress: Progress = silent,
+    stop: StopRequest | None = None,
 ) -> LevelResult:
     """Measure a level whose requests fare as the pool's do, without a server, a process or a pause.
 
@@ -131,8 +135,8 @@ def simulated_level(
     """
     settings = _settings(plan)
     observer = Observer(cast(Client, None), settings, [], has_statistics=False, processes=None)
-    return measure(Context(pool, observer, settings, 1, progress, stop or Stop()), level)
+    return measure(Context(pool, observer, settings, 1, progress, stop or StopRequest()), level)
 
 
 def _settings(plan: MeasurePlan) -> RunSettings:
-    return RunSettings(Target("http://127.0.0.1:1", "m"), LoadPlan(), plan)
+    return RunSettings(MeasuredTarget("http://127.0.0.1:1", "m"), LoadPlan(), plan)

@@ -10,7 +10,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from charonia.tools.results.records import Estimate, LoadMode
-from charonia.tools.tune.api import Failed, LoadPoint, Measured, Metric, Outcome, Search, SearchSpace, Trial, Variant
+from charonia.tools.tune.api import (
+    Failed,
+    LoadPoint,
+    Measured,
+    Metric,
+    Outcome,
+    Search,
+    SearchSpace,
+    Trial,
+    Variant,
+)
 from charonia.tools.tune.objective import Loads
 from charonia.tools.tune.space import instance_count, max_batch_size
 

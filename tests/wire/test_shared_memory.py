@@ -15,16 +15,16 @@ from charonia.schema.pool import message_class
 from charonia.wire import grpc_infer, shared_memory, v2_response
 from charonia.wire import grpc_messages as grpc_shared_memory
 from charonia.wire.grpc_status import RpcError
-from charonia.wire.shared_memory import CudaRegion, Span, SystemRegion
-from charonia.wire.v2_request import InferCall, InferDecoder
+from charonia.wire.shared_memory import CudaRegion, RegionSpan, SystemRegion
+from charonia.wire.v2_request import HttpInferCall, InferDecoder
 
 X = np.arange(4, dtype=np.float32)
-FIRST = Span("r", 0, 16)
-SECOND = Span("r", 16, 16)
+FIRST = RegionSpan("r", 0, 16)
+SECOND = RegionSpan("r", 16, 16)
 
 
 class FakePlace:
-    def __init__(self, span: Span, memory: bytearray) -> None:
+    def __init__(self, span: RegionSpan, memory: bytearray) -> None:
         self.span = span
         self._memory = memory
 
@@ -39,17 +39,17 @@ class FakeRegions:
         self.memory = bytearray(64)
         self.memory[:16] = X.tobytes()
 
-    def view(self, span: Span) -> memoryview:
+    def view(self, span: RegionSpan) -> memoryview:
         if span.region != "r":
             raise not_found(f"Unable to find shared memory region: '{span.region}'")
         return memoryview(self.memory)[span.offset : span.offset + span.byte_size].toreadonly()
 
-    def place(self, span: Span) -> FakePlace:
+    def place(self, span: RegionSpan) -> FakePlace:
         self.view(span)
         return FakePlace(span, self.memory)
 
 
-def parameters(span: Span, **more: object) -> dict[str, object]:
+def parameters(span: RegionSpan, **more: object) -> dict[str, object]:
     return {
         "shared_memory_region": span.region,
         "shared_memory_offset": span.offset,
@@ -63,7 +63,7 @@ def http_call(
     *outputs: object,
     decoder: InferDecoder | None = None,
     given: dict[str, object] | None = None,
-) -> InferCall:
+) -> HttpInferCall:
     document = {
         "inputs": [{"name": "x", "shape": [4], "datatype": "FP32", "parameters": given or parameters(FIRST)}],
         "outputs": list(outputs),
@@ -153,7 +153,7 @@ def test_only_outputs_that_ask_for_it_go_to_shared_memory() -> None:
 def test_an_output_beyond_its_place_is_an_error_and_nothing_is_written() -> None:
     regions = FakeRegions()
     response = InferResponse("m", "1", "", [Tensor("y", DataType.FP32, X)])
-    places = shared_memory.places({"y": Span("r", 16, 15)}, regions)
+    places = shared_memory.places({"y": RegionSpan("r", 16, 15)}, regions)
 
     for encode in (
         lambda: v2_response.encode_response(response, False, {}, places),
@@ -168,8 +168,8 @@ def test_an_output_beyond_its_place_is_an_error_and_nothing_is_written() -> None
 @pytest.mark.parametrize(
     ("given", "code", "fragment"),
     [
-        (parameters(Span("none", 0, 16)), Code.NOT_FOUND, "Unable to find shared memory region: 'none'"),
-        (parameters(Span("r", 0, 15)), Code.INVALID_ARG, "input byte size mismatch for input 'x'"),
+        (parameters(RegionSpan("none", 0, 16)), Code.NOT_FOUND, "Unable to find shared memory region: 'none'"),
+        (parameters(RegionSpan("r", 0, 15)), Code.INVALID_ARG, "input byte size mismatch for input 'x'"),
         (parameters(FIRST, shared_memory_byte_size=-1), Code.INVALID_ARG, "expected a number of bytes, got -1"),
         (parameters(FIRST, shared_memory_offset="0"), Code.INVALID_ARG, "expected a number of bytes"),
         (parameters(FIRST, shared_memory_region=3), Code.INVALID_ARG, "expected the name of a region"),
@@ -195,7 +195,7 @@ def test_a_region_without_a_name_is_refused() -> None:
 
 
 def test_offset_and_size_have_defaults() -> None:
-    assert shared_memory.span("input 'x'", "r", None, None) == Span("r", 0, 0)
+    assert shared_memory.span("input 'x'", "r", None, None) == RegionSpan("r", 0, 0)
 
 
 def test_a_value_without_a_kind_is_refused_over_grpc() -> None:

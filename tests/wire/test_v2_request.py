@@ -10,13 +10,13 @@ from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError
 from charonia.core.request import SEQUENCE_END, SEQUENCE_START
 from charonia.wire import v2_request
-from charonia.wire.v2_request import InferCall, InferDecoder, apply_parameters, raw_call, raw_tensor
+from charonia.wire.v2_request import HttpInferCall, InferDecoder, apply_parameters, raw_call, raw_tensor
 
 X: dict[str, Any] = {"name": "x", "shape": [2], "datatype": "INT8", "data": [1, 2]}
 BINARY_X: dict[str, Any] = {"name": "x", "shape": [2], "datatype": "INT8", "parameters": {"binary_data_size": 2}}
 
 
-def decode(document: object, tail: bytes | None = None) -> InferCall:
+def decode(document: object, tail: bytes | None = None) -> HttpInferCall:
     text = orjson.dumps(document)
     return InferDecoder(1024).decode("m", "", text + (tail or b""), None if tail is None else len(text))
 

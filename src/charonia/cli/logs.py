@@ -73,7 +73,7 @@ class SeverityFilter(logging.Filter):
         return record.levelno < logging.INFO or self._by_severity[_LETTERS.get(record.levelno, "I")]
 
 
-class LogControl:
+class ServerLogControl:
     """The root logger as the server's log.
 
     Attributes:
@@ -92,7 +92,7 @@ class LogControl:
         logging.getLogger().setLevel(level_of(options.verbose))
 
 
-def configure(options: LogOptions) -> LogControl:
+def configure(options: LogOptions) -> ServerLogControl:
     """Set up the root logger, in place of what was set up before, and return what changes its settings.
 
     Raises:
@@ -105,7 +105,7 @@ def configure(options: LogOptions) -> LogControl:
         old.close()
     root.addHandler(handler)
     logging.raiseExceptions = False  # a full disk or a closed pipe must not fill stderr with tracebacks
-    return LogControl(handler, options)
+    return ServerLogControl(handler, options)
 
 
 def level_of(verbose: int) -> int:

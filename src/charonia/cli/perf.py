@@ -16,12 +16,12 @@ from charonia.cli.perf_options import LINE, OLD_NAMES
 from charonia.core.errors import ServingError
 from charonia.tools.perf.api import RunSettings
 from charonia.tools.perf.options import RANGES, PerfOptions, run_settings
-from charonia.tools.results.records import LoadMode, Run, Verdict
+from charonia.tools.results.records import LoadMode, PerfRun, Verdict
 
 _WAYS = (LoadMode.CONCURRENCY, LoadMode.PERIODIC, LoadMode.REQUEST_RATE, LoadMode.INTERVALS)
 
 
-class Status(IntEnum):
+class ExitStatus(IntEnum):
     """Exit status."""
 
     MEASURED = 0
@@ -65,18 +65,18 @@ def run(arguments: Sequence[str]) -> int:
         return status
     if not HELP_NAMES.isdisjoint(arguments):
         print(LINE.help())
-        return Status.MEASURED
+        return ExitStatus.MEASURED
     if "--version" in arguments:
         from charonia import __version__
 
         print(f"charonia perf {__version__}")
-        return Status.MEASURED
+        return ExitStatus.MEASURED
     try:
         parsed = parse(arguments)
     except ServingError as error:
         complain("error", error)
         print("`charonia perf --help` lists the options.", file=sys.stderr)
-        return Status.REFUSED
+        return ExitStatus.REFUSED
     for note in parsed.notes:
         print(f"note: {note}", file=sys.stderr)
     # Imported late: the help and a mistake in the arguments need none of it.
@@ -86,7 +86,7 @@ def run(arguments: Sequence[str]) -> int:
         return status_of(measure(parsed.options, parsed.settings))
     except ServingError as error:
         complain("error", error)
-        return Status.REFUSED
+        return ExitStatus.REFUSED
 
 
 def parse(arguments: Sequence[str]) -> Parsed:
@@ -119,18 +119,18 @@ def described(named: Mapping[str, str]) -> dict[str, str]:
     return {name.removeprefix("--"): text for name, text in (defaults | dict(named)).items()}
 
 
-def status_of(run: Run) -> Status:
+def status_of(run: PerfRun) -> ExitStatus:
     """Return the exit status of a run: that of its worst level."""
     verdicts = {level.verdict for level in run.levels}
     if Verdict.INTERRUPTED in verdicts:
-        return Status.INTERRUPTED
+        return ExitStatus.INTERRUPTED
     if not any(level.request_count for level in run.levels):
-        return Status.NO_REQUESTS
+        return ExitStatus.NO_REQUESTS
     if Verdict.SERVER_LOST in verdicts or any(level.error_count for level in run.levels):
-        return Status.FAILED_REQUESTS
+        return ExitStatus.FAILED_REQUESTS
     if Verdict.OVERLOADED in verdicts:
-        return Status.OVERLOADED
-    return Status.UNSTABLE if Verdict.UNSTABLE in verdicts else Status.MEASURED
+        return ExitStatus.OVERLOADED
+    return ExitStatus.UNSTABLE if Verdict.UNSTABLE in verdicts else ExitStatus.MEASURED
 
 
 def _with_new_names(given: Given) -> None:

@@ -15,7 +15,16 @@ from charonia.client.sync_client import Client
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError, unavailable
 from charonia.core.tensor import Tensor
-from charonia.tools.perf.api import Event, InputSource, LevelBegun, LevelDone, Progress, RunSettings, Tick, WindowDone
+from charonia.tools.perf.api import (
+    Event,
+    InputSource,
+    LevelBegun,
+    LevelDone,
+    LevelTick,
+    Progress,
+    RunSettings,
+    WindowDone,
+)
 from charonia.tools.perf.data.convert import from_bfloat
 from charonia.tools.perf.data.load import load_inputs
 from charonia.tools.perf.data.spec import model_spec
@@ -34,7 +43,7 @@ from charonia.tools.report.csv import csv_files
 from charonia.tools.report.quantities import clock, duration, number
 from charonia.tools.report.run_files import write_profile, write_run, write_whole
 from charonia.tools.results.json_form import to_json
-from charonia.tools.results.records import Run
+from charonia.tools.results.records import PerfRun
 from charonia.wire.transport import Failure
 
 EXPORT_ELEMENTS_MAX = 4096
@@ -66,7 +75,7 @@ _HINTS = {
 """What to do, by what the client says."""
 
 
-def measure(options: PerfOptions, settings_for: Callable[[Mapping[str, Any]], RunSettings]) -> Run:
+def measure(options: PerfOptions, settings_for: Callable[[Mapping[str, Any]], RunSettings]) -> PerfRun:
     """Run what the options ask for, print and write what they want, and return what was measured.
 
     Args:
@@ -148,7 +157,7 @@ class Printer:
             case LevelDone():
                 self._print(level_text(event.result, self._view))
 
-    def end(self, run: Run) -> None:
+    def end(self, run: PerfRun) -> None:
         """Print what is said at the end."""
         self._print(summary_text(run))
 
@@ -241,7 +250,7 @@ class ProgressLine:
 
     def __call__(self, event: Event) -> None:
         """Show a tick; wipe the line for everything else."""
-        if isinstance(event, Tick):
+        if isinstance(event, LevelTick):
             self._elapsed_s = event.elapsed_s
             self._draw(cut(self._parts(event), self._width()))
             return
@@ -271,7 +280,7 @@ class ProgressLine:
         except (OSError, ValueError):
             return _WIDTH_UNKNOWN
 
-    def _parts(self, tick: Tick) -> Iterator[str]:
+    def _parts(self, tick: LevelTick) -> Iterator[str]:
         """Yield what there is to say, the most important first."""
         place = f" ({self._number}/{self._count})" if self._count > 1 else ""
         yield f"{tick.level}{place}"
@@ -290,7 +299,7 @@ class ProgressLine:
             yield f"window {tick.window}" + (f"/{tick.window_count_max}" if tick.window_count_max else "")
         yield f"{tick.in_flight:,} in flight"
 
-    def _left_s(self, tick: Tick) -> float | None:
+    def _left_s(self, tick: LevelTick) -> float | None:
         """Return the time left of the run, or of the level where the number of levels is unknown."""
         if tick.left_s is None:
             return None
@@ -317,7 +326,7 @@ def cut(parts: Iterator[str], width: int) -> str:
     return line
 
 
-def write_reports(run: Run, options: PerfOptions, source: InputSource) -> None:
+def write_reports(run: PerfRun, options: PerfOptions, source: InputSource) -> None:
     """Write every file that was asked for.
 
     Raises:
@@ -335,7 +344,7 @@ def write_reports(run: Run, options: PerfOptions, source: InputSource) -> None:
         raise unavailable("\n".join(problems))
 
 
-def _write_json(run: Run, options: PerfOptions, source: InputSource) -> None:
+def _write_json(run: PerfRun, options: PerfOptions, source: InputSource) -> None:
     path = options.report.json
     if path == STDOUT:
         print(to_json(run), flush=True)
@@ -343,7 +352,7 @@ def _write_json(run: Run, options: PerfOptions, source: InputSource) -> None:
         write_run(path, run)
 
 
-def _write_csv(run: Run, options: PerfOptions, source: InputSource) -> None:
+def _write_csv(run: PerfRun, options: PerfOptions, source: InputSource) -> None:
     report = options.report
     if report.csv is None:
         return
@@ -352,7 +361,7 @@ def _write_csv(run: Run, options: PerfOptions, source: InputSource) -> None:
         write_whole(path, text.encode())
 
 
-def _write_html(run: Run, options: PerfOptions, source: InputSource) -> None:
+def _write_html(run: PerfRun, options: PerfOptions, source: InputSource) -> None:
     path = options.report.html
     if path is not None:
         # Imported late: few runs write a page.
@@ -361,13 +370,13 @@ def _write_html(run: Run, options: PerfOptions, source: InputSource) -> None:
         write_whole(path, render([run]))
 
 
-def _write_profile(run: Run, options: PerfOptions, source: InputSource) -> None:
+def _write_profile(run: PerfRun, options: PerfOptions, source: InputSource) -> None:
     path = options.report.profile_export
     if path is not None:
-        write_profile(path, run, Inputs(source))
+        write_profile(path, run, ExportedInputs(source))
 
 
-class Inputs:
+class ExportedInputs:
     """The inputs of requests as JSON, each made once.
 
     Args:

@@ -11,7 +11,7 @@ from pathlib import Path
 from charonia.cli.command_line import Fields
 from charonia.cli.values import INTEGER_MAX, duration, filled, integer, number
 from charonia.core.trace import TraceLevel
-from charonia.tools.perf.api import Objective, SharedMemory
+from charonia.tools.perf.api import ServiceObjective, SharedMemory
 from charonia.tools.results.records import LoadMode
 
 RATE_MAX = 1e9
@@ -160,7 +160,7 @@ def composing_models(text: str) -> tuple[tuple[str, str], ...]:
     return tuple(models)
 
 
-def objectives(text: str) -> tuple[Objective, ...]:
+def objectives(text: str) -> tuple[ServiceObjective, ...]:
     """Read `latency:TIME`; a number alone is in milliseconds."""
     metric, _, limit = text.partition(":")
     if metric.strip() not in ("latency", "request_latency"):
@@ -168,7 +168,7 @@ def objectives(text: str) -> tuple[Objective, ...]:
     limit_ns = duration("ms")(limit)
     if limit_ns == 0:
         raise ValueError(f"expected a time above 0, got '{text}'")
-    return (Objective(f"latency:{limit_ns / 1e6:g}ms", limit_ns),)
+    return (ServiceObjective(f"latency:{limit_ns / 1e6:g}ms", limit_ns),)
 
 
 def shared_memory(text: str) -> SharedMemory:

@@ -37,7 +37,7 @@ _GAP = "  "
 _RULE_MAX = 60
 
 
-class Endpoint(Protocol):
+class ListeningEndpoint(Protocol):
     """A front end that listens."""
 
     @property
@@ -50,17 +50,17 @@ class RunningServer(Protocol):
     """What this command needs of `charonia.server.app.Server`."""
 
     @property
-    def http(self) -> Endpoint | None:
+    def http(self) -> ListeningEndpoint | None:
         """The HTTP front end, where it is on and started."""
         ...
 
     @property
-    def grpc(self) -> Endpoint | None:
+    def grpc(self) -> ListeningEndpoint | None:
         """The gRPC front end, where it is on and started."""
         ...
 
     @property
-    def metrics(self) -> Endpoint | None:
+    def metrics(self) -> ListeningEndpoint | None:
         """The metrics page, where it is on and started."""
         ...
 
@@ -101,10 +101,10 @@ def run(arguments: Sequence[str]) -> int:
         _log.error("%s", error)
         return 1
     # Imported late: a mistake in the arguments is answered before the backends and front ends are read.
-    from charonia.server.app import Server, new_event_loop
+    from charonia.server.app import InferenceServer, new_event_loop
 
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        status, is_clean = runner.run(serve(options, partial(Server, log=log)))
+        status, is_clean = runner.run(serve(options, partial(InferenceServer, log=log)))
         if not is_clean:
             # Threads that still compute would hold up the end of the process.
             _end_now(status)

@@ -37,7 +37,7 @@ def watched(stream: TextIO, *, quiet: bool, verbose: bool) -> Iterator[Progress]
         verbose: Whether lines are wanted in any case.
     """
     if quiet or verbose or not is_terminal(stream):
-        yield Printer(stream, quiet=quiet)
+        yield TunePrinter(stream, quiet=quiet)
         return
     table = LiveTable(stream)
     try:
@@ -51,7 +51,7 @@ def is_terminal(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
 
 
-class Printer:
+class TunePrinter:
     """Prints what happens.
 
     Args:

@@ -15,19 +15,19 @@ from charonia.cli.tune_options import ReportRequest
 from charonia.cli.tune_progress import watched
 from charonia.client.sync_client import Client
 from charonia.core.errors import ServingError, invalid, not_found
-from charonia.tools.perf.api import Target
+from charonia.tools.perf.api import MeasuredTarget
 from charonia.tools.perf.data.load import load_inputs
 from charonia.tools.perf.data.spec import model_spec
 from charonia.tools.perf.options import is_decoupled
 from charonia.tools.perf.run import ask, stopped_by_signals
 from charonia.tools.tune.api import LoadPoint
-from charonia.tools.tune.measure import Prepare, Prepared
+from charonia.tools.tune.measure import Prepare, PreparedLoad
 from charonia.tools.tune.options import ClientProtocol, OutputSettings, TuneOptions, TuneRequest
 from charonia.tools.tune.profile import profile
 from charonia.tools.tune.report.html import render
 from charonia.tools.tune.report.pictures import pictures, require_matplotlib
 from charonia.tools.tune.result import TuneRun, exit_status, from_json, to_json
-from charonia.tools.tune.servers import Server
+from charonia.tools.tune.servers import MeasuredServer
 from charonia.tools.tune.summary import summary
 from charonia.tools.tune.tables import gpu_csv, inference_csv, server_csv
 
@@ -202,11 +202,11 @@ def loads_of(options: TuneOptions) -> Prepare:
             if name.lstrip("-") in SET_HERE:
                 raise invalid(f"perf_analyzer_flags of '{model}': '{name}' is set by the search itself")
 
-    def prepare(client: Client, load: LoadPoint, server: Server) -> Prepared:
+    def prepare(client: Client, load: LoadPoint, server: MeasuredServer) -> PreparedLoad:
         given = flags.get(load.model, {})
         protocol = _protocol(given, options.measure.protocol)
         url = server.url(protocol)
-        target = Target(url=url, model=load.model)
+        target = MeasuredTarget(url=url, model=load.model)
         subject = ask(client, target)
         arguments = ["-m", load.model, "-u", url.partition("://")[2], "-i", protocol.value, "-b", str(load.batch_size)]
         if url.startswith(("https", "grpcs")):
@@ -223,7 +223,7 @@ def loads_of(options: TuneOptions) -> Prepare:
             source = load_inputs(spec, parsed.options)
         except ServingError as error:
             raise ServingError(error.code, error.message, hint=_in_yaml(load.model, error.hint)) from None
-        return Prepared(settings, source, subject, is_timed=any(name in given for name in TIMED))
+        return PreparedLoad(settings, source, subject, is_timed=any(name in given for name in TIMED))
 
     return prepare
 

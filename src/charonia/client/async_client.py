@@ -8,8 +8,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from charonia.client.errors import ClientError, error_of, failed
-from charonia.client.grpc_transport import GrpcWire
-from charonia.client.http_transport import HttpWire
+from charonia.client.grpc_transport import GrpcTransport
+from charonia.client.http_transport import HttpTransport
 from charonia.client.requests import Ask, InferResult, Inputs, MetadataCache, Outputs, SequencePart, needs_metadata
 from charonia.core.errors import Code, ServingError
 from charonia.core.metadata import ModelIndexEntry, ModelMetadata, ServerMetadata
@@ -74,13 +74,13 @@ class AsyncClient:
     def __init__(self, url: str, *, timeout_s: float = TIMEOUT_S, options: WireOptions = _DEFAULT_OPTIONS) -> None:
         self._timeout_s = timeout_s
         endpoint = parse_url(url)
-        self._wire: HttpWire | GrpcWire
+        self._wire: HttpTransport | GrpcTransport
         self._dialect: Dialect[Any]  # of the same protocol as the wire
         if endpoint.protocol == "grpc":
-            self._wire = GrpcWire(endpoint, options)
+            self._wire = GrpcTransport(endpoint, options)
             self._dialect = GrpcDialect(self._wire.encoder)
         else:
-            self._wire = HttpWire(endpoint, options)
+            self._wire = HttpTransport(endpoint, options)
             self._dialect = HttpDialect(self._wire.encoder)
         self._metadata = MetadataCache()
 

@@ -102,7 +102,7 @@ CLOSE_TIMEOUT_S = 1.0
 """Time for connections to close gracefully before they are aborted."""
 
 
-class Connection(Protocol):
+class DialedConnection(Protocol):
     """A connection, as the dialer sees it. It is also an `asyncio.Protocol`."""
 
     def abort(self) -> None:
@@ -134,7 +134,7 @@ class Dialer:
         self._tls: ssl.SSLContext | None = tls_context(options.tls, http2=http2) if endpoint.tls else None
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._open: set[Connection] = set()
+        self._open: set[DialedConnection] = set()
         self._all_closed = asyncio.Event()
         self._backoff = Backoff()
 
@@ -153,12 +153,12 @@ class Dialer:
         if self._tasks:
             await asyncio.wait(tuple(self._tasks))
 
-    def opened(self, connection: Connection, transport: asyncio.BaseTransport) -> None:
+    def opened(self, connection: DialedConnection, transport: asyncio.BaseTransport) -> None:
         """A connection was made."""
         self._keepalive.watch(transport)
         self._open.add(connection)
 
-    def closed(self, connection: Connection) -> None:
+    def closed(self, connection: DialedConnection) -> None:
         """A connection was closed."""
         self._open.discard(connection)
         if not self._open:

@@ -39,7 +39,7 @@ TRIES_MAX = 4
 _now_ns = time.monotonic_ns
 
 
-class GrpcConnection(asyncio.Protocol):
+class GrpcClientConnection(asyncio.Protocol):
     """One connection and its calls.
 
     Attributes:
@@ -60,7 +60,7 @@ class GrpcConnection(asyncio.Protocol):
         "is_lost",
     )
 
-    def __init__(self, wire: "GrpcWire") -> None:
+    def __init__(self, wire: "GrpcTransport") -> None:
         self._wire = wire
         self._http2 = ClientConnection()
         self._calls: dict[int, GrpcCall] = {}
@@ -237,7 +237,7 @@ class GrpcConnection(asyncio.Protocol):
             self._control(event)
 
 
-class GrpcWire:
+class GrpcTransport:
     """Connections to a gRPC server. The interface is `charonia.wire.transport.Wire`.
 
     Attributes:
@@ -263,7 +263,7 @@ class GrpcWire:
         self.call_soon = loop.call_soon
         self.now_s = loop.time
         self._call_later = loop.call_later
-        self._connections: list[GrpcConnection] = []
+        self._connections: list[GrpcClientConnection] = []
         self._next = 0
         self._wanted = 1
         self._waiting: deque[GrpcCall] = deque()
@@ -312,7 +312,7 @@ class GrpcWire:
         else:
             self._start(call)
 
-    def lost(self, connection: GrpcConnection) -> None:
+    def lost(self, connection: GrpcClientConnection) -> None:
         """A connection accepts no more calls."""
         if connection in self._connections:
             self._connections.remove(connection)
@@ -336,9 +336,9 @@ class GrpcWire:
                 self._dial()
 
     def _dial(self) -> None:
-        self.dialer.dial(lambda: GrpcConnection(self), self._made, self._not_made)
+        self.dialer.dial(lambda: GrpcClientConnection(self), self._made, self._not_made)
 
-    def _made(self, connection: GrpcConnection) -> None:
+    def _made(self, connection: GrpcClientConnection) -> None:
         if connection.is_lost:
             self._not_made(f"{self.endpoint} closed the connection at once")
             return

@@ -24,7 +24,7 @@ from charonia.wire.transport import DEFAULT_FORM, Answer, Failure, OnAnswer, Req
 _now_ns = time.monotonic_ns
 
 
-class Exchange:
+class ClientExchange:
     """A request and its answer: the sender's handle."""
 
     __slots__ = (
@@ -41,13 +41,13 @@ class Exchange:
         "wire",
     )
 
-    def __init__(self, wire: "HttpWire", request: HttpRequest, on_answer: OnAnswer, keep_body: bool) -> None:
+    def __init__(self, wire: "HttpTransport", request: HttpRequest, on_answer: OnAnswer, keep_body: bool) -> None:
         self.sent_ns = _now_ns()
         self.wire = wire
         self.request = request
         self.on_answer = on_answer
         self.keep_body = keep_body
-        self.connection: HttpConnection | None = None
+        self.connection: HttpClientConnection | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.timeout_s = 0.0
         self.is_over = False
@@ -88,7 +88,7 @@ class Exchange:
             self.timer.cancel()
 
 
-class HttpConnection(asyncio.Protocol):
+class HttpClientConnection(asyncio.Protocol):
     """One connection: idle, or with one exchange.
 
     Attributes:
@@ -97,10 +97,10 @@ class HttpConnection(asyncio.Protocol):
 
     __slots__ = ("_exchange", "_is_paused", "_reader", "_transport", "_wire", "is_lost")
 
-    def __init__(self, wire: "HttpWire") -> None:
+    def __init__(self, wire: "HttpTransport") -> None:
         self._wire = wire
         self._reader = ResponseReader(wire.heads, wire.options.response_bytes_max)
-        self._exchange: Exchange | None = None
+        self._exchange: ClientExchange | None = None
         self._transport: asyncio.Transport
         self._is_paused = False
         self.is_lost = False
@@ -111,7 +111,7 @@ class HttpConnection(asyncio.Protocol):
         self._transport.set_write_buffer_limits(0)  # so that `pause_writing` reports all unsent bytes
         self._wire.dialer.opened(self, transport)
 
-    def start(self, exchange: Exchange) -> None:
+    def start(self, exchange: ClientExchange) -> None:
         """Send a request on this idle connection."""
         self._exchange = exchange
         exchange.connection = self
@@ -188,13 +188,13 @@ class HttpConnection(asyncio.Protocol):
             self.abort()
             exchange.fail(Failure.CLOSED, "the client was closed")
 
-    def _garbled(self, exchange: Exchange, error: BadResponseError) -> None:
+    def _garbled(self, exchange: ClientExchange, error: BadResponseError) -> None:
         self.abort()
         if not exchange.is_over:
             failure = Failure.OVERSIZE if error.is_oversize else Failure.GARBLED
             exchange.fail(failure, f"{self._wire.endpoint}: {error}")
 
-    def _complete(self, exchange: Exchange) -> None:
+    def _complete(self, exchange: ClientExchange) -> None:
         head = self._reader.head
         answer = self._answer(exchange)
         self._exchange = None
@@ -206,7 +206,7 @@ class HttpConnection(asyncio.Protocol):
             self._transport.close()
         exchange.answer(answer)
 
-    def _answer(self, exchange: Exchange) -> Answer:
+    def _answer(self, exchange: ClientExchange) -> Answer:
         answer = Answer(exchange.sent_ns, exchange.send_end_ns, exchange.first_byte_ns, _now_ns())
         reader = self._reader
         answer.received_bytes = reader.received
@@ -246,7 +246,7 @@ def _plain(body: bytes, coding: str, limit: int) -> bytes:
     return decompress(body, coding.encode(), limit)
 
 
-class HttpWire:
+class HttpTransport:
     """Connections to an HTTP server. The interface is `charonia.wire.transport.Wire`.
 
     Attributes:
@@ -271,9 +271,9 @@ class HttpWire:
         self.failures = self.dialer.failures
         self.heads: Heads = {}
         self._loop = asyncio.get_running_loop()
-        self._connections: set[HttpConnection] = set()
-        self._idle: list[HttpConnection] = []
-        self._waiting: deque[Exchange] = deque()
+        self._connections: set[HttpClientConnection] = set()
+        self._idle: list[HttpClientConnection] = []
+        self._waiting: deque[ClientExchange] = deque()
         self._is_closed = False
 
     def prepare(self, request: InferRequest, form: RequestForm = DEFAULT_FORM) -> PreparedHttp:
@@ -282,9 +282,9 @@ class HttpWire:
 
     def send(
         self, prepared: HttpRequest, on_answer: OnAnswer, timeout_s: float = 0.0, *, keep_body: bool = False
-    ) -> Exchange:
+    ) -> ClientExchange:
         """Send a request, of `prepare` or of `encoder`."""
-        exchange = Exchange(self, prepared, on_answer, keep_body)
+        exchange = ClientExchange(self, prepared, on_answer, keep_body)
         timeout_s = timeout_s or self.options.timeout_s
         if timeout_s:
             exchange.timeout_s = timeout_s
@@ -315,7 +315,7 @@ class HttpWire:
 
     # Called by connections and exchanges.
 
-    def freed(self, connection: HttpConnection) -> None:
+    def freed(self, connection: HttpClientConnection) -> None:
         """A connection is free for a request."""
         if self._is_closed:
             connection.finish()
@@ -326,7 +326,7 @@ class HttpWire:
         else:
             self._idle.append(connection)
 
-    def lost(self, connection: HttpConnection) -> None:
+    def lost(self, connection: HttpClientConnection) -> None:
         """A connection accepts no more requests."""
         self._connections.discard(connection)
         if connection in self._idle:
@@ -334,7 +334,7 @@ class HttpWire:
 
     # Making connections.
 
-    def _await_connection(self, exchange: Exchange) -> None:
+    def _await_connection(self, exchange: ClientExchange) -> None:
         options, waiting = self.options, self._waiting
         if self._is_closed:
             self._refuse(exchange, Failure.CLOSED, "the client was closed")
@@ -353,13 +353,13 @@ class HttpWire:
             return
         self._dial()
 
-    def _refuse(self, exchange: Exchange, failure: Failure, message: str) -> None:
+    def _refuse(self, exchange: ClientExchange, failure: Failure, message: str) -> None:
         self._loop.call_soon(exchange.fail, failure, message)
 
     def _dial(self) -> None:
-        self.dialer.dial(lambda: HttpConnection(self), self._made, self._not_made)
+        self.dialer.dial(lambda: HttpClientConnection(self), self._made, self._not_made)
 
-    def _made(self, connection: HttpConnection) -> None:
+    def _made(self, connection: HttpClientConnection) -> None:
         if not connection.is_lost:
             self._connections.add(connection)
             self.freed(connection)
@@ -373,7 +373,7 @@ class HttpWire:
         else:
             self.failures[Failure.REFUSED] += 1
 
-    def _next_waiting(self) -> Exchange | None:
+    def _next_waiting(self) -> ClientExchange | None:
         """Return the longest-waiting request that has not been cancelled."""
         waiting = self._waiting
         while waiting:

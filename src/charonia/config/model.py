@@ -390,7 +390,7 @@ class RepositoryAgents:
 
 
 @dataclass(frozen=True, slots=True)
-class ResponseCache:
+class ResponseCacheConfig:
     """Whether responses of the model may be cached."""
 
     enable: bool = False
@@ -419,7 +419,7 @@ class MetricControl:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelMetrics:
+class ModelMetricsConfig:
     """Metric overrides of the model."""
 
     metric_control: tuple[MetricControl, ...] = ()
@@ -455,8 +455,8 @@ class ModelConfig:
     model_operations: ModelOperations | None = None
     model_transaction_policy: TransactionPolicy | None = None
     model_repository_agents: RepositoryAgents | None = None
-    response_cache: ResponseCache | None = None
-    model_metrics: ModelMetrics | None = None
+    response_cache: ResponseCacheConfig | None = None
+    model_metrics: ModelMetricsConfig | None = None
 
     @property
     def is_decoupled(self) -> bool:

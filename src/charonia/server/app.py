@@ -25,7 +25,7 @@ from charonia.server.http.frontend import HttpFrontend, HttpLimits, MetricsFront
 from charonia.server.lifecycle.backends import Backends
 from charonia.server.lifecycle.configure import ConfigureOptions
 from charonia.server.lifecycle.lifecycle import Lifecycle, LifecycleOptions
-from charonia.server.lifecycle.on_demand import Demand, DemandOptions
+from charonia.server.lifecycle.on_demand import DemandOptions, OnDemandLoader
 from charonia.server.lifecycle.repository.options import StoreSettings
 from charonia.server.lifecycle.repository.sources import StoreOptions
 from charonia.server.listening import GRACE_S
@@ -43,7 +43,7 @@ from charonia.server.response_cache.memory import LocalCache
 from charonia.server.response_cache.options import CacheOptions
 from charonia.server.response_cache.redis import RedisCache
 from charonia.server.shared_memory.registry import RegionRegistry
-from charonia.server.tracing.service import Tracing
+from charonia.server.tracing.service import TracingService
 from charonia.wire.log_settings import AccessLogFormat, LogOptions
 
 _log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
     return uvloop.new_event_loop()
 
 
-class Server:
+class InferenceServer:
     """A server and its parts.
 
     Attributes:
@@ -100,7 +100,7 @@ class Server:
         """
         self._options = options
         self._log = log
-        self._tracing: Tracing | None = None
+        self._tracing: TracingService | None = None
         models = options.models
         cores = usable_cores()
         # With one core only, whoever is waited for could not run.
@@ -162,7 +162,7 @@ class Server:
         """
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         options = self._options
-        self._tracing = Tracing(options.trace)
+        self._tracing = TracingService(options.trace)
         if isinstance(self._cache, RedisCache):
             await self._cache.connect()
         failures = await self._lifecycle.load_at_start((*options.models.load, *options.models.auto.pinned))
@@ -289,12 +289,12 @@ class Server:
         gpus = gpu_families(self._gpus.sample()) if self._gpus is not None else []
         return [*gpus, *pinned_families(self._backends.pinned), *memory_families(self.engine.samples())]
 
-    def _on_demand(self, models: ModelOptions) -> Demand:
+    def _on_demand(self, models: ModelOptions) -> OnDemandLoader:
         """Let the engine load models when they are needed."""
         auto = models.auto
         budget = auto.memory_mb * 2**20 or int(usable_memory() * BUDGET_SHARE)
         options = DemandOptions(budget, frozenset(auto.pinned), auto.waiting_max, auto.wait_secs)
-        self.engine.demand = Demand(self._lifecycle, options, self.engine.infer_loaded)
+        self.engine.demand = OnDemandLoader(self._lifecycle, options, self.engine.infer_loaded)
         return self.engine.demand
 
     def _access_log(self, log: LogOptions) -> AccessLog | None:

@@ -22,8 +22,7 @@ from charonia.core.errors import ServingError, invalid, unavailable, unsupported
 from charonia.core.request import InferRequest, ParameterValue, RequestedOutput
 from charonia.core.response import InferResponse
 from charonia.core.tensor import Array, Tensor
-from charonia.server.app import Server as ServerParts
-from charonia.server.app import new_event_loop
+from charonia.server.app import InferenceServer, new_event_loop
 from charonia.server.facade import Engine
 from charonia.server.options import ControlMode, ServerOptions
 from charonia.server.single_response import SoleResponse
@@ -239,7 +238,7 @@ class Server:
             metrics=replace(base.metrics, enabled=False),
         )
         self._lock = threading.Lock()  # around `_parts`, and handing work to the loop while they are there
-        self._parts: ServerParts | None = None
+        self._parts: InferenceServer | None = None
         self._loop: asyncio.AbstractEventLoop
         self._serving: asyncio.Task[None]
         self._thread: threading.Thread | None = None
@@ -252,7 +251,7 @@ class Server:
         """
         if self._thread is not None:
             raise RuntimeError("this server is running already: make another charonia.Server")
-        started: Future[ServerParts] = Future()
+        started: Future[InferenceServer] = Future()
         self._loop = new_event_loop()
         self._serving = self._loop.create_task(self._serve(started))
         self._thread = threading.Thread(target=_run, args=(self._loop, self._serving), name="charonia", daemon=True)
@@ -319,7 +318,7 @@ class Server:
         """
         request = make_request(model, inputs, version=version, outputs=outputs, parameters=parameters)
 
-        async def run(parts: ServerParts) -> InferResponse:
+        async def run(parts: InferenceServer) -> InferResponse:
             return await InProcessFrontend(parts.engine).infer(request)
 
         try:
@@ -359,7 +358,7 @@ class Server:
         )
 
     def _responses(self, request: InferRequest, timeout_s: float | None) -> Iterator[dict[str, Array]]:
-        async def begin(parts: ServerParts) -> ResponseStream:
+        async def begin(parts: InferenceServer) -> ResponseStream:
             return InProcessFrontend(parts.engine).stream(request)
 
         stream = self._call(begin)
@@ -380,7 +379,7 @@ class Server:
     def is_ready(self, model: str = "") -> bool:
         """Whether the server, or one model, is ready."""
 
-        async def ask(parts: ServerParts) -> bool:
+        async def ask(parts: InferenceServer) -> bool:
             return await parts.engine.model_ready(model) if model else parts.engine.is_ready()
 
         return self._call(ask)
@@ -401,11 +400,11 @@ class Server:
         """
         self._call(lambda parts: parts.engine.unload_model(model))
 
-    async def _serve(self, started: "Future[ServerParts]") -> None:
+    async def _serve(self, started: "Future[InferenceServer]") -> None:
         """Serve until this task is cancelled."""
         async with AsyncExitStack() as cleanup:
             try:
-                parts = ServerParts(self._options)
+                parts = InferenceServer(self._options)
                 cleanup.push_async_callback(parts.shutdown)
                 await parts.start()
             except Exception as error:
@@ -414,14 +413,16 @@ class Server:
                 started.set_result(parts)
             await self._loop.create_future()
 
-    def _running(self) -> ServerParts:
+    def _running(self) -> InferenceServer:
         if self._parts is None:
             raise unavailable(
                 "the server is not running", hint="use it as a context manager: with charonia.Server(...) as server:"
             )
         return self._parts
 
-    def _call(self, work: Callable[[ServerParts], Coroutine[object, object, _T]], timeout_s: float | None = None) -> _T:
+    def _call(
+        self, work: Callable[[InferenceServer], Coroutine[object, object, _T]], timeout_s: float | None = None
+    ) -> _T:
         with self._lock:
             future = asyncio.run_coroutine_threadsafe(work(self._running()), self._loop)
         try:

@@ -14,7 +14,7 @@ from charonia.server.execution.admission import with_request_id
 from charonia.server.execution.version_runner import Runner
 from charonia.server.lifecycle.entries import ambiguity, keys_of
 from charonia.server.lifecycle.lifecycle import Lifecycle
-from charonia.server.lifecycle.on_demand import Demand
+from charonia.server.lifecycle.on_demand import OnDemandLoader
 from charonia.server.metrics.prometheus import ModelSample
 from charonia.server.sequences.models import sequences_of
 from charonia.server.sequences.overview import ModelSequences
@@ -46,7 +46,7 @@ class ModelEngine:
         *,
         strict_readiness: bool = True,
     ) -> None:
-        self.demand: Demand | None = None
+        self.demand: OnDemandLoader | None = None
         self._lifecycle = lifecycle
         lifecycle.ensembles.infer = self.infer
         self._routes = lifecycle.routes

@@ -45,7 +45,7 @@ class LogControl(Protocol):
         ...
 
 
-Demand = Callable[[str, str], Awaitable[None] | None]
+EnsureLoaded = Callable[[str, str], Awaitable[None] | None]
 """Returns what to await until a model, given by name and version, is loaded; None where it is."""
 
 
@@ -75,7 +75,7 @@ class Services:
     http_headers: HeaderForward | None = None
     grpc_headers: HeaderForward | None = None
     rate_limits: Callable[[], RateLimitView] | None = None
-    demand: Demand | None = None
+    demand: EnsureLoaded | None = None
     sequences: Callable[[str, str], ModelSequences] | None = None
     explain: Callable[[str, str], Explanation] | None = None
 

@@ -29,9 +29,9 @@ from charonia.wire.shared_memory import (
     NO_PLACES,
     OFFSET,
     REGION,
-    Place,
+    OutputLocation,
     Regions,
-    Span,
+    RegionSpan,
     places,
     span,
     view,
@@ -74,7 +74,7 @@ _CONTENTS: dict[DataType, str] = {
 }
 
 
-class InferCall(NamedTuple):
+class GrpcInferCall(NamedTuple):
     """A decoded ModelInferRequest.
 
     Attributes:
@@ -85,10 +85,10 @@ class InferCall(NamedTuple):
 
     request: InferRequest
     wants_empty_final: bool
-    places: Mapping[str, Place]
+    places: Mapping[str, OutputLocation]
 
 
-def decode_infer(data: Buffer, regions: Regions | None = None) -> InferCall:
+def decode_infer(data: Buffer, regions: Regions | None = None) -> GrpcInferCall:
     """Decode a ModelInferRequest.
 
     Args:
@@ -116,7 +116,7 @@ def decode_infer(data: Buffer, regions: Regions | None = None) -> InferCall:
     enable_empty_final = False
     if message.parameters:
         enable_empty_final = _apply_parameters(request, message.parameters)
-    return InferCall(request, enable_empty_final, targets)
+    return GrpcInferCall(request, enable_empty_final, targets)
 
 
 def decode_infer_identity(data: Buffer) -> InferRequest:
@@ -241,9 +241,9 @@ def _wide(datatype: DataType) -> "np.dtype[np.generic]":
     return DataType.UINT32.numpy if datatype in (DataType.UINT8, DataType.UINT16) else datatype.numpy
 
 
-def _requested_outputs(items: Any) -> tuple[tuple[RequestedOutput, ...], dict[str, Span]]:
+def _requested_outputs(items: Any) -> tuple[tuple[RequestedOutput, ...], dict[str, RegionSpan]]:
     outputs: list[RequestedOutput] = []
-    spans: dict[str, Span] = {}
+    spans: dict[str, RegionSpan] = {}
     names: set[str] = set()
     for item in items:
         name = item.name
@@ -266,7 +266,7 @@ def _requested_outputs(items: Any) -> tuple[tuple[RequestedOutput, ...], dict[st
     return tuple(outputs), spans
 
 
-def _span(owner: str, parameters: Any) -> Span | None:
+def _span(owner: str, parameters: Any) -> RegionSpan | None:
     """Return the part of a region that a tensor's parameters name, None if they name none."""
     if REGION not in parameters:
         return None
@@ -324,7 +324,7 @@ def _natural(key: str, value: Any) -> int:
 
 
 def encode_response(
-    response: InferResponse, final: bool | None = None, places: Mapping[str, Place] = NO_PLACES
+    response: InferResponse, final: bool | None = None, places: Mapping[str, OutputLocation] = NO_PLACES
 ) -> list[Buffer]:
     """Return a ModelInferResponse in pieces: everything except large tensors is in the first.
 
@@ -357,7 +357,7 @@ def encode_response(
 
 
 def encode_stream_response(
-    response: InferResponse, final: bool, places: Mapping[str, Place] = NO_PLACES
+    response: InferResponse, final: bool, places: Mapping[str, OutputLocation] = NO_PLACES
 ) -> list[Buffer]:
     """Return a ModelStreamInferResponse with a response, in pieces. Raises as `encode_response`."""
     parts = encode_response(response, final, places)

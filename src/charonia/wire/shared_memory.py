@@ -15,7 +15,7 @@ from charonia.wire.json_text import UINT64_MAX, Object, kind_of, parse_object
 from charonia.wire.tensors import Buffer
 
 
-class Span(NamedTuple):
+class RegionSpan(NamedTuple):
     """A part of a region, as a request names it.
 
     Attributes:
@@ -29,7 +29,7 @@ class Span(NamedTuple):
     byte_size: int
 
 
-class Place(Protocol):
+class OutputLocation(Protocol):
     """The destination of an output.
 
     The region stays mapped as long as one of its places is referenced, even after it was unregistered.
@@ -38,7 +38,7 @@ class Place(Protocol):
         span: What the request asked for.
     """
 
-    span: Span
+    span: RegionSpan
 
     def write(self, data: bytes | memoryview) -> None:
         """Copy an output's bytes to the start of the place.
@@ -55,7 +55,7 @@ class Place(Protocol):
 class Regions(Protocol):
     """The registered regions."""
 
-    def view(self, span: Span) -> memoryview:
+    def view(self, span: RegionSpan) -> memoryview:
         """Return the bytes of a part, read-only; the region stays mapped as long as the view lives.
 
         Raises:
@@ -63,7 +63,7 @@ class Regions(Protocol):
         """
         ...
 
-    def place(self, span: Span) -> Place:
+    def place(self, span: RegionSpan) -> OutputLocation:
         """Return a part to write an output to. Raises as `view`."""
         ...
 
@@ -72,7 +72,7 @@ REGION = "shared_memory_region"
 OFFSET = "shared_memory_offset"
 BYTE_SIZE = "shared_memory_byte_size"
 
-NO_PLACES: Mapping[str, Place] = {}
+NO_PLACES: Mapping[str, OutputLocation] = {}
 """The places of a request whose outputs are all in the response."""
 
 
@@ -116,7 +116,7 @@ def disabled() -> ServingError:
     )
 
 
-def span(owner: str, region: object, offset: object, byte_size: object) -> Span:
+def span(owner: str, region: object, offset: object, byte_size: object) -> RegionSpan:
     """Return the part of a region that the parameters of a tensor name.
 
     Args:
@@ -137,10 +137,10 @@ def span(owner: str, region: object, offset: object, byte_size: object) -> Span:
             got = value if type(value) is int else kind_of(value)
             raise invalid(f"{owner}: parameter '{key}': expected a number of bytes, got {got}")
         values.append(value)
-    return Span(region, *values)
+    return RegionSpan(region, *values)
 
 
-def places(spans: Mapping[str, Span], regions: Regions | None) -> Mapping[str, Place]:
+def places(spans: Mapping[str, RegionSpan], regions: Regions | None) -> Mapping[str, OutputLocation]:
     """Return the destinations of outputs, by name.
 
     Raises:
@@ -151,14 +151,14 @@ def places(spans: Mapping[str, Span], regions: Regions | None) -> Mapping[str, P
     return {name: regions.place(part) for name, part in spans.items()}
 
 
-def view(part: Span, regions: Regions | None) -> memoryview:
+def view(part: RegionSpan, regions: Regions | None) -> memoryview:
     """Return the bytes of an input. Raises as `places`."""
     if regions is None:
         raise disabled()
     return regions.view(part)
 
 
-def write(place: Place, name: str, data: Buffer) -> None:
+def write(place: OutputLocation, name: str, data: Buffer) -> None:
     """Write an output to its place.
 
     Raises:

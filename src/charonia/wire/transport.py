@@ -151,14 +151,14 @@ class RequestForm:
 DEFAULT_FORM = RequestForm()
 
 
-class Prepared(Protocol):
+class PreparedRequest(Protocol):
     """A request encoded for one wire, which can be sent any number of times. It is immutable."""
 
-    def with_sequence(self, correlation_id: int | str, start: bool, end: bool) -> "Prepared":
+    def with_sequence(self, correlation_id: int | str, start: bool, end: bool) -> "PreparedRequest":
         """Return a copy as a part of a sequence. Costs a few microseconds: the tensors stay encoded."""
         ...
 
-    def with_id(self, id: str) -> "Prepared":
+    def with_id(self, id: str) -> "PreparedRequest":
         """Return a copy with another request id. Costs a few microseconds: the tensors stay encoded."""
         ...
 
@@ -176,7 +176,7 @@ class Handle(Protocol):
         ...
 
 
-class Wire(Protocol):
+class Transport(Protocol):
     """Connections to one server.
 
     Attributes:
@@ -185,7 +185,7 @@ class Wire(Protocol):
 
     failures: dict[Failure, int]
 
-    def prepare(self, request: InferRequest, form: RequestForm = DEFAULT_FORM) -> Prepared:
+    def prepare(self, request: InferRequest, form: RequestForm = DEFAULT_FORM) -> PreparedRequest:
         """Encode a request.
 
         Raises:
@@ -194,7 +194,7 @@ class Wire(Protocol):
         ...
 
     def send(
-        self, prepared: Prepared, on_answer: OnAnswer, timeout_s: float = 0.0, *, keep_body: bool = False
+        self, prepared: PreparedRequest, on_answer: OnAnswer, timeout_s: float = 0.0, *, keep_body: bool = False
     ) -> Handle:
         """Send a request; opens a connection if none is free.
 

@@ -26,7 +26,18 @@ from charonia.wire.json_text import (
     string_at,
     unsigned,
 )
-from charonia.wire.shared_memory import BYTE_SIZE, NO_PLACES, OFFSET, REGION, Place, Regions, Span, places, span, view
+from charonia.wire.shared_memory import (
+    BYTE_SIZE,
+    NO_PLACES,
+    OFFSET,
+    REGION,
+    OutputLocation,
+    Regions,
+    RegionSpan,
+    places,
+    span,
+    view,
+)
 from charonia.wire.tensors import bytes_array, decode_tensor
 from charonia.wire.v2_data import decode_data
 
@@ -45,7 +56,7 @@ _ONE_SOURCE = (
 )
 
 
-class InferCall:
+class HttpInferCall:
     """A decoded request and the form of its outputs.
 
     Attributes:
@@ -62,7 +73,7 @@ class InferCall:
         request: InferRequest,
         binary: bool,
         forms: Mapping[str, bool],
-        places: Mapping[str, Place] = NO_PLACES,
+        places: Mapping[str, OutputLocation] = NO_PLACES,
     ) -> None:
         self.request = request
         self.binary = binary
@@ -75,7 +86,7 @@ class _SharedInput:
 
     __slots__ = ("datatype", "name", "shape", "span")
 
-    def __init__(self, name: str, datatype: DataType, shape: tuple[int, ...], span: Span) -> None:
+    def __init__(self, name: str, datatype: DataType, shape: tuple[int, ...], span: RegionSpan) -> None:
         self.name = name
         self.datatype = datatype
         self.shape = shape
@@ -99,7 +110,7 @@ class _Head:
         self.inputs: list[_BinaryInput | Tensor | _SharedInput] = []  # a tensor where its elements are in the JSON
         self.outputs: tuple[RequestedOutput, ...] = ()
         self.forms: dict[str, bool] = {}
-        self.spans: dict[str, Span] = {}  # outputs that go to shared memory
+        self.spans: dict[str, RegionSpan] = {}  # outputs that go to shared memory
         self.binary = False
         self.parameters: dict[str, ParameterValue] = {}
         self.fields: dict[str, int | str] = {}  # fields of the request that parameters set
@@ -130,7 +141,7 @@ class InferDecoder:
         self._regions = regions
         self._heads: dict[bytes, _Head] = {}
 
-    def decode(self, model: str, version: str, body: bytes | memoryview, json_size: int | None = None) -> InferCall:
+    def decode(self, model: str, version: str, body: bytes | memoryview, json_size: int | None = None) -> HttpInferCall:
         """Return the request in a body.
 
         Args:
@@ -177,7 +188,7 @@ class InferDecoder:
         request = InferRequest(model, tensors, model_version=version, id=head.id, outputs=head.outputs)
         if head.parameters or head.fields:
             head.apply_parameters(request)
-        return InferCall(
+        return HttpInferCall(
             request, head.binary, head.forms, places(head.spans, self._regions) if head.spans else NO_PLACES
         )
 
@@ -190,9 +201,9 @@ class InferDecoder:
         return head
 
 
-def raw_call(model: str, version: str, tensor: Tensor) -> InferCall:
+def raw_call(model: str, version: str, tensor: Tensor) -> HttpInferCall:
     """Return the call of a raw binary request: one input, binary outputs."""
-    return InferCall(InferRequest(model, {tensor.name: tensor}, model_version=version), True, {})
+    return HttpInferCall(InferRequest(model, {tensor.name: tensor}, model_version=version), True, {})
 
 
 def raw_tensor(name: str, datatype: DataType, dims: tuple[int, ...], batched: bool, body: bytes | memoryview) -> Tensor:
@@ -348,7 +359,7 @@ def _read_outputs(head: _Head, model: str, entries: object) -> None:
     head.outputs = tuple(outputs.values())
 
 
-def _span(owner: str, parameters: Object) -> Span:
+def _span(owner: str, parameters: Object) -> RegionSpan:
     return span(owner, parameters[REGION], parameters.get(OFFSET), parameters.get(BYTE_SIZE))
 
 

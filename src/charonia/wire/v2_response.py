@@ -13,7 +13,7 @@ from charonia.core.request import ParameterValue
 from charonia.core.response import InferResponse
 from charonia.core.tensor import Tensor
 from charonia.wire.json_text import dump
-from charonia.wire.shared_memory import NO_PLACES, Place, write
+from charonia.wire.shared_memory import NO_PLACES, OutputLocation, write
 from charonia.wire.tensors import encode_tensor
 from charonia.wire.v2_data import encode_data
 
@@ -22,7 +22,7 @@ REMEMBERED_MAX = 512
 
 
 def encode_response(
-    response: InferResponse, binary: bool, forms: Mapping[str, bool], places: Mapping[str, Place] = NO_PLACES
+    response: InferResponse, binary: bool, forms: Mapping[str, bool], places: Mapping[str, OutputLocation] = NO_PLACES
 ) -> tuple[bytes, list[bytes | memoryview]]:
     """Return the JSON part of a response and the binary outputs that follow it, none when all outputs are in the JSON.
 

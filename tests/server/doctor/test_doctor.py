@@ -18,17 +18,17 @@ from charonia.server.doctor.machine import (
     python_finding,
     torch_findings,
 )
-from charonia.server.doctor.report import Finding, Section, bytes_text, problem_count, to_json, to_text
+from charonia.server.doctor.report import Check, Section, bytes_text, problem_count, to_json, to_text
 from charonia.server.doctor.repository import copies_of, problem_of, totals
-from charonia.server.machine.gpus import Device
+from charonia.server.machine.gpus import NvmlDevice
 
 
 class FakeNvml:
     def driver(self) -> tuple[str, str]:
         return "580.1", "13.2"
 
-    def devices(self) -> list[Device]:
-        return [Device(0, "GPU-1", "Fake 9000", 80 * 2**30, "9.0")]
+    def devices(self) -> list[NvmlDevice]:
+        return [NvmlDevice(0, "GPU-1", "Fake 9000", 80 * 2**30, "9.0")]
 
 
 def torch_of(cuda: str | None, count: int) -> SimpleNamespace:
@@ -46,8 +46,8 @@ def group(kind: InstanceKind, count: int = 1, gpus: tuple[int, ...] = ()) -> Ins
 
 def test_a_report_marks_what_is_wrong_and_counts_it() -> None:
     sections = [
-        Section("One", (Finding("a", "1"), Finding("longer", "2", "is wrong", "mend it"))),
-        Section("Two", (Finding("b", "3"),)),
+        Section("One", (Check("a", "1"), Check("longer", "2", "is wrong", "mend it"))),
+        Section("Two", (Check("b", "3"),)),
     ]
 
     assert to_text(sections).splitlines() == [
@@ -98,7 +98,7 @@ def test_gpus_are_described_by_the_driver() -> None:
     driver, gpu, visible = gpus(FakeNvml(), 1, {"CUDA_VISIBLE_DEVICES": "0"})  # type: ignore[arg-type]
 
     assert driver.value == "580.1, runs CUDA up to 13.2"
-    assert gpu == Finding("GPU 0", "Fake 9000, 80 GiB, compute capability 9.0, GPU-1")
+    assert gpu == Check("GPU 0", "Fake 9000, 80 GiB, compute capability 9.0, GPU-1")
     assert visible.value == "0"
 
 

@@ -11,30 +11,30 @@ from hypothesis import strategies as st
 
 from charonia.core.errors import ServingError
 from charonia.server.ensembles import flow as flow_module
-from charonia.server.ensembles.flow import Branch, Command, Finish, Flow, Overflow, Respond, Run, Stuck
-from charonia.server.ensembles.graph import FlowStep, Graph, Plan
+from charonia.server.ensembles.flow import Branch, Command, Finish, Flow, Overflow, Respond, StartStep, Stuck
+from charonia.server.ensembles.graph import EnsembleGraph, FlowStep, Plan
 
 
 def step(needs: str, gives: str, *, takes: str = "", decoupled: bool = False) -> FlowStep:
     return FlowStep(tuple(needs.split()), tuple(gives.split()), tuple(takes.split()), is_decoupled=decoupled)
 
 
-def begin(graph: Graph, wanted: str, given: str = "a", limit: int = 0) -> tuple["Flow[str]", list[Command]]:
+def begin(graph: EnsembleGraph, wanted: str, given: str = "a", limit: int = 0) -> tuple["Flow[str]", list[Command]]:
     flow: Flow[str] = Flow(graph.plan(given.split(), wanted.split()), limit)
     return flow, flow.start({name: name.upper() for name in given.split()})
 
 
 def runs(commands: Sequence[Command]) -> list[int]:
-    return [command.step for command in commands if isinstance(command, Run)]
+    return [command.step for command in commands if isinstance(command, StartStep)]
 
 
 def branch_of(command: Command) -> "Branch[str]":
-    assert isinstance(command, Run | Respond)
+    assert isinstance(command, StartStep | Respond)
     return command.branch
 
 
 def test_a_chain_runs_one_step_after_the_other_and_responds_at_the_end() -> None:
-    flow, (first,) = begin(Graph(["a"], [step("a", "b"), step("b", "c")]), "c")
+    flow, (first,) = begin(EnsembleGraph(["a"], [step("a", "b"), step("b", "c")]), "c")
     branch = branch_of(first)
 
     (second,) = flow.respond(branch, 0, {"b": "B"}, True)
@@ -47,7 +47,7 @@ def test_a_chain_runs_one_step_after_the_other_and_responds_at_the_end() -> None
 
 
 def test_parallel_branches_run_at_once_and_meet() -> None:
-    graph = Graph(["a"], [step("a", "b"), step("a", "c"), step("b c", "d")])
+    graph = EnsembleGraph(["a"], [step("a", "b"), step("a", "c"), step("b c", "d")])
     flow, started = begin(graph, "d")
     branch = branch_of(started[0])
 
@@ -57,7 +57,7 @@ def test_parallel_branches_run_at_once_and_meet() -> None:
 
 
 def test_steps_that_no_wanted_output_needs_do_not_run() -> None:
-    graph = Graph(["a"], [step("a", "b x"), step("b", "c"), step("x", "y")])
+    graph = EnsembleGraph(["a"], [step("a", "b x"), step("b", "c"), step("x", "y")])
     plan = graph.plan(["a"], ["b"])
 
     assert plan.steps == (0,)
@@ -66,14 +66,14 @@ def test_steps_that_no_wanted_output_needs_do_not_run() -> None:
 
 
 def test_an_output_may_be_an_input() -> None:
-    flow, commands = begin(Graph(["a"], [step("a", "b")]), "a")
+    flow, commands = begin(EnsembleGraph(["a"], [step("a", "b")]), "a")
 
     assert [type(command) for command in commands] == [Respond, Finish]
     assert flow.read(branch_of(commands[0]), "a") == "A"
 
 
 def test_a_step_runs_without_an_optional_input_that_was_not_given() -> None:
-    graph = Graph(["a", "o"], [step("a", "b", takes="o"), step("o", "c"), step("b", "d", takes="c")])
+    graph = EnsembleGraph(["a", "o"], [step("a", "b", takes="o"), step("o", "c"), step("b", "d", takes="c")])
 
     without = graph.plan(["a"], ["d"])
 
@@ -86,11 +86,11 @@ def test_a_step_runs_without_an_optional_input_that_was_not_given() -> None:
 
 def test_an_output_that_nobody_writes_is_refused() -> None:
     with pytest.raises(ServingError, match="output 'z' is not written by any step"):
-        Graph(["a"], [step("a", "b")]).plan(["a"], ["z"])
+        EnsembleGraph(["a"], [step("a", "b")]).plan(["a"], ["z"])
 
 
 def test_each_response_of_a_decoupled_step_triggers_what_follows() -> None:
-    graph = Graph(["a"], [step("a", "b", decoupled=True), step("a b", "c")])
+    graph = EnsembleGraph(["a"], [step("a", "b", decoupled=True), step("a b", "c")])
     flow, (first,) = begin(graph, "c a")
     root = branch_of(first)
 
@@ -107,7 +107,7 @@ def test_each_response_of_a_decoupled_step_triggers_what_follows() -> None:
 
 
 def test_the_last_response_and_the_end_come_together_where_the_step_is_over() -> None:
-    flow, (first,) = begin(Graph(["a"], [step("a", "b", decoupled=True)]), "b")
+    flow, (first,) = begin(EnsembleGraph(["a"], [step("a", "b", decoupled=True)]), "b")
 
     commands = flow.respond(branch_of(first), 0, {"b": "B"}, True)
 
@@ -115,7 +115,7 @@ def test_the_last_response_and_the_end_come_together_where_the_step_is_over() ->
 
 
 def test_a_response_without_tensors_opens_no_branch() -> None:
-    graph = Graph(["a"], [step("a", "b", decoupled=True), step("b", "c")])
+    graph = EnsembleGraph(["a"], [step("a", "b", decoupled=True), step("b", "c")])
     flow, (first,) = begin(graph, "c")
 
     assert flow.respond(branch_of(first), 0, {}, False) == []
@@ -123,7 +123,9 @@ def test_a_response_without_tensors_opens_no_branch() -> None:
 
 
 def test_a_branch_waits_for_a_tensor_from_around_it() -> None:
-    graph = Graph(["a"], [step("a", "slow"), step("a", "b", decoupled=True), step("b slow", "c"), step("c", "d")])
+    graph = EnsembleGraph(
+        ["a"], [step("a", "slow"), step("a", "b", decoupled=True), step("b slow", "c"), step("c", "d")]
+    )
     flow, started = begin(graph, "d slow")
     root = branch_of(started[0])
 
@@ -138,7 +140,7 @@ def test_a_branch_waits_for_a_tensor_from_around_it() -> None:
 
 
 def test_decoupled_steps_may_follow_each_other() -> None:
-    graph = Graph(["a"], [step("a", "b", decoupled=True), step("b", "c", decoupled=True), step("b c", "d")])
+    graph = EnsembleGraph(["a"], [step("a", "b", decoupled=True), step("b", "c", decoupled=True), step("b c", "d")])
     plan = graph.plan(["a"], ["d"])
 
     assert graph.origins.conflicts == []
@@ -147,7 +149,7 @@ def test_decoupled_steps_may_follow_each_other() -> None:
 
 
 def test_tensors_of_different_decoupled_steps_do_not_meet() -> None:
-    graph = Graph(["a"], [step("a", "b", decoupled=True), step("a", "c", decoupled=True), step("b c", "d")])
+    graph = EnsembleGraph(["a"], [step("a", "b", decoupled=True), step("a", "c", decoupled=True), step("b c", "d")])
 
     assert graph.origins.conflicts == [2]
     with pytest.raises(ServingError, match="outputs 'b', 'c' cannot be in one response"):
@@ -156,13 +158,13 @@ def test_tensors_of_different_decoupled_steps_do_not_meet() -> None:
 
 
 def test_steps_in_a_circle_are_named() -> None:
-    graph = Graph(["a"], [step("a c", "b"), step("b", "c"), step("a", "d"), step("nobody", "e")])
+    graph = EnsembleGraph(["a"], [step("a c", "b"), step("b", "c"), step("a", "d"), step("nobody", "e")])
 
     assert graph.cyclic == (0, 1, 3)
 
 
 def test_no_more_branches_are_open_than_allowed_and_held_responses_follow_in_order() -> None:
-    graph = Graph(["a"], [step("a", "b", decoupled=True), step("b", "c")])
+    graph = EnsembleGraph(["a"], [step("a", "b", decoupled=True), step("b", "c")])
     flow, (first,) = begin(graph, "c", limit=2)
     root = branch_of(first)
     opened = [command for number in range(4) for command in flow.respond(root, 0, {"b": f"B{number}"}, False)]
@@ -181,7 +183,7 @@ def test_no_more_branches_are_open_than_allowed_and_held_responses_follow_in_ord
 
 
 def test_many_held_responses_that_need_no_step_leave_at_once() -> None:
-    graph = Graph(["a"], [step("a", "slow"), step("a", "b", decoupled=True)])
+    graph = EnsembleGraph(["a"], [step("a", "slow"), step("a", "b", decoupled=True)])
     flow, started = begin(graph, "b slow", limit=1)
     root = branch_of(started[0])
     for number in range(5000):
@@ -195,7 +197,7 @@ def test_many_held_responses_that_need_no_step_leave_at_once() -> None:
 
 def test_too_many_held_responses_end_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flow_module, "HELD_RESPONSES_MAX", 3)
-    graph = Graph(["a"], [step("a", "b", decoupled=True), step("b", "c")])
+    graph = EnsembleGraph(["a"], [step("a", "b", decoupled=True), step("b", "c")])
     flow, (first,) = begin(graph, "c", limit=1)
     for _ in range(4):
         flow.respond(branch_of(first), 0, {"b": "B"}, False)
@@ -206,7 +208,7 @@ def test_too_many_held_responses_end_the_request(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("wanted", ["c", "b", "b c"])
 def test_an_output_that_a_model_leaves_out_is_named(wanted: str) -> None:
-    graph = Graph(["a"], [step("a", "b x"), step("b", "c"), step("x", "y")])
+    graph = EnsembleGraph(["a"], [step("a", "b x"), step("b", "c"), step("x", "y")])
     flow, (first,) = begin(graph, wanted)
 
     commands = flow.respond(branch_of(first), 0, {"x": "X"}, True)
@@ -215,7 +217,7 @@ def test_an_output_that_a_model_leaves_out_is_named(wanted: str) -> None:
 
 
 def test_a_step_goes_without_what_a_model_left_out_where_it_can() -> None:
-    graph = Graph(["a"], [step("a", "b x"), step("b", "c", takes="x y"), step("x", "y")])
+    graph = EnsembleGraph(["a"], [step("a", "b x"), step("b", "c", takes="x y"), step("x", "y")])
     flow, (first,) = begin(graph, "c")
 
     (second,) = flow.respond(branch_of(first), 0, {"b": "B"}, True)
@@ -226,20 +228,20 @@ def test_a_step_goes_without_what_a_model_left_out_where_it_can() -> None:
 
 
 def test_of_several_outputs_left_out_the_first_is_named() -> None:
-    flow, (first,) = begin(Graph(["a"], [step("a", "b x")]), "x b")
+    flow, (first,) = begin(EnsembleGraph(["a"], [step("a", "b x")]), "x b")
 
     assert flow.respond(branch_of(first), 0, {}, True) == [Stuck(0, "b")]
 
 
 def test_nothing_follows_an_error() -> None:
     steps = [step("a", "b"), step("b", "c", decoupled=True), step("b", "d"), step("c d", "e")]
-    flow, (first,) = begin(Graph(["a"], steps), "e")
+    flow, (first,) = begin(EnsembleGraph(["a"], steps), "e")
 
     assert flow.respond(branch_of(first), 0, {}, True) == [Stuck(0, "b")]
 
 
 def test_a_decoupled_step_that_cannot_run_is_an_error_too() -> None:
-    graph = Graph(["a"], [step("a", "b"), step("b", "c", decoupled=True)])
+    graph = EnsembleGraph(["a"], [step("a", "b"), step("b", "c", decoupled=True)])
     flow, (first,) = begin(graph, "c")
 
     assert flow.respond(branch_of(first), 0, {}, True) == [Stuck(0, "b")]
@@ -247,7 +249,7 @@ def test_a_decoupled_step_that_cannot_run_is_an_error_too() -> None:
 
 def test_what_a_branch_waits_for_from_around_it_may_be_left_out() -> None:
     steps = [step("a", "s"), step("a", "b", decoupled=True), step("b s", "c"), step("b", "d", takes="c")]
-    flow, started = begin(Graph(["a"], steps), "d")
+    flow, started = begin(EnsembleGraph(["a"], steps), "d")
     root = branch_of(started[0])
     assert flow.respond(root, 1, {"b": "B"}, True) == []
 
@@ -262,7 +264,7 @@ def test_what_a_branch_waits_for_from_around_it_may_be_left_out() -> None:
 
 @dataclass
 class Scenario:
-    graph: Graph
+    graph: EnsembleGraph
     given: list[str]
     wanted: list[str]
     limit: int
@@ -295,7 +297,7 @@ def scenarios(draw: st.DrawFn) -> Scenario:
             wanted.append(name)
     is_given = draw(st.lists(st.integers(0, 4), min_size=len(inputs), max_size=len(inputs)))
     return Scenario(
-        Graph(inputs, steps),
+        EnsembleGraph(inputs, steps),
         [name for name, is_there in zip(inputs, is_given, strict=True) if is_there],
         wanted,
         draw(st.integers(0, 3)),
@@ -348,7 +350,7 @@ def test_random_graphs_give_what_a_simple_interpreter_gives(scenario: Scenario) 
     while True:
         for command in commands:
             assert not is_finished
-            if isinstance(command, Run):
+            if isinstance(command, StartStep):
                 read = {name: flow.read(command.branch, name) for name in plan.reads[command.step]}
                 known = {name: value for name, value in read.items() if value is not None}
                 assert known == read

@@ -19,7 +19,7 @@ from charonia.core.request import SEQUENCE_END, SEQUENCE_START, InferRequest, Pa
 from charonia.core.response import ExecutionRecord, InferResponse
 from charonia.core.tensor import Tensor
 from charonia.server.ensembles import flow as flow_module
-from charonia.server.ensembles.plan import Wiring
+from charonia.server.ensembles.plan import EnsemblePlan
 from charonia.server.ensembles.runner import EnsembleCall, EnsembleRunner
 from charonia.server.metrics.model_metrics import FailureReason
 
@@ -121,12 +121,12 @@ def wiring(
     tensors: str = TENSORS,
     inflight: int = 0,
     labels: dict[str, tuple[str, ...]] | None = None,
-) -> Wiring:
+) -> EnsemblePlan:
     text = (
         f'name: "e" platform: "ensemble" {tensors} {more} '
         f"ensemble_scheduling {{ {steps} max_inflight_requests: {inflight} }}"
     )
-    return Wiring(parse(text), configs, labels or {})
+    return EnsemblePlan(parse(text), configs, labels or {})
 
 
 def ensemble(models: Models, steps: str, configs: Sequence[ModelConfig], **more: Any) -> EnsembleRunner:

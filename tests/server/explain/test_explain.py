@@ -6,13 +6,13 @@ import pytest
 
 from charonia.server.explain.activity import Activity, Counts
 from charonia.server.explain.explanation import Explanation, explanation_json
-from charonia.server.explain.rules import Facts, Setup, explain, useful_delay_us
+from charonia.server.explain.rules import Facts, ModelSetup, explain, useful_delay_us
 from charonia.server.metrics.model_metrics import FailureReason
 from charonia.server.scheduling.api import CloseReason
 
 S, MS = 1_000_000_000, 1_000_000
 BOUNDS = (MS, 10 * MS, 100 * MS)
-SETUP = Setup("m", "1", instances=2, cores=4, batch_max=8, batches=True)
+SETUP = ModelSetup("m", "1", instances=2, cores=4, batch_max=8, batches=True)
 
 
 def activity(
@@ -49,11 +49,11 @@ def short(done: Activity, *, holders: tuple[str, ...] = ("big",)) -> Activity:
     return replace(done, short=0.9, resources=("memory",), holders=holders)
 
 
-def kinds(setup: Setup, done: Activity, busiest: tuple[str, float] | None = None) -> list[str]:
+def kinds(setup: ModelSetup, done: Activity, busiest: tuple[str, float] | None = None) -> list[str]:
     return [finding.kind for finding in explain(Facts(setup, done, busiest))]
 
 
-def change(kind: str, setup: Setup, done: Activity) -> str:
+def change(kind: str, setup: ModelSetup, done: Activity) -> str:
     (found,) = [finding.change for finding in explain(Facts(setup, done)) if finding.kind == kind]
     return found
 
@@ -109,7 +109,7 @@ def change(kind: str, setup: Setup, done: Activity) -> str:
         (["starting"], SETUP, Activity()),
     ],
 )
-def test_what_is_seen_leads_to_what_is_said(expected: list[str], setup: Setup, done: Activity) -> None:
+def test_what_is_seen_leads_to_what_is_said(expected: list[str], setup: ModelSetup, done: Activity) -> None:
     assert kinds(setup, done) == expected
 
 
@@ -135,7 +135,7 @@ def test_instances_are_at_most_doubled_and_only_as_far_as_cores_are_idle() -> No
 
 
 def test_an_ensemble_is_limited_by_its_busiest_step() -> None:
-    ensemble = Setup("e", "1", instances=0, cores=4, steps=("a", "b"))
+    ensemble = ModelSetup("e", "1", instances=0, cores=4, steps=("a", "b"))
     done = replace(activity(), counts=Counts(success=10, request_ns=10 * MS))
 
     assert kinds(ensemble, done, ("a", 0.97)) == ["step"]
@@ -145,7 +145,7 @@ def test_an_ensemble_is_limited_by_its_busiest_step() -> None:
 
 
 def test_an_ensemble_is_limited_by_the_step_that_waits_for_resources() -> None:
-    ensemble = Setup("e", "1", instances=0, cores=4, steps=("a", "b"))
+    ensemble = ModelSetup("e", "1", instances=0, cores=4, steps=("a", "b"))
     done = replace(activity(), counts=Counts(success=10, request_ns=10 * MS))
 
     (found,) = explain(Facts(ensemble, done, ("a", 0.4), ("b", 0.9)))
@@ -187,7 +187,7 @@ def test_a_line_at_the_instance_is_told() -> None:
         (replace(SETUP, batch_max=4), activity(busy=0.6), 50),
     ],
 )
-def test_a_delay_fills_the_batches_and_is_short_beside_them(setup: Setup, done: Activity, expected: int) -> None:
+def test_a_delay_fills_the_batches_and_is_short_beside_them(setup: ModelSetup, done: Activity, expected: int) -> None:
     assert useful_delay_us(Facts(setup, done)) == expected
 
 

@@ -11,7 +11,7 @@ from charonia.config.pbtxt import parse
 from charonia.core.errors import ServingError, not_found
 from charonia.server.execution.version_runner import Runner
 from charonia.server.explain.explainer import Explainer, setup_of
-from charonia.server.explain.rules import Setup
+from charonia.server.explain.rules import ModelSetup
 from charonia.server.lifecycle.loader import LoadedVersion, placements
 from charonia.server.metrics.model_metrics import ModelMetrics
 from charonia.server.rate_limiter.limiter import Claim, RateLimits
@@ -67,10 +67,10 @@ def explainer_of(*runners: OneRunner, claim: Claim | None = None) -> Explainer:
 
 
 def test_a_configuration_says_what_rules_need() -> None:
-    assert setup_of(parse(MODEL), "3", 4) == Setup(
+    assert setup_of(parse(MODEL), "3", 4) == ModelSetup(
         "m", "3", instances=2, cores=4, batch_max=8, batches=True, delay_us=100, preferred=(4,)
     )
-    assert setup_of(parse(ENSEMBLE), "1", 4) == Setup("e", "1", instances=0, cores=4, steps=("m", "gone"))
+    assert setup_of(parse(ENSEMBLE), "1", 4) == ModelSetup("e", "1", instances=0, cores=4, steps=("m", "gone"))
 
 
 @pytest.mark.parametrize(("value", "threads"), [("2", 2), ("many", 0)])

@@ -10,7 +10,7 @@ from tests.support.http_memory import MemoryClient, Response, request
 from charonia.core.errors import not_found
 from charonia.server.explain.activity import Activity
 from charonia.server.explain.explanation import Explanation, explanation_json
-from charonia.server.explain.rules import Facts, Setup
+from charonia.server.explain.rules import Facts, ModelSetup
 from charonia.server.facade import Services
 from charonia.server.http.frontend import HttpFrontend, HttpLimits
 
@@ -18,7 +18,7 @@ from charonia.server.http.frontend import HttpFrontend, HttpLimits
 def explained(name: str, version: str) -> Explanation:
     if name != "m":
         raise not_found(f"no model '{name}'")
-    return Explanation.of(Facts(Setup(name, version or "7"), Activity()))
+    return Explanation.of(Facts(ModelSetup(name, version or "7"), Activity()))
 
 
 def get(url: str, services: Services) -> Response:

@@ -17,9 +17,9 @@ from charonia.server.http.parser import (
     Expectation,
     HeaderCache,
     HttpLimits,
+    ParserState,
     Request,
     RequestParser,
-    State,
 )
 
 GET = b"GET /v2 HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -105,7 +105,7 @@ def test_a_request_says_whether_more_may_follow(
 
     assert isinstance(found, Request)
     assert (found.keep_alive, found.knows_chunks) == (keep_alive, knows_chunks)
-    assert parser.state is (State.IDLE if keep_alive else State.ENDED)
+    assert parser.state is (ParserState.IDLE if keep_alive else ParserState.ENDED)
     assert len(feed(parser, GET)) == keep_alive
 
 
@@ -193,7 +193,7 @@ def test_a_violation_cuts_the_connection_off(data: bytes, status: int, sentence:
     assert isinstance(refused, Request)
     assert (refused.refusal_status, refused.keep_alive) == (status, False)
     assert sentence in str(refused.refusal)
-    assert parser.state is State.CUT_OFF
+    assert parser.state is ParserState.CUT_OFF
     assert feed(parser, GET) == []
 
 
@@ -214,7 +214,11 @@ def test_leave_to_send_a_body_is_asked_for_once() -> None:
 
 
 def test_what_is_in_progress_is_dropped_at_the_end() -> None:
-    for sent, state in ((b"", State.ENDED), (USUAL[:30], State.CUT_OFF), (LARGE[:1000], State.CUT_OFF)):
+    for sent, state in (
+        (b"", ParserState.ENDED),
+        (USUAL[:30], ParserState.CUT_OFF),
+        (LARGE[:1000], ParserState.CUT_OFF),
+    ):
         parser = RequestParser(HttpLimits())
         feed(parser, sent)
 
@@ -250,9 +254,9 @@ def test_a_parser_says_its_state(sent: bytes, shown: str) -> None:
 
 
 def test_every_state_is_reached_and_left_as_the_table_says() -> None:
-    assert set(TRANSITIONS) == set(State)
-    assert {state for following in TRANSITIONS.values() for state in following} == set(State)
-    assert all(TRANSITIONS[state] >= {State.CUT_OFF} for state in RECEIVING)
+    assert set(TRANSITIONS) == set(ParserState)
+    assert {state for following in TRANSITIONS.values() for state in following} == set(ParserState)
+    assert all(TRANSITIONS[state] >= {ParserState.CUT_OFF} for state in RECEIVING)
 
 
 def test_a_change_that_is_not_in_the_table_is_a_mistake() -> None:

@@ -20,7 +20,7 @@ from charonia.server.http import routes
 from charonia.server.http.exchange import Exchange
 from charonia.server.http.frontend import HttpFrontend, HttpLimits, MetricsFrontend
 from charonia.server.http.parser import Request
-from charonia.server.http.routes import Route, Router, Target
+from charonia.server.http.routes import Route, Router, RouteTarget
 
 INFER = "/v2/models/identity/infer"
 
@@ -174,7 +174,7 @@ def test_other_routes_and_methods_have_a_clear_status(method: str, url: str, sta
 
 def test_the_memory_of_a_router_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routes, "REMEMBERED_MAX", 2)
-    targets: list[Target] = []
+    targets: list[RouteTarget] = []
     router = Router([Route("/{model}", {b"GET": lambda exchange, target: targets.append(target)})])
     connection = MemoryClient(HttpFrontend(FakeEngine(), HttpLimits())).connection
 
@@ -182,7 +182,7 @@ def test_the_memory_of_a_router_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> 
     for url in urls:
         router.handle(Exchange(connection, Request(b"GET", url, {})))
 
-    assert targets == [Target(url[1:].decode()) for url in urls]
+    assert targets == [RouteTarget(url[1:].decode()) for url in urls]
     assert list(router._matches) == [b"/c"]
 
 

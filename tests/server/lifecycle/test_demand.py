@@ -23,7 +23,7 @@ from charonia.server.execution.clock import now_ns
 from charonia.server.lifecycle import on_demand as demand_module
 from charonia.server.lifecycle.backends import Backends
 from charonia.server.lifecycle.lifecycle import Lifecycle, LifecycleOptions
-from charonia.server.lifecycle.on_demand import Demand, DemandOptions
+from charonia.server.lifecycle.on_demand import DemandOptions, OnDemandLoader
 from charonia.server.options import ControlMode
 
 MODEL = """
@@ -111,7 +111,7 @@ class Harness:
         options = LifecycleOptions((folder,), ControlMode.AUTO, cores=2)
         self.lifecycle = Lifecycle(options, Backends({"fake": lambda: self.backend}, record_steps=1000))
         self.engine = ModelEngine(self.lifecycle, ServerMetadata("test", "0", ()))
-        self.demand = Demand(
+        self.demand = OnDemandLoader(
             self.lifecycle,
             DemandOptions(
                 budget * KB,

@@ -3,34 +3,42 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from charonia.server.lifecycle.eviction import BACK_OFF_NS, BACK_OFF_NS_MAX, BackOff, Resident, Room, Verdict, make_room
+from charonia.server.lifecycle.eviction import (
+    BACK_OFF_NS,
+    BACK_OFF_NS_MAX,
+    BackOff,
+    EvictionPlan,
+    Fit,
+    Resident,
+    make_room,
+)
 
 
 def test_there_is_room_without_anybody_leaving() -> None:
-    assert make_room({"a": Resident(3, 1)}, budget=10, needed=7) == Room(Verdict.FITS)
+    assert make_room({"a": Resident(3, 1)}, budget=10, needed=7) == EvictionPlan(Fit.FITS)
 
 
 def test_the_least_recently_used_leave_and_no_more_than_needed() -> None:
     residents = {"new": Resident(4, 30), "old": Resident(4, 10), "middle": Resident(4, 20)}
 
-    assert make_room(residents, budget=12, needed=4) == Room(Verdict.FITS, ("old",))
-    assert make_room(residents, budget=12, needed=5) == Room(Verdict.FITS, ("old", "middle"))
+    assert make_room(residents, budget=12, needed=4) == EvictionPlan(Fit.FITS, ("old",))
+    assert make_room(residents, budget=12, needed=5) == EvictionPlan(Fit.FITS, ("old", "middle"))
 
 
 def test_models_in_flight_stay_and_are_waited_for() -> None:
     residents = {"busy": Resident(8, 1, is_busy=True), "idle": Resident(2, 2)}
 
-    assert make_room(residents, budget=10, needed=2) == Room(Verdict.FITS, ("idle",))
-    assert make_room(residents, budget=10, needed=3) == Room(Verdict.LATER)
+    assert make_room(residents, budget=10, needed=2) == EvictionPlan(Fit.FITS, ("idle",))
+    assert make_room(residents, budget=10, needed=3) == EvictionPlan(Fit.LATER)
 
 
 def test_what_cannot_fit_beside_what_stays_never_fits() -> None:
     residents = {"pinned": Resident(4, 1, is_pinned=True), "held": Resident(4, 2), "idle": Resident(2, 3)}
 
-    assert make_room(residents, budget=10, needed=2, held={"held"}) == Room(Verdict.FITS, ("idle",), 8)
-    assert make_room(residents, budget=10, needed=3, held={"held"}) == Room(Verdict.NEVER, stays=8)
-    assert make_room(residents, budget=10, needed=3) == Room(Verdict.FITS, ("held",), 4)
-    assert make_room({}, budget=10, needed=11) == Room(Verdict.NEVER)
+    assert make_room(residents, budget=10, needed=2, held={"held"}) == EvictionPlan(Fit.FITS, ("idle",), 8)
+    assert make_room(residents, budget=10, needed=3, held={"held"}) == EvictionPlan(Fit.NEVER, stays=8)
+    assert make_room(residents, budget=10, needed=3) == EvictionPlan(Fit.FITS, ("held",), 4)
+    assert make_room({}, budget=10, needed=11) == EvictionPlan(Fit.NEVER)
 
 
 def test_an_ensemble_leaves_before_what_it_is_made_of() -> None:
@@ -41,15 +49,15 @@ def test_an_ensemble_leaves_before_what_it_is_made_of() -> None:
         "other": Resident(5, 2),
     }
 
-    assert make_room(residents, budget=10, needed=5) == Room(Verdict.FITS, ("outer", "inner", "step"))
+    assert make_room(residents, budget=10, needed=5) == EvictionPlan(Fit.FITS, ("outer", "inner", "step"))
 
 
 def test_the_parts_of_an_ensemble_in_flight_or_pinned_stay() -> None:
     busy = {"step": Resident(5, 1), "ensemble": Resident(0, 2, is_busy=True, made_of=("step", "gone"))}
     pinned = {"step": Resident(5, 1), "ensemble": Resident(0, 2, is_pinned=True, made_of=("step",))}
 
-    assert make_room(busy, budget=5, needed=1) == Room(Verdict.LATER)
-    assert make_room(pinned, budget=5, needed=1) == Room(Verdict.NEVER, stays=5)
+    assert make_room(busy, budget=5, needed=1) == EvictionPlan(Fit.LATER)
+    assert make_room(pinned, budget=5, needed=1) == EvictionPlan(Fit.NEVER, stays=5)
 
 
 def test_what_takes_nothing_is_not_unloaded_for_nothing() -> None:
@@ -65,7 +73,7 @@ def test_a_part_of_two_that_leave_is_counted_once() -> None:
         "y": Resident(3, 3),
     }
 
-    assert make_room(residents, budget=7, needed=4) == Room(Verdict.FITS, ("a", "x"))
+    assert make_room(residents, budget=7, needed=4) == EvictionPlan(Fit.FITS, ("a", "x"))
 
 
 NAMES = "abcdef"
@@ -96,11 +104,11 @@ def test_no_rule_is_ever_broken(residents: dict[str, Resident], budget: int, nee
     left = {key: resident for key, resident in residents.items() if key not in room.evict}
     assert not any(part in room.evict for resident in left.values() for part in resident.made_of)
     size = sum(resident.size for resident in left.values())
-    if room.verdict is Verdict.FITS:
+    if room.verdict is Fit.FITS:
         assert size + needed <= budget
     else:
         assert room.evict == ()
-    if room.verdict is Verdict.NEVER:
+    if room.verdict is Fit.NEVER:
         assert room.stays + needed > budget
 
 

@@ -18,7 +18,7 @@ from charonia.server.backends.api import BatchSink, Execution, Outputs, Placemen
 from charonia.server.execution.executor import AsyncExecutor, BlockingExecutor
 from charonia.server.lifecycle.repository.data_files import read_warmup_files
 from charonia.server.lifecycle.repository.scan import ModelFolder
-from charonia.server.lifecycle.warmup import Sample, samples, warm
+from charonia.server.lifecycle.warmup import WarmupSample, samples, warm
 
 
 def config(inputs: str, *, max_batch_size: int = 4, batch_size: int = 1, count: int = 0) -> ModelConfig:
@@ -181,12 +181,15 @@ def placement(name: str = "m_0_0") -> Placement:
     return Placement(name, InstanceKind.KIND_CPU)
 
 
-def two_samples() -> list[Sample]:
+def two_samples() -> list[WarmupSample]:
     request = InferRequest("m", {})
-    return [Sample("one", "model_warmup[0]", (request,), 2), Sample("two", "model_warmup[1]", (request,) * 3, 1)]
+    return [
+        WarmupSample("one", "model_warmup[0]", (request,), 2),
+        WarmupSample("two", "model_warmup[1]", (request,) * 3, 1),
+    ]
 
 
-def warmed(*instances: Instance | Elsewhere, samples: Sequence[Sample] | None = None) -> None:
+def warmed(*instances: Instance | Elsewhere, samples: Sequence[WarmupSample] | None = None) -> None:
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
         executors: list[BlockingExecutor | AsyncExecutor] = [

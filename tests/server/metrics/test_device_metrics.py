@@ -1,11 +1,11 @@
 from charonia.core.statistics import MemoryUsage
-from charonia.server.metrics.devices import Gpu, PinnedMemory, gpu_families, memory_families, pinned_families
+from charonia.server.metrics.devices import GpuGauges, PinnedMemory, gpu_families, memory_families, pinned_families
 from charonia.server.metrics.model_metrics import ModelMetrics
 from charonia.server.metrics.prometheus import ModelSample, render
 
 
 def test_a_gpu_has_a_line_for_each_thing_that_it_says() -> None:
-    gpus = [Gpu("GPU-1", 0.5, 1000, 250, 70.5, 300.0, 12.5), Gpu("GPU-2", memory_total_bytes=8)]
+    gpus = [GpuGauges("GPU-1", 0.5, 1000, 250, 70.5, 300.0, 12.5), GpuGauges("GPU-2", memory_total_bytes=8)]
 
     page = render([], families=gpu_families(gpus)).decode()
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from charonia.config.model import HistogramOptions, MetricControl, MetricIdentifier, ModelConfig, ModelMetrics
+from charonia.config.model import HistogramOptions, MetricControl, MetricIdentifier, ModelConfig, ModelMetricsConfig
 from charonia.server.metrics.options import BUCKETS_MAX, bucket_problems, chosen_buckets, tag_problems
 
 REQUESTS = "charonia_request_duration_seconds"
@@ -10,7 +10,7 @@ REQUESTS = "charonia_request_duration_seconds"
 
 def config(family: str = REQUESTS, *buckets: float) -> ModelConfig:
     control = MetricControl(MetricIdentifier(family), HistogramOptions(buckets))
-    return ModelConfig(model_metrics=ModelMetrics((control,)))
+    return ModelConfig(model_metrics=ModelMetricsConfig((control,)))
 
 
 def test_buckets_are_counted_in_the_unit_of_the_histogram() -> None:
@@ -19,7 +19,7 @@ def test_buckets_are_counted_in_the_unit_of_the_histogram() -> None:
     assert chosen_buckets(config("nv_inference_first_response_histogram_ms", 5)) == {
         "nv_inference_first_response_histogram_ms": (5_000_000,)
     }
-    assert chosen_buckets(ModelConfig()) == chosen_buckets(ModelConfig(model_metrics=ModelMetrics())) == {}
+    assert chosen_buckets(ModelConfig()) == chosen_buckets(ModelConfig(model_metrics=ModelMetricsConfig())) == {}
 
 
 def test_buckets_that_are_one_and_the_same_when_counted_are_one() -> None:
@@ -27,7 +27,7 @@ def test_buckets_that_are_one_and_the_same_when_counted_are_one() -> None:
 
 
 def test_a_control_without_options_chooses_nothing() -> None:
-    assert chosen_buckets(ModelConfig(model_metrics=ModelMetrics((MetricControl(),)))) == {}
+    assert chosen_buckets(ModelConfig(model_metrics=ModelMetricsConfig((MetricControl(),)))) == {}
 
 
 @pytest.mark.parametrize(

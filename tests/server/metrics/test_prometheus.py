@@ -4,11 +4,11 @@ import re
 
 from charonia.core.statistics import WorkerState
 from charonia.server.metrics.model_metrics import NOTES_MAX, FailureReason, ModelMetrics
-from charonia.server.metrics.prometheus import Machine, ModelSample, PageView, metric_names, render
+from charonia.server.metrics.prometheus import MachineGauges, ModelSample, PageView, metric_names, render
 from charonia.server.scheduling.api import CloseReason
 
 US = 1000
-MACHINE = Machine(0.25, 1000, 400, 300)
+MACHINE = MachineGauges(0.25, 1000, 400, 300)
 WORKERS = [WorkerState("m_0_0", 5000, 2, ""), WorkerState("m_0_1", 0, 7, "it has ended")]
 LINE = re.compile(r'[a-zA-Z_:][a-zA-Z0-9_:]*(\{([a-zA-Z_][a-zA-Z0-9_]*="(\\.|[^"\\\n])*",?)*\})? [-+0-9.eE]+')
 
@@ -28,7 +28,7 @@ def metrics() -> ModelMetrics:
     return made
 
 
-def page(machine: Machine | None = MACHINE) -> str:
+def page(machine: MachineGauges | None = MACHINE) -> str:
     sample = ModelSample(metrics(), {"team": 'a"b\\c\n'}, 6, WORKERS)
     return render([sample], machine, view=PageView(quantiles=(0.5,))).decode()
 
@@ -110,7 +110,7 @@ def test_each_worker_has_its_own_lines() -> None:
 
 
 def test_a_utilization_that_is_not_known_yet_and_an_unwatched_machine_are_left_out() -> None:
-    assert "nv_cpu_utilization" not in page(Machine(None, 1, 1, 1))
+    assert "nv_cpu_utilization" not in page(MachineGauges(None, 1, 1, 1))
     assert "nv_cpu" not in page(None)
 
 

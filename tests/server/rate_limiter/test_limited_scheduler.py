@@ -1,6 +1,6 @@
 """A scheduler whose slots need resources."""
 
-from charonia.server.rate_limiter.resources import Arbiter, Limit, Member, Need, Pool, Standing
+from charonia.server.rate_limiter.resources import Arbiter, Limit, Member, Need, ResourcePool, Standing
 from charonia.server.rate_limiter.scheduler import LimitedScheduler
 from charonia.server.scheduling.api import (
     BatchPolicy,
@@ -19,10 +19,10 @@ from charonia.server.scheduling.api import (
 )
 from charonia.server.scheduling.default import DefaultScheduler
 from charonia.server.scheduling.dynamic import DynamicBatcher
-from charonia.server.sequences.api import SequencePart, SequencePolicy
+from charonia.server.sequences.api import SequenceMember, SequencePolicy
 from charonia.server.sequences.scheduler import Sequencer
 
-R = Pool("R", 0)
+R = ResourcePool("R", 0)
 MS = 1_000_000
 
 
@@ -211,8 +211,8 @@ def sequences(instances: int) -> Sequencer:
     return Sequencer(SequencePolicy(idle_ns=1000 * MS, rows=1), instances)
 
 
-def part(key: int, *, start: bool = False, end: bool = False) -> SequencePart:
-    return SequencePart(key, start, end)
+def part(key: int, *, start: bool = False, end: bool = False) -> SequenceMember:
+    return SequenceMember(key, start, end)
 
 
 def test_where_requests_are_bound_to_slots_only_those_with_requests_are_offered() -> None:

@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from charonia.core.errors import Code, ServingError
-from charonia.server.rate_limiter.resources import SERVER_WIDE, Arbiter, Limit, Member, Need, Pool, Standing
+from charonia.server.rate_limiter.resources import SERVER_WIDE, Arbiter, Limit, Member, Need, ResourcePool, Standing
 
-R = Pool("R", 0)
-Q = Pool("Q", SERVER_WIDE)
+R = ResourcePool("R", 0)
+Q = ResourcePool("Q", SERVER_WIDE)
 
 
-def member(name: str, needs: dict[Pool, int] | None = None, *, priority: int = 1, model: str = "") -> Member:
+def member(name: str, needs: dict[ResourcePool, int] | None = None, *, priority: int = 1, model: str = "") -> Member:
     found = tuple(Need(pool, count, f"path.{pool.name}") for pool, count in (needs or {}).items())
     return Member(model or name, "1", f"{name}_0", found, priority)
 
@@ -66,7 +66,7 @@ def test_capacity_is_the_most_that_one_instance_needs_and_follows_who_is_there()
         ((Limit("other", 7),), R, 2),
     ],
 )
-def test_an_explicit_capacity_counts(limits: tuple[Limit, ...], pool: Pool, capacity: int) -> None:
+def test_an_explicit_capacity_counts(limits: tuple[Limit, ...], pool: ResourcePool, capacity: int) -> None:
     arbiter = arbiter_of(member("a", {pool: 2}), limits=limits)
 
     assert arbiter.capacity == {pool: capacity}
@@ -90,7 +90,7 @@ def test_a_resource_cannot_be_of_a_device_for_one_model_and_of_the_server_for_an
     arbiter = arbiter_of(member("a", {R: 1}))
 
     with pytest.raises(ServingError, match=r'path\.R: Resource "R" is present as both global and device-specific'):
-        arbiter.join([member("b", {Pool("R", SERVER_WIDE): 1})])
+        arbiter.join([member("b", {ResourcePool("R", SERVER_WIDE): 1})])
 
     assert [m.model for m in arbiter.members] == ["a"]
 
@@ -98,9 +98,9 @@ def test_a_resource_cannot_be_of_a_device_for_one_model_and_of_the_server_for_an
 def test_a_model_that_is_reloaded_may_change_the_kind_of_its_resource() -> None:
     arbiter = arbiter_of(member("a", {R: 1}))
 
-    arbiter.join([member("a", {Pool("R", SERVER_WIDE): 1})])
+    arbiter.join([member("a", {ResourcePool("R", SERVER_WIDE): 1})])
 
-    assert arbiter.capacity == {R: 1, Pool("R", SERVER_WIDE): 1}
+    assert arbiter.capacity == {R: 1, ResourcePool("R", SERVER_WIDE): 1}
 
 
 def test_joining_nobody_changes_nothing() -> None:
@@ -152,7 +152,7 @@ def test_who_has_what_an_instance_waits_for_is_told_also_of_those_before_it_in_l
 
 
 def test_devices_have_their_own_pools() -> None:
-    a, b = member("a", {R: 1}), member("b", {Pool("R", 1): 1})
+    a, b = member("a", {R: 1}), member("b", {ResourcePool("R", 1): 1})
     arbiter = arbiter_of(a, b)
 
     assert arbiter.request(a)
@@ -226,7 +226,7 @@ def test_what_is_held_by_some_may_be_out_of_reach_for_others() -> None:
     assert arbiter.is_out_of_reach(b, [])
 
 
-POOLS = (Pool("A", 0), Pool("A", 1), Pool("B", SERVER_WIDE))
+POOLS = (ResourcePool("A", 0), ResourcePool("A", 1), ResourcePool("B", SERVER_WIDE))
 NEEDS = st.dictionaries(st.sampled_from(POOLS), st.integers(1, 4), max_size=3)
 ACTIONS = st.lists(st.tuples(st.sampled_from(["request", "stop", "unused", "leave"]), st.integers(0, 5)), max_size=60)
 
@@ -234,7 +234,7 @@ ACTIONS = st.lists(st.tuples(st.sampled_from(["request", "stop", "unused", "leav
 @settings(max_examples=150)
 @given(st.lists(st.tuples(NEEDS, st.integers(1, 4)), min_size=1, max_size=6), ACTIONS)
 def test_no_pool_is_ever_held_beyond_its_capacity_and_nobody_who_could_run_waits(
-    wanted: list[tuple[dict[Pool, int], int]], actions: list[tuple[str, int]]
+    wanted: list[tuple[dict[ResourcePool, int], int]], actions: list[tuple[str, int]]
 ) -> None:
     members = [member(f"m{i}", needs, priority=priority) for i, (needs, priority) in enumerate(wanted)]
     arbiter = arbiter_of(*members)
@@ -249,7 +249,7 @@ def test_no_pool_is_ever_held_beyond_its_capacity_and_nobody_who_could_run_waits
         elif action == "leave":
             arbiter.leave([chosen])
 
-        held: Counter[Pool] = Counter()
+        held: Counter[ResourcePool] = Counter()
         for each in arbiter.members:
             if each.standing is Standing.RUNNING:
                 held.update({need.pool: need.units for need in each.needs})
@@ -266,7 +266,7 @@ def test_no_pool_is_ever_held_beyond_its_capacity_and_nobody_who_could_run_waits
     st.lists(st.tuples(NEEDS.filter(bool), st.integers(1, 4)), min_size=2, max_size=6),
     st.lists(st.integers(0, 100), max_size=6),
 )
-def test_nobody_waits_for_ever(wanted: list[tuple[dict[Pool, int], int]], turns: list[int]) -> None:
+def test_nobody_waits_for_ever(wanted: list[tuple[dict[ResourcePool, int], int]], turns: list[int]) -> None:
     members = [member(f"m{i}", needs, priority=priority) for i, (needs, priority) in enumerate(wanted)]
     for each, turn in zip(members, turns, strict=False):
         each.turn = turn * 1000  # whatever the past was

@@ -19,7 +19,7 @@ from charonia.server.scheduling.api import (
     Tick,
 )
 from charonia.server.scheduling.dynamic import DynamicBatcher
-from charonia.server.scheduling.strategy import Verdict, all_of
+from charonia.server.scheduling.strategy import JoinDecision, all_of
 
 MS = 1_000_000
 
@@ -27,7 +27,7 @@ MS = 1_000_000
 class Recorder:
     """A strategy that decides by a function of the ids in the batch and the next one; it counts begins and ends."""
 
-    def __init__(self, decide: Callable[[list[int], int], Verdict]) -> None:
+    def __init__(self, decide: Callable[[list[int], int], JoinDecision]) -> None:
         self.decide = decide
         self.begun: list[Recorded] = []
 
@@ -42,10 +42,10 @@ class Recorded:
         self.ids: list[int] = []
         self.ends = 0
 
-    def take(self, request_id: int) -> Verdict:
+    def take(self, request_id: int) -> JoinDecision:
         assert not self.ends
         verdict = self.recorder.decide(self.ids, request_id)
-        if verdict is Verdict.JOINS or not self.ids:
+        if verdict is JoinDecision.JOINS or not self.ids:
             self.ids.append(request_id)
         return verdict
 
@@ -53,8 +53,8 @@ class Recorded:
         self.ends += 1
 
 
-def same_parity(ids: list[int], request_id: int) -> Verdict:
-    return Verdict.JOINS if all(other % 2 == request_id % 2 for other in ids) else Verdict.STAYS_OUT
+def same_parity(ids: list[int], request_id: int) -> JoinDecision:
+    return JoinDecision.JOINS if all(other % 2 == request_id % 2 for other in ids) else JoinDecision.STAYS_OUT
 
 
 def batcher(strategy: Recorder, delay_ms: int = 5) -> DynamicBatcher:
@@ -79,14 +79,14 @@ def test_a_request_that_the_strategy_keeps_out_closes_the_batch() -> None:
 
 
 def test_a_first_request_is_in_the_batch_whatever_the_strategy_says() -> None:
-    of = batcher(Recorder(lambda ids, request_id: Verdict.STAYS_OUT), delay_ms=0)
+    of = batcher(Recorder(lambda ids, request_id: JoinDecision.STAYS_OUT), delay_ms=0)
     of.handle(SlotIdle(0), 0)
 
     assert run_of(of.handle(Submit(1), 0)) == [((1,), CloseReason.QUEUE_EMPTY)]
 
 
 def test_a_request_on_which_the_strategy_fails_is_dropped_and_the_others_run() -> None:
-    strategy = Recorder(lambda ids, request_id: Verdict.FAILED if request_id == 2 else Verdict.JOINS)
+    strategy = Recorder(lambda ids, request_id: JoinDecision.FAILED if request_id == 2 else JoinDecision.JOINS)
     of = batcher(strategy, delay_ms=0)
     for request_id in (1, 2, 3):
         assert of.handle(Submit(request_id), 0) == []
@@ -98,7 +98,7 @@ def test_a_request_on_which_the_strategy_fails_is_dropped_and_the_others_run() -
 
 
 def test_a_lone_request_on_which_the_strategy_fails_is_dropped() -> None:
-    of = batcher(Recorder(lambda ids, request_id: Verdict.FAILED))
+    of = batcher(Recorder(lambda ids, request_id: JoinDecision.FAILED))
     of.handle(SlotIdle(0), 0)
 
     assert of.handle(Submit(1), 0) == [Drop(1, DropReason.STRATEGY_FAILED)]
@@ -123,10 +123,10 @@ EVENTS = st.lists(st.sampled_from(["submit", "idle", "cancel", "tick"]), max_siz
 @settings(max_examples=150)
 @given(EVENTS, st.integers(1, 7), st.sampled_from([0, 2]))
 def test_every_request_leaves_once_and_every_gathering_ends_once(names: list[str], modulus: int, delay_ms: int) -> None:
-    def decide(ids: list[int], request_id: int) -> Verdict:
+    def decide(ids: list[int], request_id: int) -> JoinDecision:
         if request_id % 5 == 4:
-            return Verdict.FAILED
-        return Verdict.JOINS if not ids or request_id % modulus == ids[0] % modulus else Verdict.STAYS_OUT
+            return JoinDecision.FAILED
+        return JoinDecision.JOINS if not ids or request_id % modulus == ids[0] % modulus else JoinDecision.STAYS_OUT
 
     strategy = Recorder(decide)
     of = batcher(strategy, delay_ms)
@@ -166,13 +166,17 @@ def test_every_request_leaves_once_and_every_gathering_ends_once(names: list[str
 
 
 def test_a_request_joins_where_all_of_several_strategies_let_it() -> None:
-    small = Recorder(lambda ids, new: Verdict.JOINS if len(ids) < 2 else Verdict.STAYS_OUT)
+    small = Recorder(lambda ids, new: JoinDecision.JOINS if len(ids) < 2 else JoinDecision.STAYS_OUT)
     both = all_of([Recorder(same_parity), small])
     assert both is not None
 
     gathering = both()
 
-    assert [gathering.take(new) for new in (2, 3, 4)] == [Verdict.JOINS, Verdict.STAYS_OUT, Verdict.JOINS]
+    assert [gathering.take(new) for new in (2, 3, 4)] == [
+        JoinDecision.JOINS,
+        JoinDecision.STAYS_OUT,
+        JoinDecision.JOINS,
+    ]
     gathering.end()
     assert small.begun[0].ends == 1
     assert all_of([]) is None

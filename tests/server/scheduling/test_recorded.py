@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from charonia.server.rate_limiter.resources import Arbiter, Limit, Member, Need, Pool
+from charonia.server.rate_limiter.resources import Arbiter, Limit, Member, Need, ResourcePool
 from charonia.server.rate_limiter.scheduler import LimitedScheduler
 from charonia.server.scheduling.api import (
     EMPTY_ROW,
@@ -30,8 +30,8 @@ from charonia.server.scheduling.api import (
 )
 from charonia.server.scheduling.default import DefaultScheduler
 from charonia.server.scheduling.dynamic import DynamicBatcher
-from charonia.server.scheduling.recorded import RecordedScheduler, Step, replay
-from charonia.server.sequences.api import SequencePart, SequencePolicy
+from charonia.server.scheduling.recorded import RecordedScheduler, RecordedStep, replay
+from charonia.server.sequences.api import SequenceMember, SequencePolicy
 from charonia.server.sequences.scheduler import Sequencer
 
 SLOTS = 3
@@ -50,7 +50,7 @@ def default() -> DefaultScheduler:
 
 
 def limited(make: Callable[[], DynamicBatcher | DefaultScheduler | Sequencer]) -> Scheduler:
-    pool = Pool("R", 0)
+    pool = ResourcePool("R", 0)
     arbiter = Arbiter([Limit("R", 2, 0)])
     members = [Member("m", "1", f"m_{i}", (Need(pool, 1),), 1) for i in range(SLOTS)]
     arbiter.join(members)
@@ -88,7 +88,7 @@ deeds = st.lists(
 
 
 def play(
-    scheduler: RecordedScheduler, script: list[tuple[str, int, int]], part_of: Callable[[int], SequencePart | int]
+    scheduler: RecordedScheduler, script: list[tuple[str, int, int]], part_of: Callable[[int], SequenceMember | int]
 ) -> None:
     """Send what a correct shell could send."""
     busy: dict[int, tuple[int, ...]] = dict.fromkeys(range(SLOTS), ())
@@ -108,7 +108,7 @@ def play(
             case "gone":
                 busy.setdefault(number % SLOTS, ())
                 event = SlotGone(number % SLOTS)
-            case "again" if isinstance(part_of(0), SequencePart):
+            case "again" if isinstance(part_of(0), SequenceMember):
                 running = [each for ids in busy.values() for each in ids if each != EMPTY_ROW]
                 event = RunAgain(running[number % len(running)]) if running else TakeNoNew()
             case "cancel":
@@ -121,7 +121,7 @@ def play(
 
 
 def check(
-    make: Callable[[], Scheduler], script: list[tuple[str, int, int]], part_of: Callable[[int], SequencePart | int]
+    make: Callable[[], Scheduler], script: list[tuple[str, int, int]], part_of: Callable[[int], SequenceMember | int]
 ) -> None:
     scheduler = RecordedScheduler(make())
     play(scheduler, script, part_of)
@@ -141,7 +141,7 @@ def test_a_log_that_is_replayed_gives_the_same_commands(kind: str, script: list[
 @settings(max_examples=60, deadline=None)
 @given(script=deeds)
 def test_a_log_of_sequences_replays_too(kind: str, script: list[tuple[str, int, int]]) -> None:
-    check(OF_SEQUENCES[kind], script, lambda number: SequencePart(number % 4, number % 3 == 0, number % 7 == 0))
+    check(OF_SEQUENCES[kind], script, lambda number: SequenceMember(number % 4, number % 3 == 0, number % 7 == 0))
 
 
 def test_replay_stops_at_the_first_other_answer() -> None:
@@ -149,7 +149,7 @@ def test_replay_stops_at_the_first_other_answer() -> None:
     scheduler.handle(SlotIdle(0), 0)
     scheduler.handle(Submit(1), 10)
 
-    assert replay(scheduler.log, dynamic()) == Step(10, Submit(1), ())
+    assert replay(scheduler.log, dynamic()) == RecordedStep(10, Submit(1), ())
 
 
 def test_the_story_of_a_request_has_its_events_and_commands_and_no_others() -> None:
@@ -160,8 +160,8 @@ def test_the_story_of_a_request_has_its_events_and_commands_and_no_others() -> N
     scheduler.handle(Cancel(2), 20)
 
     run = Run(0, (1,), CloseReason.FULL)
-    assert scheduler.story(1) == [Step(0, Submit(1), ()), Step(10, SlotIdle(0), (run,))]
-    assert scheduler.story(2) == [Step(5, Submit(2), ()), Step(20, Cancel(2), ())]
+    assert scheduler.story(1) == [RecordedStep(0, Submit(1), ()), RecordedStep(10, SlotIdle(0), (run,))]
+    assert scheduler.story(2) == [RecordedStep(5, Submit(2), ()), RecordedStep(20, Cancel(2), ())]
     assert scheduler.story(3) == []
 
 

@@ -12,8 +12,8 @@ from charonia.server.scheduling.slots import (
     CAPACITY_MAX_BATCHED,
     SUPPLY_NS_MAX,
     CapacityRule,
-    Change,
     IdleSlots,
+    SlotChange,
     Slots,
     capacity_limit,
 )
@@ -146,7 +146,7 @@ def test_a_model_that_batches_keeps_its_lines_short_and_instances_share_a_number
     assert [capacity_limit(n, batches=False) for n in (1, 2, 4, 8, 100)] == [16, 8, 4, 2, 2]
 
 
-def run_once(slots: Slots, slot: int, compute_ns: int) -> Change:
+def run_once(slots: Slots, slot: int, compute_ns: int) -> SlotChange:
     slots.offer(slot)
     slots.begin(slot)
     return slots.end(slot, compute_ns)
@@ -159,7 +159,7 @@ def test_an_instance_of_capacity_one_has_its_slot_back_after_each_batch() -> Non
     assert slots.offer(1) is None
     slots.begin(1)
     assert slots.running == 1
-    assert slots.end(1, SHORT) == Change((1,))
+    assert slots.end(1, SHORT) == SlotChange((1,))
     assert slots.running == 0
 
 
@@ -176,14 +176,14 @@ def test_a_batch_for_a_slot_that_was_not_offered_is_the_schedulers_fault() -> No
 def test_slots_are_added_while_executions_are_short_and_taken_back_when_they_get_long() -> None:
     slots = Slots([4])
     changes = [run_once(slots, 0, SHORT) for _ in range(40)]
-    assert [change.free for change in changes if change != Change((0,))] == [(0, 1), (0, 2, 3)]
+    assert [change.free for change in changes if change != SlotChange((0,))] == [(0, 1), (0, 2, 3)]
     assert slots.offer(2) == SlotIdle(2, 0)
     slots.offer(3)
     slots.begin(3)
 
-    assert run_once(slots, 0, LONG) == Change((0,), (SlotGone(1), SlotGone(2)))
+    assert run_once(slots, 0, LONG) == SlotChange((0,), (SlotGone(1), SlotGone(2)))
     slots.check_invariants()
-    assert slots.end(3, LONG) == Change(gone=(SlotGone(3),))
+    assert slots.end(3, LONG) == SlotChange(gone=(SlotGone(3),))
     slots.check_invariants()
 
 
@@ -194,8 +194,8 @@ def test_a_limit_takes_back_what_does_not_run_and_the_rest_when_it_is_done() -> 
     slots.offer(2)
     slots.begin(2)
 
-    assert slots.limit(1) == Change(gone=(SlotGone(4), SlotGone(6)))
-    assert slots.end(2, SHORT) == Change(gone=(SlotGone(2),))
+    assert slots.limit(1) == SlotChange(gone=(SlotGone(4), SlotGone(6)))
+    assert slots.end(2, SHORT) == SlotChange(gone=(SlotGone(2),))
     assert repr(slots) == "<Slots [running 0 | idle 0 | capacity 1+1]>"
 
 
@@ -213,7 +213,7 @@ def test_the_scheduler_always_knows_which_slots_it_may_use(
     count = len(limits)
     free, known, running = set(range(count)), set[int](), list[int]()  # the same, as the scheduler and the shell see it
 
-    def follow(change: Change) -> None:
+    def follow(change: SlotChange) -> None:
         assert not set(change.free) & (free | known | set(running))
         free.update(change.free)
         for event in change.gone:

@@ -25,7 +25,7 @@ from charonia.server.scheduling.api import (
     Tick,
 )
 from charonia.server.scheduling.recorded import RecordedScheduler
-from charonia.server.sequences.api import EndReason, SequencePart, SequencePolicy
+from charonia.server.sequences.api import EndReason, SequenceMember, SequencePolicy
 from charonia.server.sequences.scheduler import Sequencer
 from charonia.server.sequences.slots import STALE_TIMEOUTS_MAX
 
@@ -55,7 +55,7 @@ class Driver:
     ) -> list[Command]:
         """Submit a request; ids are 1, 2, 3 and so on."""
         self.next_id += 1
-        part = SequencePart(key, start, end, shape)
+        part = SequenceMember(key, start, end, shape)
         return self.do(Submit(self.next_id, 1, part, timeout_us=timeout_us))
 
     def idle(self, slot: int = 0) -> list[Command]:
@@ -646,7 +646,7 @@ def test_random_traffic_breaks_no_promise_and_leaks_no_slot(data: st.DataObject)
             case "submit":
                 submitted += 1
                 key = data.draw(KEYS)
-                part = SequencePart(key, data.draw(st.booleans()), data.draw(st.booleans()), data.draw(st.booleans()))
+                part = SequenceMember(key, data.draw(st.booleans()), data.draw(st.booleans()), data.draw(st.booleans()))
                 shadow.waiting[submitted] = key
                 shadow.order.setdefault(key, []).append(submitted)
                 event = Submit(submitted, 1, part, timeout_us=data.draw(st.sampled_from([0, 1])))

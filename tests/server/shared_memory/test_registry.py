@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from charonia.core.errors import Code, ServingError, invalid
 from charonia.server.shared_memory.registry import NAME_LENGTH_MAX, REGIONS_MAX, RegionRegistry
-from charonia.wire.shared_memory import CudaRegion, Span, SystemRegion
+from charonia.wire.shared_memory import CudaRegion, RegionSpan, SystemRegion
 
 
 class FakeMemory:
@@ -105,7 +105,7 @@ def test_unregistering_takes_one_region_or_all_of_a_kind() -> None:
 def test_what_a_request_uses_stays_after_its_name_has_gone() -> None:
     regions = registry()
     asyncio.run(regions.register_system(system()))
-    view, place = regions.view(Span("r", 0, 4)), regions.place(Span("r", 0, 4))
+    view, place = regions.view(RegionSpan("r", 0, 4)), regions.place(RegionSpan("r", 0, 4))
 
     regions.unregister_system("r")
     place.write(b"abcd")
@@ -116,16 +116,16 @@ def test_what_a_request_uses_stays_after_its_name_has_gone() -> None:
 @pytest.mark.parametrize(
     ("span", "fragment"),
     [
-        (Span("x", 0, 1), "Unable to find shared memory region: 'x'"),
-        (Span("r", 100, 1), "Invalid offset for shared memory region: 'r'"),
-        (Span("r", -1, 1), "Invalid offset for shared memory region: 'r'"),
-        (Span("r", 2**64, 1), "Invalid offset for shared memory region: 'r'"),
-        (Span("r", 0, 0), r"Invalid offset \+ byte size for shared memory region: 'r'"),
-        (Span("r", 0, 101), r"Invalid offset \+ byte size for shared memory region: 'r'"),
-        (Span("r", 99, 2), r"Invalid offset \+ byte size for shared memory region: 'r'"),
+        (RegionSpan("x", 0, 1), "Unable to find shared memory region: 'x'"),
+        (RegionSpan("r", 100, 1), "Invalid offset for shared memory region: 'r'"),
+        (RegionSpan("r", -1, 1), "Invalid offset for shared memory region: 'r'"),
+        (RegionSpan("r", 2**64, 1), "Invalid offset for shared memory region: 'r'"),
+        (RegionSpan("r", 0, 0), r"Invalid offset \+ byte size for shared memory region: 'r'"),
+        (RegionSpan("r", 0, 101), r"Invalid offset \+ byte size for shared memory region: 'r'"),
+        (RegionSpan("r", 99, 2), r"Invalid offset \+ byte size for shared memory region: 'r'"),
     ],
 )
-def test_nothing_outside_a_region_can_be_named(span: Span, fragment: str) -> None:
+def test_nothing_outside_a_region_can_be_named(span: RegionSpan, fragment: str) -> None:
     regions = registry()
     asyncio.run(regions.register_system(system()))
 
@@ -138,8 +138,8 @@ def test_all_of_a_region_can_be_named() -> None:
     regions = registry()
     asyncio.run(regions.register_system(system()))
 
-    assert len(regions.view(Span("r", 0, 100))) == 100
-    assert len(regions.view(Span("r", 99, 1))) == 1
+    assert len(regions.view(RegionSpan("r", 0, 100))) == 100
+    assert len(regions.view(RegionSpan("r", 99, 1))) == 1
 
 
 @pytest.mark.parametrize("name", ["", "n" * (NAME_LENGTH_MAX + 1)])
@@ -187,7 +187,7 @@ def test_a_part_is_given_out_just_when_it_is_within_the_region(offset: int, byte
     is_within = 0 <= offset < 100 and byte_size > 0 and offset + byte_size <= 100
 
     try:
-        view = regions.view(Span("r", offset, byte_size))
+        view = regions.view(RegionSpan("r", offset, byte_size))
     except ServingError:
         assert not is_within
     else:

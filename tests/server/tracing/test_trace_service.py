@@ -9,7 +9,7 @@ import pytest
 from charonia.core.errors import Code, ServingError
 from charonia.core.trace import REQUEST_START, TraceLevel, TraceTree
 from charonia.server.tracing.options import OtelOptions, TraceMode, TraceOptions
-from charonia.server.tracing.service import Tracing
+from charonia.server.tracing.service import TracingService
 
 ON = TraceLevel.TIMESTAMPS
 
@@ -22,7 +22,7 @@ def finish(tree: TraceTree | None) -> None:
 
 
 def test_a_server_without_a_file_has_no_sampler_and_refuses_a_level() -> None:
-    made = Tracing(TraceOptions())
+    made = TracingService(TraceOptions())
     assert made.sampler is None
     assert not made.can_trace
 
@@ -36,7 +36,7 @@ def test_a_server_without_a_file_has_no_sampler_and_refuses_a_level() -> None:
 
 
 def test_a_level_at_run_time_begins_to_trace_and_off_ends_it(tmp_path: Path) -> None:
-    made = Tracing(TraceOptions(file=str(tmp_path / "t")))
+    made = TracingService(TraceOptions(file=str(tmp_path / "t")))
     assert made.sampler is None
 
     made.change("", {"level": ON, "rate": 1})
@@ -51,7 +51,7 @@ def test_a_level_at_run_time_begins_to_trace_and_off_ends_it(tmp_path: Path) -> 
 
 
 def test_one_model_is_traced_alone(tmp_path: Path) -> None:
-    made = Tracing(TraceOptions(file=str(tmp_path / "t"), rate=1))
+    made = TracingService(TraceOptions(file=str(tmp_path / "t"), rate=1))
     made.change("m", {"level": ON})
     sampler = made.sampler
     assert sampler is not None
@@ -66,7 +66,7 @@ def test_one_model_is_traced_alone(tmp_path: Path) -> None:
 
 
 def test_a_change_of_the_server_begins_anew_for_models_that_follow_it(tmp_path: Path) -> None:
-    made = Tracing(TraceOptions(file=str(tmp_path / "t"), level=ON, rate=1))
+    made = TracingService(TraceOptions(file=str(tmp_path / "t"), level=ON, rate=1))
     made.change("m", {"count": 2})
     assert made.sampler is not None
     finish(made.sampler.sample("m"))
@@ -80,7 +80,7 @@ def test_a_change_of_the_server_begins_anew_for_models_that_follow_it(tmp_path: 
 
 
 def test_a_count_that_is_used_up_ends_the_sampler(tmp_path: Path) -> None:
-    made = Tracing(TraceOptions(file=str(tmp_path / "t"), level=ON, rate=1, count=1))
+    made = TracingService(TraceOptions(file=str(tmp_path / "t"), level=ON, rate=1, count=1))
     assert made.sampler is not None
 
     finish(made.sampler.sample("m"))
@@ -92,7 +92,7 @@ def test_a_count_that_is_used_up_ends_the_sampler(tmp_path: Path) -> None:
 
 
 def test_a_refused_change_changes_nothing(tmp_path: Path) -> None:
-    made = Tracing(TraceOptions(file=str(tmp_path / "t"), level=ON, rate=5))
+    made = TracingService(TraceOptions(file=str(tmp_path / "t"), level=ON, rate=5))
     before = made.sampler
 
     with pytest.raises(ServingError, match="sample rate must be non-zero"):
@@ -104,7 +104,7 @@ def test_a_refused_change_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_no_change_keeps_the_count() -> None:
-    made = Tracing(TraceOptions())
+    made = TracingService(TraceOptions())
     made.change("m", {})
 
     assert made.settings("m") == made.settings()
@@ -116,7 +116,7 @@ def test_settings_of_a_collector_are_those_that_were_given() -> None:
         mode=TraceMode.OPENTELEMETRY,
         otel=OtelOptions(url="http://127.0.0.1:9/v1/traces", resource=(("a", "b"),), queue_size=7),
     )
-    made = Tracing(options)
+    made = TracingService(options)
 
     assert made.settings() == {
         "trace_level": ["OFF"],

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from tests.support.simulated_load import SimulatedPool, Times, Traffic, simulated_level
 
-from charonia.tools.perf.api import Event, MeasurementMode, MeasurePlan, Objective, Stop, WindowDone
+from charonia.tools.perf.api import Event, MeasurementMode, MeasurePlan, ServiceObjective, StopRequest, WindowDone
 from charonia.tools.perf.level import DRAIN_S
 from charonia.tools.results.records import LevelResult, LoadLevel, LoadMode, Verdict
 
@@ -179,7 +179,7 @@ def test_the_latency_limit_ends_a_level_before_three_windows() -> None:
 def test_goodput_is_what_met_its_objective() -> None:
     times = np.where(np.arange(100) % 5 == 4, 60 * MS, 2 * MS)
     done = np.cumsum(times)
-    plan = MeasurePlan(request_count=100, objectives=(Objective("latency:30ms", 30 * MS),))
+    plan = MeasurePlan(request_count=100, objectives=(ServiceObjective("latency:30ms", 30 * MS),))
 
     found = measured(Traffic(done - times, done), plan)
 
@@ -222,7 +222,7 @@ def test_a_server_that_is_lost_under_a_rate_is_not_overloaded() -> None:
 
 
 def test_who_wants_the_end_does_not_wait_for_answers() -> None:
-    stop = Stop()
+    stop = StopRequest()
 
     def stop_at_the_second_window(event: Event) -> None:
         if isinstance(event, WindowDone) and event.number == 2:

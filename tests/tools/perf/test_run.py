@@ -33,25 +33,25 @@ from charonia.tools.perf.api import (
     InputSource,
     LevelBegun,
     LevelDone,
+    LevelTick,
     LoadPlan,
+    MeasuredTarget,
     MeasurementMode,
     MeasurePlan,
-    Objective,
     Progress,
     RunSettings,
     SequencePlan,
+    ServiceObjective,
     SharedMemory,
-    Stop,
-    Target,
-    Tick,
+    StopRequest,
     WindowDone,
     silent,
 )
-from charonia.tools.perf.data.load import Inputs
-from charonia.tools.perf.data.spec import ModelSpec, Step, TensorSpec
+from charonia.tools.perf.data.load import InputBatches
+from charonia.tools.perf.data.spec import InputStep, ModelSpec, TensorSpec
 from charonia.tools.perf.run import ask, run
 from charonia.tools.results.json_form import from_json, to_json
-from charonia.tools.results.records import LevelResult, LoadMode, Run, Verdict
+from charonia.tools.results.records import LevelResult, LoadMode, PerfRun, Verdict
 from charonia.wire.transport import WireOptions
 
 SECOND = 1_000_000_000
@@ -209,20 +209,22 @@ def serving(behaviour: Behaviour, config: dict[str, Any] | None = None) -> Itera
 def data(*expected: int) -> InputSource:
     """Requests, each with the answer that is expected of it where one is given."""
     steps = [
-        Step({"X": np.array([number], np.int32)}, {"Y": np.array([value], np.int32)})
+        InputStep({"X": np.array([number], np.int32)}, {"Y": np.array([value], np.int32)})
         for number, value in enumerate(expected)
     ]
-    return Inputs(ModelSpec("m", "", 0, (INPUT,), (OUTPUT,)), [steps or [Step({"X": np.array([1], np.int32)})]])
+    return InputBatches(
+        ModelSpec("m", "", 0, (INPUT,), (OUTPUT,)), [steps or [InputStep({"X": np.array([1], np.int32)})]]
+    )
 
 
 def settings(url: str, load: LoadPlan, measure: MeasurePlan = SETTLING, **more: Any) -> RunSettings:
     wire = WireOptions(timeout_s=more.pop("timeout_s", 0.0))
-    return RunSettings(Target(url, "m", wire=wire, json_inputs=True, json_outputs=True), load, measure, **more)
+    return RunSettings(MeasuredTarget(url, "m", wire=wire, json_inputs=True, json_outputs=True), load, measure, **more)
 
 
 def measured(
-    wanted: RunSettings, source: InputSource | None = None, progress: Progress = silent, stop: Stop | None = None
-) -> Run:
+    wanted: RunSettings, source: InputSource | None = None, progress: Progress = silent, stop: StopRequest | None = None
+) -> PerfRun:
     with Client(wanted.target.url) as client:
         return run(wanted, source or data(), client, ask(client, wanted.target), progress, stop)
 
@@ -288,7 +290,7 @@ def test_a_sweep_over_concurrency_has_a_result_for_every_level() -> None:
         assert result.latency.low <= result.latency.value <= result.latency.high
         assert result.response_times == result.service_times
     assert from_json(to_json(found)).levels[1].request_count == two.request_count
-    assert [type(event) for event in events if not isinstance(event, Tick | WindowDone)] == [
+    assert [type(event) for event in events if not isinstance(event, LevelTick | WindowDone)] == [
         *(LevelBegun, LevelDone),
         *(LevelBegun, LevelDone),
     ]
@@ -473,7 +475,7 @@ def test_goodput_is_what_met_its_objective() -> None:
     def sometimes(now_ns: int, request: dict[str, Any]) -> Reply:
         return Reply(0.06 if len(server.requests) % 5 == 0 else 0.002)
 
-    plan = MeasurePlan(request_count=100, objectives=(Objective("latency:30ms", 30 * MS),))
+    plan = MeasurePlan(request_count=100, objectives=(ServiceObjective("latency:30ms", 30 * MS),))
     with serving(sometimes) as server:
         found = level(settings(server.url, concurrency(2), plan, keep_requests=True))
 
@@ -493,7 +495,7 @@ def test_wrong_answers_are_errors() -> None:
 
 
 def test_a_wish_to_stop_gives_what_was_measured() -> None:
-    stop = Stop()
+    stop = StopRequest()
 
     def stop_at_the_second_window(event: Event) -> None:
         if isinstance(event, WindowDone) and event.number == 2:
@@ -588,9 +590,9 @@ def test_tensors_in_shared_memory_are_ours_alone_and_gone_afterwards() -> None:
         return Reply()
 
     spec = ModelSpec("m", "", 0, (INPUT,), (OUTPUT,))
-    source = Inputs(spec, [[Step({"X": np.array([number], np.int32)}) for number in (5, 6)]])
+    source = InputBatches(spec, [[InputStep({"X": np.array([number], np.int32)}) for number in (5, 6)]])
     with serving(look) as server:
-        target = Target(server.url, "m", shared_memory=SharedMemory.SYSTEM)
+        target = MeasuredTarget(server.url, "m", shared_memory=SharedMemory.SYSTEM)
         found = level(RunSettings(target, concurrency(2), MeasurePlan(request_count=20)), source)
 
     assert (found.request_count, found.errors) == (20, ())
@@ -603,7 +605,7 @@ def test_tensors_in_shared_memory_are_ours_alone_and_gone_afterwards() -> None:
 
 def test_validation_and_shared_memory_do_not_go_together() -> None:
     with serving(after(0.0)) as server:
-        target = Target(server.url, "m", shared_memory=SharedMemory.SYSTEM)
+        target = MeasuredTarget(server.url, "m", shared_memory=SharedMemory.SYSTEM)
         with pytest.raises(ServingError, match="not compared"):
             measured(RunSettings(target, concurrency(1), SETTLING), data(7))
 
@@ -623,12 +625,12 @@ def test_a_server_that_is_not_there_is_an_error() -> None:
         url = server.url
 
     with pytest.raises(ServingError, match="connection"), Client(url) as client:
-        ask(client, Target(url, "m"))
+        ask(client, MeasuredTarget(url, "m"))
 
 
 def test_a_request_that_cannot_be_sent_is_an_error_with_its_reason() -> None:
-    source = Inputs(
-        ModelSpec("m", "", 0, (TensorSpec("X", DataType.FP16, (1,)),)), [[Step({"X": np.ones(1, np.float16)})]]
+    source = InputBatches(
+        ModelSpec("m", "", 0, (TensorSpec("X", DataType.FP16, (1,)),)), [[InputStep({"X": np.ones(1, np.float16)})]]
     )
     with serving(after(0.0)) as server, pytest.raises(ServingError, match="FP16"):
         measured(settings(server.url, concurrency(1)), source)

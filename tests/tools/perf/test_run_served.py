@@ -12,16 +12,16 @@ from tests.support.process import ServeProcess
 from charonia.client.sync_client import Client
 from charonia.tools.perf.api import (
     LoadPlan,
+    MeasuredTarget,
     MeasurementMode,
     MeasurePlan,
     RunSettings,
     ServerPlan,
-    Target,
 )
-from charonia.tools.perf.data.load import Inputs
-from charonia.tools.perf.data.spec import Step, model_spec
+from charonia.tools.perf.data.load import InputBatches
+from charonia.tools.perf.data.spec import InputStep, model_spec
 from charonia.tools.perf.run import ask, run
-from charonia.tools.results.records import LoadMode, Run, Verdict
+from charonia.tools.results.records import LoadMode, PerfRun, Verdict
 
 TENSORS = """
 input [ { name: "INPUT0" data_type: TYPE_FP32 dims: [ 4 ] } ]
@@ -70,14 +70,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
         yield process
 
 
-def measured(served: ServeProcess, model: str, load: LoadPlan, plan: MeasurePlan, **more: Any) -> Run:
+def measured(served: ServeProcess, model: str, load: LoadPlan, plan: MeasurePlan, **more: Any) -> PerfRun:
     streaming, batch = more.pop("streaming", False), more.pop("batch", 1)
     url = f"http://{served.http}" if more.pop("http", False) else f"grpc://{served.grpc}"
-    target = Target(url, model, streaming=streaming)
+    target = MeasuredTarget(url, model, streaming=streaming)
     with Client(url) as client:
         subject = ask(client, target)
         spec = model_spec(subject.metadata, subject.config)
-        source = Inputs(spec, [[Step({"INPUT0": np.arange(4, dtype=np.float32)})]], batch)
+        source = InputBatches(spec, [[InputStep({"INPUT0": np.arange(4, dtype=np.float32)})]], batch)
         return run(RunSettings(target, load, plan, **more), source, client, subject)
 
 

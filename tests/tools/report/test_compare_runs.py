@@ -5,18 +5,18 @@ from tests.support.runs import FakeService, synthetic_run
 
 from charonia.core.errors import ServingError
 from charonia.core.latency import LatencyHistogram
-from charonia.tools.report.compare import Change, Comparison, Criteria, Outcome, compare
+from charonia.tools.report.compare import Comparison, Criteria, MetricChange, Outcome, compare
 from charonia.tools.report.compare_text import as_text, verdict
-from charonia.tools.results.records import Estimate, LevelResult, LoadLevel, LoadMode, Run, Verdict
+from charonia.tools.results.records import Estimate, LevelResult, LoadLevel, LoadMode, PerfRun, Verdict
 
 ONE = (LoadLevel(LoadMode.CONCURRENCY, 4),)
 
 
-def change(comparison: Comparison, figure: str) -> Change:
+def change(comparison: Comparison, figure: str) -> MetricChange:
     return next(change for change in comparison.levels[0].changes if change.figure == figure)
 
 
-def with_level(run: Run, **changes: object) -> Run:
+def with_level(run: PerfRun, **changes: object) -> PerfRun:
     level: LevelResult = replace(run.levels[0], **changes)  # type: ignore[arg-type]  # fields of the record
     return replace(run, levels=(level, *run.levels[1:]))
 

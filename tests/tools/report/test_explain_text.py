@@ -4,13 +4,13 @@ from dataclasses import replace
 
 from charonia.server.explain.activity import Activity, Counts
 from charonia.server.explain.explanation import Explanation, explanation_json
-from charonia.server.explain.rules import Facts, Setup
+from charonia.server.explain.rules import Facts, ModelSetup
 from charonia.server.metrics.model_metrics import FailureReason
 from charonia.server.scheduling.api import CloseReason
 from charonia.tools.report.explain_text import explain_text
 
 MS = 1_000_000
-SETUP = Setup(
+SETUP = ModelSetup(
     "classifier", "1", instances=2, threads=1, cores=4, batch_max=8, batches=True, delay_us=500, preferred=(8,)
 )
 BUSY = Activity(
@@ -76,7 +76,7 @@ def test_lines_keep_to_the_width_of_the_terminal() -> None:
 
 
 def test_a_model_without_requests_or_batching_has_little_to_show() -> None:
-    bare = Setup("m", "2", instances=1, on_gpu=True, cores=1)
+    bare = ModelSetup("m", "2", instances=1, on_gpu=True, cores=1)
 
     lines = text_of(Explanation.of(Facts(bare, Activity(3.0, 3.0))))
 
@@ -116,7 +116,7 @@ def test_only_failures_are_shown_without_times() -> None:
 
 def test_an_ensemble_shows_its_steps_in_place_of_instances() -> None:
     step = Explanation.of(Facts(SETUP, BUSY))
-    ensemble = Setup("both", "1", instances=0, cores=4, steps=("classifier",))
+    ensemble = ModelSetup("both", "1", instances=0, cores=4, steps=("classifier",))
     counts = Counts(success=10, request_ns=20 * MS)
 
     lines = text_of(Explanation.of(Facts(ensemble, replace(BUSY, counts=counts), ("classifier", 0.98)), (step,)))

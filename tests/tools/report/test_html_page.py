@@ -12,7 +12,7 @@ from tests.support.runs import synthetic_run
 from charonia.core.errors import ServingError
 from charonia.core.latency import LatencyHistogram
 from charonia.tools.report.html import render
-from charonia.tools.results.records import ErrorKind, Goodput, LevelResult, LoadLevel, LoadMode, Run, Verdict
+from charonia.tools.results.records import ErrorKind, Goodput, LevelResult, LoadLevel, LoadMode, PerfRun, Verdict
 from charonia.tools.results.server import Gpu, ServerModel, ServerSide
 
 HOSTILE = """</script><script>alert(1)</script><img src=x onerror=alert(2)>"'&<!--"""
@@ -50,12 +50,12 @@ class Page(HTMLParser):
         return json.loads(self.scripts[0])
 
 
-def with_level(run: Run, **changes: object) -> Run:
+def with_level(run: PerfRun, **changes: object) -> PerfRun:
     level: LevelResult = replace(run.levels[0], **changes)  # type: ignore[arg-type]  # fields of the record
     return replace(run, levels=(level, *run.levels[1:]))
 
 
-def hostile_run() -> Run:
+def hostile_run() -> PerfRun:
     run = synthetic_run(ONE, model=HOSTILE, options={HOSTILE: HOSTILE})
     inner = ServerModel(HOSTILE, HOSTILE, 9, 9, 9, 0, 900, 100, 100, 100, 100, 9)
     assert run.levels[0].server.model is not None

@@ -30,8 +30,8 @@ from charonia.tools.results.records import (
     LoadMode,
     Machine,
     Offered,
+    PerfRun,
     RequestRecord,
-    Run,
     Verdict,
     Window,
 )
@@ -91,9 +91,9 @@ def level(
     return replace(result, **changes)  # type: ignore[arg-type]
 
 
-def run(*levels: LevelResult, percentile: float | None = None, **model: object) -> Run:
+def run(*levels: LevelResult, percentile: float | None = None, **model: object) -> PerfRun:
     info = ModelInfo("m", "", "onnxruntime_onnx", 8, False, False, False)
-    return Run(
+    return PerfRun(
         "charonia 1.2.3",
         "2026-11-21T08:00:00+00:00",
         10**9,
@@ -111,7 +111,7 @@ def rows(text: str) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(text)))
 
 
-def only_file(made: Run, **how: bool) -> str:
+def only_file(made: PerfRun, **how: bool) -> str:
     (text,) = csv_files(made, Path("out.csv"), **how).values()
     return text
 

@@ -15,8 +15,8 @@ from charonia.tools.results.records import (
     LoadMode,
     Machine,
     Offered,
+    PerfRun,
     RequestRecord,
-    Run,
     TimeBucket,
     Verdict,
     Window,
@@ -52,7 +52,7 @@ LEVEL = LevelResult(
     requests=(RequestRecord(1, (2, 3), 0, 0),),
     epoch_ns=1_700_000_000_000_000_000,
 )
-RUN = Run(
+RUN = PerfRun(
     tool="charonia 0",
     began_at="2026-01-01T00:00:00+00:00",
     duration_ns=5,

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 
 from charonia import __version__
-from charonia.server.doctor.report import Finding, Section, bytes_text
+from charonia.server.doctor.report import Check, Section, bytes_text
 from charonia.server.machine.cores import usable_cores
 from charonia.server.machine.gpus import Nvml, visible_gpus
 from charonia.server.machine.memory import usable_memory
@@ -73,66 +73,66 @@ def look() -> list[Section]:
     ]
 
 
-def _machine() -> Iterator[Finding]:
-    yield Finding("charonia", __version__)
+def _machine() -> Iterator[Check]:
+    yield Check("charonia", __version__)
     yield python_finding(is_optimised())
     cores, usable = os.cpu_count() or 1, usable_cores()
     limit = "" if usable == cores else f", of which this process may use {usable}"
-    yield Finding("cores", f"{cores}{limit}")
+    yield Check("cores", f"{cores}{limit}")
     memory, most = psutil.virtual_memory(), usable_memory()
     limit = "" if most >= memory.total else f", limited to {bytes_text(most)}"
-    yield Finding("memory", f"{bytes_text(memory.total)}{limit}, {bytes_text(memory.available)} free")
+    yield Check("memory", f"{bytes_text(memory.total)}{limit}, {bytes_text(memory.available)} free")
     yield _open_files()
     yield from _shared_memory()
     compiler = next((found for name in COMPILERS if (found := shutil.which(name))), "")
-    yield Finding("C++ compiler", compiler or "none: needed for torch.compile only")
+    yield Check("C++ compiler", compiler or "none: needed for torch.compile only")
     for port in (HttpOptions().port, GrpcOptions().port, MetricsOptions().port):
         yield port_finding(port)
 
 
-def python_finding(is_optimised: bool) -> Finding:
+def python_finding(is_optimised: bool) -> Check:
     """Return version and build of the interpreter."""
     value = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     if is_optimised:
-        return Finding("python", value)
-    return Finding(
+        return Check("python", value)
+    return Check(
         *("python", f"{value}, built without optimisation: small requests take a tenth more CPU time"),
         hint="take another build; for pyenv: PYTHON_CONFIGURE_OPTS='--enable-optimizations --with-lto' pyenv install",
     )
 
 
-def _open_files() -> Finding:
+def _open_files() -> Check:
     try:
         import resource  # not on Windows
     except ImportError:
-        return Finding("open files", "no limit")
+        return Check("open files", "no limit")
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if hard == resource.RLIM_INFINITY or hard >= OPEN_FILES_MIN:
-        return Finding("open files", "no limit" if hard == resource.RLIM_INFINITY else str(hard))
-    return Finding("open files", str(hard), "each connection takes one", "raise the limit: ulimit -n, or LimitNOFILE=")
+        return Check("open files", "no limit" if hard == resource.RLIM_INFINITY else str(hard))
+    return Check("open files", str(hard), "each connection takes one", "raise the limit: ulimit -n, or LimitNOFILE=")
 
 
-def _shared_memory() -> Iterator[Finding]:
+def _shared_memory() -> Iterator[Check]:
     if os.path.isdir(SHARED_MEMORY):
         usage = shutil.disk_usage(SHARED_MEMORY)
         value = f"{bytes_text(usage.free)} free of {bytes_text(usage.total)}"
         is_small = usage.free < SHARED_MEMORY_MIN
         problem = "clients that put tensors there need more; the server itself uses none of it" if is_small else ""
-        yield Finding("shared memory", value, problem, "docker run --shm-size" if is_small else "")
+        yield Check("shared memory", value, problem, "docker run --shm-size" if is_small else "")
 
 
-def port_finding(port: int) -> Finding:
+def port_finding(port: int) -> Check:
     """Return whether a port is free."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
         except OSError:
-            return Finding(f"port {port}", "in use")
-    return Finding(f"port {port}", "free")
+            return Check(f"port {port}", "in use")
+    return Check(f"port {port}", "free")
 
 
-def gpus(nvml: Nvml | None, device_files: int, environment: Mapping[str, str] = os.environ) -> Iterator[Finding]:
+def gpus(nvml: Nvml | None, device_files: int, environment: Mapping[str, str] = os.environ) -> Iterator[Check]:
     """Yield what there is of GPUs.
 
     Args:
@@ -142,43 +142,43 @@ def gpus(nvml: Nvml | None, device_files: int, environment: Mapping[str, str] = 
     """
     if nvml is None:
         if device_files == 0:
-            yield Finding("NVIDIA", "none: there are no device files of a driver")
+            yield Check("NVIDIA", "none: there are no device files of a driver")
         elif _installed("nvidia-ml-py"):
-            yield Finding("NVIDIA", f"{device_files}", "the driver does not answer", "do driver and libraries match?")
+            yield Check("NVIDIA", f"{device_files}", "the driver does not answer", "do driver and libraries match?")
         else:
-            yield Finding(
+            yield Check(
                 *("NVIDIA", f"{device_files}", "nothing can be read: nvidia-ml-py is not installed"),
                 "pip install 'charonia[gpu]'",
             )
     else:
         driver, cuda = nvml.driver()
-        yield Finding("driver", f"{driver}, runs CUDA up to {cuda}")
+        yield Check("driver", f"{driver}, runs CUDA up to {cuda}")
         for device in nvml.devices():
             capability = f", compute capability {device.capability}" if device.capability else ""
             memory = bytes_text(device.memory_bytes)
-            yield Finding(f"GPU {device.index}", f"{device.name}, {memory}{capability}, {device.uuid}")
+            yield Check(f"GPU {device.index}", f"{device.name}, {memory}{capability}, {device.uuid}")
     allowed = environment.get("CUDA_VISIBLE_DEVICES")
     if allowed is not None:
-        yield Finding("CUDA_VISIBLE_DEVICES", allowed or '""')
+        yield Check("CUDA_VISIBLE_DEVICES", allowed or '""')
 
 
-def _frameworks() -> Iterator[Finding]:
+def _frameworks() -> Iterator[Check]:
     yield onnxruntime_finding(_module("onnxruntime"))
     yield from torch_findings(_module("torch"), visible_gpus())
 
 
-def onnxruntime_finding(module: Any) -> Finding:
+def onnxruntime_finding(module: Any) -> Check:
     """Return version and providers of ONNX Runtime."""
     if isinstance(module, str):
-        return Finding("ONNX Runtime", "not usable", module)
+        return Check("ONNX Runtime", "not usable", module)
     providers = ", ".join(name.removesuffix("ExecutionProvider") for name in module.get_available_providers())
-    return Finding("ONNX Runtime", f"{module.__version__}, providers {providers}")
+    return Check("ONNX Runtime", f"{module.__version__}, providers {providers}")
 
 
-def torch_findings(module: Any, gpu_count: int) -> Iterator[Finding]:
+def torch_findings(module: Any, gpu_count: int) -> Iterator[Check]:
     """Yield build and threads of PyTorch, and whether it can use the GPUs."""
     if isinstance(module, str):
-        yield Finding("PyTorch", f"none ({module}): needed for PyTorch models only")
+        yield Check("PyTorch", f"none ({module}): needed for PyTorch models only")
         return
     cuda = module.version.cuda
     build = f"CUDA {cuda}" if cuda else f"ROCm {module.version.hip}" if module.version.hip else "CPU only"
@@ -187,10 +187,8 @@ def torch_findings(module: Any, gpu_count: int) -> Iterator[Finding]:
     if gpu_count > 0 and count == 0:
         problem = "it cannot use the GPUs of this machine"
         hint = "install a CUDA build of PyTorch" if build == "CPU only" else "is the driver new enough for its CUDA?"
-    yield Finding("PyTorch", f"{module.__version__}, {build}, GPUs {count}", problem, hint)
-    yield Finding(
-        "PyTorch threads", f"{module.get_num_threads()} by itself; the server sets the share of each instance"
-    )
+    yield Check("PyTorch", f"{module.__version__}, {build}, GPUs {count}", problem, hint)
+    yield Check("PyTorch threads", f"{module.get_num_threads()} by itself; the server sets the share of each instance")
 
 
 def _module(name: str) -> Any:
@@ -203,10 +201,10 @@ def _module(name: str) -> Any:
         return str(error)
 
 
-def _packages() -> Iterator[Finding]:
+def _packages() -> Iterator[Check]:
     for name, purpose, extra in PACKAGES:
         found = _installed(name)
-        yield Finding(name, found or f"none: for {purpose}, pip install 'charonia[{extra}]'")
+        yield Check(name, found or f"none: for {purpose}, pip install 'charonia[{extra}]'")
 
 
 def _installed(name: str) -> str:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Check:
     """One thing that was looked at.
 
     Attributes:
@@ -30,7 +30,7 @@ class Section:
     """
 
     title: str
-    findings: tuple[Finding, ...]
+    findings: tuple[Check, ...]
 
 
 def problem_count(sections: list[Section]) -> int:

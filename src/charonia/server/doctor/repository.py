@@ -14,7 +14,7 @@ from charonia.config.platforms import ENSEMBLE
 from charonia.core.errors import ServingError
 from charonia.server.backends.registry import installed_backends
 from charonia.server.doctor.machine import COMPILERS
-from charonia.server.doctor.report import Finding, Section, bytes_text
+from charonia.server.doctor.report import Check, Section, bytes_text
 from charonia.server.lifecycle.backends import Backends
 from charonia.server.lifecycle.configure import ConfigureOptions, configure
 from charonia.server.lifecycle.repository.scan import ModelFolder, scan
@@ -47,27 +47,27 @@ async def examine(
     finally:
         await backends.aclose()
     notes = [
-        Finding(name, "passed over", f"several repositories have it: {', '.join(at)}")
+        Check(name, "passed over", f"several repositories have it: {', '.join(at)}")
         for name, at in found.ambiguous.items()
     ]
-    notes += [Finding("note", note) for note in found.notes]
+    notes += [Check("note", note) for note in found.notes]
     return [
-        Section("Models", tuple(findings) or (Finding("none", "no folder of a model"),)),
+        Section("Models", tuple(findings) or (Check("none", "no folder of a model"),)),
         Section("All models together", (*totals(needs), *notes)),
     ]
 
 
-async def _model(folder: ModelFolder, backends: Backends, needs: list[tuple[ModelConfig, int]]) -> Finding:
+async def _model(folder: ModelFolder, backends: Backends, needs: list[tuple[ModelConfig, int]]) -> Check:
     options = ConfigureOptions(auto_complete=False, gpu_count=visible_gpus())
     try:
         configured = await configure(folder, backends, options)
     except ServingError as error:
-        return Finding(folder.name, "cannot be served as it is", error.message, error.hint)
+        return Check(folder.name, "cannot be served as it is", error.message, error.hint)
     config = configured.config
     size = await asyncio.to_thread(_bytes, folder.path, configured.versions)
     needs.append((config, size))
     problem, hint = problem_of(config)
-    return Finding(folder.name, _describe(config, size), problem, hint)
+    return Check(folder.name, _describe(config, size), problem, hint)
 
 
 def problem_of(config: ModelConfig) -> tuple[str, str]:
@@ -84,7 +84,7 @@ def problem_of(config: ModelConfig) -> tuple[str, str]:
     return "", ""
 
 
-def totals(needs: Sequence[tuple[ModelConfig, int]]) -> list[Finding]:
+def totals(needs: Sequence[tuple[ModelConfig, int]]) -> list[Check]:
     """Return what all models need together.
 
     Args:
@@ -95,7 +95,7 @@ def totals(needs: Sequence[tuple[ModelConfig, int]]) -> list[Finding]:
     free = psutil.virtual_memory().available
     is_short = cpu > free
     found = [
-        Finding(
+        Check(
             "memory for weights",
             f"about {bytes_text(cpu)} of {bytes_text(free)} that is free",
             "there is not enough memory for all models at a time" if is_short else "",
@@ -103,7 +103,7 @@ def totals(needs: Sequence[tuple[ModelConfig, int]]) -> list[Finding]:
         )
     ]
     if gpu:
-        found.append(Finding("memory of GPUs for weights", f"about {bytes_text(gpu)}"))
+        found.append(Check("memory of GPUs for weights", f"about {bytes_text(gpu)}"))
     return found
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from charonia.config.model import ModelConfig
 from charonia.config.problems import Problem, raise_problems
 from charonia.server.ensembles.configuration import STEP_PATH, composition_problems, scheduling_of
-from charonia.server.ensembles.plan import Labels, Wiring, key_of
+from charonia.server.ensembles.plan import EnsemblePlan, Labels, key_of
 from charonia.server.lifecycle.loader import LoadedVersion
 
 
@@ -43,7 +43,7 @@ class Members:
         self.failure = failure
 
 
-def wire(composition: Composition, members: Members) -> Wiring:
+def wire(composition: Composition, members: Members) -> EnsemblePlan:
     """Put an ensemble together with the models of its steps that answer now.
 
     Raises:
@@ -60,7 +60,7 @@ def wire(composition: Composition, members: Members) -> Wiring:
     labels: dict[str, tuple[str, ...]] = {}
     for step, version in zip(steps, loaded, strict=True):
         labels |= {tensor: version.labels[key] for key, tensor in step.output_map.items() if key in version.labels}
-    wiring = Wiring(config, [version.runner.config for version in loaded], {**labels, **composition.labels})
+    wiring = EnsemblePlan(config, [version.runner.config for version in loaded], {**labels, **composition.labels})
     for index in sorted(wiring.graph.origins.conflicts):
         message = f"step {steps[index].model_name} receives inputs originated from different decoupled models"
         problems.append(Problem(f"{STEP_PATH}[{index}].input_map", f"in ensemble {config.name}, {message}"))

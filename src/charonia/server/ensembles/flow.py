@@ -30,7 +30,7 @@ HELD_RESPONSES_MAX = 16_384
 """Most responses of one decoupled step that are held back within one request."""
 
 
-class Run(NamedTuple):
+class StartStep(NamedTuple):
     """Run this step with the tensors of this branch."""
 
     step: int
@@ -60,7 +60,7 @@ class Finish(NamedTuple):
     """Every step is done and every response is out."""
 
 
-Command = Run | Respond | Stuck | Overflow | Finish
+Command = StartStep | Respond | Stuck | Overflow | Finish
 
 
 class _Absent:
@@ -232,7 +232,7 @@ class Flow(Generic[V]):
             else:
                 self._blocked.append((branch, step))
         elif step != SINK:
-            self._commands.append(Run(step, branch))
+            self._commands.append(StartStep(step, branch))
         elif branch.step is None:
             self._commands.append(Respond(branch))
             self._closed_one(branch)

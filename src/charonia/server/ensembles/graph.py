@@ -1,7 +1,7 @@
 """The graph of an ensemble, and what of it has to run for one request. Pure.
 
-`Graph` is made once for an ensemble, `Graph.plan` once for each combination of inputs given and outputs wanted. How a
-request goes through a plan is in `charonia.server.ensembles.flow`.
+`EnsembleGraph` is made once for an ensemble, `EnsembleGraph.plan` once for each combination of inputs given and outputs
+wanted. How a request goes through a plan is in `ensembles.flow`.
 """
 
 from collections import deque
@@ -111,7 +111,7 @@ class Plan:
         *("needs", "reads", "sink", "steps", "wanted"),
     )
 
-    def __init__(self, graph: "Graph", wanted: tuple[str, ...], reads: dict[int, tuple[str, ...]]) -> None:
+    def __init__(self, graph: "EnsembleGraph", wanted: tuple[str, ...], reads: dict[int, tuple[str, ...]]) -> None:
         self.graph = graph
         self.wanted = wanted
         self.reads = reads
@@ -147,7 +147,7 @@ class Plan:
         return self.levels[origin[-1] if origin else None]
 
 
-class Graph:
+class EnsembleGraph:
     """The steps of an ensemble and the tensors between them.
 
     Args:

@@ -9,7 +9,7 @@ from charonia.core.names import model_key
 from charonia.core.request import InferRequest, RequestedOutput
 from charonia.core.tensor import Array
 from charonia.server.ensembles.configuration import composed, scheduling_of
-from charonia.server.ensembles.graph import FlowStep, Graph, Plan
+from charonia.server.ensembles.graph import EnsembleGraph, FlowStep, Plan
 
 ROUTES_MAX = 256
 """Most routes that are kept: one for each combination of inputs given and outputs wanted that requests came with."""
@@ -75,7 +75,7 @@ class StepRoute(NamedTuple):
     is_decoupled: bool
 
 
-class Route(NamedTuple):
+class TensorRoute(NamedTuple):
     """What requests that give the same inputs and want the same outputs go through.
 
     Attributes:
@@ -89,7 +89,7 @@ class Route(NamedTuple):
     outputs: tuple[Link, ...]
 
 
-class Wiring:
+class EnsemblePlan:
     """An ensemble and the models of its steps, as they are loaded now.
 
     Args:
@@ -117,12 +117,12 @@ class Wiring:
         for step, model in zip(self._steps, models, strict=True):
             self._batches |= dict.fromkeys(step.output_map.values(), model.max_batch_size > 0)
         flow = [_flow_step(step, model) for step, model in zip(self._steps, models, strict=True)]
-        self.graph = Graph([tensor.name for tensor in config.input], flow)
-        self._routes: dict[tuple[frozenset[str], tuple[str, ...]], Route] = {}
+        self.graph = EnsembleGraph([tensor.name for tensor in config.input], flow)
+        self._routes: dict[tuple[frozenset[str], tuple[str, ...]], TensorRoute] = {}
         self._input_count = len(config.input)
-        self._usual: Route | None = None
+        self._usual: TensorRoute | None = None
 
-    def route(self, request: InferRequest) -> Route:
+    def route(self, request: InferRequest) -> TensorRoute:
         """Return what a request goes through.
 
         Raises:
@@ -143,11 +143,11 @@ class Wiring:
             self._usual = route
         return route
 
-    def _make(self, given: frozenset[str], wanted: tuple[str, ...]) -> Route:
+    def _make(self, given: frozenset[str], wanted: tuple[str, ...]) -> TensorRoute:
         plan = self.graph.plan(given, wanted)
         steps = {index: self._step(index, plan) for index in plan.steps}
         dims = {output.name: output.dims for output in self.config.output}
-        return Route(plan, steps, tuple(self._link(name, name, self.batches, dims[name]) for name in wanted))
+        return TensorRoute(plan, steps, tuple(self._link(name, name, self.batches, dims[name]) for name in wanted))
 
     def _step(self, index: int, plan: Plan) -> StepRoute:
         step, model = self._steps[index], self._models[index]

@@ -35,10 +35,10 @@ from charonia.server.ensembles.flow import (
     Flow,
     Overflow,
     Respond,
-    Run,
+    StartStep,
     Stuck,
 )
-from charonia.server.ensembles.plan import Route, StepRoute, Wiring
+from charonia.server.ensembles.plan import EnsemblePlan, StepRoute, TensorRoute
 from charonia.server.execution.admission import Admission, with_request_id
 from charonia.server.execution.clock import now_ns
 from charonia.server.execution.tracing import begin
@@ -92,7 +92,7 @@ class EnsembleCall:
     )
 
     def __init__(
-        self, runner: "EnsembleRunner", wiring: Wiring, request: InferRequest, reply: Reply, arrival_ns: int
+        self, runner: "EnsembleRunner", wiring: EnsemblePlan, request: InferRequest, reply: Reply, arrival_ns: int
     ) -> None:
         self.request = request
         self.arrival_ns = arrival_ns
@@ -110,7 +110,7 @@ class EnsembleCall:
         self._sent = 0
         self._since_ns = arrival_ns
 
-    def start(self, route: Route) -> None:
+    def start(self, route: TensorRoute) -> None:
         """Begin with the steps."""
         request = self.request
         self._route = route
@@ -161,7 +161,7 @@ class EnsembleCall:
                 self._deliver(response, False)
 
     def _carry_out(self, command: Command) -> None:
-        if isinstance(command, Run):
+        if isinstance(command, StartStep):
             self._run(command.step, command.branch)
         elif isinstance(command, Respond):
             response = self._response(command.branch)
@@ -342,7 +342,7 @@ class EnsembleRunner:
         infer: What runs a step.
     """
 
-    def __init__(self, version: str, wiring: Wiring, infer: Infer) -> None:
+    def __init__(self, version: str, wiring: EnsemblePlan, infer: Infer) -> None:
         self.version = version
         self.infer = infer
         self.metrics = ModelMetrics(wiring.config.name, version, chosen_buckets(wiring.config))
@@ -351,7 +351,7 @@ class EnsembleRunner:
         self._idle: asyncio.Event | None = None
         self.rewire(wiring)
 
-    def rewire(self, wiring: Wiring) -> None:
+    def rewire(self, wiring: EnsemblePlan) -> None:
         """Use another wiring for requests from now on: the models of the steps have changed."""
         self.config: ModelConfig = wiring.config
         self._wiring = wiring

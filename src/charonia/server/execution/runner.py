@@ -51,7 +51,7 @@ from charonia.server.scheduling.api import (
     Tick,
 )
 from charonia.server.scheduling.default import FailedScheduler
-from charonia.server.scheduling.slots import Change, Slots, capacity_limit
+from charonia.server.scheduling.slots import SlotChange, Slots, capacity_limit
 
 _log = logging.getLogger(__name__)
 
@@ -246,7 +246,7 @@ class ModelRunner:
         if self._in_flight.order is not None:
             self._in_flight.order.submitted(request_id, entry)
 
-    def _follow(self, change: Change) -> None:
+    def _follow(self, change: SlotChange) -> None:
         """Offer slots, now or soon, and tell the scheduler of those that are gone."""
         for slot in change.free:
             if self._gathers or self._scheduler.queued:

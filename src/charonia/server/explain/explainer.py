@@ -15,7 +15,7 @@ from charonia.server.execution.clock import now_ns
 from charonia.server.execution.version_runner import Runner
 from charonia.server.explain.activity import NO_SHORTAGE, Activity, History
 from charonia.server.explain.explanation import Explanation
-from charonia.server.explain.rules import Facts, Setup
+from charonia.server.explain.rules import Facts, ModelSetup
 from charonia.server.lifecycle.loader import LoadedVersion, placements
 from charonia.server.metrics.model_metrics import ModelMetrics
 
@@ -92,13 +92,13 @@ class Explainer:
             return None
 
 
-def setup_of(config: ModelConfig, version: str, cores: int) -> Setup:
+def setup_of(config: ModelConfig, version: str, cores: int) -> ModelSetup:
     """Return what rules need to know of a complete configuration."""
     steps = _steps(config)
     placed = [] if steps else placements(config, cores)
     parameter = config.parameters.get(THREADS_PARAMETER, "")
     batching = config.dynamic_batching
-    return Setup(
+    return ModelSetup(
         model=config.name,
         version=version,
         instances=len(placed),

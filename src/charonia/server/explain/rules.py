@@ -29,7 +29,7 @@ _OFTEN = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class ModelSetup:
     """How a model version is configured and where it runs.
 
     Attributes:
@@ -85,7 +85,7 @@ class Facts:
         shortest: The step that waited most for resources of the rate limiter, and the share of time that it did.
     """
 
-    setup: Setup
+    setup: ModelSetup
     activity: Activity
     busiest: tuple[str, float] | None = None
     shortest: tuple[str, float] | None = None

@@ -5,7 +5,7 @@ gets everything, later, and its deadlines hold meanwhile. The connection is stil
 on it; the data of deferred calls is not acknowledged, so that it stays within the flow-control windows.
 """
 
-from charonia.server.grpc.calls import Call, Run, Table, UnaryCall
+from charonia.server.grpc.calls import GrpcCall, Run, Table, UnaryCall
 from charonia.server.grpc.http2 import ServerConnection
 from charonia.wire.grpc_headers import CallHead
 
@@ -59,7 +59,7 @@ class BackPressure:
 
     __slots__ = ("_calls", "_endings", "_http2", "deferred", "unsent_bytes_max")
 
-    def __init__(self, http2: ServerConnection, calls: dict[int, Call], unsent_bytes_max: int) -> None:
+    def __init__(self, http2: ServerConnection, calls: dict[int, GrpcCall], unsent_bytes_max: int) -> None:
         self.deferred: dict[int, DeferredCall] = {}
         self.unsent_bytes_max = unsent_bytes_max
         self._http2 = http2

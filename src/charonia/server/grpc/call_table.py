@@ -9,7 +9,7 @@ from collections.abc import Callable
 from charonia.server.access.operations import METHODS
 from charonia.server.access_log import AccessEntry
 from charonia.server.grpc.back_pressure import BackPressure, DeferredCall
-from charonia.server.grpc.calls import Call, Service, UnaryCall
+from charonia.server.grpc.calls import GrpcCall, Service, UnaryCall
 from charonia.server.grpc.http2 import ErrorCode, ServerConnection
 from charonia.server.grpc.methods import Method, unknown_method
 from charonia.server.grpc.streams import StreamCall
@@ -74,13 +74,13 @@ class CallTable:
     ) -> None:
         self.service = service
         self.sends = 0
-        self.paused: list[Call] = []
+        self.paused: list[GrpcCall] = []
         self.rejected: list[int] = []
         self._methods = methods
         self._http2 = http2
         self._flush_soon = flush_soon
         self._count_changed = count_changed
-        self._calls: dict[int, Call] = {}
+        self._calls: dict[int, GrpcCall] = {}
         self._back_pressure = BackPressure(http2, self._calls, service.limits.unary_unsent_bytes_max)
         self.deferred = self._back_pressure.deferred
         self._last_headers: Headers = ()
@@ -119,7 +119,7 @@ class CallTable:
         except NotGrpcError as error:
             self._refuse(stream_id, headers, end, error.headers, error.status)
             return
-        call: Call
+        call: GrpcCall
         if method.run is None:
             assert method.converse is not None
             call = StreamCall(self, stream_id, method.name, head, method.converse)
@@ -193,13 +193,13 @@ class CallTable:
 
     # What calls do.
 
-    def respond(self, call: Call, body: list[Buffer]) -> None:
+    def respond(self, call: GrpcCall, body: list[Buffer]) -> None:
         """Send a whole response and remove the call."""
         self.sends += 1
         self._http2.respond(call.stream_id, RESPONSE_HEAD[call.encoding], body, OK_TRAILERS)
         self._remove(call)
 
-    def reject(self, call: Call, error: RpcError) -> None:
+    def reject(self, call: GrpcCall, error: RpcError) -> None:
         """End the response with an error and remove the call."""
         self.sends += 1
         if call.is_begun:
@@ -211,7 +211,7 @@ class CallTable:
             self.rejected.append(call.stream_id)
         self._remove(call)
 
-    def send(self, call: Call, body: list[Buffer]) -> None:
+    def send(self, call: GrpcCall, body: list[Buffer]) -> None:
         """Send a part of the response."""
         self.sends += 1
         if not call.is_begun:
@@ -220,7 +220,7 @@ class CallTable:
         self._http2.send_data(call.stream_id, body)
         self._flush_soon()
 
-    def complete(self, call: Call) -> None:
+    def complete(self, call: GrpcCall) -> None:
         """End the response and remove the call."""
         self.sends += 1
         if not call.is_begun:
@@ -229,7 +229,7 @@ class CallTable:
         self._back_pressure.stream_ended(call.stream_id)
         self._remove(call)
 
-    def fault(self, call: Call) -> None:
+    def fault(self, call: GrpcCall) -> None:
         """Log the exception that is being handled, a fault of the server, and end the call because of it."""
         _log.exception("%s: the call failed for a fault of the server", call.name)
         call.fail(server_fault(call.name))
@@ -237,15 +237,15 @@ class CallTable:
             self._http2.reset(call.stream_id, ErrorCode.INTERNAL_ERROR)
             self._remove(call)
 
-    def consume(self, call: Call, amount: int) -> None:
+    def consume(self, call: GrpcCall, amount: int) -> None:
         """Let the caller send `amount` bytes more."""
         self._http2.consume(call.stream_id, amount)
 
-    def unsent_bytes(self, call: Call) -> int:
+    def unsent_bytes(self, call: GrpcCall) -> int:
         """Return how much of the response waits for the caller's window."""
         return self._http2.unsent_bytes(call.stream_id)
 
-    def wait_until_sent(self, call: Call) -> None:
+    def wait_until_sent(self, call: GrpcCall) -> None:
         """Call the call's `resume` once some of the response has been sent."""
         self.paused.append(call)
 
@@ -262,7 +262,7 @@ class CallTable:
             method = self._methods.get(path)
             log.write(AccessEntry("grpc", method.name if method is not None else path.decode("latin-1"), status))
 
-    def _remove(self, call: Call) -> None:
+    def _remove(self, call: GrpcCall) -> None:
         self._calls.pop(call.stream_id, None)
         if self.deferred:
             self.deferred.pop(call.stream_id, None)

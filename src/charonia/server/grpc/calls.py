@@ -47,40 +47,40 @@ class Table(Protocol):
 
     service: Service
 
-    def respond(self, call: "Call", body: list[Buffer]) -> None:
+    def respond(self, call: "GrpcCall", body: list[Buffer]) -> None:
         """Send a whole response and remove the call."""
         ...
 
-    def reject(self, call: "Call", error: RpcError) -> None:
+    def reject(self, call: "GrpcCall", error: RpcError) -> None:
         """End the response with an error and remove the call."""
         ...
 
-    def send(self, call: "Call", body: list[Buffer]) -> None:
+    def send(self, call: "GrpcCall", body: list[Buffer]) -> None:
         """Send a part of the response."""
         ...
 
-    def complete(self, call: "Call") -> None:
+    def complete(self, call: "GrpcCall") -> None:
         """End the response and remove the call."""
         ...
 
-    def fault(self, call: "Call") -> None:
+    def fault(self, call: "GrpcCall") -> None:
         """Log the exception that is being handled, a fault of the server, and end the call because of it."""
         ...
 
-    def consume(self, call: "Call", amount: int) -> None:
+    def consume(self, call: "GrpcCall", amount: int) -> None:
         """Let the caller send `amount` bytes more."""
         ...
 
-    def unsent_bytes(self, call: "Call") -> int:
+    def unsent_bytes(self, call: "GrpcCall") -> int:
         """Return how much of the response waits for the caller's window."""
         ...
 
-    def wait_until_sent(self, call: "Call") -> None:
-        """Call the call's `resume` once some of the response has been sent."""
+    def wait_until_sent(self, call: "GrpcCall") -> None:
+        """GrpcCall the call's `resume` once some of the response has been sent."""
         ...
 
 
-class Call:
+class GrpcCall:
     """One call from its headers to its status.
 
     Attributes:
@@ -166,7 +166,7 @@ class Call:
         )
 
 
-class UnaryCall(Call):
+class UnaryCall(GrpcCall):
     """A call with one request and one response.
 
     Attributes:

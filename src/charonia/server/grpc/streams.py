@@ -23,7 +23,7 @@ from charonia.core.errors import Code, ServingError, unavailable
 from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse
 from charonia.server.access_log import AccessEntry
-from charonia.server.grpc.calls import TRACE_EVENTS, Call, Table
+from charonia.server.grpc.calls import TRACE_EVENTS, GrpcCall, Table
 from charonia.server.tracing.requests import begin
 from charonia.wire.grpc_framing import Buffer, MessageReader
 from charonia.wire.grpc_headers import CallHead
@@ -58,7 +58,7 @@ class Conversation(Protocol):
         ...
 
 
-class StreamCall(Call):
+class StreamCall(GrpcCall):
     """A call on which both sides send any number of messages."""
 
     __slots__ = ("_conversation", "_is_ending", "_is_pumping", "_is_winding_down", "_reader", "_unconsumed_bytes")

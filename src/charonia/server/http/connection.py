@@ -17,7 +17,7 @@ from typing import Protocol, cast
 
 from charonia.core.errors import unavailable
 from charonia.server.http.exchange import Exchange
-from charonia.server.http.parser import RECEIVING, Event, Expectation, HttpLimits, Request, RequestParser, State
+from charonia.server.http.parser import RECEIVING, Event, Expectation, HttpLimits, ParserState, Request, RequestParser
 from charonia.server.listening import unsent_bytes
 
 _log = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class Phase(Enum):
 
 
 # Faster to look up than members of their classes.
-_OPEN, _IDLE, _CONTINUE = Phase.OPEN, State.IDLE, Expectation.CONTINUE
+_OPEN, _IDLE, _CONTINUE = Phase.OPEN, ParserState.IDLE, Expectation.CONTINUE
 
 
 class HttpConnection(asyncio.BufferedProtocol):
@@ -270,7 +270,9 @@ class HttpConnection(asyncio.BufferedProtocol):
         transport = self._transport
         if transport is None or transport.is_closing():
             return
-        has_to_wait = self._parser.state is State.CUT_OFF or (self._host.is_closing and unsent_bytes(transport) > 0)
+        has_to_wait = self._parser.state is ParserState.CUT_OFF or (
+            self._host.is_closing and unsent_bytes(transport) > 0
+        )
         if not (has_to_wait and transport.can_write_eof()):
             transport.close()
         elif self._phase is not Phase.LINGERING:
@@ -330,7 +332,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             if self._reading_paused:
                 return
             limit_s = limits.header_timeout_s
-            if parser.state is not State.HEADER:
+            if parser.state is not ParserState.HEADER:
                 limit_s = limits.body_timeout_s + parser.received / limits.body_bytes_per_s_min
             if waited_s > limit_s:
                 error = unavailable(f"the request did not arrive within {limit_s:.0f} s")

@@ -7,7 +7,7 @@ from charonia.core.errors import invalid, not_found, unavailable, unsupported
 from charonia.server.explain.explanation import explanation_json
 from charonia.server.facade import NO_LOG_CONTROL, Engine, LogControl, Services, known_model
 from charonia.server.http.exchange import Exchange, Tasks
-from charonia.server.http.routes import Handler, Route, Target
+from charonia.server.http.routes import Handler, Route, RouteTarget
 from charonia.server.rate_limiter.overview import view_json
 from charonia.server.sequences.overview import sequences_json
 from charonia.server.shared_memory.registry import RegionRegistry
@@ -67,13 +67,13 @@ class StatusHandlers:
             ]
         return table
 
-    def _live(self, exchange: Exchange, target: Target) -> None:
+    def _live(self, exchange: Exchange, target: RouteTarget) -> None:
         exchange.respond(200 if self._engine.is_live() else 400, [])
 
-    def _ready(self, exchange: Exchange, target: Target) -> None:
+    def _ready(self, exchange: Exchange, target: RouteTarget) -> None:
         exchange.respond(200 if self._engine.is_ready() else 400, [])
 
-    def _model_ready(self, exchange: Exchange, target: Target) -> None:
+    def _model_ready(self, exchange: Exchange, target: RouteTarget) -> None:
         async def answer() -> None:
             if not await self._engine.model_ready(*target):
                 raise invalid("Model version not ready")
@@ -81,29 +81,29 @@ class StatusHandlers:
 
         self._tasks.start(exchange, answer())
 
-    def _server(self, exchange: Exchange, target: Target) -> None:
+    def _server(self, exchange: Exchange, target: RouteTarget) -> None:
         _json(exchange, describe.server_metadata(self._engine.server_metadata()))
 
-    def _model(self, exchange: Exchange, target: Target) -> None:
+    def _model(self, exchange: Exchange, target: RouteTarget) -> None:
         _json(exchange, describe.model_metadata(self._engine.model_metadata(*target)))
 
-    def _config(self, exchange: Exchange, target: Target) -> None:
+    def _config(self, exchange: Exchange, target: RouteTarget) -> None:
         _json(exchange, to_json(self._engine.model_config(*target)))
 
-    def _statistics(self, exchange: Exchange, target: Target) -> None:
+    def _statistics(self, exchange: Exchange, target: RouteTarget) -> None:
         _json(exchange, describe.statistics(self._engine.model_statistics(*target)))
 
-    def _sequences(self, exchange: Exchange, target: Target) -> None:
+    def _sequences(self, exchange: Exchange, target: RouteTarget) -> None:
         if self._services.sequences is None:
             raise not_found("sequences are not shown here")
         _json(exchange, sequences_json(self._services.sequences(*target)))
 
-    def _explain(self, exchange: Exchange, target: Target) -> None:
+    def _explain(self, exchange: Exchange, target: RouteTarget) -> None:
         if self._services.explain is None:
             raise not_found("models are not explained here")
         _json(exchange, explanation_json(self._services.explain(*target)))
 
-    def _rate_limits(self, exchange: Exchange, target: Target) -> None:
+    def _rate_limits(self, exchange: Exchange, target: RouteTarget) -> None:
         if self._services.rate_limits is None:
             raise unavailable("the rate limiter is off", hint="start the server with --rate-limit=execution_count")
         _json(exchange, view_json(self._services.rate_limits()))
@@ -139,14 +139,14 @@ class ControlHandlers:
             Route("/v2/logging", {b"GET": self._log, b"POST": self._change_log}),
         ]
 
-    def _index(self, exchange: Exchange, target: Target) -> None:
+    def _index(self, exchange: Exchange, target: RouteTarget) -> None:
         async def answer() -> None:
             ready_only = decode_index(await self._tasks.body(exchange.request))
             _json(exchange, describe.index(self._engine.repository_index(ready_only)))
 
         self._tasks.start(exchange, answer())
 
-    def _load(self, exchange: Exchange, target: Target) -> None:
+    def _load(self, exchange: Exchange, target: RouteTarget) -> None:
         async def answer() -> None:
             config, files = decode_load(await self._tasks.body(exchange.request))
             await self._engine.load_model(target.model, config, files or None)
@@ -155,7 +155,7 @@ class ControlHandlers:
         exchange.model = target.model
         self._tasks.start(exchange, answer())
 
-    def _unload(self, exchange: Exchange, target: Target) -> None:
+    def _unload(self, exchange: Exchange, target: RouteTarget) -> None:
         async def answer() -> None:
             dependents = decode_unload(await self._tasks.body(exchange.request))
             await self._engine.unload_model(target.model, dependents)
@@ -164,12 +164,12 @@ class ControlHandlers:
         exchange.model = target.model
         self._tasks.start(exchange, answer())
 
-    def _trace(self, exchange: Exchange, target: Target) -> None:
+    def _trace(self, exchange: Exchange, target: RouteTarget) -> None:
         tracing = self._tracing()
         known_model(self._engine, target.model)
         _json(exchange, trace_settings.describe(tracing.settings(target.model)))
 
-    def _change_trace(self, exchange: Exchange, target: Target) -> None:
+    def _change_trace(self, exchange: Exchange, target: RouteTarget) -> None:
         async def answer() -> None:
             tracing = self._tracing()
             known_model(self._engine, target.model)
@@ -178,10 +178,10 @@ class ControlHandlers:
 
         self._tasks.start(exchange, answer())
 
-    def _log(self, exchange: Exchange, target: Target) -> None:
+    def _log(self, exchange: Exchange, target: RouteTarget) -> None:
         _json(exchange, log_settings.describe(self._log_control().options))
 
-    def _change_log(self, exchange: Exchange, target: Target) -> None:
+    def _change_log(self, exchange: Exchange, target: RouteTarget) -> None:
         async def answer() -> None:
             control = self._log_control()
             control.change(log_settings.decode_json(await self._tasks.body(exchange.request), control.options))
@@ -231,7 +231,7 @@ class SharedMemoryHandlers:
         ]
 
     def _status(self, describe: Describe) -> Handler:
-        def handler(exchange: Exchange, target: Target) -> None:
+        def handler(exchange: Exchange, target: RouteTarget) -> None:
             if self._regions is None and target.model:
                 raise disabled()
             _json(exchange, describe(self._regions, target.model) if self._regions is not None else [])
@@ -239,13 +239,13 @@ class SharedMemoryHandlers:
         return handler
 
     def _unregister(self, unregister: Unregister) -> Handler:
-        def handler(exchange: Exchange, target: Target) -> None:
+        def handler(exchange: Exchange, target: RouteTarget) -> None:
             unregister(self._offered(), target.model)
             exchange.respond(200, [])
 
         return handler
 
-    def _register_system(self, exchange: Exchange, target: Target) -> None:
+    def _register_system(self, exchange: Exchange, target: RouteTarget) -> None:
         regions = self._offered()
 
         async def answer() -> None:
@@ -255,7 +255,7 @@ class SharedMemoryHandlers:
 
         self._tasks.start(exchange, answer())
 
-    def _register_cuda(self, exchange: Exchange, target: Target) -> None:
+    def _register_cuda(self, exchange: Exchange, target: RouteTarget) -> None:
         regions = self._offered()
 
         async def answer() -> None:
@@ -286,5 +286,5 @@ def _json(exchange: Exchange, document: object) -> None:
     exchange.respond(200, [dump(document)])
 
 
-def _named_repository(exchange: Exchange, target: Target) -> None:
+def _named_repository(exchange: Exchange, target: RouteTarget) -> None:
     raise unsupported("'repository_name' specification is not supported", hint="leave it out of the path")

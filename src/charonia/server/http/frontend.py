@@ -15,7 +15,7 @@ from charonia.server.http.control import ControlHandlers, SharedMemoryHandlers, 
 from charonia.server.http.exchange import Exchange, Tasks
 from charonia.server.http.inference import InferenceHandlers
 from charonia.server.http.parser import HttpLimits
-from charonia.server.http.routes import Route, Router, Target, on_demand
+from charonia.server.http.routes import Route, Router, RouteTarget, on_demand
 from charonia.server.listening import cannot_listen, drain
 
 __all__ = ["HttpFrontend", "HttpLimits", "MetricsFrontend", "protocol_routes"]
@@ -31,7 +31,7 @@ BACKLOG = 1024
 METRICS_TYPE = b"text/plain; charset=utf-8"
 
 
-class Endpoint:
+class HttpEndpoint:
     """A listening socket, its connections and a route table.
 
     Attributes:
@@ -166,7 +166,7 @@ class Endpoint:
                 connection.abort()
 
 
-class HttpFrontend(Endpoint):
+class HttpFrontend(HttpEndpoint):
     """The KServe v2 protocol over HTTP/1.1."""
 
     def __init__(
@@ -209,7 +209,7 @@ def protocol_routes(engine: Engine, limits: HttpLimits, services: Services = NO_
     return on_demand(routes, services.demand, tasks) if services.demand is not None else routes
 
 
-class MetricsFrontend(Endpoint):
+class MetricsFrontend(HttpEndpoint):
     """The metrics page."""
 
     def __init__(self, render: Callable[[], bytes]) -> None:
@@ -219,7 +219,7 @@ class MetricsFrontend(Endpoint):
             render: Returns the page.
         """
 
-        def page(exchange: Exchange, target: Target) -> None:
+        def page(exchange: Exchange, target: RouteTarget) -> None:
             exchange.respond(200, [render()], METRICS_TYPE)
 
         super().__init__([Route("/metrics", {b"GET": page})], HttpLimits(), hint="GET /metrics has the metrics")

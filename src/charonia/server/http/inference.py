@@ -22,14 +22,14 @@ from charonia.core.response import InferResponse
 from charonia.server.facade import Engine, Services
 from charonia.server.http.exchange import CONTENT_ENCODING, JSON_TYPE, Exchange, Tasks
 from charonia.server.http.parser import DIGITS_MAX, JSON_SIZE, HttpLimits
-from charonia.server.http.routes import Route, Target
+from charonia.server.http.routes import Route, RouteTarget
 from charonia.server.single_response import SoleResponse
 from charonia.server.tracing.requests import EventNames, begin
 from charonia.wire.compression import COMPRESS_FROM_BYTES, choose_coding, compress
 from charonia.wire.http_status import STATUS
 from charonia.wire.json_text import encode_error
 from charonia.wire.v2_generate import decode_generate, encode_generated
-from charonia.wire.v2_request import InferCall, InferDecoder, raw_call, raw_tensor
+from charonia.wire.v2_request import HttpInferCall, InferDecoder, raw_call, raw_tensor
 from charonia.wire.v2_response import encode_response
 
 _log = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class InferenceHandlers:
 
     # Requests.
 
-    def _infer(self, exchange: Exchange, target: Target, body: bytes | memoryview | None = None) -> None:
+    def _infer(self, exchange: Exchange, target: RouteTarget, body: bytes | memoryview | None = None) -> None:
         """Run a model; `body` is given where it had to be decompressed."""
         headers = exchange.request.headers
         if body is None:
@@ -108,12 +108,12 @@ class InferenceHandlers:
         else:
             self._submit(exchange, call.request, partial(self._reply, exchange, call))
 
-    async def _infer_compressed(self, exchange: Exchange, target: Target) -> None:
+    async def _infer_compressed(self, exchange: Exchange, target: RouteTarget) -> None:
         body = await self._tasks.body(exchange.request)
         if exchange.is_open:
             self._infer(exchange, target, body)
 
-    def _infer_stream(self, exchange: Exchange, call: InferCall) -> None:
+    def _infer_stream(self, exchange: Exchange, call: HttpInferCall) -> None:
         if call.binary or any(call.forms.values()):
             raise invalid("an event stream carries outputs as JSON only", hint="do not ask for binary outputs")
 
@@ -122,7 +122,7 @@ class InferenceHandlers:
 
         self._stream(exchange, call.request, encode)
 
-    def _raw(self, target: Target, body: bytes | memoryview) -> InferCall:
+    def _raw(self, target: RouteTarget, body: bytes | memoryview) -> HttpInferCall:
         model, version = target
         config = self._engine.model_config(model, version)
         if len(config.input) != 1 or config.input[0].data_type is None:
@@ -134,13 +134,13 @@ class InferenceHandlers:
         tensor = raw_tensor(only.name, config.input[0].data_type, only.dims, config.max_batch_size > 0, body)
         return raw_call(model, version, tensor)
 
-    def _generate(self, exchange: Exchange, target: Target) -> None:
+    def _generate(self, exchange: Exchange, target: RouteTarget) -> None:
         self._submit(exchange, self._generate_request(exchange, target), partial(self._reply, exchange, None))
 
-    def _generate_stream(self, exchange: Exchange, target: Target) -> None:
+    def _generate_stream(self, exchange: Exchange, target: RouteTarget) -> None:
         self._stream(exchange, self._generate_request(exchange, target), encode_generated)
 
-    def _generate_request(self, exchange: Exchange, target: Target) -> InferRequest:
+    def _generate_request(self, exchange: Exchange, target: RouteTarget) -> InferRequest:
         exchange.model, exchange.version = target
         coding = exchange.request.headers.get(CONTENT_ENCODING)
         if coding is not None and coding.lower() != b"identity":
@@ -171,7 +171,7 @@ class InferenceHandlers:
 
     # Responses.
 
-    def _reply(self, exchange: Exchange, call: InferCall | None, outcome: Outcome, final: bool) -> None:
+    def _reply(self, exchange: Exchange, call: HttpInferCall | None, outcome: Outcome, final: bool) -> None:
         """Answer with the only response; `call` says how outputs are sent, None for generate."""
         exchange.is_over = final
         if not exchange.is_open:
@@ -198,7 +198,7 @@ class InferenceHandlers:
         if ticket is not None:  # after the answer, which the outcome of cancelling would take the place of
             ticket.cancel()
 
-    def _respond(self, exchange: Exchange, call: InferCall, response: InferResponse) -> None:
+    def _respond(self, exchange: Exchange, call: HttpInferCall, response: InferResponse) -> None:
         exchange.outcome = response
         document, blobs = encode_response(response, call.binary, call.forms, call.places)
         content_type, extra = JSON_TYPE, b""

@@ -3,7 +3,7 @@
 `RequestParser` takes the bytes of a connection, split in any way, and returns the events that they complete. The events
 do not depend on the split. llhttp (by way of httptools) finds the parts of a request and refuses what is ambiguous.
 
-Everything that decides what may come next is `State`. It changes in one function, which checks the change against
+Everything that decides what may come next is `ParserState`. It changes in one function, which checks the change against
 `TRANSITIONS`; a change that is not listed there is a mistake of this module, never of the client:
 
                  .-------------------------------------------------------.
@@ -88,7 +88,7 @@ class HttpLimits:
     idle_timeout_s: float = 600.0
 
 
-class State(Enum):
+class ParserState(Enum):
     """What a connection's client is doing. The value is how it is shown."""
 
     __hash__ = object.__hash__  # Enum's own is a function in Python
@@ -102,20 +102,26 @@ class State(Enum):
     CUT_OFF = "cut off"
 
 
-_IDLE, _HEADER, _BODY, _ENDED, _CUT_OFF = State.IDLE, State.HEADER, State.BODY, State.ENDED, State.CUT_OFF
+_IDLE, _HEADER, _BODY, _ENDED, _CUT_OFF = (
+    ParserState.IDLE,
+    ParserState.HEADER,
+    ParserState.BODY,
+    ParserState.ENDED,
+    ParserState.CUT_OFF,
+)
 
-TRANSITIONS: dict[State, frozenset[State]] = {
+TRANSITIONS: dict[ParserState, frozenset[ParserState]] = {
     _IDLE: frozenset({_HEADER, _ENDED, _CUT_OFF}),
     _HEADER: frozenset({_BODY, _CUT_OFF}),
-    _BODY: frozenset({_IDLE, State.DIRECT_BODY, State.REFUSED_BODY, _ENDED, _CUT_OFF}),
-    State.DIRECT_BODY: frozenset({_IDLE, _ENDED, _CUT_OFF}),
-    State.REFUSED_BODY: frozenset({_IDLE, _ENDED, _CUT_OFF}),
+    _BODY: frozenset({_IDLE, ParserState.DIRECT_BODY, ParserState.REFUSED_BODY, _ENDED, _CUT_OFF}),
+    ParserState.DIRECT_BODY: frozenset({_IDLE, _ENDED, _CUT_OFF}),
+    ParserState.REFUSED_BODY: frozenset({_IDLE, _ENDED, _CUT_OFF}),
     _ENDED: frozenset(),
     _CUT_OFF: frozenset(),
 }
 """The states that may follow each state."""
 
-RECEIVING = frozenset({_HEADER, _BODY, State.DIRECT_BODY, State.REFUSED_BODY})
+RECEIVING = frozenset({_HEADER, _BODY, ParserState.DIRECT_BODY, ParserState.REFUSED_BODY})
 """The client is within a request."""
 
 
@@ -246,7 +252,7 @@ class RequestParser:
     def __str__(self) -> str:
         """Return the state in words, and how far a body has come."""
         text = self.state.value
-        if self.state in (_BODY, State.DIRECT_BODY, State.REFUSED_BODY):
+        if self.state in (_BODY, ParserState.DIRECT_BODY, ParserState.REFUSED_BODY):
             unit, name = (_MIB, "MiB") if max(self._length, self.received) >= _MIB else (1, "bytes")
             total = f"/{self._length // unit}" if self._length else ""
             text = f"{text} {self.received // unit}{total} {name}"
@@ -299,7 +305,7 @@ class RequestParser:
             self._move(_ENDED)
         self._forget()  # llhttp and this hold each other until the collector comes: let go of a body that was arriving
 
-    def _move(self, state: State) -> None:
+    def _move(self, state: ParserState) -> None:
         """Change the state: the only place that does."""
         assert state in TRANSITIONS[self.state], f"from {self.state.name} to {state.name}"
         self.state = state
@@ -327,7 +333,7 @@ class RequestParser:
                     self._direct = _direct_body(self._headers, self._length, self._parts)
                     self._parts.clear()
                     self.vacant = self._direct[self.received :]
-                    self._move(State.DIRECT_BODY)
+                    self._move(ParserState.DIRECT_BODY)
             elif self._header_bytes_fed > self._limits.header_bytes_max + self._limits.url_bytes_max:
                 self._events.append(self.refuse(431, _header_too_large(self._limits)))
         return None
@@ -439,7 +445,7 @@ class RequestParser:
                 hint="the limit is set by --http-max-input-size",
             )
             self._parts.clear()
-            self._move(State.REFUSED_BODY)
+            self._move(ParserState.REFUSED_BODY)
         if size > self._limits.discard_bytes_max or b"expect" in self._headers:
             raise _RefusedError(400, self._refusal)
 

@@ -12,7 +12,7 @@ from urllib.parse import unquote_to_bytes
 from charonia.core.errors import ServingError, internal, invalid, not_found, unavailable
 from charonia.server.access.operations import operation_of_route
 from charonia.server.access.rules import Gate, Operation
-from charonia.server.facade import Demand
+from charonia.server.facade import EnsureLoaded
 from charonia.server.http.exchange import Exchange, Tasks
 from charonia.server.http.parser import JSON_SIZE
 from charonia.wire.http_status import REFUSED
@@ -30,7 +30,7 @@ _NOT_LOADING = ("/ready", "/stats", "/load", "/unload", "/trace/setting")
 """Ends of paths that say how things are and do not change them."""
 
 
-class Target(NamedTuple):
+class RouteTarget(NamedTuple):
     """What a path names besides its route.
 
     Attributes:
@@ -42,7 +42,7 @@ class Target(NamedTuple):
     version: str = ""
 
 
-Handler = Callable[[Exchange, Target], None]
+Handler = Callable[[Exchange, RouteTarget], None]
 
 
 class Route(NamedTuple):
@@ -66,7 +66,7 @@ class Match(NamedTuple):
 
     handlers: dict[bytes, Handler]
     operation: Operation | None
-    target: Target
+    target: RouteTarget
 
 
 class Router:
@@ -150,7 +150,7 @@ class Router:
         return match
 
 
-def on_demand(routes: Sequence[Route], demand: Demand, tasks: Tasks) -> list[Route]:
+def on_demand(routes: Sequence[Route], demand: EnsureLoaded, tasks: Tasks) -> list[Route]:
     """Return the routes for a server that loads models when they are needed: those about a model wait for it.
 
     Inference waits in the engine by itself; what is said about a model, and raw requests, need its configuration first.
@@ -169,13 +169,13 @@ def on_demand(routes: Sequence[Route], demand: Demand, tasks: Tasks) -> list[Rou
     return table
 
 
-def _waiting(handler: Handler, demand: Demand, tasks: Tasks, only_raw: bool) -> Handler:
-    async def wait(loaded: Awaitable[None], exchange: Exchange, target: Target) -> None:
+def _waiting(handler: Handler, demand: EnsureLoaded, tasks: Tasks, only_raw: bool) -> Handler:
+    async def wait(loaded: Awaitable[None], exchange: Exchange, target: RouteTarget) -> None:
         await loaded
         if exchange.is_open:
             handler(exchange, target)
 
-    def handle(exchange: Exchange, target: Target) -> None:
+    def handle(exchange: Exchange, target: RouteTarget) -> None:
         loaded = None
         if not only_raw or exchange.request.headers.get(JSON_SIZE) == b"0":
             loaded = demand(target.model, target.version)
@@ -193,7 +193,7 @@ def _refuse_method(exchange: Exchange, allowed: bytes) -> None:
     exchange.respond(405, [encode_error(error)], extra=b"Allow: %b\r\n" % allowed)
 
 
-def _target(pattern: Sequence[str], segments: Sequence[str]) -> Target | None:
+def _target(pattern: Sequence[str], segments: Sequence[str]) -> RouteTarget | None:
     if len(pattern) != len(segments):
         return None
     model = version = ""
@@ -207,4 +207,4 @@ def _target(pattern: Sequence[str], segments: Sequence[str]) -> Target | None:
             model = segment
         elif expected == "{version}":
             version = segment
-    return Target(model, version)
+    return RouteTarget(model, version)

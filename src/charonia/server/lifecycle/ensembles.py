@@ -8,7 +8,7 @@ from charonia.core.errors import ServingError, invalid
 from charonia.core.metadata import ModelState
 from charonia.core.request import InferRequest
 from charonia.server.ensembles.dependencies import Composition, Members, cycle, dependents, wire
-from charonia.server.ensembles.plan import Wiring
+from charonia.server.ensembles.plan import EnsemblePlan
 from charonia.server.ensembles.runner import EnsembleRunner, Infer
 from charonia.server.lifecycle.entries import AMBIGUOUS, ModelEntry, VersionEntry
 from charonia.server.lifecycle.loader import LoadedVersion, behind_cache, ensemble_space
@@ -90,7 +90,7 @@ class Ensembles:
             else:
                 self._rewire(model, model.composition, wiring)
 
-    def _rewire(self, model: ModelEntry, composition: Composition, wiring: Wiring) -> None:
+    def _rewire(self, model: ModelEntry, composition: Composition, wiring: EnsemblePlan) -> None:
         model.failure = ""
         space = self._space(composition)
         for version in composition.versions:
@@ -119,7 +119,7 @@ class Ensembles:
             entry.loaded, entry.state, entry.reason = None, ModelState.UNAVAILABLE, reason
         self._changed(model)
 
-    def _load(self, version: int, wiring: Wiring, space: bytes) -> LoadedVersion:
+    def _load(self, version: int, wiring: EnsemblePlan, space: bytes) -> LoadedVersion:
         runner = behind_cache(EnsembleRunner(str(version), wiring, self.infer), self._cache, space)
         return LoadedVersion(runner, None, wiring.labels, space=space)
 

@@ -36,11 +36,11 @@ class Resident:
     made_of: tuple[str, ...] = ()
 
 
-class Verdict(Enum):
+class Fit(Enum):
     """Whether there is room."""
 
     FITS = "fits"
-    """Once the models of `Room.evict` are unloaded."""
+    """Once the models of `EvictionPlan.evict` are unloaded."""
 
     LATER = "later"
     """Models in flight are in the way: there may be room when they are idle."""
@@ -50,7 +50,7 @@ class Verdict(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class EvictionPlan:
     """The answer to a wish for memory.
 
     Attributes:
@@ -59,12 +59,14 @@ class Room:
         stays: Bytes of the models that cannot be unloaded at all.
     """
 
-    verdict: Verdict
+    verdict: Fit
     evict: tuple[str, ...] = ()
     stays: int = 0
 
 
-def make_room(residents: Mapping[str, Resident], budget: int, needed: int, *, held: Collection[str] = ()) -> Room:
+def make_room(
+    residents: Mapping[str, Resident], budget: int, needed: int, *, held: Collection[str] = ()
+) -> EvictionPlan:
     """Decide which models go so that `needed` more bytes fit.
 
     Args:
@@ -78,7 +80,7 @@ def make_room(residents: Mapping[str, Resident], budget: int, needed: int, *, he
     fixed = _with_parts((k for k, r in residents.items() if r.is_pinned or k in held), residents)
     stays = sum(residents[key].size for key in fixed)
     if stays > limit:
-        return Room(Verdict.NEVER, stays=stays)
+        return EvictionPlan(Fit.NEVER, stays=stays)
     busy = _with_parts((k for k, r in residents.items() if r.is_busy), residents)
     evict: list[str] = []
     idle = [key for key in residents if key not in fixed and key not in busy]
@@ -92,8 +94,8 @@ def make_room(residents: Mapping[str, Resident], budget: int, needed: int, *, he
         evict += gone
         total -= sum(residents[each].size for each in gone)
     if total > limit:
-        return Room(Verdict.LATER, stays=stays)
-    return Room(Verdict.FITS, tuple(evict), stays)
+        return EvictionPlan(Fit.LATER, stays=stays)
+    return EvictionPlan(Fit.FITS, tuple(evict), stays)
 
 
 def _with_parts(keys: Iterable[str], residents: Mapping[str, Resident]) -> set[str]:

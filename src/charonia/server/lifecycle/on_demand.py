@@ -21,7 +21,7 @@ from charonia.core.request import InferRequest
 from charonia.server.execution.admission import with_request_id
 from charonia.server.execution.clock import now_ns
 from charonia.server.lifecycle.entries import ModelEntry, keys_of
-from charonia.server.lifecycle.eviction import BackOff, Resident, Verdict, make_room
+from charonia.server.lifecycle.eviction import BackOff, Fit, Resident, make_room
 from charonia.server.lifecycle.lifecycle import Lifecycle
 from charonia.server.lifecycle.loader import LoadedVersion
 from charonia.server.machine.memory import tree_bytes
@@ -97,12 +97,12 @@ class DemandOptions:
     wait_s: float = 300.0
 
 
-class Waiting:
+class DeferredRequest:
     """A request that waits for its model; also the ticket that the front end holds."""
 
     __slots__ = ("_demand", "_key", "is_over", "reply", "request", "ticket", "timer")
 
-    def __init__(self, demand: "Demand", key: str, request: InferRequest, reply: Reply) -> None:
+    def __init__(self, demand: "OnDemandLoader", key: str, request: InferRequest, reply: Reply) -> None:
         self.request = request
         self.reply = reply
         self.ticket: Ticket | None = None
@@ -119,7 +119,7 @@ class Waiting:
             self._demand.end(self._key, self, ServingError(Code.CANCELLED, "the request was cancelled"))
 
 
-class Demand:
+class OnDemandLoader:
     """The models that are loaded because somebody needs them.
 
     Args:
@@ -138,7 +138,7 @@ class Demand:
         self._lifecycle = lifecycle
         self._options = options
         self._infer = infer
-        self._waiting: dict[str, list[Waiting]] = {}
+        self._waiting: dict[str, list[DeferredRequest]] = {}
         self._loads: dict[str, asyncio.Task[None]] = {}
         self._sizes: dict[str, int] = {}  # as measured at the last load
         self._reserved: dict[str, int] = {}  # of those that are being loaded
@@ -162,7 +162,7 @@ class Demand:
         key = self._key(request.model_name)
         if key is None or (request.model_name, "") in self._lifecycle.routes:
             return None
-        waiting = Waiting(self, key, request, reply)
+        waiting = DeferredRequest(self, key, request, reply)
         refusal = self._refusal(key)
         line = self._waiting.get(key, [])
         if refusal is None and len(line) >= self._options.waiting_max:
@@ -186,7 +186,7 @@ class Demand:
             return None
         return self._demanded(key)
 
-    def end(self, key: str, waiting: Waiting, error: ServingError) -> None:
+    def end(self, key: str, waiting: DeferredRequest, error: ServingError) -> None:
         """Answer a request that waits, unless it has its answer."""
         if waiting.is_over:
             return
@@ -259,10 +259,10 @@ class Demand:
             limits.append((request.deadline_ns - now_ns()) / _NS_PER_S)
         return max(0.0, min(limits))
 
-    def _expired(self, key: str, waiting: Waiting) -> None:
+    def _expired(self, key: str, waiting: DeferredRequest) -> None:
         self.end(key, waiting, _too_late(key))
 
-    def _over(self, waiting: Waiting) -> None:
+    def _over(self, waiting: DeferredRequest) -> None:
         waiting.is_over = True
         if waiting.timer is not None:
             waiting.timer.cancel()
@@ -380,11 +380,11 @@ class Demand:
                 residents = self.residents()
                 waits = {k for k in residents if k in held or name_of(k) in held}
                 least = make_room(residents, budget, needed, held=waits)
-                if least.verdict is Verdict.NEVER:
+                if least.verdict is Fit.NEVER:
                     raise _no_room(key, needed, budget, least.stays)
                 reserved = sum(size for other, size in self._reserved.items() if other != key)
                 room = make_room(residents, budget, needed + reserved, held=waits | self._kept())
-                if room.verdict is Verdict.FITS:
+                if room.verdict is Fit.FITS:
                     self._reserved[key] = needed
                     await self._evict(room.evict)
                     return

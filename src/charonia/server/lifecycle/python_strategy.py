@@ -26,7 +26,7 @@ from charonia.core.request import InferRequest, ParameterValue
 from charonia.core.tensor import Array
 from charonia.server.execution.in_flight import PendingRequest
 from charonia.server.lifecycle.repository.scan import ModelFolder
-from charonia.server.scheduling.strategy import Verdict
+from charonia.server.scheduling.strategy import JoinDecision
 
 LIBRARY = "batchstrategy.so"
 """A strategy that Triton takes from a model's or a version's folder."""
@@ -126,16 +126,16 @@ class PythonGathering:
         self._batch: object = None
         self._has_begun = False
 
-    def take(self, id: int) -> Verdict:
+    def take(self, id: int) -> JoinDecision:
         """Ask the strategy of a request."""
         try:
             if not self._has_begun:
                 self._batch = self._strategy.begin()
                 self._has_begun = True
-            return Verdict.JOINS if self._strategy.includes(id, self._batch) else Verdict.STAYS_OUT
+            return JoinDecision.JOINS if self._strategy.includes(id, self._batch) else JoinDecision.STAYS_OUT
         except Exception:  # somebody else's code
             self._strategy.failed()
-            return Verdict.FAILED
+            return JoinDecision.FAILED
 
     def end(self) -> None:
         """Tell the strategy, if it has begun."""

@@ -29,7 +29,7 @@ RANDOM_SEED = 20_260
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class WarmupSample:
     """A batch that every instance runs before it gets requests.
 
     Attributes:
@@ -45,7 +45,7 @@ class Sample:
     count: int
 
 
-def samples(config: ModelConfig, version: str, files: Mapping[str, bytes]) -> list[Sample]:
+def samples(config: ModelConfig, version: str, files: Mapping[str, bytes]) -> list[WarmupSample]:
     """Return the samples of a complete, validated configuration, without those of batch size 0.
 
     Args:
@@ -65,7 +65,7 @@ def samples(config: ModelConfig, version: str, files: Mapping[str, bytes]) -> li
             requests = tuple(
                 InferRequest(config.name, dict(inputs), model_version=version) for _ in range(sample.batch_size)
             )
-            found.append(Sample(sample.name, path, requests, max(1, sample.count)))
+            found.append(WarmupSample(sample.name, path, requests, max(1, sample.count)))
     return found
 
 
@@ -169,7 +169,9 @@ class WarmupBatch:
             self.done.set_result(self._error)
 
 
-async def warm(config: ModelConfig, version: str, executors: Sequence[Executor], samples: Sequence[Sample]) -> None:
+async def warm(
+    config: ModelConfig, version: str, executors: Sequence[Executor], samples: Sequence[WarmupSample]
+) -> None:
     """Run every sample on every instance: instances at the same time, the samples of one in order.
 
     Raises:
@@ -186,7 +188,9 @@ async def warm(config: ModelConfig, version: str, executors: Sequence[Executor],
     _log.info("warmed '%s' version %s: %d samples on %d instances", config.name, version, len(samples), len(executors))
 
 
-async def _warm_instance(config: ModelConfig, version: str, executor: Executor, samples: Sequence[Sample]) -> None:
+async def _warm_instance(
+    config: ModelConfig, version: str, executor: Executor, samples: Sequence[WarmupSample]
+) -> None:
     for sample in samples:
         for _ in range(sample.count):
             batch = WarmupBatch(sample.requests, config.name, version)

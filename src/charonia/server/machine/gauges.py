@@ -4,7 +4,7 @@ from time import monotonic_ns
 
 import psutil
 
-from charonia.server.metrics.prometheus import Machine
+from charonia.server.metrics.prometheus import MachineGauges
 
 
 class MachineSampler:
@@ -17,16 +17,16 @@ class MachineSampler:
     def __init__(self, interval_ms: int) -> None:
         self._interval_ns = interval_ms * 1_000_000
         self._process = psutil.Process()
-        self._last: Machine | None = None
+        self._last: MachineGauges | None = None
         self._last_ns = 0
         psutil.cpu_percent(None)  # the first look only starts the measurement
 
-    def sample(self) -> Machine:
+    def sample(self) -> MachineGauges:
         """Return the machine's gauges."""
         now = monotonic_ns()
         if self._last is None or now - self._last_ns >= self._interval_ns:
             memory = psutil.virtual_memory()
-            self._last = Machine(
+            self._last = MachineGauges(
                 cpu_utilization=psutil.cpu_percent(None) / 100,
                 memory_total_bytes=memory.total,
                 memory_used_bytes=memory.total - memory.available,

@@ -12,7 +12,7 @@ from pathlib import Path
 from time import monotonic_ns
 from typing import Any
 
-from charonia.server.metrics.devices import Gpu
+from charonia.server.metrics.devices import GpuGauges
 
 _DEVICE = re.compile(r"nvidia[0-9]+")
 
@@ -44,7 +44,7 @@ _MILLI = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class NvmlDevice:
     """A GPU that this process may use.
 
     Attributes:
@@ -101,7 +101,7 @@ class Nvml:
         version = f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda is not None else ""
         return _text(self._ask(self._api.nvmlSystemGetDriverVersion) or ""), version
 
-    def devices(self) -> list[Device]:
+    def devices(self) -> list[NvmlDevice]:
         """Return the GPUs."""
         api = self._api
         found = []
@@ -109,7 +109,7 @@ class Nvml:
             memory = self._ask(api.nvmlDeviceGetMemoryInfo, handle)
             capability = self._ask(api.nvmlDeviceGetCudaComputeCapability, handle)
             found.append(
-                Device(
+                NvmlDevice(
                     index,
                     _text(api.nvmlDeviceGetUUID(handle)),
                     _text(self._ask(api.nvmlDeviceGetName, handle) or ""),
@@ -119,7 +119,7 @@ class Nvml:
             )
         return found
 
-    def read(self) -> list[Gpu]:
+    def read(self) -> list[GpuGauges]:
         """Return what each GPU says now; what cannot be read is left out."""
         api = self._api
         gpus = []
@@ -130,7 +130,7 @@ class Nvml:
             limit = self._ask(api.nvmlDeviceGetEnforcedPowerLimit, handle)
             energy, begin = self._energy(handle), self._begin[index]
             gpus.append(
-                Gpu(
+                GpuGauges(
                     _text(api.nvmlDeviceGetUUID(handle)),
                     rates.gpu / 100 if rates is not None else None,
                     memory.total if memory is not None else None,
@@ -167,10 +167,10 @@ class GpuSampler:
         self._nvml = nvml
         self._interval_ns = interval_ms * 1_000_000
         self._clock = clock
-        self._last: list[Gpu] | None = None
+        self._last: list[GpuGauges] | None = None
         self._last_ns = 0
 
-    def sample(self) -> list[Gpu]:
+    def sample(self) -> list[GpuGauges]:
         """Return what the GPUs say."""
         now = self._clock()
         if self._last is None or now - self._last_ns >= self._interval_ns:

@@ -11,7 +11,7 @@ PINNED_BYTES = 256 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Gpu:
+class GpuGauges:
     """What a GPU says of itself. None where it does not say.
 
     Attributes:
@@ -46,7 +46,7 @@ class PinnedMemory:
     used_bytes: int = 0
 
 
-_GPU: tuple[tuple[str, str, str, Callable[[Gpu], float | None]], ...] = (
+_GPU: tuple[tuple[str, str, str, Callable[[GpuGauges], float | None]], ...] = (
     ("nv_gpu_utilization", "gauge", "Share of time in which the GPU computed, 0 to 1", lambda g: g.utilization),
     ("nv_gpu_memory_total_bytes", "gauge", "Memory of the GPU", lambda g: g.memory_total_bytes),
     ("nv_gpu_memory_used_bytes", "gauge", "Memory of the GPU in use", lambda g: g.memory_used_bytes),
@@ -68,7 +68,7 @@ def device_metric_names() -> tuple[str, ...]:
     return (*(name for name, _, _, _ in _GPU), *(name for name, _ in _PINNED), _MODEL)
 
 
-def gpu_families(gpus: Sequence[Gpu]) -> list[Family]:
+def gpu_families(gpus: Sequence[GpuGauges]) -> list[Family]:
     """Return the metrics of GPUs; one that cannot be read has no value."""
     return [
         family(name, kind, text, *((value, {"gpu_uuid": g.uuid}) for g in gpus if (value := read(g)) is not None))

@@ -51,7 +51,7 @@ class Histogram:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class MetricSample:
     """One value of a family."""
 
     value: float
@@ -72,9 +72,9 @@ class Family:
     name: str
     kind: str
     help: str
-    samples: tuple[Sample, ...]
+    samples: tuple[MetricSample, ...]
 
 
 def family(name: str, kind: str, help: str, *samples: tuple[float, Mapping[str, str]]) -> Family:
     """Return a family of these values with their labels."""
-    return Family(name, kind, help, tuple(Sample(value, labels) for value, labels in samples))
+    return Family(name, kind, help, tuple(MetricSample(value, labels) for value, labels in samples))

@@ -27,7 +27,7 @@ _NS_PER_S = 1e9
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class MachineGauges:
     """Gauges of the machine. Utilisations are in 0..1.
 
     Attributes:
@@ -144,7 +144,7 @@ def metric_names() -> tuple[str, ...]:
 
 def render(
     models: Sequence[ModelSample],
-    machine: Machine | None = None,
+    machine: MachineGauges | None = None,
     custom: CustomMetrics | None = None,
     families: Iterable[Family] = (),
     view: PageView | None = None,
@@ -274,7 +274,7 @@ def _distributions(lines: list[str], labelled: Sequence[tuple[str, ModelSample]]
     )
 
 
-def _machine(lines: list[str], machine: Machine) -> None:
+def _machine(lines: list[str], machine: MachineGauges) -> None:
     gauges: list[tuple[str, str, float]] = [
         ("nv_cpu_memory_total_bytes", "Memory of the machine", machine.memory_total_bytes),
         ("nv_cpu_memory_used_bytes", "Memory of the machine in use", machine.memory_used_bytes),

@@ -9,7 +9,7 @@ from charonia.core.request import InferRequest
 from charonia.server.backends.api import AsyncInstance, BatchSink, BlockingInstance, Execution, Outputs, Result
 from charonia.server.execution.in_flight import PendingRequest
 from charonia.server.ragged.padding import Lengths, PaddedSize, PaddingPlan, cut, pad_batch
-from charonia.server.scheduling.strategy import Verdict
+from charonia.server.scheduling.strategy import JoinDecision
 
 PADDED_BYTES_MAX = 64 * 1024 * 1024
 """Requests join a batch as long as each of its padded inputs takes no more; a request alone may take any size."""
@@ -43,13 +43,13 @@ class PaddedGathering:
         self._strategy = strategy
         self._sizes = {padded.name: PaddedSize(padded) for padded in strategy.plan.inputs}
 
-    def take(self, id: int) -> Verdict:
+    def take(self, id: int) -> JoinDecision:
         """Take a request that leaves the batch small enough."""
         if self._strategy.entry_of is None:
-            return Verdict.FAILED
+            return JoinDecision.FAILED
         inputs = self._strategy.entry_of(id).request.inputs
         sizes = [size.add(inputs[name].array) for name, size in self._sizes.items() if name in inputs]
-        return Verdict.JOINS if max(sizes, default=0) <= self._strategy.bytes_max else Verdict.STAYS_OUT
+        return JoinDecision.JOINS if max(sizes, default=0) <= self._strategy.bytes_max else JoinDecision.STAYS_OUT
 
     def end(self) -> None:
         """Do nothing: it is made anew for each batch."""

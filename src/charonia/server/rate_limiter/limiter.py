@@ -8,7 +8,7 @@ from charonia.server.backends.api import Placement
 from charonia.server.explain.activity import Shortage
 from charonia.server.rate_limiter.options import ResourceLimit
 from charonia.server.rate_limiter.overview import InstanceState, PoolState, RateLimitView
-from charonia.server.rate_limiter.resources import SERVER_WIDE, Arbiter, Limit, Member, Need, Pool
+from charonia.server.rate_limiter.resources import SERVER_WIDE, Arbiter, Limit, Member, Need, ResourcePool
 from charonia.server.rate_limiter.scheduler import LimitedScheduler
 from charonia.server.scheduling.api import Scheduler
 
@@ -117,9 +117,9 @@ class RateLimits:
 
 
 def _needs(group: InstanceGroup, path: str, device: int) -> tuple[Need, ...]:
-    needs: dict[Pool, Need] = {}
+    needs: dict[ResourcePool, Need] = {}
     for index, resource in enumerate(group.rate_limiter.resources if group.rate_limiter is not None else ()):
-        pool = Pool(resource.name, SERVER_WIDE if resource.global_ else device)
+        pool = ResourcePool(resource.name, SERVER_WIDE if resource.global_ else device)
         before = needs[pool].units if pool in needs else 0
         if resource.count:
             where = f"{path}.rate_limiter.resources[{index}].count"
@@ -127,9 +127,9 @@ def _needs(group: InstanceGroup, path: str, device: int) -> tuple[Need, ...]:
     return tuple(needs.values())
 
 
-def _title(pool: Pool) -> str:
+def _title(pool: ResourcePool) -> str:
     return f"{pool.name} of device {pool.device}" if pool.device > 0 else pool.name
 
 
-def _device(pool: Pool) -> int | None:
+def _device(pool: ResourcePool) -> int | None:
     return None if pool.device == SERVER_WIDE else pool.device

@@ -27,7 +27,7 @@ PASSED_FACTOR = 2
 """How many times its share of grants others may get while one waits."""
 
 
-class Pool(NamedTuple):
+class ResourcePool(NamedTuple):
     """A resource of one device, or of the server where `device` is `SERVER_WIDE`."""
 
     name: str
@@ -37,7 +37,7 @@ class Pool(NamedTuple):
 class Need(NamedTuple):
     """What an instance needs of a pool; `path` is where its configuration says so."""
 
-    pool: Pool
+    pool: ResourcePool
     units: int
     path: str = ""
 
@@ -92,7 +92,7 @@ class Member:
         return self.turn - self.priority if self.standing is Standing.RUNNING else self.turn
 
     @property
-    def pools(self) -> frozenset[Pool]:
+    def pools(self) -> frozenset[ResourcePool]:
         """The pools that it takes from."""
         return frozenset(need.pool for need in self.needs)
 
@@ -102,11 +102,11 @@ class Arbiter:
 
     def __init__(self, limits: Iterable[Limit] = ()) -> None:
         self._limits = {(limit.name, limit.device): limit.units for limit in limits}
-        self._members: dict[Member, frozenset[Pool]] = {}
+        self._members: dict[Member, frozenset[ResourcePool]] = {}
         self._rivals: dict[Member, tuple[Member, ...]] = {}
         self._waiting: dict[Member, None] = {}
-        self._held: Counter[Pool] = Counter()
-        self._capacity: dict[Pool, int] = {}
+        self._held: Counter[ResourcePool] = Counter()
+        self._capacity: dict[ResourcePool, int] = {}
 
     @property
     def members(self) -> Sequence[Member]:
@@ -114,16 +114,16 @@ class Arbiter:
         return tuple(self._members)
 
     @property
-    def capacity(self) -> Mapping[Pool, int]:
+    def capacity(self) -> Mapping[ResourcePool, int]:
         """How much of each pool there is."""
         return self._capacity
 
     @property
-    def held(self) -> Mapping[Pool, int]:
+    def held(self) -> Mapping[ResourcePool, int]:
         """How much of each pool is held."""
         return {pool: self._held[pool] for pool in self._capacity}
 
-    def is_explicit(self, pool: Pool) -> bool:
+    def is_explicit(self, pool: ResourcePool) -> bool:
         """Whether a pool's capacity was given, and is not the most that an instance needs."""
         return self._limit(pool) is not None
 
@@ -185,13 +185,13 @@ class Arbiter:
         if standing is not Standing.IDLE:
             self._grant()
 
-    def waited_for(self, members: Collection[Member]) -> dict[Pool, set[Member]]:
+    def waited_for(self, members: Collection[Member]) -> dict[ResourcePool, set[Member]]:
         """Return the pools for which some of these instances wait, and who holds each or else stands in line before."""
-        found: dict[Pool, set[Member]] = {}
+        found: dict[ResourcePool, set[Member]] = {}
         ahead: list[Member] = []
         for member in sorted(self._waiting, key=self._rank):
             if member in members:
-                reserved = frozenset[Pool]().union(*(self._members[other] for other in ahead))
+                reserved = frozenset[ResourcePool]().union(*(self._members[other] for other in ahead))
                 for pool in self._short_of(member) or self._members[member] & reserved:
                     users = {other for other, pools in self._members.items() if pool in pools}
                     holders = {other for other in users if other.standing is Standing.RUNNING}
@@ -201,7 +201,7 @@ class Arbiter:
 
     def is_out_of_reach(self, member: Member, holders: Iterable[Member]) -> bool:
         """Whether an instance could never run as long as these keep what they hold."""
-        kept = Counter[Pool]()
+        kept = Counter[ResourcePool]()
         for holder in holders:
             for need in holder.needs:
                 kept[need.pool] += need.units
@@ -219,7 +219,7 @@ class Arbiter:
 
     def _grant(self, asking: Member | None = None) -> None:
         """Let run whoever may now; all but `asking` are called."""
-        reserved: set[Pool] = set()
+        reserved: set[ResourcePool] = set()
         for member in sorted(self._waiting, key=self._rank):
             pools = self._members[member]
             if pools.isdisjoint(reserved) and not self._short_of(member):
@@ -229,7 +229,7 @@ class Arbiter:
             else:
                 reserved |= pools
 
-    def _short_of(self, member: Member) -> set[Pool]:
+    def _short_of(self, member: Member) -> set[ResourcePool]:
         """Return the pools of which there is not enough for a member now."""
         return {need.pool for need in member.needs if self._capacity[need.pool] - self._held[need.pool] < need.units}
 
@@ -254,13 +254,13 @@ class Arbiter:
             member: tuple(rival for rival, theirs in members if rival is not member and not pools.isdisjoint(theirs))
             for member, pools in members
         }
-        most: Counter[Pool] = Counter()
+        most: Counter[ResourcePool] = Counter()
         for member in self._members:
             for need in member.needs:
                 most[need.pool] = max(most[need.pool], need.units)
         self._capacity = {pool: self._limit(pool) or count for pool, count in most.items()}
 
-    def _limit(self, pool: Pool) -> int | None:
+    def _limit(self, pool: ResourcePool) -> int | None:
         if pool.device == SERVER_WIDE:  # its limit has no device; one that is given has no meaning
             return next((count for (name, _), count in self._limits.items() if name == pool.name), None)
         return self._limits.get((pool.name, pool.device), self._limits.get((pool.name, None)))

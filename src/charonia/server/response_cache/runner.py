@@ -27,7 +27,7 @@ from charonia.server.execution.version_runner import Runner
 from charonia.server.metrics.model_metrics import FailureReason
 from charonia.server.response_cache.api import KeptResponse, Key, ResponseCache, own_copy
 from charonia.server.response_cache.key import is_private, request_digest, tensor_bytes
-from charonia.server.response_cache.single_flight import Flight, Flights
+from charonia.server.response_cache.single_flight import Flight, SingleFlight
 from charonia.server.scheduling.api import BatchPolicy
 from charonia.server.scheduling.queue import NS_PER_US, queue_timeout_ns
 from charonia.server.scheduling.schedulers import batch_policy
@@ -82,7 +82,7 @@ class CachedRunner:
         self.inner = inner
         self._cache = cache
         self._space = space
-        self._flights: Flights[CachedCall] = Flights()
+        self._flights: SingleFlight[CachedCall] = SingleFlight()
         self._calls: set[CachedCall] = set()
         self._hashing: set[asyncio.Task[None]] = set()
         self._next_id = 0

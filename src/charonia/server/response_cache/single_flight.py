@@ -59,7 +59,7 @@ class Flight(Generic[_C]):
         return self.failures >= FAILURES_MAX
 
 
-class Flights(Generic[_C]):
+class SingleFlight(Generic[_C]):
     """The flights of one model version, by what requests must have in common to share one."""
 
     def __init__(self) -> None:

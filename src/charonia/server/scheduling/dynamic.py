@@ -50,10 +50,10 @@ from charonia.server.scheduling.api import (
 from charonia.server.scheduling.closed_loop import ClosedLoop
 from charonia.server.scheduling.queue import QueuedRequest, WaitingLine
 from charonia.server.scheduling.slots import IdleSlots
-from charonia.server.scheduling.strategy import Gathering, Strategy, Verdict
+from charonia.server.scheduling.strategy import Gathering, JoinDecision, Strategy
 
 
-class Batch:
+class CandidateBatch:
     """Requests from the head of the line that could run together.
 
     Attributes:
@@ -102,9 +102,9 @@ class Batch:
 
     def _joins(self, id: int, gathering: Gathering) -> bool:
         verdict = gathering.take(id)
-        if verdict is Verdict.FAILED:
+        if verdict is JoinDecision.FAILED:
             self.failed_id = id
-        return verdict is Verdict.JOINS
+        return verdict is JoinDecision.JOINS
 
     def _mark(self, policy: BatchPolicy) -> None:
         if self.size in policy.preferred_sizes:
@@ -124,7 +124,7 @@ class DynamicBatcher:
         self._line = WaitingLine(policy.limits, dict(policy.level_limits))
         self._loop = ClosedLoop() if policy.adapt_delay and policy.delay_ns else None
         self._idle = IdleSlots()
-        self._batch: Batch | None = None  # what is known to be at the head of the line
+        self._batch: CandidateBatch | None = None  # what is known to be at the head of the line
         self._due_ns: int | None = None  # when it is sent if nothing else happens
         self._stopping = False
         self._now_ns = 0  # of the last event
@@ -250,12 +250,12 @@ class DynamicBatcher:
             self._send(tuple(ids), reason, commands)
         self._set_aside()
 
-    def _gather(self) -> Batch:
+    def _gather(self) -> CandidateBatch:
         gathering = self._strategy() if self._strategy is not None else None
         if len(self._line.entries) == 1:
-            return Batch(next(iter(self._line.entries.values())), self._policy, gathering)
+            return CandidateBatch(next(iter(self._line.entries.values())), self._policy, gathering)
         entries = iter(self._line)
-        batch = Batch(next(entries), self._policy, gathering)
+        batch = CandidateBatch(next(entries), self._policy, gathering)
         while batch.closed is None and (entry := next(entries, None)) is not None:
             batch.extend(entry, self._policy)
         return batch

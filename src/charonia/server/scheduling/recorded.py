@@ -37,7 +37,7 @@ NOTED_STEPS = 20
 """Last steps that an exception of the scheduler takes along as a note."""
 
 
-class Step(NamedTuple):
+class RecordedStep(NamedTuple):
     """One event, and what came of it.
 
     Attributes:
@@ -67,7 +67,7 @@ class RecordedScheduler:
 
     def __init__(self, inner: Scheduler, limit: int = STEPS_MAX) -> None:
         self._inner = inner
-        self._steps: deque[Step] = deque(maxlen=limit)
+        self._steps: deque[RecordedStep] = deque(maxlen=limit)
         self._queued: set[int] = set()
         self._running: dict[int, tuple[int, ...]] = {}  # ids by slot
         self._again: set[int] = set()  # ids that run and are to run again
@@ -82,7 +82,7 @@ class RecordedScheduler:
         return self._inner.queued
 
     @property
-    def log(self) -> tuple[Step, ...]:
+    def log(self) -> tuple[RecordedStep, ...]:
         """The last steps, oldest first."""
         return tuple(self._steps)
 
@@ -101,7 +101,7 @@ class RecordedScheduler:
         except Exception as error:
             error.add_note(f"{event} came after {list(self._steps)[-NOTED_STEPS:]}")
             raise
-        self._steps.append(Step(now_ns, event, tuple(commands)))
+        self._steps.append(RecordedStep(now_ns, event, tuple(commands)))
         self._take_in(event)
         for command in commands:
             if isinstance(command, Drop):
@@ -113,7 +113,7 @@ class RecordedScheduler:
         self.check_invariants()
         return commands
 
-    def story(self, id: int) -> list[Step]:
+    def story(self, id: int) -> list[RecordedStep]:
         """Return the steps, of those kept, in which a request has a part."""
         return [step for step in self._steps if step.concerns(id)]
 
@@ -150,7 +150,7 @@ class RecordedScheduler:
             self._leaves(each)
 
 
-def replay(steps: Iterable[Step], scheduler: Scheduler) -> Step | None:
+def replay(steps: Iterable[RecordedStep], scheduler: Scheduler) -> RecordedStep | None:
     """Send the events of a log to a fresh scheduler.
 
     Returns:
@@ -159,5 +159,5 @@ def replay(steps: Iterable[Step], scheduler: Scheduler) -> Step | None:
     for step in steps:
         commands = tuple(scheduler.handle(step.event, step.at_ns))
         if commands != step.commands:
-            return Step(step.at_ns, step.event, commands)
+            return RecordedStep(step.at_ns, step.event, commands)
     return None

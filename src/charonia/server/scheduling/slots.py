@@ -66,7 +66,7 @@ class SlotState(Enum):
     RUNNING = "running"  # has a batch
 
 
-class Change(NamedTuple):
+class SlotChange(NamedTuple):
     """What follows for the slots.
 
     Attributes:
@@ -104,7 +104,7 @@ class Slots:
         self._capacities = [1] * count
         self._rules = [CapacityRule(limit) if limit > 1 else None for limit in limits]
         self._events = [SlotIdle(slot, slot % count) for slot in slots]
-        self._again = [Change((slot,)) for slot in slots]
+        self._again = [SlotChange((slot,)) for slot in slots]
         self._states = [SlotState.FREE if slot < count else SlotState.PARKED for slot in slots]
 
     def __repr__(self) -> str:
@@ -133,7 +133,7 @@ class Slots:
         self._states[slot] = SlotState.RUNNING
         self.running += 1
 
-    def end(self, slot: int, compute_ns: int) -> Change:
+    def end(self, slot: int, compute_ns: int) -> SlotChange:
         """The batch of a slot is over; it computed for `compute_ns`."""
         self.running -= 1
         instance = slot % self._count
@@ -147,18 +147,18 @@ class Slots:
             if slot < self._count * rule.capacity:
                 return self._again[slot]
             self._states[slot] = SlotState.PARKED
-            return Change(gone=(SlotGone(slot),))
+            return SlotChange(gone=(SlotGone(slot),))
         free, gone = self._resize(instance, rule.capacity)
-        return Change((slot, *free) if self._states[slot] is SlotState.FREE else free, gone)
+        return SlotChange((slot, *free) if self._states[slot] is SlotState.FREE else free, gone)
 
-    def limit(self, capacity: int) -> Change:
+    def limit(self, capacity: int) -> SlotChange:
         """Let no instance have more than so many batches from now on."""
         gone: list[SlotGone] = []
         for instance, rule in enumerate(self._rules):
             if rule is not None:
                 rule.limit(capacity)
                 gone += self._resize(instance, rule.capacity).gone
-        return Change(gone=tuple(gone))
+        return SlotChange(gone=tuple(gone))
 
     def check_invariants(self) -> None:
         """Raise an AssertionError where an invariant does not hold."""
@@ -169,7 +169,7 @@ class Slots:
             else:
                 assert state in (SlotState.PARKED, SlotState.RUNNING), f"slot {slot} is beyond its instance's capacity"
 
-    def _resize(self, instance: int, capacity: int) -> Change:
+    def _resize(self, instance: int, capacity: int) -> SlotChange:
         """Give an instance another capacity."""
         self._capacities[instance] = capacity
         free: list[int] = []
@@ -183,7 +183,7 @@ class Slots:
             elif state is SlotState.FREE or state is SlotState.OFFERED:
                 self._states[slot] = SlotState.PARKED
                 gone.append(SlotGone(slot))
-        return Change(tuple(free), tuple(gone))
+        return SlotChange(tuple(free), tuple(gone))
 
 
 class IdleSlots:

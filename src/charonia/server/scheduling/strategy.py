@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Protocol
 
 
-class Verdict(Enum):
+class JoinDecision(Enum):
     """What becomes of a request that could join a batch."""
 
     JOINS = "joins"
@@ -21,7 +21,7 @@ class Verdict(Enum):
 class Gathering(Protocol):
     """One batch while it is gathered. Nothing here raises."""
 
-    def take(self, id: int) -> Verdict:
+    def take(self, id: int) -> JoinDecision:
         """Say whether a request joins; FAILED leads to its `Drop`."""
         ...
 
@@ -47,12 +47,12 @@ class _AllOf:
     def __init__(self, gatherings: Sequence[Gathering]) -> None:
         self._gatherings = gatherings
 
-    def take(self, id: int) -> Verdict:
+    def take(self, id: int) -> JoinDecision:
         for gathering in self._gatherings:
             verdict = gathering.take(id)
-            if verdict is not Verdict.JOINS:
+            if verdict is not JoinDecision.JOINS:
                 return verdict
-        return Verdict.JOINS
+        return JoinDecision.JOINS
 
     def end(self) -> None:
         for gathering in self._gatherings:

@@ -9,7 +9,7 @@ SequenceKey = int | str
 """Correlation id of a sequence. A number and a text never mean the same sequence."""
 
 
-class SequencePart(NamedTuple):
+class SequenceMember(NamedTuple):
     """Which part of which sequence a request is; comes as `Submit.shape_key`.
 
     Attributes:
@@ -36,7 +36,7 @@ class EndReason(Enum):
     STOPPED = "stopped"
 
 
-class Ended(NamedTuple):
+class SequenceEnd(NamedTuple):
     """A sequence is over.
 
     Attributes:
@@ -50,7 +50,7 @@ class Ended(NamedTuple):
     reason: EndReason
 
 
-class Place(NamedTuple):
+class BatchRow(NamedTuple):
     """Where a request stands that runs.
 
     Attributes:

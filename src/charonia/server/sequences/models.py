@@ -15,7 +15,7 @@ from charonia.server.rate_limiter.limiter import Claim
 from charonia.server.scheduling.api import Scheduler
 from charonia.server.scheduling.schedulers import QUEUE_SIZE_MAX, adapts_delay
 from charonia.server.sequences.api import SequencePolicy, SequenceView
-from charonia.server.sequences.overview import ModelSequences, SequenceState
+from charonia.server.sequences.overview import ModelSequences, SequenceStatus
 from charonia.server.sequences.runner import SequenceRunner
 from charonia.server.sequences.scheduler import Sequencer
 from charonia.server.sequences.tensors import SequenceTensors
@@ -146,5 +146,5 @@ def sequences_of(runner: object, name: str) -> ModelSequences:
     )
 
 
-def _state(view: SequenceView) -> SequenceState:
-    return SequenceState(view.key, view.row, view.queued, view.is_running, view.requests, view.quiet_ns // _NS_PER_US)
+def _state(view: SequenceView) -> SequenceStatus:
+    return SequenceStatus(view.key, view.row, view.queued, view.is_running, view.requests, view.quiet_ns // _NS_PER_US)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class SequenceState:
+class SequenceStatus:
     """A sequence that is not over.
 
     Attributes:
@@ -45,8 +45,8 @@ class ModelSequences:
     strategy: str
     idle_us_max: int
     slots: int
-    instances: Mapping[str, Sequence[SequenceState]]
-    backlog: Sequence[SequenceState]
+    instances: Mapping[str, Sequence[SequenceStatus]]
+    backlog: Sequence[SequenceStatus]
     ended: Mapping[str, int]
 
 
@@ -70,7 +70,7 @@ def sequences_json(shown: ModelSequences) -> dict[str, object]:
     }
 
 
-def _common(state: SequenceState) -> dict[str, object]:
+def _common(state: SequenceStatus) -> dict[str, object]:
     return {
         "sequence_id": state.sequence_id,
         "queued": state.queued,

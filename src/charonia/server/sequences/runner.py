@@ -29,7 +29,7 @@ from charonia.server.execution.runner import ModelRunner
 from charonia.server.execution.tracing import traced_kind
 from charonia.server.rate_limiter.limiter import Claim
 from charonia.server.scheduling.api import EMPTY_ROW, Event, Run, RunAgain, Scheduler, ShareBy, TakeNoNew
-from charonia.server.sequences.api import EndReason, SequenceKey, SequencePart, SequencerView
+from charonia.server.sequences.api import EndReason, SequenceKey, SequenceMember, SequencerView
 from charonia.server.sequences.scheduler import Sequencer
 from charonia.server.sequences.tensors import SequenceRequest, SequenceTensors, States
 
@@ -61,7 +61,7 @@ class SequenceAdmission:
         self._id_type = control_type(found[1]) if found else None
 
     def check(self, request: InferRequest) -> tuple[int, Hashable]:
-        """Return batch size 1 and the request's `SequencePart`. A request of an iterative model is a whole sequence.
+        """Return batch size 1 and the request's `SequenceMember`. A request of an iterative model is a whole sequence.
 
         Raises:
             ServingError: INVALID_ARG; the message starts with the request's id.
@@ -84,9 +84,9 @@ class SequenceAdmission:
             key = request.correlation_id = self._make_up()
         self._check_type(request)
         if self._is_iterative:
-            return 1, SequencePart(key, True, True, shape_key)
+            return 1, SequenceMember(key, True, True, shape_key)
         flags = request.flags
-        return 1, SequencePart(key, bool(flags & SEQUENCE_START), bool(flags & SEQUENCE_END), shape_key)
+        return 1, SequenceMember(key, bool(flags & SEQUENCE_START), bool(flags & SEQUENCE_END), shape_key)
 
     def _make_up(self) -> int:
         self._made_up += 1

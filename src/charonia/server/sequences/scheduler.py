@@ -39,15 +39,15 @@ from charonia.server.scheduling.api import (
     state_line,
 )
 from charonia.server.sequences.api import (
-    Ended,
+    BatchRow,
     EndReason,
-    Place,
+    SequenceEnd,
     SequenceKey,
-    SequencePart,
+    SequenceMember,
     SequencePolicy,
     SequencerView,
 )
-from charonia.server.sequences.slots import Instance, Sequence, SequenceTable, Waiting, next_batch
+from charonia.server.sequences.slots import Instance, QueuedRequest, Sequence, SequenceTable, next_batch
 
 _NS_PER_US = 1000
 
@@ -66,7 +66,7 @@ class Sequencer:
         self._policy = policy
         self._table = SequenceTable(policy, instances)
         self._waiting: dict[int, Sequence] = {}  # by id of a request that waits
-        self._running: dict[int, tuple[Sequence, Waiting]] = {}  # by id of a request that runs
+        self._running: dict[int, tuple[Sequence, QueuedRequest]] = {}  # by id of a request that runs
         self._takes_new = True
         self._is_stopped = False
         self._now_ns = 0  # of the last event
@@ -95,20 +95,20 @@ class Sequencer:
         """Return whether a request is ready to run on an instance."""
         return bool(self._table.instances[slot].ready)
 
-    def place(self, id: int) -> Place:
+    def place(self, id: int) -> BatchRow:
         """Return where a request stands that was just handed out in a `Run`.
 
         Raises:
             KeyError: It does not run.
         """
         sequence, _ = self._running[id]
-        return Place(sequence.number, sequence.executions == 1)
+        return BatchRow(sequence.number, sequence.executions == 1)
 
     def is_running(self, id: int) -> bool:
         """Return whether a request was handed out and its slot is not idle again."""
         return id in self._running
 
-    def take_ended(self) -> list[Ended]:
+    def take_ended(self) -> list[SequenceEnd]:
         """Return the sequences that are over since the last call."""
         return self._table.take_ended()
 
@@ -173,7 +173,7 @@ class Sequencer:
 
     def _submit(self, event: Submit, now_ns: int, commands: list[Command]) -> None:
         part = event.shape_key
-        if not isinstance(part, SequencePart):
+        if not isinstance(part, SequenceMember):
             raise TypeError(f"request {event.id} of a sequence model came without a SequencePart")
         sequence = self._table.get(part.key)
         goes_on = sequence is not None and sequence.end is None
@@ -187,7 +187,7 @@ class Sequencer:
             return
         if part.start or sequence is None:
             sequence = self._table.begin(part.key, now_ns)
-        request = Waiting(event.id, part, now_ns)
+        request = QueuedRequest(event.id, part, now_ns)
         self._waiting[event.id] = sequence
         sequence.queue.append(request)
         if part.end:

@@ -9,10 +9,10 @@ from heapq import heapify, heappop, heappush
 
 from charonia.server.scheduling.api import CloseReason
 from charonia.server.sequences.api import (
-    Ended,
     EndReason,
+    SequenceEnd,
     SequenceKey,
-    SequencePart,
+    SequenceMember,
     SequencePolicy,
     SequencerView,
     SequenceView,
@@ -22,7 +22,7 @@ STALE_TIMEOUTS_MAX = 64
 """Timeouts without effect that are kept beyond the number of sequences."""
 
 
-class Waiting:
+class QueuedRequest:
     """One request of a sequence.
 
     Attributes:
@@ -34,7 +34,7 @@ class Waiting:
 
     __slots__ = ("id", "part", "ready_ns", "runs_again")
 
-    def __init__(self, id: int, part: SequencePart, now_ns: int) -> None:
+    def __init__(self, id: int, part: SequenceMember, now_ns: int) -> None:
         self.id = id
         self.part = part
         self.ready_ns = now_ns
@@ -79,8 +79,8 @@ class Sequence:
     def __init__(self, number: int, key: SequenceKey, now_ns: int) -> None:
         self.number = number
         self.key = key
-        self.queue: deque[Waiting] = deque()
-        self.running: Waiting | None = None
+        self.queue: deque[QueuedRequest] = deque()
+        self.running: QueuedRequest | None = None
         self.instance: Instance | None = None
         self.row = 0
         self.end: EndReason | None = None
@@ -129,7 +129,7 @@ class Instance:
         self.rows: list[Sequence | None] = [None] * rows
         self.count = 0
         self.ready: dict[Sequence, None] = {}
-        self.running: tuple[tuple[Sequence, Waiting], ...] = ()
+        self.running: tuple[tuple[Sequence, QueuedRequest], ...] = ()
         self.is_idle = False
         self.due_ns: int | None = None
 
@@ -174,7 +174,7 @@ class SequenceTable:
         self._by_key: dict[SequenceKey, Sequence] = {}  # the latest of each key
         self._numbers = 0
         self._timeouts: list[tuple[int, int, Sequence]] = []  # heap of (time, number, sequence), with stale ones
-        self._ended: list[Ended] = []
+        self._ended: list[SequenceEnd] = []
         self._ended_counts: Counter[EndReason] = Counter()
 
     @property
@@ -220,7 +220,7 @@ class SequenceTable:
             return
         reason = sequence.end or EndReason.STOPPED
         sequence.end = reason
-        self._ended.append(Ended(sequence.number, sequence.key, reason))
+        self._ended.append(SequenceEnd(sequence.number, sequence.key, reason))
         self._ended_counts[reason] += 1
         self.idle.pop(sequence, None)
         self.backlog.pop(sequence, None)
@@ -273,7 +273,7 @@ class SequenceTable:
             times.append(self._timeouts[0][0])
         return min(times, default=None)
 
-    def take_ended(self) -> list[Ended]:
+    def take_ended(self) -> list[SequenceEnd]:
         """Return the sequences that are over since the last call."""
         ended, self._ended = self._ended, []
         return ended

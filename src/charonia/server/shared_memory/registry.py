@@ -7,7 +7,7 @@ from typing import Protocol
 from charonia.core.errors import Code, ServingError, invalid, not_found, unavailable
 from charonia.server.shared_memory.cuda import CudaMemory
 from charonia.server.shared_memory.system import SystemMemory
-from charonia.wire.shared_memory import CudaRegion, Span, SystemRegion
+from charonia.wire.shared_memory import CudaRegion, RegionSpan, SystemRegion
 
 REGIONS_MAX = 1024
 """Most regions that are registered at a time."""
@@ -41,7 +41,7 @@ class _Place:
 
     __slots__ = ("_memory", "span")
 
-    def __init__(self, span: Span, memory: Memory) -> None:
+    def __init__(self, span: RegionSpan, memory: Memory) -> None:
         self.span = span
         self._memory = memory
 
@@ -110,11 +110,11 @@ class RegionRegistry:
             raise not_found(f"Unable to find cuda shared memory region: '{name}'")
         return found
 
-    def view(self, span: Span) -> memoryview:
+    def view(self, span: RegionSpan) -> memoryview:
         """Return the bytes of a part. See `charonia.wire.shared_memory.Regions`."""
         return self._memory(span).view(span.offset, span.byte_size)
 
-    def place(self, span: Span) -> _Place:
+    def place(self, span: RegionSpan) -> _Place:
         """Return a part to write to. See `charonia.wire.shared_memory.Regions`."""
         return _Place(span, self._memory(span))
 
@@ -154,7 +154,7 @@ class RegionRegistry:
     def _named(self, name: str) -> list[SystemRegion | CudaRegion]:
         return [registered.region for key, registered in self._regions.items() if name in ("", key)]
 
-    def _memory(self, span: Span) -> Memory:
+    def _memory(self, span: RegionSpan) -> Memory:
         registered = self._regions.get(span.region)
         if registered is None:
             raise not_found(f"Unable to find shared memory region: '{span.region}'")

@@ -59,7 +59,7 @@ class Sampling:
         return is_due or (remote is not None and self._allows_remote)
 
 
-class Sampler:
+class RequestSampler:
     """Begins the traces of requests.
 
     Args:

@@ -9,7 +9,7 @@ from charonia.core.trace import TraceTree
 from charonia.server.tracing.files import TraceFiles
 from charonia.server.tracing.options import TraceMode, TraceOptions
 from charonia.server.tracing.otel import OtelExport
-from charonia.server.tracing.sampling import Sampler, Sampling
+from charonia.server.tracing.sampling import RequestSampler, Sampling
 from charonia.server.tracing.writer import TraceWriter
 from charonia.wire.trace_settings import Change, SettingsTable, TraceSettings, level_names
 
@@ -28,7 +28,7 @@ class _Ids:
         return self._random.getrandbits(64) or 1 if self._random is not None else 0
 
 
-class Tracing:
+class TracingService:
     """Tracing of a server. Everything but `aclose` runs on the event loop's thread and never waits.
 
     Args:
@@ -42,7 +42,7 @@ class Tracing:
     """
 
     def __init__(self, options: TraceOptions) -> None:
-        self.sampler: Sampler | None = None
+        self.sampler: RequestSampler | None = None
         self._options = options
         self._is_otel = options.mode is TraceMode.OPENTELEMETRY
         self._ids = _Ids(has_spans=self._is_otel)
@@ -143,7 +143,7 @@ class Tracing:
             self.sampler = None
         else:
             models = {name: sampling for name, sampling in self._samplings.items() if name}
-            self.sampler = Sampler(self._samplings[""], models, self._ids, self._done)
+            self.sampler = RequestSampler(self._samplings[""], models, self._ids, self._done)
 
     def _done(self, sampling: Sampling, tree: TraceTree) -> None:
         if self._writer is not None:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from charonia.core.request import InferRequest
 from charonia.core.tensor import Tensor
-from charonia.tools.results.records import LevelResult, LoadLevel, LoadMode, Run, Window
+from charonia.tools.results.records import LevelResult, LoadLevel, LoadMode, PerfRun, Window
 from charonia.wire.transport import WireOptions
 
 
@@ -70,7 +70,7 @@ class SharedMemory(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class MeasuredTarget:
     """What is measured, and how it is reached.
 
     Attributes:
@@ -154,7 +154,7 @@ class SequencePlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Objective:
+class ServiceObjective:
     """A limit that a good request keeps.
 
     Attributes:
@@ -196,7 +196,7 @@ class MeasurePlan:
     request_count: int = 0
     warmup_request_count: int = 0
     latency_limit_ns: int = 0
-    objectives: tuple[Objective, ...] = ()
+    objectives: tuple[ServiceObjective, ...] = ()
     precision: float = 0.05
     confidence: float = 0.95
     time_max_s: float = 30.0
@@ -238,7 +238,7 @@ class RunSettings:
         command: The command line for the record of the run, "" where a program starts it.
     """
 
-    target: Target
+    target: MeasuredTarget
     load: LoadPlan = LoadPlan()
     measure: MeasurePlan = MeasurePlan()
     sequences: SequencePlan | None = None
@@ -265,7 +265,7 @@ class LevelBegun:
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class LevelTick:
     """How a level goes on, a few times a second. Rates and latencies are of the time since the last tick.
 
     Attributes:
@@ -320,10 +320,10 @@ class LevelDone:
     """
 
     result: LevelResult
-    run: Run
+    run: PerfRun
 
 
-Event = LevelBegun | Tick | WindowDone | LevelDone
+Event = LevelBegun | LevelTick | WindowDone | LevelDone
 Progress = Callable[[Event], None]
 """Is told what happens, on the thread that runs the measurement; quick, or it is measured."""
 
@@ -332,7 +332,7 @@ def silent(event: Event) -> None:
     """Take a progress event, and do nothing."""
 
 
-class Stop:
+class StopRequest:
     """A wish to end the run early, with what has been measured. Safe to set from a signal handler and other threads."""
 
     def __init__(self) -> None:

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from charonia.tools.perf import adaptive, windows
-from charonia.tools.perf.api import MeasurementMode, Progress, RunSettings, Stop, Tick, WindowDone
+from charonia.tools.perf.api import LevelTick, MeasurementMode, Progress, RunSettings, StopRequest, WindowDone
 from charonia.tools.perf.ledger import Ledger, Recent
 from charonia.tools.perf.messages import Begin
 from charonia.tools.perf.observer import Observer
-from charonia.tools.perf.outcome import Seen, Span, clamped, is_open, level_backlog, level_result
-from charonia.tools.perf.pool import Pool
+from charonia.tools.perf.outcome import ResultSpan, Seen, clamped, is_open, level_backlog, level_result
+from charonia.tools.perf.pool import WorkerPool
 from charonia.tools.perf.samples import ended_within
 from charonia.tools.results.records import LevelResult, LoadLevel, LoadMode, Verdict, Window
 
@@ -50,12 +50,12 @@ class Context:
         stop: A wish to end.
     """
 
-    pool: Pool
+    pool: WorkerPool
     observer: Observer
     settings: RunSettings
     batch_size: int
     progress: Progress
-    stop: Stop
+    stop: StopRequest
 
 
 class RunningLoad:
@@ -126,7 +126,7 @@ class RunningLoad:
             return
         self._last_tick = now
         count, p50_ns, p99_ns = self._recent.take()
-        event = Tick(
+        event = LevelTick(
             level=self.level,
             elapsed_s=now - self.begin_ns / 1e9,
             left_s=None if self._left_s is None else max(self._left_s - now, 0.0),
@@ -183,12 +183,12 @@ def measure(context: Context, level: LoadLevel) -> LevelResult:
     return _result(context, load, _judged(load, span))
 
 
-def _to_the_end(load: RunningLoad) -> Span:
+def _to_the_end(load: RunningLoad) -> ResultSpan:
     verdict, reason = _INTERRUPTED[load.wait() or Interruption.FINISHED]
     return _span(load, load.begin_ns, load.ledger.until_ns, (), verdict, (reason,))
 
 
-def _adaptively(context: Context, load: RunningLoad) -> Span:
+def _adaptively(context: Context, load: RunningLoad) -> ResultSpan:
     """Look again and again until the intervals are tight."""
     plan = context.settings.measure
     decision = adaptive.AdaptiveStop(plan, load.begin_ns)
@@ -230,7 +230,7 @@ class _Windows:
         self._plan = context.settings.measure
         self._windows: list[Window] = []
 
-    def measure(self) -> Span:
+    def measure(self) -> ResultSpan:
         """Measure, and return the time of the last three windows with the verdict."""
         plan, load = self._plan, self._load
         begin_ns = load.begin_ns
@@ -301,7 +301,7 @@ class _Windows:
             return None
         return (self._plan.trials_max - len(self._windows)) * windows.window_ns(self._plan.interval_ms) / 1e9
 
-    def _span(self, verdict: Verdict, reasons: tuple[str, ...]) -> Span:
+    def _span(self, verdict: Verdict, reasons: tuple[str, ...]) -> ResultSpan:
         marked = windows.mark_used(self._windows)
         used = [window for window in marked if window.used]
         over = windows.is_over(self._windows, self._plan.latency_limit_ns)
@@ -323,8 +323,8 @@ def _span(
     verdict: Verdict,
     reasons: tuple[str, ...],
     over: bool = False,
-) -> Span:
-    return Span(load.begin_ns, begin_ns, end_ns, used, verdict, reasons, over)
+) -> ResultSpan:
+    return ResultSpan(load.begin_ns, begin_ns, end_ns, used, verdict, reasons, over)
 
 
 def _used_window(context: Context, load: RunningLoad, begin_ns: int, end_ns: int) -> Window:
@@ -339,7 +339,7 @@ def _piles_up(load: RunningLoad, now_ns: int) -> bool:
     return level_backlog(load.ledger, load.begin_ns, now_ns).is_overload
 
 
-def _judged(load: RunningLoad, span: Span) -> Span:
+def _judged(load: RunningLoad, span: ResultSpan) -> ResultSpan:
     """Say that the server was overloaded also where something else ended the level."""
     unsettled = span.verdict in (Verdict.UNSTABLE, Verdict.COMPLETE)
     if unsettled and is_open(load.level) and level_backlog(load.ledger, load.begin_ns, span.used_end_ns).is_overload:
@@ -347,7 +347,7 @@ def _judged(load: RunningLoad, span: Span) -> Span:
     return span
 
 
-def _result(context: Context, load: RunningLoad, span: Span) -> LevelResult:
+def _result(context: Context, load: RunningLoad, span: ResultSpan) -> LevelResult:
     settings, observer = context.settings, context.observer
     begin_ns, end_ns = span.used_begin_ns, span.used_end_ns
     rows = load.ledger.rows

@@ -178,7 +178,7 @@ class _Finishing:
             self.finish(place)
 
 
-class ClosedLoop:
+class ClosedLoopLoad:
     """Every slot sends its next request when the answer to the one before has come.
 
     Args:

@@ -8,7 +8,7 @@ from charonia.tools.results.records import LoadLevel
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class WorkerSetup:
     """First message to a process.
 
     Attributes:
@@ -28,7 +28,7 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Get ready for a load: the answer is `Prepared`, and `Go` starts it.
+    """Get ready for a load: the answer is `WorkerReady`, and `Go` starts it.
 
     Attributes:
         level: The load of all processes together.
@@ -62,7 +62,7 @@ class End:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class WorkerReady:
     """A process is ready to begin, its connections are made."""
 
 

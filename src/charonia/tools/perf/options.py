@@ -15,12 +15,12 @@ from typing import Any
 from charonia.core.errors import invalid
 from charonia.tools.perf.api import (
     LoadPlan,
+    MeasuredTarget,
     MeasurePlan,
     RunSettings,
     SequencePlan,
     ServerPlan,
     SharedMemory,
-    Target,
 )
 from charonia.tools.results.records import LoadMode
 from charonia.wire.endpoint import parse_url
@@ -191,7 +191,7 @@ class PerfOptions:
             raise invalid("\n".join(problems))
 
 
-def target(options: PerfOptions) -> Target:
+def target(options: PerfOptions) -> MeasuredTarget:
     """Return what is measured and how it is reached.
 
     Raises:
@@ -199,7 +199,7 @@ def target(options: PerfOptions) -> Target:
     """
     given = options.target
     is_grpc = given.protocol is WireProtocol.GRPC
-    return Target(
+    return MeasuredTarget(
         url=_url(given),
         model=given.model,
         version=given.version,

@@ -100,7 +100,7 @@ _BUCKET_MIN_NS = 100_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class ResultSpan:
     """The time of a result, and how it ended.
 
     Attributes:
@@ -140,7 +140,7 @@ class Seen:
 
 
 def level_result(
-    level: LoadLevel, span: Span, ledger: Ledger, plan: MeasurePlan, batch_size: int, streaming: bool, seen: Seen
+    level: LoadLevel, span: ResultSpan, ledger: Ledger, plan: MeasurePlan, batch_size: int, streaming: bool, seen: Seen
 ) -> LevelResult:
     """Return the result of a level."""
     rows = ledger.rows
@@ -194,7 +194,7 @@ def level_backlog(ledger: Ledger, begin_ns: int, end_ns: int) -> Backlog:
     return backlog(ledger.sent[:, 0], ledger.rows[:, DONE], begin_ns, end_ns)
 
 
-def offered(level: LoadLevel, used: Rows, ledger: Ledger, span: Span) -> Offered:
+def offered(level: LoadLevel, used: Rows, ledger: Ledger, span: ResultSpan) -> Offered:
     """Return what an open loop asked for, and what came of it."""
     seconds = max(span.used_end_ns - span.used_begin_ns, 1) / 1e9
     sent = ledger.sent
@@ -223,7 +223,7 @@ def goodput(used: Rows, plan: MeasurePlan, duration_ns: int) -> Goodput:
     )
 
 
-def client_times(good: Rows, ledger: Ledger, span: Span) -> ClientTimes:
+def client_times(good: Rows, ledger: Ledger, span: ResultSpan) -> ClientTimes:
     """Return what the client spent."""
     handed_over = good[good[:, SEND_END] > 0]
     overhead, cpu_seconds = ledger.busy_share(span.used_begin_ns, span.used_end_ns)

@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection, wait
 
 from charonia.core.errors import Code, ServingError, internal
 from charonia.tools.perf.api import InputSource, RunSettings
-from charonia.tools.perf.messages import Begin, Broken, End, Go, Prepared, Setup
+from charonia.tools.perf.messages import Begin, Broken, End, Go, WorkerReady, WorkerSetup
 from charonia.tools.perf.samples import Chunk
 from charonia.tools.perf.shared_memory import SharedLayout
 
@@ -25,7 +25,7 @@ END_SECONDS_MAX = 5.0
 """Time for a process to end by itself; then it is killed."""
 
 
-class Pool:
+class WorkerPool:
     """Processes that send load.
 
     Args:
@@ -42,7 +42,7 @@ class Pool:
         self._commands: list[Connection] = []
         self._answers: list[Connection] = []
         for number in range(count):
-            self._start(Setup(settings, source, number, count, layout))
+            self._start(WorkerSetup(settings, source, number, count, layout))
 
     @property
     def count(self) -> int:
@@ -62,7 +62,7 @@ class Pool:
             if time.monotonic() > limit:
                 raise internal(f"processes that send load: not ready within {START_SECONDS_MAX:g} s")
             for number, message in self._messages(0.1):
-                if isinstance(message, Prepared):
+                if isinstance(message, WorkerReady):
                     waiting.discard(number)
 
     def go(self) -> int:
@@ -100,7 +100,7 @@ class Pool:
                 process.kill()
                 process.wait()
 
-    def _start(self, setup: Setup) -> None:
+    def _start(self, setup: WorkerSetup) -> None:
         # Two sockets, as the worker reads one on its event loop and writes the other from a thread, where it may wait.
         commands, their_commands = socket.socketpair()
         answers, their_answers = socket.socketpair()
@@ -143,9 +143,11 @@ class Pool:
 
 
 @contextmanager
-def pool(settings: RunSettings, source: InputSource, count: int, layout: SharedLayout | None = None) -> Iterator[Pool]:
+def pool(
+    settings: RunSettings, source: InputSource, count: int, layout: SharedLayout | None = None
+) -> Iterator[WorkerPool]:
     """Start processes that send load, and end them in any case."""
-    processes = Pool(settings, source, count, layout)
+    processes = WorkerPool(settings, source, count, layout)
     try:
         yield processes
     finally:

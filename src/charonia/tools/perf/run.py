@@ -24,11 +24,11 @@ from charonia.tools.perf.api import (
     InputSource,
     LevelBegun,
     LevelDone,
+    MeasuredTarget,
     Progress,
     RunSettings,
     SharedMemory,
-    Stop,
-    Target,
+    StopRequest,
     silent,
 )
 from charonia.tools.perf.level import Context, measure
@@ -37,7 +37,7 @@ from charonia.tools.perf.options import is_decoupled, is_sequence
 from charonia.tools.perf.pool import pool, process_count
 from charonia.tools.perf.shared_memory import shared
 from charonia.tools.perf.statistics import composing_models
-from charonia.tools.results.records import LevelResult, LoadLevel, LoadMode, Machine, Run, Verdict
+from charonia.tools.results.records import LevelResult, LoadLevel, LoadMode, Machine, PerfRun, Verdict
 from charonia.tools.results.server import ModelInfo, ServerInfo
 
 STATISTICS_EXTENSION = "statistics"
@@ -61,7 +61,7 @@ class Subject:
     config: dict[str, Any]
 
 
-def ask(client: Client, target: Target) -> Subject:
+def ask(client: Client, target: MeasuredTarget) -> Subject:
     """Ask a server for the model that is to be measured.
 
     Raises:
@@ -85,8 +85,8 @@ def run(
     client: Client,
     subject: Subject,
     progress: Progress = silent,
-    stop: Stop | None = None,
-) -> Run:
+    stop: StopRequest | None = None,
+) -> PerfRun:
     """Measure all levels.
 
     Args:
@@ -100,7 +100,7 @@ def run(
     Raises:
         ServingError: Nothing can be measured. What was measured before a later failure is returned, with a note.
     """
-    stop = stop if stop is not None else Stop()
+    stop = stop if stop is not None else StopRequest()
     began_at, begin_ns = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic_ns()
     levels: list[LevelResult] = []
     notes: list[str] = []
@@ -111,8 +111,8 @@ def run(
     observer = Observer(client, settings, composing, has_statistics, processes)
     here = machine()
 
-    def so_far() -> Run:
-        return Run(
+    def so_far() -> PerfRun:
+        return PerfRun(
             tool=f"charonia {__version__}",
             began_at=began_at,
             duration_ns=time.monotonic_ns() - begin_ns,
@@ -147,12 +147,12 @@ def run(
 
 
 @contextmanager
-def stopped_by_signals() -> Iterator[Stop]:
+def stopped_by_signals() -> Iterator[StopRequest]:
     """Let Ctrl-C and SIGTERM end a run with what it has measured; the second Ctrl-C ends the program.
 
     Outside the main thread, where signals cannot be handled, nothing changes.
     """
-    stop = Stop()
+    stop = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
@@ -171,7 +171,7 @@ def stopped_by_signals() -> Iterator[Stop]:
             signal.signal(number, handler)
 
 
-def _sweep(context: Context, levels: list[LevelResult], so_far: Callable[[], Run]) -> LoadLevel | None:
+def _sweep(context: Context, levels: list[LevelResult], so_far: Callable[[], PerfRun]) -> LoadLevel | None:
     plan = context.settings.load
     mode = plan.mode
     values = search.levels(plan) if mode in (LoadMode.CONCURRENCY, LoadMode.REQUEST_RATE) else _single(context)
@@ -227,11 +227,11 @@ def _composing(client: Client, config: dict[str, Any]) -> list[tuple[str, str]]:
     return list(found)
 
 
-def _server_info(target: Target, server: ServerMetadata) -> ServerInfo:
+def _server_info(target: MeasuredTarget, server: ServerMetadata) -> ServerInfo:
     return ServerInfo(target.url, target.protocol, server.name, server.version, server.extensions)
 
 
-def _model_info(target: Target, subject: Subject) -> ModelInfo:
+def _model_info(target: MeasuredTarget, subject: Subject) -> ModelInfo:
     config = subject.config
     return ModelInfo(
         name=target.model,

@@ -13,7 +13,7 @@ from charonia.tools.perf.samples import Chunk, place, sequence_mark
 from charonia.tools.perf.sequences import Part, steps_once
 from charonia.tools.perf.validation import Validator
 from charonia.tools.results.records import ERROR_SAMPLES_MAX
-from charonia.wire.transport import Answer, Failure, Handle, Prepared, RequestForm, Wire
+from charonia.wire.transport import Answer, Failure, Handle, PreparedRequest, RequestForm, Transport
 
 PREPARED_BYTES_MAX = 512 * 2**20
 """Encoded requests that are kept; what is beyond is encoded each time it is sent."""
@@ -30,7 +30,7 @@ Then = Callable[[str], None]
 FormOf = Callable[[Part], RequestForm]
 
 
-class Journal:
+class RequestLog:
     """Requests that ended since the last chunk.
 
     Args:
@@ -91,7 +91,7 @@ class Journal:
         return chunk
 
 
-class Flight:
+class PendingRequest:
     """One request on its way."""
 
     __slots__ = (
@@ -160,20 +160,25 @@ class Sender:
     """
 
     def __init__(
-        self, wire: Wire, source: InputSource, form_of: FormOf, journal: Journal, validator: Validator | None = None
+        self,
+        wire: Transport,
+        source: InputSource,
+        form_of: FormOf,
+        journal: RequestLog,
+        validator: Validator | None = None,
     ) -> None:
         self._wire = wire
         self._source = source
         self._form_of = form_of
         self.journal = journal
-        self._prepared: dict[int, Prepared] = {}
+        self._prepared: dict[int, PreparedRequest] = {}
         self._prepared_bytes = 0
         self._validator = validator
         self.inspects = validator is not None or journal.keep_responses
-        self.flights: set[Flight] = set()
+        self.flights: set[PendingRequest] = set()
         self.is_recording = True
 
-    def send(self, part: Part, intended_ns: int, then: Then) -> Flight:
+    def send(self, part: Part, intended_ns: int, then: Then) -> PendingRequest:
         """Send a request.
 
         Args:
@@ -187,7 +192,7 @@ class Sender:
             prepared = self._prepare(key, part)
         if part.sequence_id:
             prepared = prepared.with_sequence(part.sequence_id, part.start, part.end)
-        flight = Flight(self, part, intended_ns, then)
+        flight = PendingRequest(self, part, intended_ns, then)
         self.flights.add(flight)
         if intended_ns and self.is_recording:
             self.journal.sent(intended_ns, time.monotonic_ns())
@@ -201,7 +206,7 @@ class Sender:
             if key not in self._prepared:
                 self._prepare(key, part)
 
-    def ended(self, flight: Flight, answer: Answer) -> None:
+    def ended(self, flight: PendingRequest, answer: Answer) -> None:
         """Take a request that has ended."""
         self.flights.discard(flight)
         flight.handle = None  # they hold each other: without this only the garbage collector frees them
@@ -233,7 +238,7 @@ class Sender:
                 flight.handle.cancel()
         self.flights.clear()
 
-    def inspect(self, flight: Flight, answer: Answer) -> None:
+    def inspect(self, flight: PendingRequest, answer: Answer) -> None:
         """Look at one response: its time, and whether it holds what it has to."""
         if self.journal.keep_responses:
             flight.responses_ns += (answer.done_ns,)
@@ -241,7 +246,7 @@ class Sender:
             flight.wrong_message = self._validator.problem(flight.part, answer)
             flight.wrong_kind = VALIDATION if flight.wrong_message else ""
 
-    def _prepare(self, key: int, part: Part) -> Prepared:
+    def _prepare(self, key: int, part: Part) -> PreparedRequest:
         prepared = self._wire.prepare(self._source.request(part.stream, part.step), self._form_of(part))
         if self._prepared_bytes + prepared.byte_size <= PREPARED_BYTES_MAX:
             self._prepared[key] = prepared

@@ -16,7 +16,7 @@ from charonia.client.sync_client import Client
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError, invalid
 from charonia.core.metadata import ModelMetadata, TensorMetadata
-from charonia.tools.perf.api import InputSource, Target
+from charonia.tools.perf.api import InputSource, MeasuredTarget
 from charonia.tools.perf.sequences import Part, steps_once
 from charonia.wire.query import SharedMemoryRegion
 from charonia.wire.tensors import encode_tensor
@@ -48,7 +48,7 @@ class SharedLayout:
 
 @contextmanager
 def shared(
-    client: Client, source: InputSource, target: Target, metadata: ModelMetadata, batches: bool
+    client: Client, source: InputSource, target: MeasuredTarget, metadata: ModelMetadata, batches: bool
 ) -> Iterator[SharedLayout]:
     """Put the inputs into shared memory and register it with the server; take all of it back in the end.
 
@@ -123,7 +123,7 @@ def _placed(
     return found, offset
 
 
-def _output_bytes(tensor: TensorMetadata, batch_size: int, target: Target) -> int:
+def _output_bytes(tensor: TensorMetadata, batch_size: int, target: MeasuredTarget) -> int:
     """Return the size of an output: by its shape, or the room that was asked for where that does not tell.
 
     Args:

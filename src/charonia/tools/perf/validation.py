@@ -12,7 +12,7 @@ from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError
 from charonia.core.response import InferResponse
 from charonia.core.tensor import Array, Tensor
-from charonia.tools.perf.api import InputSource, Target
+from charonia.tools.perf.api import InputSource, MeasuredTarget
 from charonia.tools.perf.data.convert import from_bfloat, is_integer
 from charonia.tools.perf.sequences import Part
 from charonia.wire import grpc_codec, http_codec
@@ -88,7 +88,7 @@ class Validator:
         tolerance: Of floating-point numbers, absolute and relative.
     """
 
-    def __init__(self, source: InputSource, target: Target, tolerance: float) -> None:
+    def __init__(self, source: InputSource, target: MeasuredTarget, tolerance: float) -> None:
         self._source = source
         self._target = target
         self._tolerance = tolerance

@@ -23,7 +23,7 @@ def window_ns(interval_ms: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredWindow:
     """A window, and what else its report needs.
 
     Attributes:
@@ -35,7 +35,7 @@ class Measured:
     deviation_ns: float
 
 
-def measure(rows: Rows, begin_ns: int, end_ns: int, batch_size: int, percentile: float | None) -> Measured:
+def measure(rows: Rows, begin_ns: int, end_ns: int, batch_size: int, percentile: float | None) -> MeasuredWindow:
     """Measure one window.
 
     Args:
@@ -57,7 +57,7 @@ def measure(rows: Rows, begin_ns: int, end_ns: int, batch_size: int, percentile:
         latency_ns=stabilising_latency(times, percentile),
         used=False,
     )
-    return Measured(window, float(times.std(ddof=1)) if times.size > 1 else 0.0)
+    return MeasuredWindow(window, float(times.std(ddof=1)) if times.size > 1 else 0.0)
 
 
 def stabilising_latency(times: Rows, percentile: float | None) -> float:

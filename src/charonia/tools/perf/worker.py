@@ -17,23 +17,23 @@ from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any, cast
 
-from charonia.client.grpc_transport import GrpcWire
-from charonia.client.http_transport import HttpWire
+from charonia.client.grpc_transport import GrpcTransport
+from charonia.client.http_transport import HttpTransport
 from charonia.core.errors import ServingError
 from charonia.tools.perf import schedule
-from charonia.tools.perf.loops import ClosedLoop, Loop, OpenLoop, PeriodicLoop, Slot
-from charonia.tools.perf.messages import Begin, Broken, End, Go, Prepared, Setup
-from charonia.tools.perf.sending import Journal, Sender
+from charonia.tools.perf.loops import ClosedLoopLoad, Loop, OpenLoop, PeriodicLoop, Slot
+from charonia.tools.perf.messages import Begin, Broken, End, Go, WorkerReady, WorkerSetup
+from charonia.tools.perf.sending import RequestLog, Sender
 from charonia.tools.perf.sequences import Part, SequenceIds, SequenceSlot, steps
 from charonia.tools.perf.validation import Validator
 from charonia.tools.results.records import LoadMode
 from charonia.wire.endpoint import parse_url
-from charonia.wire.transport import RequestForm, Wire, WireOptions
+from charonia.wire.transport import RequestForm, Transport, WireOptions
 
 _DEFAULT = WireOptions()
 
 
-def connect(url: str, options: WireOptions = _DEFAULT) -> Wire:
+def connect(url: str, options: WireOptions = _DEFAULT) -> Transport:
     """Return a wire to the server at a URL, without connections yet; call it on the event loop.
 
     Args:
@@ -44,8 +44,8 @@ def connect(url: str, options: WireOptions = _DEFAULT) -> Wire:
         ServingError: INVALID_ARG for a URL or options that cannot be used.
     """
     endpoint = parse_url(url)
-    wire = GrpcWire(endpoint, options) if endpoint.protocol == "grpc" else HttpWire(endpoint, options)
-    return cast(Wire, wire)  # each sends only what it prepared itself, which the interface cannot express
+    wire = GrpcTransport(endpoint, options) if endpoint.protocol == "grpc" else HttpTransport(endpoint, options)
+    return cast(Transport, wire)  # each sends only what it prepared itself, which the interface cannot express
 
 
 if sys.platform != "win32":
@@ -86,7 +86,7 @@ class Worker:
         setup: What it said first.
     """
 
-    def __init__(self, commands: Connection, tell: Tell, setup: Setup) -> None:
+    def __init__(self, commands: Connection, tell: Tell, setup: WorkerSetup) -> None:
         self._commands = commands
         self._tell = tell
         self._setup = setup
@@ -95,7 +95,7 @@ class Worker:
         self._events = asyncio.get_running_loop()
         # An open loop has no limit of its own: what the system gives us is the only one, and reaching it is an error.
         options = replace(target.wire, connections_max=_descriptors() - RESERVED_DESCRIPTORS, waiting_max=WAITING_MAX)
-        self._wire: Wire = connect(target.url, options)
+        self._wire: Transport = connect(target.url, options)
         form = RequestForm(target.json_inputs, target.json_outputs, target.streaming)
         validator = Validator(source, target, settings.tolerance) if source.expected(0, 0) is not None else None
         layout = setup.layout
@@ -103,7 +103,7 @@ class Worker:
         def form_of(part: Part) -> RequestForm:
             return form if layout is None else layout.form(part, form)
 
-        self._sender = Sender(self._wire, source, form_of, Journal(settings.keep_requests), validator)
+        self._sender = Sender(self._wire, source, form_of, RequestLog(settings.keep_requests), validator)
         ids = SequenceIds(settings.sequences, setup.process, setup.process_count) if settings.sequences else None
         self._ids = ids
         self._steps = steps(source, setup.process, setup.process_count)
@@ -125,13 +125,13 @@ class Worker:
             await self._wire.close()
 
     async def _load(self, begin: Begin) -> None:
-        self._sender.journal = Journal(self._setup.settings.keep_requests)
+        self._sender.journal = RequestLog(self._setup.settings.keep_requests)
         slots = self._slots(begin)
         await self._wire.open(self._connection_count(begin, len(slots)))
         self._sender.warm()
         gc.collect()
         gc.freeze()
-        self._tell(Prepared())
+        self._tell(WorkerReady())
         go = await self._told()
         if not isinstance(go, Go):
             return
@@ -186,7 +186,7 @@ class Worker:
             numbers = (int(plan.start), int(plan.end), int(plan.step), plan.request_period)
             return PeriodicLoop(self._sender, self._steps, *numbers)
         if begin.level.mode is LoadMode.CONCURRENCY:
-            return ClosedLoop(self._sender, slots, mine)
+            return ClosedLoopLoad(self._sender, slots, mine)
         offsets = schedule.arrivals(plan.distribution, begin.level.value, plan.intervals_ns, plan.seed)
         times = _from(begin_ns, schedule.share(offsets, process, count))
         serial = settings.sequences is not None and settings.sequences.serial
@@ -259,7 +259,7 @@ def main(commands_descriptor: int, answers_descriptor: int) -> None:
     os._exit(0)
 
 
-async def _work(commands: Connection, tell: Tell, setup: Setup) -> None:
+async def _work(commands: Connection, tell: Tell, setup: WorkerSetup) -> None:
     await Worker(commands, tell, setup).run()
 
 

@@ -27,13 +27,13 @@ from numpy.typing import NDArray
 
 from charonia.core.errors import invalid
 from charonia.core.latency import LatencyHistogram
-from charonia.tools.results.records import Estimate, LevelResult, LoadLevel, Run, TimeBucket, Verdict
+from charonia.tools.results.records import Estimate, LevelResult, LoadLevel, PerfRun, TimeBucket, Verdict
 from charonia.tools.results.student import student
 
 _FILES = ("csv", "json", "html", "profile-export-file", "verbose-csv", "verbose", "quiet", "no-progress")
 
 
-def setup_differences(before: Run, after: Run) -> tuple[str, ...]:
+def setup_differences(before: PerfRun, after: PerfRun) -> tuple[str, ...]:
     """Return what differed in server, model, machine and options, one line each: `batch size: 1 -> 8`."""
     return tuple(
         f"{name}: {first or 'none'} -> {second or 'none'}"
@@ -42,7 +42,7 @@ def setup_differences(before: Run, after: Run) -> tuple[str, ...]:
     ) + tuple(_option_differences(before.options, after.options))
 
 
-def _facts(run: Run) -> Iterator[tuple[str, str]]:
+def _facts(run: PerfRun) -> Iterator[tuple[str, str]]:
     yield "tool", run.tool
     yield "model", run.model.name
     yield "version of the model", run.model.version
@@ -108,7 +108,7 @@ class Criteria:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class MetricChange:
     """One figure of one level.
 
     Attributes:
@@ -137,7 +137,7 @@ class LevelChange:
     """
 
     level: LoadLevel
-    changes: tuple[Change, ...]
+    changes: tuple[MetricChange, ...]
     doubts: tuple[str, ...]
 
 
@@ -172,7 +172,9 @@ class Comparison:
         )
 
 
-def compare(before: Run, after: Run, criteria: Criteria | None = None, *, any_model: bool = False) -> Comparison:
+def compare(
+    before: PerfRun, after: PerfRun, criteria: Criteria | None = None, *, any_model: bool = False
+) -> Comparison:
     """Compare two runs, level by level.
 
     Args:
@@ -206,7 +208,7 @@ def compare(before: Run, after: Run, criteria: Criteria | None = None, *, any_mo
     )
 
 
-def _levels(run: Run) -> str:
+def _levels(run: PerfRun) -> str:
     return ", ".join(str(result.level) for result in run.levels) or "none"
 
 
@@ -251,13 +253,15 @@ def _figures(first: LevelResult, second: LevelResult, generator: np.random.Gener
     yield _Figure("errors", first.error_share, second.error_share, difference, is_share=True)
 
 
-def _change(figure: _Figure, confidence: float, criteria: Criteria) -> Change:
+def _change(figure: _Figure, confidence: float, criteria: Criteria) -> MetricChange:
     if figure.is_share:
         value = figure.after - figure.before
     else:
         value = figure.after / figure.before - 1 if figure.before else 0.0
     if figure.draws is None:
-        return Change(figure.name, figure.before, figure.after, Estimate(value, value, value, 0.0), Outcome.UNKNOWN)
+        return MetricChange(
+            figure.name, figure.before, figure.after, Estimate(value, value, value, 0.0), Outcome.UNKNOWN
+        )
     tail = (1 - confidence) / 2
     low, high = (float(end) for end in np.quantile(figure.draws, [tail, 1 - tail]))
     # A histogram gives the middle of a bucket, the draws any value in it.
@@ -267,7 +271,7 @@ def _change(figure: _Figure, confidence: float, criteria: Criteria) -> Change:
         outcome = Outcome.SAME
     else:
         outcome = Outcome.BETTER if (value > 0) == figure.more_is_better else Outcome.WORSE
-    return Change(figure.name, figure.before, figure.after, estimate, outcome)
+    return MetricChange(figure.name, figure.before, figure.after, estimate, outcome)
 
 
 def _ratio(before: Floats | None, after: Floats | None) -> Floats | None:

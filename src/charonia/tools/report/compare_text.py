@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 
-from charonia.tools.report.compare import Change, Comparison, LevelChange, Outcome
+from charonia.tools.report.compare import Comparison, LevelChange, MetricChange, Outcome
 from charonia.tools.report.quantities import duration, number, percent, signed_percent
 
 _COLUMNS = ("level", "figure", "before", "after", "change", "interval", "")
@@ -83,7 +83,7 @@ def as_json(comparison: Comparison, names: tuple[str, str]) -> str:
     return json.dumps(document, indent=2, allow_nan=False)
 
 
-def _change(change: Change) -> dict[str, object]:
+def _change(change: MetricChange) -> dict[str, object]:
     known = change.outcome is not Outcome.UNKNOWN
     return {
         "figure": change.figure,
@@ -125,7 +125,7 @@ def _rows(level: LevelChange) -> Iterator[tuple[str, ...]]:
         )
 
 
-def _value(change: Change, value: float) -> str:
+def _value(change: MetricChange, value: float) -> str:
     match change.figure:
         case "throughput":
             return f"{number(value)}/s"
@@ -135,7 +135,7 @@ def _value(change: Change, value: float) -> str:
             return duration(value)
 
 
-def _difference(change: Change, value: float) -> str:
+def _difference(change: MetricChange, value: float) -> str:
     return f"{100 * value:+.2f} pp" if change.figure == "errors" else signed_percent(value)
 
 

@@ -16,7 +16,7 @@ from charonia.tools.results.records import (
     LevelResult,
     LoadLevel,
     LoadMode,
-    Run,
+    PerfRun,
     Verdict,
     Window,
 )
@@ -242,7 +242,7 @@ def level_text(result: LevelResult, view: View) -> str:
     return "\n".join(lines) + "\n"
 
 
-def summary_text(run: Run) -> str:
+def summary_text(run: PerfRun) -> str:
     """Return what is printed at the end of a run."""
     percentile = run.stabilising_percentile
     name = "Average" if percentile is None else f"p{percentile:g}"

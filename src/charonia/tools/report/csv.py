@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from charonia.tools.report.console import HIGH_PERCENTILES, high_percentiles, percentiles
-from charonia.tools.results.records import LevelResult, LoadMode, Run
+from charonia.tools.results.records import LevelResult, LoadMode, PerfRun
 from charonia.tools.results.server import Gpu, ServerModel
 
 Cell = str | int | float
@@ -25,7 +25,7 @@ class Column:
     value: Callable[[LevelResult], Cell]
 
 
-def csv_files(run: Run, path: Path, *, verbose: bool = False, metrics: bool = False) -> dict[Path, str]:
+def csv_files(run: PerfRun, path: Path, *, verbose: bool = False, metrics: bool = False) -> dict[Path, str]:
     """Return the text of every file to write, by path; nothing where no level has a successful request.
 
     Args:
@@ -54,7 +54,7 @@ def _text(head: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
     return buffer.getvalue()
 
 
-def _columns(run: Run, levels: Sequence[LevelResult]) -> list[Column]:
+def _columns(run: PerfRun, levels: Sequence[LevelResult]) -> list[Column]:
     columns = [_level_column(levels), Column("Inferences/Second", lambda level: level.throughput.value)]
     if run.model.decoupled:
         columns.append(Column("Response Throughput", lambda level: level.response_rate))
@@ -111,7 +111,7 @@ def _percentile(percent: float) -> Column:
     return Column(f"p{percent:g} latency", lambda level: _usec(level.percentile(percent)))
 
 
-def _verbose_columns(run: Run, metrics: bool) -> list[Column]:
+def _verbose_columns(run: PerfRun, metrics: bool) -> list[Column]:
     columns = []
     if run.stabilising_percentile is None:
         columns.append(Column("Avg latency", lambda level: _usec(level.response_times.mean)))
@@ -145,7 +145,7 @@ def _high_percentile(percent: float) -> Column:
     return Column(f"p{percent:g} latency", value)
 
 
-def _own_columns(run: Run) -> list[Column]:
+def _own_columns(run: PerfRun) -> list[Column]:
     columns = [_high_percentile(percent) for percent in HIGH_PERCENTILES if percent != run.stabilising_percentile]
     columns += [
         Column("Throughput Low", lambda level: level.throughput.low),
@@ -164,7 +164,7 @@ def _own_columns(run: Run) -> list[Column]:
     return [*columns, Column("Verdict", lambda level: level.verdict.value)]
 
 
-def _composing_text(run: Run, levels: Sequence[LevelResult], name: str, version: str) -> str:
+def _composing_text(run: PerfRun, levels: Sequence[LevelResult], name: str, version: str) -> str:
     """Return the file of one model that another one is made of."""
     first = _level_column(levels)
     head = [first.head, "Inferences/Second", "Client Send", "Network+Server Send/Recv"]

@@ -17,7 +17,7 @@ from typing import Any
 
 from charonia.tools.report.quantities import duration, number, percent, size
 from charonia.tools.report.summary import VERDICT_TEXTS, best_level, is_open_loop, is_trusted
-from charonia.tools.results.records import LevelResult, Run
+from charonia.tools.results.records import LevelResult, PerfRun
 
 PERCENTILES = (50.0, 90.0, 95.0, 99.0, 99.9, 99.99)
 
@@ -35,7 +35,7 @@ class _Column:
     is_text: bool = False
 
 
-def levels_table(run: Run) -> str:
+def levels_table(run: PerfRun) -> str:
     """Return a row a level: throughput, latencies, errors, verdict."""
     columns = [
         _Column("Level", lambda result: escape(str(result.level)), is_text=True),
@@ -51,7 +51,7 @@ def levels_table(run: Run) -> str:
     return _table(columns, run.levels, best)
 
 
-def resources_table(run: Run) -> str:
+def resources_table(run: PerfRun) -> str:
     """Return what server and client used at each level, "" where nothing is known of the server's."""
     if not any(result.resources is not None or result.gpus for result in run.levels):
         return ""
@@ -71,7 +71,7 @@ def resources_table(run: Run) -> str:
     return _table(columns, run.levels, None)
 
 
-def errors_table(run: Run) -> str:
+def errors_table(run: PerfRun) -> str:
     """Return a row a level and kind of error, "" where there were none."""
     rows = [
         f"<tr><th scope='row'>{escape(str(result.level))}</th><td class='text'>{escape(error.kind)}</td>"
@@ -85,7 +85,7 @@ def errors_table(run: Run) -> str:
     return scrolling(f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>")
 
 
-def trials_tables(run: Run) -> Iterator[str]:
+def trials_tables(run: PerfRun) -> Iterator[str]:
     """Yield every trial of every level, folded away."""
     head = (
         "<th>Window</th><th>Length</th><th>Requests</th><th>Errors</th><th>Inferences/s</th><th>Latency</th><th></th>"

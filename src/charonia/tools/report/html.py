@@ -12,10 +12,10 @@ from charonia.tools.report.document import asset, document, errors_table, levels
 from charonia.tools.report.plot_data import plot_data
 from charonia.tools.report.quantities import clock, duration, number, percent, size
 from charonia.tools.report.summary import VERDICT_TEXTS, best_level, headline, is_trusted
-from charonia.tools.results.records import LevelResult, Run
+from charonia.tools.results.records import LevelResult, PerfRun
 
 
-def render(runs: Sequence[Run]) -> bytes:
+def render(runs: Sequence[PerfRun]) -> bytes:
     """Return the page of one run, or of several beside each other, as UTF-8.
 
     Raises:
@@ -30,7 +30,7 @@ def render(runs: Sequence[Run]) -> bytes:
     return document(f"{title}: load test", body, plot_data(runs, names), script=script)
 
 
-def _names(runs: Sequence[Run]) -> list[str]:
+def _names(runs: Sequence[PerfRun]) -> list[str]:
     """Return names that tell the runs apart: model and server, with a number where these are the same."""
     plain = [f"{run.model.name} on {run.server.name or run.server.url}" for run in runs]
     return [
@@ -39,7 +39,7 @@ def _names(runs: Sequence[Run]) -> list[str]:
     ]
 
 
-def _sections(runs: Sequence[Run], names: Sequence[str]) -> Iterator[str]:
+def _sections(runs: Sequence[PerfRun], names: Sequence[str]) -> Iterator[str]:
     for run, name in zip(runs, names, strict=True):
         yield from _summary(run, name if len(runs) > 1 else run.model.name)
     yield "<noscript><p>The plots need JavaScript; the tables do not.</p></noscript>"
@@ -70,7 +70,7 @@ _PLOTS = (
 )
 
 
-def _summary(run: Run, title: str) -> Iterator[str]:
+def _summary(run: PerfRun, title: str) -> Iterator[str]:
     best = best_level(run)
     yield f"<header><h1>{escape(title)}</h1><p class='about'>{_measured(run)}</p></header>"
     yield f'<section class="summary"><p class="headline">{escape(headline(run))}</p>'
@@ -85,7 +85,7 @@ def _summary(run: Run, title: str) -> Iterator[str]:
         yield f"<section><h2>Errors</h2>{errors}</section>"
 
 
-def _measured(run: Run) -> str:
+def _measured(run: PerfRun) -> str:
     server = f"{run.server.name} {run.server.version}".strip() or "a server"
     facts = [
         f"{server} at {run.server.url}",
@@ -97,7 +97,7 @@ def _measured(run: Run) -> str:
     return " · ".join(f"<span>{escape(fact)}</span>" for fact in facts)
 
 
-def _tiles(run: Run, best: LevelResult) -> Iterator[str]:
+def _tiles(run: PerfRun, best: LevelResult) -> Iterator[str]:
     load, value = str(best.level).rsplit(" ", 1)
     yield _tile(f"Best {load}" if len(run.levels) > 1 else load.capitalize(), value, _badge(best))
     estimate = best.throughput
@@ -123,7 +123,7 @@ def _badge(result: LevelResult) -> str:
     return f'<span class="badge {kind}">{VERDICT_TEXTS[result.verdict]}</span>'
 
 
-def _cautions(run: Run) -> Iterator[str]:
+def _cautions(run: PerfRun) -> Iterator[str]:
     lines = [escape(note) for note in run.notes]
     levels: dict[tuple[str, str], list[str]] = {}
     for result in run.levels:
@@ -148,7 +148,7 @@ def _items(lines: Iterable[str]) -> str:
     return "".join(f"<li>{line}</li>" for line in lines)
 
 
-def _ending(runs: Sequence[Run], names: Sequence[str]) -> Iterator[str]:
+def _ending(runs: Sequence[PerfRun], names: Sequence[str]) -> Iterator[str]:
     for run, name in zip(runs, names, strict=True):
         of_which = f": {escape(name)}" if len(runs) > 1 else ""
         resources = resources_table(run)
@@ -164,7 +164,7 @@ def _ending(runs: Sequence[Run], names: Sequence[str]) -> Iterator[str]:
         yield "</section>"
 
 
-def _options(run: Run) -> str:
+def _options(run: PerfRun) -> str:
     rows = "".join(
         f"<tr><th scope='row'>{escape(name)}</th><td class='text message'>{escape(value)}</td></tr>"
         for name, value in run.options.items()
@@ -172,7 +172,7 @@ def _options(run: Run) -> str:
     return f"<div class='wide'><table><tbody>{rows}</tbody></table></div>"
 
 
-def _facts(run: Run) -> Iterator[tuple[str, str]]:
+def _facts(run: PerfRun) -> Iterator[tuple[str, str]]:
     yield "Model", f"{run.model.name} {run.model.version}".strip()
     if run.model.platform:
         yield "Platform", run.model.platform

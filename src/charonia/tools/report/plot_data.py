@@ -9,7 +9,7 @@ from typing import Any
 
 from charonia.core.latency import LatencyHistogram
 from charonia.tools.report.summary import best_level
-from charonia.tools.results.records import LevelResult, Run, TimeBucket
+from charonia.tools.results.records import LevelResult, PerfRun, TimeBucket
 from charonia.tools.results.server import ServerModel
 
 STEPS_A_DECADE = 24
@@ -21,7 +21,7 @@ PERCENTILES = (50.0, 90.0, 95.0, 99.0, 99.9)
 _MILLISECOND = 1_000_000
 
 
-def plot_data(runs: Sequence[Run], names: Sequence[str]) -> dict[str, Any]:
+def plot_data(runs: Sequence[PerfRun], names: Sequence[str]) -> dict[str, Any]:
     """Return the data of all plots.
 
     Args:
@@ -34,7 +34,7 @@ def plot_data(runs: Sequence[Run], names: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _levels(run: Run) -> list[dict[str, Any]]:
+def _levels(run: PerfRun) -> list[dict[str, Any]]:
     best = best_level(run)
     begins = _begins(run)
     return [
@@ -56,7 +56,7 @@ def _levels(run: Run) -> list[dict[str, Any]]:
     ]
 
 
-def _begins(run: Run) -> list[int]:
+def _begins(run: PerfRun) -> list[int]:
     """Return when each level began, in nanoseconds from the begin of the first."""
     if all(result.epoch_ns for result in run.levels):
         first = min((result.epoch_ns for result in run.levels), default=0)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from charonia.core.errors import ServingError, invalid, not_found
 from charonia.tools.results.json_form import from_json, to_json
-from charonia.tools.results.records import LevelResult, LoadMode, RequestRecord, Run
+from charonia.tools.results.records import LevelResult, LoadMode, PerfRun, RequestRecord
 
 InputsOf = Callable[[int, int], str]
 """From stream and step to the JSON object of a request's inputs."""
@@ -26,7 +26,7 @@ def no_inputs(stream: int, step: int) -> str:
     return "{}"
 
 
-def write_profile(path: Path, run: Run, inputs_of: InputsOf = no_inputs) -> None:
+def write_profile(path: Path, run: PerfRun, inputs_of: InputsOf = no_inputs) -> None:
     """Write the requests of a run. The file appears when it is whole.
 
     Args:
@@ -47,7 +47,7 @@ def write_profile(path: Path, run: Run, inputs_of: InputsOf = no_inputs) -> None
         raise
 
 
-def profile_parts(run: Run, inputs_of: InputsOf = no_inputs) -> Iterator[str]:
+def profile_parts(run: PerfRun, inputs_of: InputsOf = no_inputs) -> Iterator[str]:
     """Yield the text of the export in pieces."""
     yield '{"experiments":['
     for number, level in enumerate(run.levels):
@@ -83,7 +83,7 @@ FILE_BYTES_MAX = 1 << 30
 """Largest file that is read."""
 
 
-def write_run(path: Path, run: Run) -> None:
+def write_run(path: Path, run: PerfRun) -> None:
     """Write a run as JSON.
 
     Raises:
@@ -104,7 +104,7 @@ def write_whole(path: Path, content: bytes) -> None:
         _replace(path.resolve(), content)
 
 
-def read_run(path: Path) -> Run:
+def read_run(path: Path) -> PerfRun:
     """Return the run of a JSON file.
 
     Raises:

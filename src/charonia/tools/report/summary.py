@@ -1,7 +1,7 @@
 """What a run says at a glance: its best level, how far to trust it. Pure."""
 
 from charonia.tools.report.quantities import duration, number
-from charonia.tools.results.records import LevelResult, LoadMode, Run, Verdict
+from charonia.tools.results.records import LevelResult, LoadMode, PerfRun, Verdict
 
 _TRUSTED = (Verdict.STABLE, Verdict.COMPLETE)
 _SUSTAINED = (*_TRUSTED, Verdict.UNSTABLE)
@@ -23,7 +23,7 @@ def is_trusted(result: LevelResult) -> bool:
     return result.verdict in _TRUSTED
 
 
-def best_level(run: Run) -> LevelResult | None:
+def best_level(run: PerfRun) -> LevelResult | None:
     """Return the answer of a search, or the level with the highest throughput within the latency limit.
 
     Levels that the server could not sustain count where there are no others. None where nothing was answered, or no
@@ -40,7 +40,7 @@ def best_level(run: Run) -> LevelResult | None:
     )
 
 
-def headline(run: Run) -> str:
+def headline(run: PerfRun) -> str:
     """Return the best level in one sentence."""
     best = best_level(run)
     if best is None:
@@ -57,6 +57,6 @@ def headline(run: Run) -> str:
     )
 
 
-def is_open_loop(run: Run) -> bool:
+def is_open_loop(run: PerfRun) -> bool:
     """Whether requests were sent at a rate, whatever the answers did."""
     return any(result.level.mode in (LoadMode.REQUEST_RATE, LoadMode.INTERVALS) for result in run.levels)

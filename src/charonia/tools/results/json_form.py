@@ -10,15 +10,15 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from charonia.core.errors import ServingError, invalid
 from charonia.core.latency import LatencyHistogram
-from charonia.tools.results.records import FORMAT, VERSION, Run
+from charonia.tools.results.records import FORMAT, VERSION, PerfRun
 
 
-def to_json(run: Run) -> str:
+def to_json(run: PerfRun) -> str:
     """Return a run as JSON text."""
     return json.dumps({"format": FORMAT, "version": VERSION, **plain(run)}, allow_nan=False)
 
 
-def from_json(text: str | bytes, source: str = "the JSON text") -> Run:
+def from_json(text: str | bytes, source: str = "the JSON text") -> PerfRun:
     """Return the run that JSON text describes. Unknown fields of it are passed over: a newer writer may have more.
 
     Args:
@@ -37,12 +37,12 @@ def from_json(text: str | bytes, source: str = "the JSON text") -> Run:
     if data.get("version") != VERSION:
         raise invalid(f"{source}: expected version {VERSION} of the format, got {data.get('version')!r}")
     try:
-        run = record(Run, data)
+        run = record(PerfRun, data)
     except ServingError as error:
         raise invalid(f"{source}: {error.message}") from None
     except (KeyError, TypeError, ValueError) as error:
         raise invalid(f"{source}: not the JSON of a run: {error}") from None
-    if not isinstance(run, Run):
+    if not isinstance(run, PerfRun):
         raise TypeError(f"expected a run, got {run!r}")
     return run
 

@@ -340,7 +340,7 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class PerfRun:
     """A whole run of the tool.
 
     Attributes:

@@ -35,7 +35,12 @@ class Metric(StrEnum):
         return self in _MORE_IS_BETTER
 
 
-_MORE_IS_BETTER = (Metric.THROUGHPUT, Metric.CPU_AVAILABLE_RAM, Metric.GPU_FREE_MEMORY, Metric.GPU_UTILIZATION)
+_MORE_IS_BETTER = (
+    Metric.THROUGHPUT,
+    Metric.CPU_AVAILABLE_RAM,
+    Metric.GPU_FREE_MEMORY,
+    Metric.GPU_UTILIZATION,
+)
 
 
 class SearchMode(StrEnum):

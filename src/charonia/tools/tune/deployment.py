@@ -13,7 +13,7 @@ from charonia.client.sync_client import Client
 from charonia.config.model import ModelConfig
 from charonia.core.errors import Code, ServingError, invalid, not_found
 from charonia.core.metadata import ModelState
-from charonia.tools.tune.servers import Server, fate_of
+from charonia.tools.tune.servers import MeasuredServer, fate_of
 from charonia.tools.tune.variants import BaseModel, depth, load_text
 from charonia.wire.transport import Failure
 
@@ -53,7 +53,7 @@ class Deployment:
         server: The server.
     """
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: MeasuredServer) -> None:
         self._server = server
         self._before: dict[str, Before] = {}
         self._ready_before: set[str] = set()

@@ -14,11 +14,11 @@ from charonia.tools.tune.deployment import Deployment, ServerLostError
 from charonia.tools.tune.journal import Entry, Journal, scope_of
 from charonia.tools.tune.measure import InterruptedTrialError, Measurer, outcome_of
 from charonia.tools.tune.output import OutputRepository
-from charonia.tools.tune.problem import Problem, percentiles
+from charonia.tools.tune.problem import SearchProblem, percentiles
 from charonia.tools.tune.progress import Event, Noted, Progress, SearchDone, TrialBegun, TrialDone
 from charonia.tools.tune.result import GroupRecord, ModelConfigRecord, TrialRecord, VariantRecord
 from charonia.tools.tune.search.start import make_search
-from charonia.tools.tune.servers import Server
+from charonia.tools.tune.servers import MeasuredServer
 from charonia.tools.tune.variants import (
     BaseModel,
     Names,
@@ -46,7 +46,7 @@ class SearchContext:
         restarts: How often the server was started again.
     """
 
-    server: Server
+    server: MeasuredServer
     deployment: Deployment
     journal: Journal
     output: OutputRepository
@@ -56,7 +56,7 @@ class SearchContext:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class SearchEnd:
     """How a search ended.
 
     Attributes:
@@ -85,7 +85,7 @@ class GroupSearch:
     def __init__(
         self,
         context: SearchContext,
-        problem: Problem,
+        problem: SearchProblem,
         bases: Mapping[str, BaseModel],
         scope: str,
         measurer: Measurer,
@@ -105,7 +105,7 @@ class GroupSearch:
         self._loaded = ""
         self._resumed: dict[str, bool] = {}
 
-    def run(self) -> Ended:
+    def run(self) -> SearchEnd:
         """Carry it out. What was measured is returned in any case.
 
         Raises:
@@ -133,7 +133,7 @@ class GroupSearch:
             duration_s=time.monotonic() - begin,
             is_complete=not is_interrupted and not problem,
         )
-        return Ended(group, is_interrupted, problem)
+        return SearchEnd(group, is_interrupted, problem)
 
     def _carry_out(self, search: Search, begin: float) -> None:
         budget = self._problem.options.time_budget_s

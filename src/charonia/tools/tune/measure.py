@@ -18,17 +18,17 @@ import psutil
 from charonia.client.sync_client import Client
 from charonia.core.latency import LatencyHistogram
 from charonia.tools.perf import resources
-from charonia.tools.perf.api import InputSource, MeasurementMode, RunSettings, Stop, silent
+from charonia.tools.perf.api import InputSource, MeasurementMode, RunSettings, StopRequest, silent
 from charonia.tools.perf.level import Context, measure
 from charonia.tools.perf.observer import Observer
-from charonia.tools.perf.pool import Pool, pool, process_count
+from charonia.tools.perf.pool import WorkerPool, pool, process_count
 from charonia.tools.perf.run import STATISTICS_EXTENSION, Subject
 from charonia.tools.results.records import Estimate, LevelResult, LoadLevel, LoadMode, Verdict
 from charonia.tools.results.server import Gpu
 from charonia.tools.results.student import student
 from charonia.tools.tune.api import Failed, LoadPoint, Measured, Metric, Outcome
 from charonia.tools.tune.deployment import ServerLostError
-from charonia.tools.tune.servers import Server, fate_of
+from charonia.tools.tune.servers import MeasuredServer, fate_of
 
 CONFIDENCE = 0.95
 ERROR_SHARE_MAX = 0.5
@@ -163,7 +163,7 @@ WARMUP_SHARE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedLoad:
     """A load, ready to be sent.
 
     Attributes:
@@ -179,7 +179,7 @@ class Prepared:
     is_timed: bool = False
 
 
-Prepare = Callable[[Client, LoadPoint, Server], Prepared]
+Prepare = Callable[[Client, LoadPoint, MeasuredServer], PreparedLoad]
 """Makes a load ready; raises ServingError where the model takes no such requests."""
 
 
@@ -202,12 +202,12 @@ class Measurer:
 
     def __init__(
         self,
-        server: Server,
+        server: MeasuredServer,
         prepare: Prepare,
         time_s: float,
         percentiles: Mapping[str, float | None],
         composing: Mapping[str, Sequence[str]],
-        stop: Stop,
+        stop: StopRequest,
         metrics_interval_s: float = 0.0,
     ) -> None:
         self._server = server
@@ -217,7 +217,7 @@ class Measurer:
         self._composing = composing
         self._stop = stop
         self._metrics_interval_s = metrics_interval_s
-        self._pools: dict[tuple[str, int, int, int], Pool] = {}
+        self._pools: dict[tuple[str, int, int, int], WorkerPool] = {}
         self._stack = ExitStack()
         self._processes: resources.ServerProcesses | None = None
         self._has_looked = False
@@ -333,7 +333,7 @@ class Measurer:
             stop=self._stop,
         )
 
-    def _pool(self, load: LoadPoint, settings: RunSettings, prepared: Prepared) -> Pool:
+    def _pool(self, load: LoadPoint, settings: RunSettings, prepared: PreparedLoad) -> WorkerPool:
         batches = int(prepared.subject.config.get("max_batch_size", 0)) > 0
         is_rate = load.mode is not LoadMode.CONCURRENCY
         count = process_count(settings.load.process_count_max, load.value, is_rate, _cores())

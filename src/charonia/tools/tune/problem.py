@@ -36,7 +36,7 @@ _SMALL_REPEATS_MAX = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class SearchProblem:
     """What a search takes.
 
     Attributes:
@@ -58,7 +58,7 @@ def problem_of(
     core_count: int = 0,
     memory: MemoryLimit | None = None,
     time_budget_s: float = 0.0,
-) -> Problem:
+) -> SearchProblem:
     """Return the search for the models of a group.
 
     Args:
@@ -82,7 +82,7 @@ def problem_of(
         for each in facts:
             dimensions += _dimensions(each, settings_of.get(each.name), settings, core_count)
     space = SearchSpace(facts, tuple(dimensions), _load(options, requests), memory, core_count)
-    return Problem(space, goal_of(options, requests), _search_options(options, space, time_budget_s))
+    return SearchProblem(space, goal_of(options, requests), _search_options(options, space, time_budget_s))
 
 
 def goal_of(options: TuneOptions, requests: Sequence[ModelRequest]) -> Goal:
@@ -92,7 +92,12 @@ def goal_of(options: TuneOptions, requests: Sequence[ModelRequest]) -> Goal:
 
 def percentiles(goal: Goal) -> dict[str, float | None]:
     """Return the percentile of each model's latency that its goal is about, None for the mean."""
-    by_metric = {Metric.LATENCY_P99: 99.0, Metric.LATENCY_P95: 95.0, Metric.LATENCY_P90: 90.0, Metric.LATENCY_P50: 50.0}
+    by_metric = {
+        Metric.LATENCY_P99: 99.0,
+        Metric.LATENCY_P95: 95.0,
+        Metric.LATENCY_P90: 90.0,
+        Metric.LATENCY_P50: 50.0,
+    }
     found: dict[str, float | None] = {}
     for model in goal.models:
         metrics = {objective.metric for objective in model.objectives}

@@ -20,13 +20,13 @@ from charonia.config.model import ModelConfig
 from charonia.config.pbtxt import parse, render
 from charonia.core.errors import ServingError, invalid
 from charonia.tools.perf import metrics_page, resources
-from charonia.tools.perf.api import Stop
+from charonia.tools.perf.api import StopRequest
 from charonia.tools.perf.observer import read_page
 from charonia.tools.perf.run import machine
 from charonia.tools.results.server import Gpu, ServerInfo
 from charonia.tools.tune.api import MemoryLimit, Metric
 from charonia.tools.tune.deployment import Deployment
-from charonia.tools.tune.group import Ended, GroupSearch, SearchContext
+from charonia.tools.tune.group import GroupSearch, SearchContext, SearchEnd
 from charonia.tools.tune.journal import Journal, content_of, scope_of
 from charonia.tools.tune.measure import Measurer, Prepare
 from charonia.tools.tune.options import LaunchMode, ModelRequest, TuneFor, TuneOptions, TuneRequest
@@ -34,7 +34,7 @@ from charonia.tools.tune.output import CONFIG_FILE, OutputRepository
 from charonia.tools.tune.problem import goal_of, percentiles, problem_of
 from charonia.tools.tune.progress import Noted, Progress
 from charonia.tools.tune.result import GroupRecord, TuneRun
-from charonia.tools.tune.servers import Server, is_there, server_of
+from charonia.tools.tune.servers import MeasuredServer, is_there, server_of
 from charonia.tools.tune.variants import BaseModel, config_of, instance_kind
 
 SHARED_MB = 100.0
@@ -94,7 +94,7 @@ class _Progressed:
     problem: str = ""
 
 
-def profile(request: TuneRequest, prepare: Prepare, progress: Progress, stop: Stop) -> TuneRun:
+def profile(request: TuneRequest, prepare: Prepare, progress: Progress, stop: StopRequest) -> TuneRun:
     """Tune the models that the options name.
 
     Args:
@@ -147,7 +147,7 @@ class _Run:
     options: TuneOptions
     context: SearchContext
     prepare: Prepare
-    stop: Stop
+    stop: StopRequest
     source: Path | None
     info: ServerInfo
     done: _Progressed
@@ -175,7 +175,7 @@ class _Run:
             if ended.is_interrupted or ended.problem:
                 return
 
-    def _group(self, requests: tuple[ModelRequest, ...], budget: float) -> Ended:
+    def _group(self, requests: tuple[ModelRequest, ...], budget: float) -> SearchEnd:
         measurer = None
         try:
             bases = self._bases(requests)
@@ -302,13 +302,13 @@ def _note_server(options: TuneOptions, done: _Progressed, progress: Progress) ->
         progress(Noted(note))
 
 
-def _server_info(server: Server) -> ServerInfo:
+def _server_info(server: MeasuredServer) -> ServerInfo:
     metadata = server.client.server_metadata()
     protocol = server.control_url.partition("://")[0]
     return ServerInfo(server.control_url, protocol, metadata.name, metadata.version, metadata.extensions)
 
 
-def _gpus(server: Server) -> tuple[Gpu, ...]:
+def _gpus(server: MeasuredServer) -> tuple[Gpu, ...]:
     """Return the GPUs that the server's metrics page names; none where there is no such page."""
     try:
         return metrics_page.gpus([metrics_page.parse(read_page(server.metrics_url))])

@@ -38,7 +38,7 @@ RESERVED_FLAGS = frozenset(f"{kind}-{name}" for kind in ("http", "grpc", "metric
 """Flags of the server that are set here."""
 
 
-class Server(Protocol):
+class MeasuredServer(Protocol):
     """A server that answers.
 
     Attributes:
@@ -272,7 +272,7 @@ class RemoteServer:
         raise unavailable(self.fate() or f"the server at {self.control_url} was lost")
 
 
-def fate_of(server: Server) -> str:
+def fate_of(server: MeasuredServer) -> str:
     """Return how a server ended that has just stopped answering; one of our own may take a moment to be gone."""
     give_up = time.monotonic() + (END_SECONDS_MAX if server.is_ours else 0.0)
     while not (fate := server.fate()) and time.monotonic() < give_up:

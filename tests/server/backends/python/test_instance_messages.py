@@ -16,7 +16,7 @@ from charonia.core.tensor import DeviceTensor, Tensor
 from charonia.server.backends.api import Outputs, Result
 from charonia.server.backends.python.instance import PythonInstance
 from charonia.server.backends.python.process import RELEASES_HELD_MAX, WorkerProcess
-from charonia.server.backends.python.services import Server
+from charonia.server.backends.python.services import ServerServices
 from charonia.server.backends.python.worker.charonia_channel import Incoming, Outgoing, Receiver
 from charonia.server.backends.python.worker.charonia_regions import Mappings, RegionPool
 from charonia.testing.decoupled_suite import StreamSink
@@ -102,7 +102,7 @@ class Bench:
             output_names=("OUT",),
             start_s_max=10,
             execute_s_max=0,
-            server=Server(CallFrame("m", "1")),
+            server=ServerServices(CallFrame("m", "1")),
             is_decoupled=is_decoupled,
         )
 

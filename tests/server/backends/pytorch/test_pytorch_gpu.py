@@ -21,7 +21,7 @@ from charonia.core.tensor import Array, DeviceTensor, Tensor
 from charonia.server.backends.api import BackendSettings, ModelFiles, Outputs, Placement
 from charonia.server.backends.pytorch import devices as gpus
 from charonia.server.backends.pytorch.backend import PyTorchBackend, PyTorchModel
-from charonia.server.backends.pytorch.devices import MIN_BLOCK_BYTES, CpuDevice, Device, GpuDevice, PinnedPool
+from charonia.server.backends.pytorch.devices import MIN_BLOCK_BYTES, ComputeDevice, CpuDevice, GpuDevice, PinnedPool
 from charonia.server.backends.pytorch.instance import PyTorchInstance
 from charonia.server.backends.pytorch.options import RunPlan
 from charonia.server.backends.pytorch.source import find_source
@@ -247,7 +247,7 @@ class Content:
         return self.native.numpy()
 
 
-def instance_on(model_dir: Path, device: Device) -> PyTorchInstance:
+def instance_on(model_dir: Path, device: ComputeDevice) -> PyTorchInstance:
     program = find_source(files_of(model_dir), PERCEPTRON).open(torch.device("cpu"), RunPlan())
     return PyTorchInstance("m_0", program, PERCEPTRON, RunPlan(), device, 1)
 

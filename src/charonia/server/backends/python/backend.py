@@ -28,7 +28,7 @@ from charonia.server.backends.python.instance import PythonInstance
 from charonia.server.backends.python.process import WorkerProcess
 from charonia.server.backends.python.reaper import reaper
 from charonia.server.backends.python.reshape import reshaped
-from charonia.server.backends.python.services import Server
+from charonia.server.backends.python.services import ServerServices
 from charonia.server.backends.python.thread import ThreadInstance
 from charonia.server.backends.python.worker.charonia_channel import Incoming
 from charonia.server.backends.python.worker.charonia_cuda import is_usable
@@ -125,7 +125,9 @@ class PythonBackend:
         path = self._model_path(files, config)
         environment = await _environment(files, config, settings, self._folder)
         metrics = settings.metrics if settings.metrics is not None else CustomMetrics()
-        server = Server(CallFrame(config.name, str(files.version)), settings.models, metrics, settings.busy_poll)
+        server = ServerServices(
+            CallFrame(config.name, str(files.version)), settings.models, metrics, settings.busy_poll
+        )
         if environment is None:
             return ThreadedPythonModel(files, config, path, server)
         await asyncio.to_thread(is_usable)  # starting the driver takes a while; it is asked once
@@ -151,7 +153,7 @@ class PythonModel:
     """A version of a Python model whose instances are worker processes."""
 
     def __init__(
-        self, files: ModelFiles, config: ModelConfig, path: Path, environment: Environment, server: Server
+        self, files: ModelFiles, config: ModelConfig, path: Path, environment: Environment, server: ServerServices
     ) -> None:
         self._files = files
         self._server = server
@@ -216,7 +218,7 @@ class PythonModel:
 class ThreadedPythonModel:
     """A version of a Python model whose instances are threads of the server."""
 
-    def __init__(self, files: ModelFiles, config: ModelConfig, path: Path, server: Server) -> None:
+    def __init__(self, files: ModelFiles, config: ModelConfig, path: Path, server: ServerServices) -> None:
         self._files = files
         self._config = config
         self._path = path

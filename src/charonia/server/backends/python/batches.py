@@ -26,7 +26,7 @@ RESTART_WAIT_S_MAX = 20.0
 """Longest time that a batch waits for a worker that is being restarted."""
 
 
-class Batch(Work):
+class BatchInFlight(Work):
     """A batch that was handed over, and that is not finished or has left requests open.
 
     Attributes:
@@ -92,10 +92,10 @@ class Batches:
         self._link: WorkerLink | None = None  # to the worker that runs batches now
         self._is_ready = False
         self._is_closed = False
-        self._queue: deque[Batch] = deque()  # the first one runs, where it was sent
-        self._warming: deque[Batch] = deque()  # what a new worker runs before anything else
-        self._outbox: list[Batch] = []  # those that are sent at the end of this round of the event loop
-        self._left_open: dict[int, Batch] = {}  # finished, with requests that wait for their last response
+        self._queue: deque[BatchInFlight] = deque()  # the first one runs, where it was sent
+        self._warming: deque[BatchInFlight] = deque()  # what a new worker runs before anything else
+        self._outbox: list[BatchInFlight] = []  # those that are sent at the end of this round of the event loop
+        self._left_open: dict[int, BatchInFlight] = {}  # finished, with requests that wait for their last response
         self._sent = 0
         self._timer: asyncio.TimerHandle | None = None  # the first batch's
         self._told_awake_ns = 0
@@ -108,7 +108,7 @@ class Batches:
 
     def add(self, sink: BatchSink, requests: Sequence[InferRequest]) -> None:
         """Take a batch: it is sent at once, or once a worker is ready."""
-        batch = Batch(sink, requests)
+        batch = BatchInFlight(sink, requests)
         self._queue.append(batch)
         if self._is_ready:
             self._send(batch)
@@ -148,7 +148,7 @@ class Batches:
 
     def warm_up(self, sink: BatchSink, requests: Sequence[InferRequest]) -> None:
         """Run a batch on a new worker before anything else."""
-        batch = Batch(sink, requests)
+        batch = BatchInFlight(sink, requests)
         self._warming.append(batch)
         self._send(batch)
 
@@ -230,7 +230,7 @@ class Batches:
 
     # Inside
 
-    def _hand_on(self, batch: Batch, results: Sequence[Result | None]) -> bool:
+    def _hand_on(self, batch: BatchInFlight, results: Sequence[Result | None]) -> bool:
         """Give the requests of a batch their results; return whether some are left open."""
         sink = batch.sink
         is_open = False
@@ -248,7 +248,7 @@ class Batches:
                 self._left_open[batch.number] = batch
         return is_open
 
-    def _send(self, batch: Batch) -> None:
+    def _send(self, batch: BatchInFlight) -> None:
         """Send a batch, together with those that come in the same round of the event loop."""
         if not self._outbox:
             self._loop.call_soon(self._hand_over)
@@ -263,7 +263,7 @@ class Batches:
                 self._told_awake_ns = awake_ns
             batches = batches[self._send_together(self._link, batches) :]
 
-    def _send_together(self, link: WorkerLink, batches: Sequence[Batch]) -> int:
+    def _send_together(self, link: WorkerLink, batches: Sequence[BatchInFlight]) -> int:
         """Send the first of these batches, and those behind it that fit into the same message; return how many."""
         outgoing = link.outgoing()
         content: list[tuple[int, list[tuple[object, ...]]]] = []

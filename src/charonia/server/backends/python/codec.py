@@ -41,7 +41,7 @@ NO_TRACE = ""
 """Trace context of a request that is not traced."""
 
 
-class References(Protocol):
+class RegionReferences(Protocol):
     """What a worker's tensors refer to. Both may be called from any thread."""
 
     def release(self, region: int) -> None:
@@ -96,7 +96,7 @@ def decode_request(
     fields: tuple[Any, ...],
     tensors: Iterable[tuple[Any, ...]],
     message: Incoming,
-    references: References,
+    references: RegionReferences,
     kind: type[InferRequest] = InferRequest,
 ) -> InferRequest:
     """Return a request that the worker makes of another model.
@@ -139,7 +139,7 @@ def made_request(
 
 
 def decode_results(
-    results: Sequence[tuple[Any, ...] | None], message: Incoming, references: References
+    results: Sequence[tuple[Any, ...] | None], message: Incoming, references: RegionReferences
 ) -> list[Result | None]:
     """Return the results of a batch; None stays None.
 
@@ -218,7 +218,7 @@ def _placed_on_device(tensor: DeviceTensor, outgoing: Outgoing, on_gpu: bool) ->
         return (name, wire, (), encode_error(error))
 
 
-def _found(tensors: Iterable[tuple[Any, ...]], message: Incoming, references: References) -> list[Tensor]:
+def _found(tensors: Iterable[tuple[Any, ...]], message: Incoming, references: RegionReferences) -> list[Tensor]:
     found: list[Tensor] = []
     for name, datatype, shape, place in tensors:
         if len(place) != PLACE_LENGTH:

@@ -11,8 +11,8 @@ from charonia.core.errors import ServingError
 from charonia.core.request import InferRequest
 from charonia.server.backends.api import BatchSink
 from charonia.server.backends.python.batches import Batches
-from charonia.server.backends.python.services import Readiness, Server, WorkerServices
-from charonia.server.backends.python.supervisor import MakeProcess, State, Supervisor, WorkerHealth
+from charonia.server.backends.python.services import Readiness, ServerServices, WorkerServices
+from charonia.server.backends.python.supervisor import MakeProcess, Supervisor, WorkerHealth, WorkerPhase
 from charonia.server.backends.python.worker.charonia_channel import Incoming
 from charonia.server.backends.python.worker.charonia_regions import ChannelError
 
@@ -40,11 +40,11 @@ class PythonInstance:
         output_names: tuple[str, ...],
         start_s_max: float,
         execute_s_max: float,
-        server: Server | None = None,
+        server: ServerServices | None = None,
         is_decoupled: bool = False,
     ) -> None:
         self.name = name
-        server = server or Server(CallFrame(name, ""))
+        server = server or ServerServices(CallFrame(name, ""))
         self._batches = Batches(
             name,
             output_names=output_names,
@@ -111,7 +111,7 @@ class PythonInstance:
 
     async def is_ready(self) -> bool:
         """Return whether a worker runs and its model does not say that it is not ready."""
-        if self._supervisor.state is not State.READY:
+        if self._supervisor.state is not WorkerPhase.READY:
             return False
         return not self._supervisor.capabilities.get("has_is_ready") or await self._readiness.ask()
 
@@ -142,7 +142,9 @@ class PythonInstance:
             elif kind == "answer_ready":
                 self._readiness.answered(*message.header[1:])
             else:
-                self._services.take(message, link, is_ready=supervisor.state in (State.READY, State.WARMING))
+                self._services.take(
+                    message, link, is_ready=supervisor.state in (WorkerPhase.READY, WorkerPhase.WARMING)
+                )
         except (ChannelError, ServingError, LookupError, TypeError, ValueError) as error:
             link.process.kill(f"it sent a message that cannot be read: {error}")
 

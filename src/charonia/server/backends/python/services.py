@@ -36,7 +36,7 @@ REPLIES_UNSENT_MAX = 65_536
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class ServerServices:
     """What a model may use of the server.
 
     Attributes:
@@ -66,7 +66,7 @@ class ModelServices:
         calls: The requests that the model makes.
     """
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: ServerServices) -> None:
         self.calls = ModelCalls(server.models, server.caller)
         self._models = server.models
         self._name = server.caller.model
@@ -174,7 +174,7 @@ class WorkerServices(ModelServices):
         work_of: Returns the batch of a number, None where it does not run.
     """
 
-    def __init__(self, server: Server, work_of: Callable[[int], Work | None]) -> None:
+    def __init__(self, server: ServerServices, work_of: Callable[[int], Work | None]) -> None:
         super().__init__(server)
         self._work_of = work_of
 

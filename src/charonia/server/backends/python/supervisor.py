@@ -72,7 +72,7 @@ class WorkerHealth:
         self._failures = 0
 
 
-class State(Enum):
+class WorkerPhase(Enum):
     """What the worker of an instance does."""
 
     STARTING = "starting"
@@ -113,7 +113,7 @@ class Supervisor:
         on_message: Callable[[Incoming], None],
         on_unlink: Callable[[], None],
     ) -> None:
-        self.state = State.STARTING
+        self.state = WorkerPhase.STARTING
         self.link: WorkerLink | None = None
         self.health = WorkerHealth()
         self.capabilities: Mapping[str, object] = {}
@@ -147,8 +147,8 @@ class Supervisor:
 
     async def close(self) -> None:
         """Let the model finalize, where it was initialized, and end the worker."""
-        is_initialized = self.state is State.READY
-        self.state = State.CLOSED
+        is_initialized = self.state is WorkerPhase.READY
+        self.state = WorkerPhase.CLOSED
         self._batches.close()
         self._stop_timer()
         link = self._unlink()
@@ -170,7 +170,7 @@ class Supervisor:
         self.capabilities = capabilities
         self._batches.attach(link)
         if self._first_start.done():
-            self.state = State.WARMING
+            self.state = WorkerPhase.WARMING
             self._warming = deque(self.warm_up)
         self._warm_up_next()
 
@@ -179,7 +179,7 @@ class Supervisor:
         self._reason = reason
 
     def _start_process(self) -> None:
-        self.state = State.STARTING
+        self.state = WorkerPhase.STARTING
         if self._first_start.done():
             self.health.restarted()
         if self._start_s_max:
@@ -209,7 +209,7 @@ class Supervisor:
 
     def _begin(self) -> None:
         """The worker is ready for requests."""
-        self.state = State.READY
+        self.state = WorkerPhase.READY
         self._stop_timer()
         if self.health.ready():
             _log.info("the worker process of '%s' is back", self._name)
@@ -230,18 +230,18 @@ class Supervisor:
         """The worker process is gone."""
         self._unlink()
         self._stop_timer()
-        if self.state is State.CLOSED:
+        if self.state is WorkerPhase.CLOSED:
             return
         why = self._reason or reason
         self._reason = ""
         if not self._first_start.done():
-            self.state = State.CLOSED
+            self.state = WorkerPhase.CLOSED
             self._batches.close()
             self._first_start.set_exception(internal(f"instance '{self._name}' failed to start: {why}"))
             return
         _log.error("the worker process of '%s' ended: %s", self._name, why)
-        failed_to_start = self.state in (State.STARTING, State.WARMING)
-        self.state = State.PAUSED
+        failed_to_start = self.state in (WorkerPhase.STARTING, WorkerPhase.WARMING)
+        self.state = WorkerPhase.PAUSED
         if self._batches.answered:
             self.health.answered()
             self._batches.answered = 0

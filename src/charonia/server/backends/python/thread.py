@@ -20,7 +20,7 @@ from charonia.core.request import DeviceRequest, InferRequest
 from charonia.server.backends.api import BatchSink, Result
 from charonia.server.backends.python.calls import Work
 from charonia.server.backends.python.codec import encode_error, log_of_model, made_request, request_fields
-from charonia.server.backends.python.services import ModelServices, Readiness, Server
+from charonia.server.backends.python.services import ModelServices, Readiness, ServerServices
 from charonia.server.backends.python.shared_tensors import received_from, result_of, shown, taken
 from charonia.server.backends.python.worker.charonia_errors import TritonModelException, describe
 from charonia.server.backends.python.worker.charonia_host import Batch, Call, Inbox
@@ -86,7 +86,7 @@ class ThreadInstance:
         *,
         output_names: tuple[str, ...],
         start_s_max: float,
-        server: Server,
+        server: ServerServices,
         is_decoupled: bool = False,
         cores: Sequence[int] = (),
         takes_gpu: bool = False,

@@ -25,7 +25,7 @@ from charonia.server.backends.api import BackendSettings, Completion, ModelFiles
 from charonia.server.backends.pytorch import aoti
 from charonia.server.backends.pytorch import devices as gpus
 from charonia.server.backends.pytorch.archive import FileKind
-from charonia.server.backends.pytorch.devices import CpuDevice, Device, GpuDevice, PinnedPool
+from charonia.server.backends.pytorch.devices import ComputeDevice, CpuDevice, GpuDevice, PinnedPool
 from charonia.server.backends.pytorch.instance import PyTorchInstance
 from charonia.server.backends.pytorch.openmp import in_passing_thread
 from charonia.server.backends.pytorch.options import EAGER_RUNTIME, RunPlan, read_plan, unknown_parameters
@@ -147,7 +147,7 @@ class PyTorchModel:
 
     def _make(self, placement: Placement, program: Program, device: torch.device | None) -> PyTorchInstance:
         is_gpu = placement.kind is InstanceKind.KIND_GPU and device is not None
-        moves: Device = GpuDevice(device, self._pool) if is_gpu and device is not None else CpuDevice()
+        moves: ComputeDevice = GpuDevice(device, self._pool) if is_gpu and device is not None else CpuDevice()
         threads = self._plan.intra_op_threads or placement.threads
         instance = PyTorchInstance(placement.name, program, self._config, self._plan, moves, threads)
         if self._plan.compile_options is not None:

@@ -126,7 +126,7 @@ class PinnedPool:
             self._free.setdefault(block.size, []).append(block)
 
 
-class Device(Protocol):
+class ComputeDevice(Protocol):
     """Where an instance computes. Used by one thread at a time."""
 
     def running(self) -> AbstractContextManager[object]:

@@ -15,7 +15,7 @@ from charonia.core.request import DeviceRequest, InferRequest
 from charonia.core.tensor import Array, DeviceTensor, Tensor
 from charonia.server.backends.api import Execution, Outputs, Result
 from charonia.server.backends.batch import TensorPlan, batch_sizes, input_plans, output_plans, scatter
-from charonia.server.backends.pytorch.devices import Device, TorchContent
+from charonia.server.backends.pytorch.devices import ComputeDevice, TorchContent
 from charonia.server.backends.pytorch.failures import DeviceLostError, plain_error
 from charonia.server.backends.pytorch.naming import MISSING, ParameterKind, ResultNames, Template, kinds_of
 from charonia.server.backends.pytorch.options import RunPlan
@@ -40,7 +40,7 @@ class PyTorchInstance:
     """
 
     def __init__(
-        self, name: str, program: Program, config: ModelConfig, plan: RunPlan, device: Device, threads: int
+        self, name: str, program: Program, config: ModelConfig, plan: RunPlan, device: ComputeDevice, threads: int
     ) -> None:
         self._name = name
         self._program: Program | None = program

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 from charonia.core.errors import ServingError
 from charonia.tools.perf.data.convert import from_list, from_raw, to_datatype
 from charonia.tools.perf.data.json_file import read_json
-from charonia.tools.perf.data.spec import FILE_BYTES_MAX, ModelSpec, Step, Stream, names
+from charonia.tools.perf.data.spec import FILE_BYTES_MAX, InputStep, ModelSpec, Stream, names
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff"})
 
@@ -159,7 +159,9 @@ def _read_folder(folder: Path, spec: ModelSpec) -> Stream:
             by_tensor[name] = file
     if len(unknown) == len(files) and len(spec.inputs) == 1 and all(map(is_image, files)):
         images = [read_image(file, spec.inputs[0]) for file in files]
-        return [Step({spec.inputs[0].name: image}, None, file.name) for file, image in zip(files, images, strict=True)]
+        return [
+            InputStep({spec.inputs[0].name: image}, None, file.name) for file, image in zip(files, images, strict=True)
+        ]
     if unknown:
         raise invalid(
             f"{folder}: expected files named as inputs, {names(spec.inputs)}, or outputs, {names(spec.outputs)}, "
@@ -237,7 +239,7 @@ def _steps(inputs: dict[str, list[Array]], outputs: dict[str, list[Array]], wher
             longest = next(other for other, others in tensors.items() if len(others) == count)
             raise invalid(f"{where}: '{name}': expected {count} items, as many as '{longest}', got {len(items)}")
     return [
-        Step(
+        InputStep(
             {name: items[index % len(items)] for name, items in inputs.items()},
             {name: items[index % len(items)] for name, items in outputs.items()} or None,
             f"{where}: step {index}",

@@ -14,7 +14,7 @@ import orjson
 from charonia.core.errors import ServingError, invalid
 from charonia.core.tensor import Array
 from charonia.tools.perf.data.convert import from_base64, from_list
-from charonia.tools.perf.data.spec import FILE_BYTES_MAX, Item, ModelSpec, Step, Stream, TensorSpec, names
+from charonia.tools.perf.data.spec import FILE_BYTES_MAX, InputStep, Item, ModelSpec, Stream, TensorSpec, names
 
 MODEL_KEY = "model"
 """Key of a step that names a model and is passed over."""
@@ -37,7 +37,7 @@ def read_json(path: Path, spec: ModelSpec) -> list[Stream]:
         raise invalid(f"{where}: expected data and validation_data only, got '{unknown[0]}'")
     streams = _streams(document["data"], where, "data", lambda step, place: _inputs(spec, step, place))
     if "validation_data" not in document:
-        return [[Step(item, None, place) for place, item in stream] for stream in streams]
+        return [[InputStep(item, None, place) for place, item in stream] for stream in streams]
     expected = _streams(
         document["validation_data"], where, "validation_data", lambda step, place: _outputs(spec, step, place)
     )
@@ -47,7 +47,7 @@ def read_json(path: Path, spec: ModelSpec) -> list[Stream]:
             f"got {_lengths(expected)}"
         )
     return [
-        [Step(item, outputs, place) for (place, item), (_, outputs) in zip(stream, wanted, strict=True)]
+        [InputStep(item, outputs, place) for (place, item), (_, outputs) in zip(stream, wanted, strict=True)]
         for stream, wanted in zip(streams, expected, strict=True)
     ]
 

@@ -14,11 +14,11 @@ from charonia.core.request import InferRequest, ParameterValue
 from charonia.core.tensor import Array, Tensor
 from charonia.tools.perf.data.files import read_path
 from charonia.tools.perf.data.generate import Generator
-from charonia.tools.perf.data.spec import ModelSpec, Step, Stream, check_batch_size, names, with_shapes
+from charonia.tools.perf.data.spec import InputStep, ModelSpec, Stream, check_batch_size, names, with_shapes
 from charonia.tools.perf.options import DataOptions, PerfOptions
 
 
-class Inputs:
+class InputBatches:
     """Batches of steps. Request `k` of a stream holds the steps `k * b` to `k * b + b - 1`, over and over.
 
     A stream of `n` steps has as many requests as it takes until that repeats: n / gcd(n, b).
@@ -77,7 +77,7 @@ class Inputs:
             for name in wanted[0]
         }
 
-    def _batch(self, stream: int, step: int) -> list[Step]:
+    def _batch(self, stream: int, step: int) -> list[InputStep]:
         steps = self._streams[stream]
         first = step * self.batch_size
         return [steps[index % len(steps)] for index in range(first, first + self.batch_size)]
@@ -88,7 +88,7 @@ class Inputs:
         return np.stack(items)
 
 
-def _check_together(steps: Sequence[Step]) -> None:
+def _check_together(steps: Sequence[InputStep]) -> None:
     first = steps[0]
     for other in steps[1:]:
         for kind, mine, theirs in (
@@ -106,7 +106,7 @@ def _check_together(steps: Sequence[Step]) -> None:
                     )
 
 
-def load_inputs(spec: ModelSpec, options: PerfOptions) -> Inputs:
+def load_inputs(spec: ModelSpec, options: PerfOptions) -> InputBatches:
     """Return the requests that the options ask for.
 
     Raises:
@@ -119,7 +119,7 @@ def load_inputs(spec: ModelSpec, options: PerfOptions) -> Inputs:
         streams = [stream for source in options.data.sources for stream in read_path(Path(source), spec)]
     else:
         streams = [_generate(spec, options.data.sources[0], options.data, options.load.seed, batch_size)]
-    return Inputs(spec, streams, batch_size, dict(options.target.parameters))
+    return InputBatches(spec, streams, batch_size, dict(options.target.parameters))
 
 
 def _generate(spec: ModelSpec, kind: str, options: DataOptions, seed: int, count: int) -> Stream:
@@ -133,6 +133,6 @@ def _generate(spec: ModelSpec, kind: str, options: DataOptions, seed: int, count
         ranges={name: (low, high) for name, low, high in options.ranges},
     )
     if kind == "zero":
-        return [Step(generator.zero())]
+        return [InputStep(generator.zero())]
     # The items of a batch differ.
-    return [Step(generator.random()) for _ in range(count)]
+    return [InputStep(generator.random()) for _ in range(count)]

@@ -20,7 +20,7 @@ FILE_BYTES_MAX = 4 * 2**30
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class InputStep:
     """One item to send.
 
     Attributes:
@@ -34,7 +34,7 @@ class Step:
     where: str = ""
 
 
-Stream = list[Step]
+Stream = list[InputStep]
 """Steps in the order they are sent."""
 
 

@@ -25,7 +25,12 @@ METRIC_NAMES = {
 }
 
 _VALUE_LENGTH_MAX = 60
-_MEMORY = (Metric.CPU_USED_RAM, Metric.CPU_AVAILABLE_RAM, Metric.GPU_USED_MEMORY, Metric.GPU_FREE_MEMORY)
+_MEMORY = (
+    Metric.CPU_USED_RAM,
+    Metric.CPU_AVAILABLE_RAM,
+    Metric.GPU_USED_MEMORY,
+    Metric.GPU_FREE_MEMORY,
+)
 
 
 def headline(group: GroupRecord) -> str:
