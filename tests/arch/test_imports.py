@@ -29,17 +29,15 @@ INTERNAL = {
     "server.backends": {"core", "config", "wire.tensors", "die_with_parent", "server.machine", "server.metrics"}
     | {"server.ragged.batch"},
     "server.explain": {"core", "config", "server.scheduling.api", "server.metrics", "server.execution"}
-    | {"server.ensembles", "server.lifecycle.loader"},
-    "server.rate_limiter": {"core", "config", "server.scheduling", "server.metrics", "server.backends.api"}
-    | {"server.explain.activity"},
-    "server.ragged": {"core", "config", "server.scheduling", "server.backends.api", "server.execution"},
+    | {"server.ensembles", "server.lifecycle.loader", "server.rate_limiter.overview"},
+    "server.rate_limiter": {"core", "config", "server.scheduling", "server.metrics", "server.backends.api"},
+    "server.ragged": {"core", "config", "server.scheduling", "server.backends.api"},
     "server.execution": {"core", "config", "server.scheduling", "server.metrics", "server.machine.cores"}
     | {"server.backends.api", "server.rate_limiter.limiter", "server.ragged", "server.sequences.api"},
     "server.sequences": {"core", "config", "server.scheduling", "server.metrics", "server.backends.api"}
     | {"server.execution", "server.rate_limiter"},
-    "server.ensembles": {"core", "config", "server.metrics", "server.execution", "server.lifecycle.loader"},
-    "server.response_cache": {"core", "config", "server.scheduling", "server.metrics", "server.execution"}
-    | {"server.lifecycle.loader"},
+    "server.ensembles": {"core", "config", "server.metrics", "server.execution"},
+    "server.response_cache": {"core", "config", "server.scheduling", "server.metrics", "server.execution"},
     "server.lifecycle": {"core", "config", "server.scheduling", "server.metrics", "server.machine", "server.backends"}
     | {"server.execution", "server.sequences", "server.ensembles", "server.ragged", "server.rate_limiter"}
     | {"server.response_cache", "server.options"},

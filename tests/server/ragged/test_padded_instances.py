@@ -231,7 +231,7 @@ class Gathered:
 def test_a_request_that_would_make_the_batch_too_large_stays_out() -> None:
     strategy = PaddingStrategy(plan_of(), bytes_max=4 * 10)
     waiting = {1: request("a", 1, 2), 2: request("b", 3), 3: request("c", *[1.0] * 4), 4: request("d", 1)}
-    strategy.entry_of = lambda each: Gathered(waiting[each])  # type: ignore[assignment,return-value]  # all that it needs
+    strategy.entry_of = lambda each: Gathered(waiting[each])  # all that it needs
 
     gathering = strategy()
 

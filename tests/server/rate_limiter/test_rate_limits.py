@@ -10,10 +10,9 @@ from charonia.core.caller import CallFrame
 from charonia.core.errors import Code, ServingError
 from charonia.server.backends.api import Placement
 from charonia.server.execution.deadlock import DeadlockDetector, InstancePool
-from charonia.server.explain.activity import Shortage
 from charonia.server.rate_limiter.limiter import Claim, RateLimits
 from charonia.server.rate_limiter.options import ResourceLimit
-from charonia.server.rate_limiter.overview import families, view_json
+from charonia.server.rate_limiter.overview import Shortage, families, view_json
 from charonia.server.scheduling.api import QueueLimits, Run, SlotIdle, Submit, Tick
 from charonia.server.scheduling.default import DefaultScheduler
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from charonia.server.metrics.model_metrics import FailureReason, ModelMetrics
+from charonia.server.rate_limiter.overview import NO_SHORTAGE, Shortage
 from charonia.server.scheduling.api import CloseReason
 
 MARKS_MAX = 61
@@ -50,26 +51,6 @@ class Counts:
     def ended(self) -> int:
         """Requests that ended, well or not."""
         return self.success + sum(self.failed.values())
-
-
-@dataclass(frozen=True, slots=True)
-class Shortage:
-    """What instances of a model version lack in the rate limiter.
-
-    Attributes:
-        short_ns: Time since the version was loaded in which one of them waited.
-        needs: All resources that they need.
-        resources: Those for which some wait now.
-        holders: Models whose instances hold these.
-    """
-
-    short_ns: int = 0
-    needs: tuple[str, ...] = ()
-    resources: tuple[str, ...] = ()
-    holders: tuple[str, ...] = ()
-
-
-NO_SHORTAGE = Shortage()
 
 
 @dataclass(frozen=True, slots=True)

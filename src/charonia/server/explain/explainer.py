@@ -13,11 +13,12 @@ from charonia.server.ensembles.configuration import scheduling_of
 from charonia.server.ensembles.plan import key_of
 from charonia.server.execution.clock import now_ns
 from charonia.server.execution.version_runner import Runner
-from charonia.server.explain.activity import NO_SHORTAGE, Activity, History
+from charonia.server.explain.activity import Activity, History
 from charonia.server.explain.explanation import Explanation
 from charonia.server.explain.rules import Facts, ModelSetup
 from charonia.server.lifecycle.loader import LoadedVersion, placements
 from charonia.server.metrics.model_metrics import ModelMetrics
+from charonia.server.rate_limiter.overview import NO_SHORTAGE
 
 INTERVAL_S = 1.0
 """Time between two marks."""

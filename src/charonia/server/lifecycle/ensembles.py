@@ -7,9 +7,9 @@ from charonia.core.calls import Reply, Ticket
 from charonia.core.errors import ServingError, invalid
 from charonia.core.metadata import ModelState
 from charonia.core.request import InferRequest
-from charonia.server.ensembles.dependencies import Composition, Members, cycle, dependents, wire
 from charonia.server.ensembles.plan import EnsemblePlan
 from charonia.server.ensembles.runner import EnsembleRunner, Infer
+from charonia.server.lifecycle.ensemble_dependencies import Composition, Members, cycle, dependents, wire
 from charonia.server.lifecycle.entries import AMBIGUOUS, ModelEntry, VersionEntry
 from charonia.server.lifecycle.loader import LoadedVersion, behind_cache, ensemble_space
 from charonia.server.response_cache.api import ResponseCache

@@ -14,8 +14,8 @@ from charonia.config.model import ModelConfig
 from charonia.core.errors import ServingError, invalid
 from charonia.core.metadata import ModelIndexEntry, ModelState
 from charonia.core.names import model_key, name_of, namespace_of
-from charonia.server.ensembles.dependencies import Composition
 from charonia.server.execution.version_runner import Runner
+from charonia.server.lifecycle.ensemble_dependencies import Composition
 from charonia.server.lifecycle.loader import LoadedVersion
 from charonia.server.lifecycle.provision import Provided
 from charonia.server.lifecycle.repository.scan import Scan

@@ -20,10 +20,10 @@ from charonia.config.platforms import ENSEMBLE
 from charonia.core.errors import Code, ServingError, internal, invalid, unavailable
 from charonia.core.metadata import ModelIndexEntry, ModelState
 from charonia.core.names import name_of, namespace_of
-from charonia.server.ensembles.dependencies import Composition
 from charonia.server.execution.version_runner import Runner
 from charonia.server.lifecycle.backends import Backends
 from charonia.server.lifecycle.configure import Configured, ConfigureOptions, configure
+from charonia.server.lifecycle.ensemble_dependencies import Composition
 from charonia.server.lifecycle.ensembles import Ensembles
 from charonia.server.lifecycle.entries import (
     AMBIGUOUS,

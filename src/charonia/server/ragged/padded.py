@@ -2,17 +2,26 @@
 
 import copy
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from charonia.core.caller import CallFrame
 from charonia.core.errors import ServingError
 from charonia.core.request import InferRequest
 from charonia.server.backends.api import AsyncInstance, BatchSink, BlockingInstance, Execution, Outputs, Result
-from charonia.server.execution.in_flight import PendingRequest
 from charonia.server.ragged.padding import Lengths, PaddedSize, PaddingPlan, cut, pad_batch
 from charonia.server.scheduling.strategy import JoinDecision
 
 PADDED_BYTES_MAX = 64 * 1024 * 1024
 """Requests join a batch as long as each of its padded inputs takes no more; a request alone may take any size."""
+
+
+class QueuedInput(Protocol):
+    """What the strategy needs of a request in the queue."""
+
+    @property
+    def request(self) -> InferRequest:
+        """The request."""
+        ...
 
 
 class PaddingStrategy:
@@ -27,7 +36,7 @@ class PaddingStrategy:
     def __init__(self, plan: PaddingPlan, bytes_max: int = PADDED_BYTES_MAX) -> None:
         self.plan = plan
         self.bytes_max = bytes_max
-        self.entry_of: Callable[[int], PendingRequest] | None = None
+        self.entry_of: Callable[[int], QueuedInput] | None = None
 
     def __call__(self) -> "PaddedGathering":
         """Begin a batch."""

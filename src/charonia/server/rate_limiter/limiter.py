@@ -5,9 +5,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from charonia.config.model import InstanceGroup, ModelConfig
 from charonia.server.backends.api import Placement
-from charonia.server.explain.activity import Shortage
 from charonia.server.rate_limiter.options import ResourceLimit
-from charonia.server.rate_limiter.overview import InstanceState, PoolState, RateLimitView
+from charonia.server.rate_limiter.overview import InstanceState, PoolState, RateLimitView, Shortage
 from charonia.server.rate_limiter.resources import SERVER_WIDE, Arbiter, Limit, Member, Need, ResourcePool
 from charonia.server.rate_limiter.scheduler import LimitedScheduler
 from charonia.server.scheduling.api import Scheduler

@@ -121,3 +121,23 @@ def _with(view: RateLimitView, pool: PoolState, state: str) -> list[dict[str, ob
 
 def _device(device: int | None) -> str:
     return "global" if device is None else str(device)
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """What instances of a model version lack in the rate limiter.
+
+    Attributes:
+        short_ns: Time since the version was loaded in which one of them waited.
+        needs: All resources that they need.
+        resources: Those for which some wait now.
+        holders: Models whose instances hold these.
+    """
+
+    short_ns: int = 0
+    needs: tuple[str, ...] = ()
+    resources: tuple[str, ...] = ()
+    holders: tuple[str, ...] = ()
+
+
+NO_SHORTAGE = Shortage()

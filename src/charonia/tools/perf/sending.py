@@ -91,7 +91,7 @@ class RequestLog:
         return chunk
 
 
-class PendingRequest:
+class SentRequest:
     """One request on its way."""
 
     __slots__ = (
@@ -175,10 +175,10 @@ class Sender:
         self._prepared_bytes = 0
         self._validator = validator
         self.inspects = validator is not None or journal.keep_responses
-        self.flights: set[PendingRequest] = set()
+        self.flights: set[SentRequest] = set()
         self.is_recording = True
 
-    def send(self, part: Part, intended_ns: int, then: Then) -> PendingRequest:
+    def send(self, part: Part, intended_ns: int, then: Then) -> SentRequest:
         """Send a request.
 
         Args:
@@ -192,7 +192,7 @@ class Sender:
             prepared = self._prepare(key, part)
         if part.sequence_id:
             prepared = prepared.with_sequence(part.sequence_id, part.start, part.end)
-        flight = PendingRequest(self, part, intended_ns, then)
+        flight = SentRequest(self, part, intended_ns, then)
         self.flights.add(flight)
         if intended_ns and self.is_recording:
             self.journal.sent(intended_ns, time.monotonic_ns())
@@ -206,7 +206,7 @@ class Sender:
             if key not in self._prepared:
                 self._prepare(key, part)
 
-    def ended(self, flight: PendingRequest, answer: Answer) -> None:
+    def ended(self, flight: SentRequest, answer: Answer) -> None:
         """Take a request that has ended."""
         self.flights.discard(flight)
         flight.handle = None  # they hold each other: without this only the garbage collector frees them
@@ -238,7 +238,7 @@ class Sender:
                 flight.handle.cancel()
         self.flights.clear()
 
-    def inspect(self, flight: PendingRequest, answer: Answer) -> None:
+    def inspect(self, flight: SentRequest, answer: Answer) -> None:
         """Look at one response: its time, and whether it holds what it has to."""
         if self.journal.keep_responses:
             flight.responses_ns += (answer.done_ns,)
