@@ -112,3 +112,12 @@ def test_every_option_of_tune_is_documented_with_its_default() -> None:
         missing += [name] * (not any(row.startswith(start) and end in row for row in page.splitlines()))
 
     assert missing == []
+
+
+def test_the_files_that_the_architecture_page_names_exist() -> None:
+    named = set(re.findall(r"`([a-z_/]+\.(?:py|proto))`", (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")))
+    package = ROOT / "src" / "charonia"
+    places = (ROOT, package, package / "server", package / "server" / "backends" / "python", package / "tools" / "perf")
+
+    assert named
+    assert sorted(name for name in named if not any((place / name).is_file() for place in places)) == []

@@ -232,6 +232,4 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
         for name in free:
             del graph[name]
 
-    on_circles = {name for name, targets in graph.items() if any(name in graph.get(target, ()) for target in targets)}
-    assert on_circles or sorted(graph) == []
-    assert sorted(on_circles) == []
+    assert sorted(graph) == []  # what is on a circle, or imports what is
