@@ -6,8 +6,8 @@ memory, so no socket is part of it, and it sends the same request again and agai
 traced after a warm-up, and the most frequent sequence of crossings is shown. Before Python 3.12 only the loop's thread
 is traced, so a model that runs in a thread of its own adds nothing:
 
-    python tools/module_crossings.py          # the number of crossings, and the sequence of them
-    python tools/module_crossings.py --cpu    # microseconds of CPU a request, without tracing: the best of many rounds
+    python -m tools.module_crossings          # the number of crossings, and the sequence of them
+    python -m tools.module_crossings --cpu    # microseconds of CPU a request, without tracing: the best of many rounds
 """
 
 import argparse
