@@ -150,7 +150,7 @@ class InferenceServer:
         self._poller: asyncio.Task[None] | None = None
         self._keys = KeyFile(options.api_keys) if options.api_keys else None
         self._key_watcher: asyncio.Task[None] | None = None
-        self._explainer = Explainer(self._lifecycle.loaded, self.engine.find, options.cpu_cores or cores)
+        self._explainer = Explainer(self._lifecycle.table.loaded, self.engine.find, options.cpu_cores or cores)
         self._marking: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -217,14 +217,16 @@ class InferenceServer:
         return self.engine.repository_index()
 
     async def _drain(self, timeout_s: float) -> bool:
-        busy = self._lifecycle.in_flight()
+        busy = self._lifecycle.table.in_flight()
         if busy:
             _log.info("Timeout %d: Found %d model versions that have in-flight inferences", timeout_s, busy)
         try:
             await asyncio.wait_for(self._lifecycle.drain(), timeout_s)
         except TimeoutError:
             _log.error("Exit timeout expired. Exiting immediately.")
-            self._lifecycle.abandon(unavailable("the server stopped before the request was done: exit timeout expired"))
+            self._lifecycle.table.abandon(
+                unavailable("the server stopped before the request was done: exit timeout expired")
+            )
             return False
         return True
 

@@ -49,8 +49,8 @@ class ModelEngine:
         self.demand: OnDemandLoader | None = None
         self._lifecycle = lifecycle
         lifecycle.ensembles.infer = self.infer
-        self._routes = lifecycle.routes
-        self._models = lifecycle.models
+        self._routes = lifecycle.table.routes
+        self._models = lifecycle.table.models
         self._metadata = metadata
         self._strict_readiness = strict_readiness
         self._is_started = False
@@ -100,7 +100,7 @@ class ModelEngine:
         needed = self.demand.is_pinned if self.demand is not None else None
         return not self._strict_readiness or all(
             model.is_ready
-            for key, model in self._lifecycle.models.items()
+            for key, model in self._models.items()
             if model.wanted and (needed is None or needed(key))
         )
 
@@ -115,10 +115,10 @@ class ModelEngine:
         except ServingError:
             if not version and self.is_loadable(name):
                 return not self._is_exiting
-            if name not in self._lifecycle.models or not _is_version(version):
+            if name not in self._models or not _is_version(version):
                 raise
             return False
-        loaded = next((each for each in self._lifecycle.loaded() if each.runner is runner), None)
+        loaded = next((each for each in self._lifecycle.table.loaded() if each.runner is runner), None)
         return not self._is_exiting and loaded is not None and not loaded.is_down and await loaded.is_ready()
 
     def server_metadata(self) -> ServerMetadata:
@@ -194,7 +194,7 @@ class ModelEngine:
             ModelSample(
                 loaded.runner.metrics, loaded.runner.config.metric_tags, loaded.runner.pending, loaded.workers()
             )
-            for loaded in self._lifecycle.loaded()
+            for loaded in self._lifecycle.table.loaded()
         ]
 
     def find(self, name: str, version: str = "") -> Runner:
@@ -208,7 +208,7 @@ class ModelEngine:
         runner = self._routes.get((name, str(int(version)) if version else ""))
         if runner is not None:
             return runner
-        model = self._lifecycle.models.get(name)
+        model = self._models.get(name)
         if model is None:
             same = [key for key in keys_of(name, self._lifecycle.found) if key in self._models]
             if len(same) > 1:

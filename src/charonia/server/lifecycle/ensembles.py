@@ -1,7 +1,6 @@
 """The ensembles of a server, and how they follow the models of their steps."""
 
 import logging
-from collections.abc import Callable
 
 from charonia.core.calls import Reply, Ticket
 from charonia.core.errors import ServingError, invalid
@@ -12,6 +11,7 @@ from charonia.server.ensembles.runner import EnsembleRunner, Infer
 from charonia.server.lifecycle.ensemble_dependencies import Composition, Members, cycle, dependents, wire
 from charonia.server.lifecycle.entries import AMBIGUOUS, ModelEntry, VersionEntry
 from charonia.server.lifecycle.loader import LoadedVersion, behind_cache, ensemble_space
+from charonia.server.lifecycle.model_table import ModelTable
 from charonia.server.response_cache.api import ResponseCache
 from charonia.server.response_cache.runner import CachedRunner
 
@@ -26,26 +26,17 @@ class Ensembles:
     """Puts ensembles together, and again whenever a model of theirs changes.
 
     Args:
-        models: Every model, by name.
-        changed: Called when versions of an ensemble have come or gone.
-        retire: Called with a version that is to answer what it has in flight and nothing more.
+        table: Every model.
         cache: Where responses are kept, None without a response cache.
 
     Attributes:
         infer: What runs the steps: the engine sets it.
     """
 
-    def __init__(
-        self,
-        models: dict[str, ModelEntry],
-        changed: Callable[[ModelEntry], None],
-        retire: Callable[[LoadedVersion], object],
-        cache: ResponseCache | None = None,
-    ) -> None:
+    def __init__(self, table: ModelTable, cache: ResponseCache | None = None) -> None:
         self.infer: Infer = _no_engine
-        self._models = models
-        self._changed = changed
-        self._retire = retire
+        self._table = table
+        self._models = table.models
         self._cache = cache
         self._members = Members(self._answering, self._failure)
 
@@ -105,7 +96,7 @@ class Ensembles:
             else:
                 entry.loaded, entry.state, entry.reason = self._load(version, wiring, space), ModelState.READY, ""
                 _log.info("ensemble '%s' version %d is ready: its models are there", model.name, version)
-        self._changed(model)
+        self._table.route(model)
 
     def _take_down(self, model: ModelEntry, composition: Composition, reason: str) -> None:
         """An ensemble cannot answer any more, or still not."""
@@ -115,9 +106,9 @@ class Ensembles:
             entry = model.versions.setdefault(version, VersionEntry())
             if entry.loaded is not None:
                 _log.warning("ensemble '%s' version %d is unavailable: %s", model.name, version, reason)
-                self._retire(entry.loaded)
+                self._table.retire(entry.loaded)
             entry.loaded, entry.state, entry.reason = None, ModelState.UNAVAILABLE, reason
-        self._changed(model)
+        self._table.route(model)
 
     def _load(self, version: int, wiring: EnsemblePlan, space: bytes) -> LoadedVersion:
         runner = behind_cache(EnsembleRunner(str(version), wiring, self.infer), self._cache, space)

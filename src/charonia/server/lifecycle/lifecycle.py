@@ -20,29 +20,19 @@ from charonia.config.platforms import ENSEMBLE
 from charonia.core.errors import Code, ServingError, internal, invalid, unavailable
 from charonia.core.metadata import ModelIndexEntry, ModelState
 from charonia.core.names import name_of, namespace_of
-from charonia.server.execution.version_runner import Runner
 from charonia.server.lifecycle.backends import Backends
 from charonia.server.lifecycle.configure import Configured, ConfigureOptions, configure
 from charonia.server.lifecycle.ensemble_dependencies import Composition
 from charonia.server.lifecycle.ensembles import Ensembles
-from charonia.server.lifecycle.entries import (
-    AMBIGUOUS,
-    UNLOADED,
-    ModelEntry,
-    VersionEntry,
-    index_of,
-    keys_of,
-    routes_of,
-    with_namespaces,
-)
-from charonia.server.lifecycle.loader import LoadedVersion, load_version
+from charonia.server.lifecycle.entries import AMBIGUOUS, ModelEntry, VersionEntry, keys_of, with_namespaces
+from charonia.server.lifecycle.loader import load_version
+from charonia.server.lifecycle.model_table import ModelTable
 from charonia.server.lifecycle.provision import Provided, Provisioner
 from charonia.server.lifecycle.repository.data_files import read_labels
 from charonia.server.lifecycle.repository.scan import ModelFolder, Scan
 from charonia.server.lifecycle.repository.sources import Sources, StoreOptions
 from charonia.server.lifecycle.repository.watch import Watch
 from charonia.server.options import ALL_MODELS, ControlMode
-from charonia.server.sequences.models import hand_over
 
 _log = logging.getLogger(__name__)
 
@@ -82,18 +72,16 @@ class Lifecycle:
     """The models of a server.
 
     Attributes:
-        models: Every model that was ever asked for, by key.
-        routes: Runner by model and version as text, "" for the highest that is ready. Read by the request path.
-        ensembles: Those among them that are made of others.
+        table: Every model that was ever requested, and the routes to those that answer.
+        ensembles: The models that are made of others.
         sources: The repositories.
-        found: What the last look at them saw.
-        bring_steps: Loads the models of an ensemble that are not there, None for `Lifecycle` itself.
+        found: What the last scan of them saw.
+        bring_steps: Loads the missing models of an ensemble in place of this object; None where it does so itself.
     """
 
     def __init__(self, options: LifecycleOptions, backends: Backends) -> None:
-        self.models: dict[str, ModelEntry] = {}
-        self.routes: dict[tuple[str, str], Runner] = {}
-        self.ensembles = Ensembles(self.models, self._route, lambda loaded: self._retire(loaded, None), backends.cache)
+        self.table = ModelTable(summarizes=options.summarizes)
+        self.ensembles = Ensembles(self.table, backends.cache)
         self.sources = Sources(options.repositories, options.stores, has_namespaces=options.has_namespaces)
         self.found = Scan()
         self.bring_steps: Callable[[Sequence[str]], Awaitable[None]] | None = None
@@ -101,8 +89,6 @@ class Lifecycle:
         self._options = options
         self._backends = backends
         self._loaders = asyncio.Semaphore(options.load_threads)
-        self._retiring: set[asyncio.Task[None]] = set()
-        self._retiring_runners: set[Runner] = set()
         self._loads: dict[str, asyncio.Task[None]] = {}  # those under way, by model
         self._asked: set[str] = set()  # models that were asked for; others were loaded for an ensemble
         self._watch = Watch()
@@ -164,7 +150,7 @@ class Lifecycle:
 
     async def let_go(self, key: str) -> None:
         """Unload a model that may be brought again; returns when it is gone, after what it has in flight."""
-        model = self.models.get(key)
+        model = self.table.models.get(key)
         retirements = await self._forget(model) if model is not None else []
         if retirements:
             await asyncio.wait(retirements)
@@ -172,17 +158,17 @@ class Lifecycle:
     async def unload(self, name: str, unload_dependents: bool = False) -> None:
         """Begin to unload a model on request. Raises as `Engine.unload_model`."""
         self._require_explicit()
-        for key in keys_of(name, Scan(models=dict.fromkeys(self.models, ModelFolder(name, Path(), Path())))):
-            await self._unload_asked(self.models[key], unload_dependents)
+        for key in keys_of(name, Scan(models=dict.fromkeys(self.table.models, ModelFolder(name, Path(), Path())))):
+            await self._unload_asked(self.table.models[key], unload_dependents)
 
     async def _unload_asked(self, model: ModelEntry, unload_dependents: bool) -> None:
         self._asked.discard(model.name)
         composition = model.composition
         retirements = await self._forget(model)
         if unload_dependents and composition is not None:
-            if self.in_flight():
+            if self.table.in_flight():
                 # The ensemble's last requests still need its models.
-                self._keep(asyncio.get_running_loop().create_task(self._unload_steps(composition, retirements)))
+                self.table.keep(asyncio.get_running_loop().create_task(self._unload_steps(composition, retirements)))
             else:
                 await self._unload_steps(composition, [])
 
@@ -197,12 +183,12 @@ class Lifecycle:
             _log.error("%s; what it had at the last look counts", reason)
         changes = self._watch.look(found)
         for name in changes.removed:
-            model = self.models.get(name)
+            model = self.table.models.get(name)
             if model is not None:
                 await self._forget(model)
         wanted = [*changes.added, *changes.modified]
         if self._options.control_mode is ControlMode.AUTO:  # the rest is loaded when it is needed
-            wanted = [name for name in wanted if name in self.models and self.models[name].is_loaded]
+            wanted = [name for name in wanted if name in self.table.models and self.table.models[name].is_loaded]
         for name, error in zip(wanted, await self._load_all(wanted, found), strict=True):
             if error is not None:
                 _log.error("%s", _reason(error))
@@ -212,34 +198,19 @@ class Lifecycle:
 
     def index(self) -> list[ModelIndexEntry]:
         """Return every model of the repositories and of the past, with the state of its versions."""
-        return index_of(self.models, self.sources.known())
-
-    def loaded(self) -> list[LoadedVersion]:
-        """Return every version that answers."""
-        return [v.loaded for m in self.models.values() for v in m.versions.values() if v.loaded is not None]
+        return self.table.index(self.sources.known())
 
     async def drain(self) -> None:
         """Unload everything; return when the last request in flight has been answered."""
         # Until then every model stays: one that calls others needs them to finish.
-        while self.in_flight():
+        while self.table.in_flight():
             await asyncio.sleep(DRAIN_LOOK_S)
-        for model in self.models.values():
+        for model in self.table.models.values():
             if model.provided is not None:
                 await model.provided.ending()
-            self._unload(model, set(model.versions))
-        while self._retiring:
-            await asyncio.wait(set(self._retiring))
+            self.table.unload(model, set(model.versions))
+        await self.table.retired()
         self.sources.close()
-
-    def in_flight(self) -> int:
-        """Return the number of model versions that have requests in flight."""
-        runners = [v.runner for v in self.loaded()] + list(self._retiring_runners)
-        return sum(1 for runner in runners if runner.in_flight)
-
-    def abandon(self, error: ServingError) -> None:
-        """Answer everything in flight with `error`."""
-        for runner in [v.runner for v in self.loaded()] + list(self._retiring_runners):
-            runner.abandon(error)
 
     def _require_explicit(self) -> None:
         if self._options.control_mode not in (ControlMode.EXPLICIT, ControlMode.AUTO):
@@ -264,13 +235,13 @@ class Lifecycle:
         if name in found.ambiguous:
             places = ", ".join(found.ambiguous[name])
             reason = f"{AMBIGUOUS}: {places}"
-            model = self.models.setdefault(name, ModelEntry(name))
+            model = self.table.entry(name)
             # Nobody can say which of the two is meant, so neither answers.
             await self._forget(model, reason)
             raise invalid(f"load failed for model '{name}': {reason}")
         folder = found.models.get(name)
         if folder is None:
-            model = self.models.setdefault(name, ModelEntry(name))
+            model = self.table.entry(name)
             model.failure = "failed to poll from model repository: there is no such model folder"
             raise invalid(f"failed to load '{name}', {model.failure}")
         await self._load(name, folder, override)
@@ -282,7 +253,7 @@ class Lifecycle:
         override: ModelConfig | None,
         files: Mapping[str, bytes] | None = None,
     ) -> None:
-        model = self.models.setdefault(name, ModelEntry(name))
+        model = self.table.entry(name)
         try:
             async with model.lock:
                 for attempt in range(self._options.load_retries + 1):
@@ -334,7 +305,7 @@ class Lifecycle:
         ]
         unselected = set(model.versions) - set(configured.versions)
         # What answers goes on until all that is to take its place does.
-        self._unload(model, {v for v in unselected if not failed or model.versions[v].loaded is None})
+        self.table.unload(model, {v for v in unselected if not failed or model.versions[v].loaded is None})
         if all(results):
             await provided.failed()
         else:
@@ -370,9 +341,9 @@ class Lifecycle:
         loaded.runner.metrics.namespace = namespace_of(model.name)
         entry.loaded, entry.state, entry.reason = loaded, ModelState.READY, ""
         entry.provided = provided
-        self._route(model)
+        self.table.route(model)
         if before is not None:
-            self._retire(before, None)
+            self.table.retire(before)
         return ""
 
     def _begin(self, name: str, load: Coroutine[None, None, None]) -> "asyncio.Task[None]":
@@ -420,7 +391,7 @@ class Lifecycle:
             if model.provided is not None:
                 await model.provided.ending()
             model.composition = None
-            retirements = self._unload(model, set(model.versions))
+            retirements = self.table.unload(model, set(model.versions))
             model.failure = failure
         self.ensembles.follow(model.name)
         return retirements
@@ -430,60 +401,12 @@ class Lifecycle:
         if retirements:
             await asyncio.wait(retirements)
         for name in composition.models:
-            model = self.models.get(name)
+            model = self.table.models.get(name)
             if model is not None and name not in self._asked and not self.ensembles.needs(name):
                 nested = model.composition
                 retired = await self._forget(model)
                 if nested is not None:
                     await self._unload_steps(nested, retired if retirements else [])
-
-    def _unload(self, model: ModelEntry, versions: set[int]) -> "list[asyncio.Task[None]]":
-        retired = []
-        for version in versions:
-            entry = model.versions[version]
-            if entry.loaded is not None:
-                entry.state, entry.reason = ModelState.UNLOADING, ""
-                retired.append((entry.loaded, version))
-                entry.loaded = None
-            elif entry.state is not ModelState.UNLOADING:
-                entry.state, entry.reason = ModelState.UNAVAILABLE, UNLOADED
-        self._route(model)
-        return [self._retire(loaded, (model, version)) for loaded, version in retired]
-
-    def _route(self, model: ModelEntry) -> None:
-        routes = routes_of(self.models, model.name, self.routes)
-        for runner in routes.values() if self._options.summarizes else ():
-            runner.metrics.summarize()
-        hand_over(self.routes, routes)
-        self.routes.clear()
-        self.routes.update(routes)
-
-    def _retire(self, loaded: LoadedVersion, of: tuple[ModelEntry, int] | None) -> "asyncio.Task[None]":
-        self._retiring_runners.add(loaded.runner)
-        return self._keep(asyncio.get_running_loop().create_task(self._retired(loaded, of)))
-
-    def _keep(self, task: "asyncio.Task[None]") -> "asyncio.Task[None]":
-        self._retiring.add(task)
-        task.add_done_callback(self._retiring.discard)
-        return task
-
-    async def _retired(self, loaded: LoadedVersion, of: tuple[ModelEntry, int] | None) -> None:
-        try:
-            await loaded.retire()
-        except Exception:  # a backend that cannot clean up must not keep the server from going on
-            _log.exception("closing '%s' version %s", loaded.runner.config.name, loaded.runner.version)
-        finally:
-            self._retiring_runners.discard(loaded.runner)
-        if of is None:
-            return
-        model, version = of
-        entry = model.versions[version]
-        if entry.state is ModelState.UNLOADING:
-            entry.state, entry.reason = ModelState.UNAVAILABLE, UNLOADED
-        _log.info("successfully unloaded '%s' version %d", model.name, version)
-        if model.provided is not None and not model.is_loaded and not model.lock.locked():
-            provided, model.provided = model.provided, None
-            await provided.ended()
 
 
 def _reason(error: BaseException) -> str:

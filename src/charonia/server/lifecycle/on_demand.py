@@ -20,7 +20,7 @@ from charonia.core.names import name_of
 from charonia.core.request import InferRequest
 from charonia.server.execution.admission import with_request_id
 from charonia.server.execution.clock import now_ns
-from charonia.server.lifecycle.entries import ModelEntry, keys_of
+from charonia.server.lifecycle.entries import keys_of
 from charonia.server.lifecycle.eviction import BackOff, Fit, Resident, make_room
 from charonia.server.lifecycle.lifecycle import Lifecycle
 from charonia.server.lifecycle.loader import LoadedVersion
@@ -160,7 +160,7 @@ class OnDemandLoader:
     def submit(self, request: InferRequest, reply: Reply) -> Ticket | None:
         """Let a request wait for its model; None for a model that is not known, or is loaded without that version."""
         key = self._key(request.model_name)
-        if key is None or (request.model_name, "") in self._lifecycle.routes:
+        if key is None or (request.model_name, "") in self._lifecycle.table.routes:
             return None
         waiting = DeferredRequest(self, key, request, reply)
         refusal = self._refusal(key)
@@ -182,7 +182,7 @@ class OnDemandLoader:
     def demand(self, name: str, version: str = "") -> Awaitable[None] | None:
         """Return what to await until a model answers, None where there is nothing to wait for."""
         key = self._key(name)
-        if key is None or (name, "") in self._lifecycle.routes or (name, version) in self._lifecycle.routes:
+        if key is None or (name, "") in self._lifecycle.table.routes or (name, version) in self._lifecycle.table.routes:
             return None
         return self._demanded(key)
 
@@ -209,7 +209,7 @@ class OnDemandLoader:
     def residents(self) -> dict[str, Resident]:
         """Return the loaded models."""
         found: dict[str, Resident] = {}
-        for key, model in self._lifecycle.models.items():
+        for key, model in self._lifecycle.table.models.items():
             loaded = [v.loaded for v in model.versions.values() if v.loaded is not None]
             if not loaded:
                 continue
@@ -280,7 +280,7 @@ class OnDemandLoader:
     async def _bring_all(self, keys: Sequence[str]) -> None:
         """Load what an ensemble is made of. Those that fail, it says itself."""
         held = set(keys)
-        missing = [key for key in keys if (key, "") not in self._lifecycle.routes and self._key(key) is not None]
+        missing = [key for key in keys if (key, "") not in self._lifecycle.table.routes and self._key(key) is not None]
         tasks = [self._begin(key, held) for key in missing if self._refusal(key) is None]
         if tasks:
             await asyncio.wait(tasks)
@@ -299,7 +299,7 @@ class OnDemandLoader:
         Raises:
             ServingError: Why it cannot be loaded.
         """
-        model = self._lifecycle.models.get(key)
+        model = self._lifecycle.table.models.get(key)
         holds = {key, *held, *(model.composition.models if model is not None and model.composition is not None else ())}
         self._held.update(holds)
         try:
@@ -307,7 +307,7 @@ class OnDemandLoader:
             await self._bring(key)
             self._answer(key, None)
         except ServingError as error:
-            entry = self._lifecycle.models.setdefault(key, ModelEntry(key))
+            entry = self._lifecycle.table.entry(key)
             entry.failure = entry.failure or error.message
             self._answer(key, error)
             raise
@@ -356,7 +356,7 @@ class OnDemandLoader:
         await self._lifecycle.bring(key)
         is_alone = is_alone and len(self._loads) == 1
         grown = max(0, await asyncio.to_thread(tree_bytes) - before) if is_alone else 0
-        versions = self._lifecycle.models[key].versions.values()
+        versions = self._lifecycle.table.models[key].versions.values()
         self._sizes[key] = max(grown, _known_bytes([v.loaded for v in versions if v.loaded is not None]))
         self._reserved.pop(key, None)
         self._loaded_ms[key] = int(time.time() * 1000)
