@@ -99,9 +99,7 @@ class ModelEngine:
         # Those that come and go on demand say nothing of the server.
         needed = self.demand.is_pinned if self.demand is not None else None
         return not self._strict_readiness or all(
-            model.is_ready
-            for key, model in self._models.items()
-            if model.wanted and (needed is None or needed(key))
+            model.is_ready for key, model in self._models.items() if model.wanted and (needed is None or needed(key))
         )
 
     def is_exiting(self) -> bool:

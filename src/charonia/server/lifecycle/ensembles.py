@@ -1,4 +1,4 @@
-"""The ensembles of a server, and how they follow the models of their steps."""
+"""The ensembles of a server: each is planned again whenever a model of its steps changes."""
 
 import logging
 
@@ -23,14 +23,14 @@ def _no_engine(request: InferRequest, reply: Reply) -> Ticket:
 
 
 class Ensembles:
-    """Puts ensembles together, and again whenever a model of theirs changes.
+    """Makes the plans of ensembles, and renews them when a model of theirs changes.
 
     Args:
         table: Every model.
         cache: Where responses are kept, None without a response cache.
 
     Attributes:
-        infer: What runs the steps: the engine sets it.
+        infer: Runs the request of a step; set by the engine.
     """
 
     def __init__(self, table: ModelTable, cache: ResponseCache | None = None) -> None:
@@ -41,7 +41,7 @@ class Ensembles:
         self._members = Members(self._answering, self._failure)
 
     def note(self, model: ModelEntry, composition: Composition) -> None:
-        """Note what an ensemble is made of.
+        """Record the composition of an ensemble.
 
         Raises:
             ServingError: INVALID_ARG: it contains itself.
@@ -60,7 +60,7 @@ class Ensembles:
         return any(name in composition.models for composition in self._compositions().values())
 
     def load(self, composition: Composition, version: int) -> LoadedVersion:
-        """Put a version of an ensemble together.
+        """Return a version of an ensemble that is ready to run.
 
         Raises:
             ServingError: INVALID_ARG with everything that does not fit.
@@ -68,10 +68,10 @@ class Ensembles:
         return self._load(version, wire(composition, self._members), self._space(composition))
 
     def follow(self, name: str) -> None:
-        """Bring up to date the ensembles that contain a model, and the model itself where it is one."""
+        """Update the ensembles that contain a model, and the model itself where it is an ensemble."""
         for ensemble in (name, *dependents(name, self._compositions())):
             model = self._models.get(ensemble)
-            # One that is being loaded looks for itself when it is.
+            # An ensemble that is being loaded does this itself at the end.
             if model is None or model.composition is None or model.lock.locked():
                 continue
             try:
@@ -99,7 +99,7 @@ class Ensembles:
         self._table.route(model)
 
     def _take_down(self, model: ModelEntry, composition: Composition, reason: str) -> None:
-        """An ensemble cannot answer any more, or still not."""
+        """Mark an ensemble as unavailable, and retire the versions that answered until now."""
         if model.failure:
             return
         for version in composition.versions:
@@ -115,7 +115,7 @@ class Ensembles:
         return LoadedVersion(runner, None, wiring.labels, space=space)
 
     def _space(self, composition: Composition) -> bytes:
-        """Return the key space of an ensemble with its models as they are loaded now."""
+        """Return the cache namespace of an ensemble with its models as they are loaded now."""
         if self._cache is None:
             return b""
         models = [self._models[name] for name in composition.models if name in self._models]

@@ -26,7 +26,7 @@ AMBIGUOUS = "model appears in two or more repositories"
 
 @dataclass(slots=True)
 class VersionEntry:
-    """Where one version stands. `loaded` stays set while it answers, also during a reload; `provided` has its files."""
+    """The state of a version. `loaded` stays set while it answers, even during a reload; `provided` has its files."""
 
     state: ModelState = ModelState.UNKNOWN
     reason: str = ""
@@ -35,20 +35,20 @@ class VersionEntry:
 
     @property
     def problem(self) -> str:
-        """Why it does not answer, or what is wrong with its workers while it does; "" when all is well."""
+        """Why it does not answer, or which of its workers fail while it does; "" when all is well."""
         return self.reason or (self.loaded.problem if self.loaded is not None else "")
 
 
 @dataclass(slots=True)
 class ModelEntry:
-    """Where one model stands.
+    """The state of a model.
 
     Attributes:
         name: Its key: its name, or with namespaces its repository and name.
         failure: Why the model as a whole could not be loaded, "" when it could or was not tried.
-        versions: Its versions that were ever asked for.
+        versions: Its versions that were ever selected.
         provided: Its files, while they are in use.
-        composition: What it is made of, for an ensemble that answers or should.
+        composition: The composition of an ensemble that answers or should.
     """
 
     name: str
@@ -59,7 +59,7 @@ class ModelEntry:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def take_files(self, provided: Provided) -> None:
-        """Use these files; those before end, but for those of versions that could not be replaced and go on."""
+        """Use these files, and give back the former ones except those of versions that still answer."""
         before, self.provided = self.provided, provided
         if before is not None:
             used = [v.provided for v in self.versions.values() if v.loaded is not None]
@@ -87,7 +87,7 @@ class ModelEntry:
 
     @property
     def problem(self) -> str:
-        """Why it could not be loaded, as a whole or a version of it; "" where nothing went wrong."""
+        """Why the model or a version of it could not be loaded; "" where nothing went wrong."""
         reasons = [
             f"version {version} is at UNAVAILABLE state: {entry.reason};"
             for version, entry in sorted(self.versions.items())

@@ -1,11 +1,12 @@
-"""Which models are loaded: loading, reloading, unloading, polling.
+"""The life cycle of models: load, reload, unload, poll.
 
-1. A version that answers goes on answering until its successor is ready; if that fails, nothing changes for callers.
-2. Routes change in one step, on the event loop: a request sees the old version or the new one, never neither.
-3. A retired version finishes what it has in flight; only then are its instances closed.
-4. What happens to one model never touches another, but the ensembles that contain it: they follow, in the same step of
-   the event loop. One that does not fit its models any more is taken down, with the reason, and comes back by itself.
-5. A load waits for the loads of the models that it is made of, never for an ensemble that contains it.
+1. A version answers until its successor is ready; when the load of the successor fails, nothing changes for callers.
+2. A change of one model affects no other model except the ensembles that contain it, which are planned again in the
+   same step of the event loop. An ensemble that no longer fits its models becomes unavailable, with the reason, and
+   returns by itself when it fits again.
+3. The load of an ensemble waits for the loads of its models, never the other way round.
+
+`model_table.py` has the rules of routes and of retirement.
 """
 
 import asyncio
@@ -36,7 +37,8 @@ from charonia.server.options import ALL_MODELS, ControlMode
 
 _log = logging.getLogger(__name__)
 
-DRAIN_LOOK_S = 0.005  # pause between two looks at whether requests are in flight, at shutdown
+DRAIN_LOOK_S = 0.005
+"""Pause between two checks whether requests are in flight, at shutdown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +51,11 @@ class LifecycleOptions:
         configure: How configurations are completed.
         cores: Cores that this process may use.
         load_threads: Models that load at the same time.
-        load_retries: Further tries after a load that failed.
+        load_retries: Retries of a load that fails.
         stores: How stores are read.
-        has_namespaces: Whether a model is told apart by its repository, too.
+        has_namespaces: Whether the repository is part of a model's key.
         agents: Folder of repository agents, None for the built-in ones only.
-        summarizes: Whether summaries of latencies are kept.
+        summarizes: Whether models keep summaries of latencies.
     """
 
     repositories: tuple[str | Path, ...]
@@ -89,15 +91,15 @@ class Lifecycle:
         self._options = options
         self._backends = backends
         self._loaders = asyncio.Semaphore(options.load_threads)
-        self._loads: dict[str, asyncio.Task[None]] = {}  # those under way, by model
-        self._asked: set[str] = set()  # models that were asked for; others were loaded for an ensemble
+        self._loads: dict[str, asyncio.Task[None]] = {}  # under way, by model
+        self._requested: set[str] = set()  # models loaded for their own sake; others were loaded for an ensemble
         self._watch = Watch()
 
     async def load_at_start(self, names: Sequence[str]) -> list[str]:
-        """Load what the control mode asks for at start: everything, or in explicit mode just `names` ("*" for all).
+        """Load the models that the control mode selects at startup: all, or in explicit mode `names` ("*" for all).
 
         Returns:
-            The reasons of the models that failed.
+            The reasons of the failures.
         """
         found = await self._look()
         self._watch.reset(found)
@@ -120,7 +122,7 @@ class Lifecycle:
         # In a thread: a client may send a configuration that takes long to read.
         override = await asyncio.to_thread(from_json, config) if config is not None else None
         if files:
-            self._asked.add(name)
+            self._requested.add(name)
             folder = ModelFolder(name, Path(), Path())
             await self._begin(name, self._load(name, folder, override, files))
             return
@@ -137,7 +139,7 @@ class Lifecycle:
                 raise error
 
     async def bring(self, key: str) -> None:
-        """Load a model that somebody needs.
+        """Load a model on demand.
 
         Raises:
             ServingError: With the reason, when it cannot be loaded.
@@ -149,20 +151,20 @@ class Lifecycle:
                 raise error
 
     async def let_go(self, key: str) -> None:
-        """Unload a model that may be brought again; returns when it is gone, after what it has in flight."""
+        """Evict a model; returns when its requests in flight are answered and it is closed."""
         model = self.table.models.get(key)
         retirements = await self._forget(model) if model is not None else []
         if retirements:
             await asyncio.wait(retirements)
 
     async def unload(self, name: str, unload_dependents: bool = False) -> None:
-        """Begin to unload a model on request. Raises as `Engine.unload_model`."""
+        """Start to unload a model on request. Raises as `Engine.unload_model`."""
         self._require_explicit()
         for key in keys_of(name, Scan(models=dict.fromkeys(self.table.models, ModelFolder(name, Path(), Path())))):
-            await self._unload_asked(self.table.models[key], unload_dependents)
+            await self._unload_requested(self.table.models[key], unload_dependents)
 
-    async def _unload_asked(self, model: ModelEntry, unload_dependents: bool) -> None:
-        self._asked.discard(model.name)
+    async def _unload_requested(self, model: ModelEntry, unload_dependents: bool) -> None:
+        self._requested.discard(model.name)
         composition = model.composition
         retirements = await self._forget(model)
         if unload_dependents and composition is not None:
@@ -173,27 +175,27 @@ class Lifecycle:
                 await self._unload_steps(composition, [])
 
     async def poll(self) -> bool:
-        """Look for models that were added, changed or removed since the last look, and follow.
+        """Scan the repositories, and load and unload what was added, changed or removed since the last scan.
 
         Returns:
-            Whether a change was seen that has to be there at the next look too: look again soon.
+            Whether a change was seen that the next scan has to confirm: poll again soon.
         """
         found = await self._look()
         for reason in found.unread:
-            _log.error("%s; what it had at the last look counts", reason)
+            _log.error("%s; the last successful scan of it is used", reason)
         changes = self._watch.look(found)
         for name in changes.removed:
             model = self.table.models.get(name)
             if model is not None:
                 await self._forget(model)
         wanted = [*changes.added, *changes.modified]
-        if self._options.control_mode is ControlMode.AUTO:  # the rest is loaded when it is needed
+        if self._options.control_mode is ControlMode.AUTO:  # the others are loaded on demand
             wanted = [name for name in wanted if name in self.table.models and self.table.models[name].is_loaded]
         for name, error in zip(wanted, await self._load_all(wanted, found), strict=True):
             if error is not None:
                 _log.error("%s", _reason(error))
                 if isinstance(error, ServingError) and error.code is Code.UNAVAILABLE:
-                    self._watch.forget(name)  # its files could not be fetched: they may be at the next look
+                    self._watch.forget(name)  # its files could not be fetched: retry at the next scan
         return self._watch.is_pending
 
     def index(self) -> list[ModelIndexEntry]:
@@ -202,7 +204,7 @@ class Lifecycle:
 
     async def drain(self) -> None:
         """Unload everything; return when the last request in flight has been answered."""
-        # Until then every model stays: one that calls others needs them to finish.
+        # Every model stays until then: the requests in flight of one may call another.
         while self.table.in_flight():
             await asyncio.sleep(DRAIN_LOOK_S)
         for model in self.table.models.values():
@@ -226,8 +228,8 @@ class Lifecycle:
     async def _load_all(
         self, names: Sequence[str], found: Scan, override: ModelConfig | None = None
     ) -> list[BaseException | None]:
-        """Load models beside each other and return why each one failed, None for those that did not."""
-        self._asked.update(names)
+        """Load models concurrently and return the error of each, None where the load succeeded."""
+        self._requested.update(names)
         tasks = [self._begin(name, self._load_found(name, found, override)) for name in names]
         return await asyncio.gather(*tasks, return_exceptions=True)
 
@@ -236,7 +238,7 @@ class Lifecycle:
             places = ", ".join(found.ambiguous[name])
             reason = f"{AMBIGUOUS}: {places}"
             model = self.table.entry(name)
-            # Nobody can say which of the two is meant, so neither answers.
+            # Neither answers: a request by name could mean either.
             await self._forget(model, reason)
             raise invalid(f"load failed for model '{name}': {reason}")
         folder = found.models.get(name)
@@ -266,7 +268,7 @@ class Lifecycle:
                         _log.warning("loading '%s' failed, trying again: %s", model.name, error)
         finally:
             if model.provided is not None and not model.is_loaded:
-                provided, model.provided = model.provided, None  # of a state before, which has gone meanwhile
+                provided, model.provided = model.provided, None  # of a former version, which was unloaded meanwhile
                 await provided.ended()
             self.ensembles.follow(name)
 
@@ -304,7 +306,7 @@ class Lifecycle:
             if reason
         ]
         unselected = set(model.versions) - set(configured.versions)
-        # What answers goes on until all that is to take its place does.
+        # A version answers until all versions that replace it do.
         self.table.unload(model, {v for v in unselected if not failed or model.versions[v].loaded is None})
         if all(results):
             await provided.failed()
@@ -347,23 +349,23 @@ class Lifecycle:
         return ""
 
     def _begin(self, name: str, load: Coroutine[None, None, None]) -> "asyncio.Task[None]":
-        """Begin a load that the ensembles which need the model wait for."""
+        """Start a load; ensembles that contain the model wait for it."""
         task = self._loads[name] = asyncio.get_running_loop().create_task(load)
 
         def done(task: "asyncio.Task[None]") -> None:
             if self._loads.get(name) is task:
                 del self._loads[name]
             if not task.cancelled():
-                task.exception()  # known to whoever asked, and to the ensembles by the model's entry
+                task.exception()  # retrieved: the caller has it, and ensembles find it in the model's entry
 
         task.add_done_callback(done)
         return task
 
     async def _prepare(self, model: ModelEntry, folder: ModelFolder, configured: Configured) -> None:
-        """Note what an ensemble is made of, and load what is not there.
+        """Record the composition of an ensemble, and load the models that are missing.
 
         Raises:
-            ServingError: It contains itself.
+            ServingError: The ensemble contains itself.
         """
         config = configured.config
         if config.platform != ENSEMBLE:
@@ -386,7 +388,7 @@ class Lifecycle:
             await asyncio.wait(waited)
 
     async def _forget(self, model: ModelEntry, failure: str = "") -> "list[asyncio.Task[None]]":
-        """Unload a model that nobody asks for any more, and return what is under way for that."""
+        """Take a model out of service, and return the retirements of its versions."""
         async with model.lock:
             if model.provided is not None:
                 await model.provided.ending()
@@ -397,12 +399,12 @@ class Lifecycle:
         return retirements
 
     async def _unload_steps(self, composition: Composition, retirements: "list[asyncio.Task[None]]") -> None:
-        """Unload what was loaded only for an ensemble that has gone, once its last requests are answered."""
+        """Unload the models that were loaded only for a former ensemble, once its last requests are answered."""
         if retirements:
             await asyncio.wait(retirements)
         for name in composition.models:
             model = self.table.models.get(name)
-            if model is not None and name not in self._asked and not self.ensembles.needs(name):
+            if model is not None and name not in self._requested and not self.ensembles.needs(name):
                 nested = model.composition
                 retired = await self._forget(model)
                 if nested is not None:
