@@ -14,7 +14,7 @@ __all__ = ["Code", "Server", "ServerOptions", "ServingError", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    # Read when it is asked for, so that the command line and worker processes start quickly.
+    # Imported on first use, so that the command line and worker processes start quickly.
     if name == "Server":
         from charonia.server.embedding import Server
 

@@ -1,11 +1,11 @@
-"""Commands that end with the process that has started them."""
+"""Commands that the kernel ends together with the process that started them."""
 
 import os
 import sys
 from collections.abc import Sequence
 
-# Python's own bindings lack prctl; 1 is PR_SET_PDEATHSIG, which lasts when the program takes over. A parent that is
-# gone by then has no death to come.
+# Python has no binding of prctl; 1 is PR_SET_PDEATHSIG, which survives exec. The parent may have died before the call:
+# then no signal would ever come.
 _SCRIPT = """\
 import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, int(sys.argv[1]))
@@ -14,16 +14,16 @@ if os.getppid() == int(sys.argv[2]):
 """
 
 
-def tethered(command: Sequence[str], ends_with: int) -> list[str]:
-    """Return the command that runs `command` such that it ends with this process, however this one ends.
+def with_parent_death_signal(command: Sequence[str], death_signal: int) -> list[str]:
+    """Return a command that runs `command` and ends together with this process, however this process ends.
 
-    The system keeps watch from the start of the program on (Linux; elsewhere nothing does, and the command is returned
-    as it is). It watches the thread that starts the program: let that be one that lasts.
+    This works on Linux; elsewhere the command is returned unchanged. The kernel watches the thread that starts the
+    program, so start it from a thread that lasts.
 
     Args:
         command: A program and its arguments.
-        ends_with: Number of the signal that the program is sent.
+        death_signal: Number of the signal that the program receives when this process ends.
     """
     if sys.platform != "linux":
         return list(command)
-    return [sys.executable, "-I", "-S", "-c", _SCRIPT, str(int(ends_with)), str(os.getpid()), *command]
+    return [sys.executable, "-I", "-S", "-c", _SCRIPT, str(int(death_signal)), str(os.getpid()), *command]

@@ -501,7 +501,7 @@ def test_the_death_of_a_calling_worker_cancels_its_calls_and_leaves_the_others(
 def _is_instance(process: psutil.Process, server: charonia.Server, model: str) -> bool:
     """Whether a worker has the model's code mapped: its folder is in its working state."""
     parts = server._running()
-    loaded = [v for v in parts._lifecycle.loaded() if v.runner.config.name == model]
+    loaded = [v for v in parts._lifecycle.table.loaded() if v.runner.config.name == model]
     return any(instance.pid == process.pid for v in loaded for instance in v.model._instances)  # type: ignore[union-attr]
 
 
@@ -706,5 +706,5 @@ def test_nothing_gathers_in_server_or_workers(server: charonia.Server) -> None:
     assert server._call(lambda _: tasks()) <= running
     parts = server._running()
     assert len(parts._backends.deadlocks) == 0
-    for loaded in parts._lifecycle.loaded():
+    for loaded in parts._lifecycle.table.loaded():
         assert loaded.runner.in_flight == 0

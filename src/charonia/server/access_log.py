@@ -1,9 +1,8 @@
-"""One line for each request, as text or JSON.
+"""The access log: one line for each request, as text or JSON.
 
-The log is off by default, and then costs nothing: a front end holds None instead of an `AccessLog` and takes no time
-stamps for it. A line that cannot be written, because the disk is full, is lost, and never the answer that it is about.
-Text values that clients choose are quoted where they hold anything but plain characters, so that a request id cannot
-forge a line.
+The log is off by default and then costs nothing: a front end holds None instead of an `AccessLog` and takes no
+timestamps for it. When the disk is full, lines are lost, never the answers. Text from clients is quoted unless it
+consists of plain characters, so that a request id cannot forge a line.
 """
 
 import json
@@ -20,7 +19,7 @@ from charonia.core.response import ExecutionRecord
 _log = logging.getLogger(__name__)
 
 VALUE_CHARS_MAX = 256
-"""Longer names and ids are cut in the log."""
+"""Longer names and ids are truncated in the log."""
 
 _PLAIN = re.compile(r"[\w.:/+@-]+", re.ASCII)
 
@@ -31,15 +30,15 @@ class AccessEntry:
 
     Attributes:
         protocol: "http" or "grpc".
-        method: What was asked for, e.g. "POST /v2/models/m/infer" or "ModelInfer".
+        method: The operation, e.g. "POST /v2/models/m/infer" or "ModelInfer".
         status: Status as the protocol spells it: 200, or "OK".
         model: Model name, "" where there is none.
-        version: Version that ran, or that was asked for.
+        version: Version that ran, or that was requested.
         request_id: The caller's id.
         bytes_in: Bytes of the request body.
         bytes_out: Bytes of the response body.
-        duration_ns: From the complete request to the response's handing over to the transport.
-        execution: How it was run, where an instance ran.
+        duration_ns: Time from the complete request until the transport has the response.
+        execution: The record of its execution, None where no instance ran.
     """
 
     protocol: str
@@ -55,13 +54,13 @@ class AccessEntry:
 
 
 class AccessLog:
-    """Writes entries to a text stream. Buffering and flushing are the stream's."""
+    """Writes entries to a text stream, which does the buffering and flushing."""
 
     def __init__(self, stream: TextIO, *, as_json: bool = False, wall_clock: Callable[[], float] = time.time) -> None:
         """Make a log.
 
         Args:
-            stream: Where lines go.
+            stream: Takes the lines.
             as_json: One JSON object a line instead of `key=value` text.
             wall_clock: Seconds since the epoch.
         """
@@ -76,7 +75,7 @@ class AccessLog:
         try:
             self._stream.write(self._format({"time": moment.replace("+00:00", "Z"), **_fields(entry)}) + "\n")
         except OSError as error:
-            if not self._is_failing:  # once until it works again
+            if not self._is_failing:  # report once, until it works again
                 self._is_failing = True
                 _log.error("access log: lines are lost, they cannot be written: %s", error.strerror or error)
         else:

@@ -1,4 +1,4 @@
-"""The composition root: the only place that knows every part of the server."""
+"""The composition root: the only module that knows every part of the server."""
 
 import asyncio
 import logging
@@ -66,14 +66,14 @@ EXTENSIONS = (
 """Protocol extensions in server metadata, as clients expect the list."""
 
 SWITCH_INTERVAL_S = 0.0005
-"""How long a thread may keep the interpreter while another waits: a finished instance gets its answer out promptly."""
+"""Longest time that a thread keeps the interpreter while another waits, so that answers leave promptly."""
 
 SETTLE_S = 1.0
-"""Pause before a change that polling has seen is looked at again, to see whether it is still going on."""
+"""Pause before the next poll while a change waits for its confirmation."""
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """Return the event loop that servers run on: uvloop where it exists."""
+    """Return the event loop of servers: uvloop where it is available."""
     if sys.platform == "win32":
         return asyncio.new_event_loop()
     import uvloop  # not on Windows
@@ -85,25 +85,25 @@ class InferenceServer:
     """A server and its parts.
 
     Attributes:
-        engine: What the front ends call.
+        engine: The engine that the front ends call.
         http: The HTTP front end, where it is on and started.
         grpc: The gRPC front end, where it is on and started.
         metrics: The metrics page, where it is on and started.
     """
 
     def __init__(self, options: ServerOptions, *, log: LogControl | None = None) -> None:
-        """Put the parts together; nothing is loaded or opened yet. To be called on the event loop.
+        """Create the parts; nothing is loaded or opened yet. To be called on the event loop.
 
         Args:
-            options: How it runs.
-            log: The log, whose settings clients may change; None where it is not the server's own.
+            options: All options.
+            log: The log, whose settings clients may change; None where it belongs to the embedding program.
         """
         self._options = options
         self._log = log
         self._tracing: TracingService | None = None
         models = options.models
         cores = usable_cores()
-        # With one core only, whoever is waited for could not run.
+        # With a single core, busy polling would starve the thread that it waits for.
         poll_ns = options.busy_poll_us * 1000 if cores > 1 else 0
         busy_poll = BusyPoll(asyncio.get_running_loop(), poll_ns) if poll_ns else None
         self._cache = _make_cache(options.cache)
@@ -150,15 +150,15 @@ class InferenceServer:
         self._poller: asyncio.Task[None] | None = None
         self._keys = KeyFile(options.api_keys) if options.api_keys else None
         self._key_watcher: asyncio.Task[None] | None = None
-        self._explainer = Explainer(self._lifecycle.loaded, self.engine.find, options.cpu_cores or cores)
+        self._explainer = Explainer(self._lifecycle.table.loaded, self.engine.find, options.cpu_cores or cores)
         self._marking: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Load the models, then open the endpoints.
 
         Raises:
-            ServingError: A model failed to load and `exit_on_error` is set, or an endpoint cannot be opened. What was
-                started stays: call `shutdown`.
+            ServingError: A model failed to load and `exit_on_error` is set, or an endpoint cannot be opened. The parts
+                that were started stay: call `shutdown`.
         """
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         options = self._options
@@ -180,7 +180,7 @@ class InferenceServer:
             self._poller = asyncio.create_task(self._poll(options.models.poll_interval_secs))
 
     async def shutdown(self) -> bool:
-        """Turn not ready, finish what is in flight, unload everything, close the endpoints when clients have it all.
+        """Turn not ready, finish the requests in flight, unload everything, close the endpoints when clients are done.
 
         Returns:
             Whether everything in flight was answered, and the answers taken, within `exit_timeout_secs`.
@@ -199,7 +199,7 @@ class InferenceServer:
         for front_end in front_ends:
             front_end.stop_accepting()
         finished = await self._drain(self._options.exit_timeout_secs)
-        # The last answers, be they that time is up, have to be written, too.
+        # The last answers have to be written, too, even after the exit timeout.
         left_s = max(end_s - time.monotonic(), GRACE_S)
         taken = await asyncio.gather(*(front_end.drain(left_s) for front_end in front_ends))
         for endpoint in (*front_ends, self.metrics):
@@ -217,14 +217,16 @@ class InferenceServer:
         return self.engine.repository_index()
 
     async def _drain(self, timeout_s: float) -> bool:
-        busy = self._lifecycle.in_flight()
+        busy = self._lifecycle.table.in_flight()
         if busy:
             _log.info("Timeout %d: Found %d model versions that have in-flight inferences", timeout_s, busy)
         try:
             await asyncio.wait_for(self._lifecycle.drain(), timeout_s)
         except TimeoutError:
             _log.error("Exit timeout expired. Exiting immediately.")
-            self._lifecycle.abandon(unavailable("the server stopped before the request was done: exit timeout expired"))
+            self._lifecycle.table.abandon(
+                unavailable("the server stopped before the request was done: exit timeout expired")
+            )
             return False
         return True
 
@@ -278,19 +280,19 @@ class InferenceServer:
             await self.metrics.start(options.metrics_address, options.metrics.port)
 
     def _families(self) -> list[Family]:
-        """Return the metrics of what models share."""
+        """Return the metrics of resources that models share."""
         shared = families(self._limits.view()) if self._limits is not None else []
         shared += self._cache.families() if self._cache is not None else []
         shared += self._device_families()
         return shared + (self._demand.families() if self._demand is not None else [])
 
     def _device_families(self) -> list[Family]:
-        """Return the metrics of GPUs, and of the memory that models take."""
+        """Return the metrics of GPUs and of the memory of models."""
         gpus = gpu_families(self._gpus.sample()) if self._gpus is not None else []
         return [*gpus, *pinned_families(self._backends.pinned), *memory_families(self.engine.samples())]
 
     def _on_demand(self, models: ModelOptions) -> OnDemandLoader:
-        """Let the engine load models when they are needed."""
+        """Let the engine load models on demand."""
         auto = models.auto
         budget = auto.memory_mb * 2**20 or int(usable_memory() * BUDGET_SHARE)
         options = DemandOptions(budget, frozenset(auto.pinned), auto.waiting_max, auto.wait_secs)
@@ -316,14 +318,14 @@ class InferenceServer:
             await asyncio.sleep(min(interval_s, SETTLE_S) if is_pending else interval_s)
             try:
                 is_pending = await self._lifecycle.poll()
-            except ServingError as error:  # the disk may be back at the next look
+            except ServingError as error:  # the disk may be back at the next poll
                 _log.error("looking for changed models failed: %s", error)
-            except Exception:  # our own fault, or an agent's, must not end it
+            except Exception:  # a bug of ours or of an agent must not end polling
                 _log.exception("looking for changed models failed")
 
 
 def _close(log: TextIO) -> None:
-    with suppress(OSError):  # what there was no room for is lost, and the log has said so
+    with suppress(OSError):  # the lines are lost, which the log has reported
         log.close()
 
 
@@ -350,7 +352,7 @@ def _page_view(metrics: MetricsOptions) -> PageView:
 
 
 def tls_context(tls: TlsOptions, prefix: str, *, alpn: str) -> ssl.SSLContext | None:
-    """Return the TLS context of an endpoint, or None where it speaks plain text.
+    """Return the TLS context of an endpoint, None for plain text.
 
     Raises:
         ServingError: INVALID_ARG when a certificate or key cannot be used.

@@ -1,6 +1,6 @@
-"""A server inside another Python program: for scripts, notebooks and tests.
+"""A server inside another Python program, such as a script, a notebook or a test.
 
-The in-process front end: numpy arrays in, numpy arrays out, no socket.
+`Server` runs it in a thread. `InProcessFrontend` takes and returns numpy arrays, without a socket.
 """
 
 import asyncio
@@ -29,14 +29,14 @@ from charonia.server.single_response import SoleResponse
 from charonia.wire.v2_request import apply_parameters
 
 UNREAD_RESPONSES_MAX = 1024
-"""Responses of one request that wait to be taken; with more the request fails: a model cannot be made to wait."""
+"""Responses of one request that wait to be taken; with more, the request fails: models know no back-pressure."""
 
 
 class ResponseStream:
-    """The responses of one request, to be taken one after the other, by one task.
+    """The responses of one request, taken one after the other, by one task.
 
-    As an asynchronous iterator it ends after the last response and raises the error of a request that fails, after the
-    responses that came before. `close` gives the request up.
+    As an asynchronous iterator it ends after the last response; if the request fails, it raises the error after the
+    responses before it. `close` cancels the request.
     """
 
     def __init__(self, engine: Engine, request: InferRequest) -> None:
@@ -69,7 +69,7 @@ class ResponseStream:
         return None
 
     def close(self) -> None:
-        """Cancel the request if it is not over, and drop what was not taken."""
+        """Cancel the request if it is not over, and drop the responses that were not taken."""
         self._end(None)
         self._responses.clear()
 
@@ -114,10 +114,10 @@ class InProcessFrontend:
         self._engine = engine
 
     async def infer(self, request: InferRequest) -> InferResponse:
-        """Run a request that gets one response. Cancelling the awaiting task cancels the request.
+        """Run a request that gets one response. Cancellation of the awaiting task cancels the request.
 
         Raises:
-            ServingError: The request failed; UNSUPPORTED where it got no response, or several.
+            ServingError: The request failed; UNSUPPORTED for no response, or several.
         """
         future: asyncio.Future[InferResponse] = asyncio.get_running_loop().create_future()
         sole = SoleResponse(
@@ -142,7 +142,7 @@ class InProcessFrontend:
             raise
 
     def stream(self, request: InferRequest) -> ResponseStream:
-        """Run a request that gets any number of responses. Close the stream when it is not read to its end."""
+        """Run a request that gets any number of responses. Close the stream unless you read it to its end."""
         return ResponseStream(self._engine, request)
 
 
@@ -157,11 +157,11 @@ def make_request(
 ) -> InferRequest:
     """Return a request with these arrays as inputs.
 
-    Strings and bytes become BYTES; every other dtype its own datatype. Parameters mean what they do over HTTP:
-    "priority" and "timeout" (microseconds in the queue) steer the scheduler, others are handed to the model.
+    Strings and bytes become BYTES; every other dtype its own datatype. Parameters have the same meaning as over HTTP:
+    "priority" and "timeout" (microseconds in the queue) are for the scheduler, others for the model.
 
     Raises:
-        ServingError: INVALID_ARG for a dtype that the protocol does not have, or a parameter that it does not take.
+        ServingError: INVALID_ARG for a dtype that the protocol does not have, or an invalid parameter.
     """
     request = InferRequest(
         model,
@@ -206,10 +206,10 @@ class Server:
 
     Args:
         repositories: Folder or folders that hold model folders.
-        http: Also answer over HTTP, on a free port of the loopback interface (`http_url`).
-        grpc: Also answer over gRPC, on a free port of the loopback interface (`grpc_url`).
-        control_mode: "none" loads everything, "explicit" loads what `load_models` names and what `load` is asked for.
-        load_models: Models to load at start in explicit mode.
+        http: Also serve HTTP, on a free port of the loopback interface (`http_url`).
+        grpc: Also serve gRPC, on a free port of the loopback interface (`grpc_url`).
+        control_mode: "none" loads everything, "explicit" loads the models of `load_models` and of calls to `load`.
+        load_models: Models to load at startup in explicit mode.
         options: Every other setting; the arguments above replace its fields.
     """
 
@@ -244,10 +244,10 @@ class Server:
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
-        """Load the models and start to answer.
+        """Load the models and start to serve.
 
         Raises:
-            ServingError: There is no such repository, or a model failed to load (unless `exit_on_error` is off).
+            ServingError: A repository does not exist, or a model failed to load (unless `exit_on_error` is off).
         """
         if self._thread is not None:
             raise RuntimeError("this server is running already: make another charonia.Server")
@@ -266,7 +266,7 @@ class Server:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Finish what is in flight and unload everything."""
+        """Finish the requests in flight and unload everything."""
         if self._thread is not None:
             self._stop(self._thread)
 
@@ -314,7 +314,7 @@ class Server:
 
         Raises:
             ServingError: The request failed.
-            TimeoutError: It took longer than `timeout_s`; it is cancelled.
+            TimeoutError: The request took longer than `timeout_s`; it is cancelled.
         """
         request = make_request(model, inputs, version=version, outputs=outputs, parameters=parameters)
 
@@ -337,9 +337,10 @@ class Server:
         parameters: Mapping[str, ParameterValue] | None = None,
         timeout_s: float | None = None,
     ) -> Iterator[dict[str, Array]]:
-        """Run a model and return an iterator over its responses, each as by `infer`: of a decoupled model, any number.
+        """Run a model and return an iterator over its responses, each as by `infer`.
 
-        The request begins with the first step of the iterator. Leaving the iterator, or closing it, cancels it.
+        A decoupled model sends any number of responses. The request begins with the first step of the iterator, and is
+        cancelled when the iterator is left or closed.
 
         Args:
             model: Model name.
@@ -385,7 +386,7 @@ class Server:
         return self._call(ask)
 
     def load(self, model: str, config: str | None = None) -> None:
-        """Load or reload a model, with `config` (JSON) in place of its own configuration where given.
+        """Load or reload a model, with `config` (JSON) instead of its own configuration where given.
 
         Raises:
             ServingError: The control mode is not explicit, or the model fails to load.
@@ -393,7 +394,7 @@ class Server:
         self._call(lambda parts: parts.engine.load_model(model, config))
 
     def unload(self, model: str) -> None:
-        """Begin to unload a model.
+        """Start to unload a model.
 
         Raises:
             ServingError: The control mode is not explicit.
@@ -442,7 +443,7 @@ class Server:
 
 
 def _run(loop: asyncio.AbstractEventLoop, task: "asyncio.Task[None]") -> None:
-    """Run a loop until the task was cancelled and has cleaned up; nothing that was started in it is left then."""
+    """Run a loop until the task was cancelled and has cleaned up; the loop's other tasks have ended then, too."""
 
     async def until_cancelled() -> None:
         with suppress(asyncio.CancelledError):

@@ -1,4 +1,4 @@
-"""The engine that front ends call: `Engine` over the life cycle and its runners."""
+"""The implementation of `Engine` that front ends call, over the life cycle and its runners."""
 
 import re
 from collections.abc import Mapping
@@ -23,10 +23,10 @@ _VERSION = re.compile(r"[0-9]{1,18}")
 
 
 class _Answered:
-    """The ticket of a request that was refused at the door."""
+    """The ticket of a request that was refused before it reached a runner."""
 
     def cancel(self) -> None:
-        """Do nothing: it has its answer."""
+        """Do nothing: the request has its answer."""
 
 
 _ANSWERED = _Answered()
@@ -36,7 +36,7 @@ class ModelEngine:
     """A server's models, behind the `Engine` interface.
 
     Attributes:
-        demand: Loads models when they are needed, None where other rules say which are loaded.
+        demand: Loads models on demand, None in other control modes.
     """
 
     def __init__(
@@ -49,15 +49,15 @@ class ModelEngine:
         self.demand: OnDemandLoader | None = None
         self._lifecycle = lifecycle
         lifecycle.ensembles.infer = self.infer
-        self._routes = lifecycle.routes
-        self._models = lifecycle.models
+        self._routes = lifecycle.table.routes
+        self._models = lifecycle.table.models
         self._metadata = metadata
         self._strict_readiness = strict_readiness
         self._is_started = False
         self._is_exiting = False
 
     def started(self) -> None:
-        """The models of the start are loaded."""
+        """Turn ready: the models of the startup are loaded."""
         self._is_started = True
 
     def begin_exit(self) -> None:
@@ -76,10 +76,10 @@ class ModelEngine:
         return self.infer_loaded(request, reply)
 
     def infer_loaded(self, request: InferRequest, reply: Reply) -> Ticket:
-        """Run a request of a model that is loaded, or say that it is not."""
+        """Run a request of a model that is loaded, or answer that it is not."""
         try:
             runner = self.find(request.model_name, request.model_version)
-            if self._is_exiting and request.caller is None:  # what is in flight may need other models to finish
+            if self._is_exiting and request.caller is None:  # requests in flight may call other models
                 raise unavailable(
                     "Server is stopping, scheduler for model has stopped accepting new inference requests"
                 )
@@ -96,12 +96,10 @@ class ModelEngine:
         """Whether the server is ready for inference."""
         if not self._is_started or self._is_exiting:
             return False
-        # Those that come and go on demand say nothing of the server.
+        # Models that are loaded on demand do not count for the server's readiness.
         needed = self.demand.is_pinned if self.demand is not None else None
         return not self._strict_readiness or all(
-            model.is_ready
-            for key, model in self._lifecycle.models.items()
-            if model.wanted and (needed is None or needed(key))
+            model.is_ready for key, model in self._models.items() if model.wanted and (needed is None or needed(key))
         )
 
     def is_exiting(self) -> bool:
@@ -109,16 +107,16 @@ class ModelEngine:
         return self._is_exiting
 
     async def model_ready(self, name: str, version: str = "") -> bool:
-        """Whether a version of the model is ready; not while all of its workers are being started again."""
+        """Whether a version of the model is ready; False while all of its workers are restarting."""
         try:
             runner = self.find(name, version)
         except ServingError:
             if not version and self.is_loadable(name):
                 return not self._is_exiting
-            if name not in self._lifecycle.models or not _is_version(version):
+            if name not in self._models or not _is_version(version):
                 raise
             return False
-        loaded = next((each for each in self._lifecycle.loaded() if each.runner is runner), None)
+        loaded = next((each for each in self._lifecycle.table.loaded() if each.runner is runner), None)
         return not self._is_exiting and loaded is not None and not loaded.is_down and await loaded.is_ready()
 
     def server_metadata(self) -> ServerMetadata:
@@ -177,38 +175,38 @@ class ModelEngine:
         await self._lifecycle.load(name, config, files)
 
     async def unload_model(self, name: str, unload_dependents: bool = False) -> None:
-        """Begin to unload a model, and on demand those that were loaded only because it is an ensemble of them."""
+        """Start to unload a model, with `unload_dependents` also those that were loaded only for this ensemble."""
         await self._lifecycle.unload(name, unload_dependents)
 
     def sequences(self, name: str, version: str = "") -> ModelSequences:
         """Return the slots and the backlog of a model that works on sequences.
 
         Raises:
-            ServingError: As `model_config`; INVALID_ARG where it does not work on sequences.
+            ServingError: As `model_config`; INVALID_ARG for a model without sequence batching.
         """
         return sequences_of(self.find(name, version), name)
 
     def samples(self) -> list[ModelSample]:
-        """Return what a metrics scrape sees of every loaded version."""
+        """Return a sample of every loaded version for the metrics page."""
         return [
             ModelSample(
                 loaded.runner.metrics, loaded.runner.config.metric_tags, loaded.runner.pending, loaded.workers()
             )
-            for loaded in self._lifecycle.loaded()
+            for loaded in self._lifecycle.table.loaded()
         ]
 
     def find(self, name: str, version: str = "") -> Runner:
-        """Return what runs a version of a model, "" for the one that the version policy chooses.
+        """Return the runner of a version of a model, "" for the highest version that is ready.
 
         Raises:
-            ServingError: There is none, or none that is ready.
+            ServingError: There is no such version, or it is not ready.
         """
         if not _is_version(version):
             raise _bad_version(version)
         runner = self._routes.get((name, str(int(version)) if version else ""))
         if runner is not None:
             return runner
-        model = self._lifecycle.models.get(name)
+        model = self._models.get(name)
         if model is None:
             same = [key for key in keys_of(name, self._lifecycle.found) if key in self._models]
             if len(same) > 1:

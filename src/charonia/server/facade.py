@@ -1,11 +1,8 @@
 """The facade that front ends call. Plain records in, plain records out.
 
-Everything here runs on the event loop's thread. `Engine` is a Protocol so that a front end can be tested with a fake,
-and so that one in another process can stand behind a proxy with the same methods.
-
-What front ends offer beside the engine.
-
-The settings of the server's log, as front ends offer them.
+`Engine` runs models; `Services` are the optional services beside it. Everything here runs on the event loop's thread.
+`Engine` is a Protocol so that a front end can be tested with a fake, and could reach an engine in another process
+through a proxy.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -28,42 +25,42 @@ from charonia.server.tracing.requests import Tracing
 from charonia.wire.log_settings import LogOptions
 
 NO_LOG_CONTROL = "changing log settings is not offered by this server: its log is that of the program it runs in"
-"""What is said where the log is not the server's."""
+"""The error where the log belongs to the embedding program."""
 
 
 class LogControl(Protocol):
     """The server's log.
 
     Attributes:
-        options: How it is written now.
+        options: Its current options.
     """
 
     options: LogOptions
 
     def change(self, options: LogOptions) -> None:
-        """Write it like this from now on."""
+        """Apply new options."""
         ...
 
 
 EnsureLoaded = Callable[[str, str], Awaitable[None] | None]
-"""Returns what to await until a model, given by name and version, is loaded; None where it is."""
+"""Returns an awaitable that ends when a model, given by name and version, is loaded; None where it is loaded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """The server's collaborators of its front ends; one that is None is not offered.
+    """The services of a front end beside the engine; a service that is None is not offered.
 
     Attributes:
         regions: Shared memory of clients.
         tracing: Traces of requests.
         log: The server's log.
-        http_gate: Decides who may make which call over HTTP; None where everybody may make all.
+        http_gate: Permits or refuses calls over HTTP; None where every client may make every call.
         grpc_gate: The same for gRPC.
         http_headers: Headers of HTTP requests that become request parameters.
         grpc_headers: The same for gRPC.
-        rate_limits: Returns who holds which resource of the rate limiter.
-        demand: Loads models that somebody asks about; None where they are not loaded on demand.
-        explain: Says what limits a model, given by name and version, and what to change.
+        rate_limits: Returns the holders of the rate limiter's resources.
+        demand: Loads a model that a request names; None where models are not loaded on demand.
+        explain: Explains what limits a model, given by name and version, and what to change.
         sequences: Returns the slots and the backlog of a model, given by name and version, that works on sequences.
     """
 
@@ -81,7 +78,7 @@ class Services:
 
     @property
     def tracer(self) -> Tracing | None:
-        """What traces requests, None where none can ever be traced."""
+        """The tracing service, None where no request can ever be traced."""
         return self.tracing if self.tracing is not None and self.tracing.can_trace else None
 
 
@@ -109,10 +106,10 @@ class Engine(Protocol):
         ...
 
     async def model_ready(self, name: str, version: str = "") -> bool:
-        """Whether a version of the model is ready, and says so where it has something to say.
+        """Whether a version of the model is loaded, and ready by its own account where it has one.
 
         Raises:
-            ServingError: NOT_FOUND for an unknown model, INVALID_ARG for a version that is no number.
+            ServingError: NOT_FOUND for an unknown model, INVALID_ARG for a version that is not a number.
         """
         ...
 
@@ -136,7 +133,7 @@ class Engine(Protocol):
         """Return statistics of all loaded models, of one, or of one version.
 
         Raises:
-            ServingError: INVALID_ARG when the model or version asked for is not loaded.
+            ServingError: INVALID_ARG when the requested model or version is not loaded.
         """
         ...
 
@@ -158,7 +155,7 @@ class Engine(Protocol):
         ...
 
     async def unload_model(self, name: str, unload_dependents: bool = False) -> None:
-        """Begin to unload a model: requests in flight finish. Unknown names are accepted.
+        """Start to unload a model: requests in flight finish. Unknown names are accepted.
 
         Raises:
             ServingError: UNAVAILABLE unless in explicit mode.
@@ -167,7 +164,7 @@ class Engine(Protocol):
 
 
 def known_model(engine: Engine, model: str) -> None:
-    """Check that there is a model of this name that is ready, or that no model is named.
+    """Check that the name is empty or that of a model that is ready.
 
     Raises:
         ServingError: INVALID_ARG.

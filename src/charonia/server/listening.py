@@ -1,10 +1,8 @@
-"""The end of a front end: clients have time to take their answers for as long as they take something.
+"""The start and the end of a front end: errors of listening, and the drain of connections at shutdown.
 
-How much a client has not taken is what waits in the server, and what the system still keeps because the other side has
-not confirmed it: of a large answer over a slow link the last megabytes are there, and the transport knows nothing of
-them.
-
-What is said when an address cannot be listened on.
+At shutdown a client keeps its connection while it makes progress with its answers. The bytes that it has not taken are
+those in the transport's buffer and those in the kernel's send queue, which the peer has not acknowledged: over a slow
+link, the last megabytes of a large answer are there, and the transport does not know of them.
 """
 
 import asyncio
@@ -19,6 +17,14 @@ from typing import Protocol
 
 from charonia.core.errors import ServingError, unavailable
 
+_log = logging.getLogger(__name__)
+
+GRACE_S = 2.0
+"""Time without progress after which a client is cut off at shutdown."""
+
+LOOK_S = 0.02
+"""Pause between two checks of the connections."""
+
 _HINTS = {
     errno.EADDRINUSE: "another program listens there; --http-port, --grpc-port and --metrics-port take other ports",
     errno.EACCES: "ports below 1024 may need a privilege",
@@ -27,9 +33,9 @@ _HINTS = {
 
 
 def cannot_listen(host: str, port: int, error: OSError) -> ServingError:
-    """Return the UNAVAILABLE error for `error`, which listening on `host` and `port` has met.
+    """Return the UNAVAILABLE error for an `error` of listening on `host` and `port`.
 
-    The event loops put the address and a sentence of their own into the text of the error, so the system's is asked.
+    Event loops add the address and a sentence of their own to the text of the error, so the system's text is used.
     """
     if isinstance(error, socket.gaierror) or not error.errno:
         reason = error.strerror or str(error)
@@ -38,24 +44,15 @@ def cannot_listen(host: str, port: int, error: OSError) -> ServingError:
     return unavailable(f"cannot listen on {host}:{port}: {reason}", hint=_HINTS.get(error.errno or 0, ""))
 
 
-_log = logging.getLogger(__name__)
-
-GRACE_S = 2.0
-"""Time that a client of a server which stops may take nothing; then it is given up."""
-
-LOOK_S = 0.02
-"""How often connections are looked at."""
-
-
 class Leaving(Protocol):
     """A connection of a front end that stops."""
 
     def untaken(self) -> tuple[int, int]:
-        """Return how many bytes the client has not taken, and how often it was heard of since the last one was sent."""
+        """Return how many bytes the client has not taken, and a count of its messages since the last byte was sent."""
         ...
 
     def wind_down(self) -> None:
-        """End as soon as the client has what it waits for."""
+        """Close as soon as the client has its answers."""
         ...
 
     def abort(self) -> None:
@@ -64,16 +61,16 @@ class Leaving(Protocol):
 
 
 async def drain(connections: Set[Leaving], timeout_s: float) -> bool:
-    """Wait until all connections have ended. One whose client does nothing for `GRACE_S` is closed.
+    """Wait until all connections have ended. A connection without progress for `GRACE_S` is closed.
 
-    Looks are counted rather than time, so that a pause of the whole machine is held against nobody.
+    Checks are counted rather than time, so that a pause of the whole machine does not count against the clients.
 
     Args:
-        connections: The front end's own set: whoever ends leaves it.
-        timeout_s: Time after which those that are left are closed, too.
+        connections: The front end's own set: a connection that ends leaves it.
+        timeout_s: Time after which the remaining connections are closed, too.
 
     Returns:
-        Whether nobody was still taking an answer when time was up.
+        False if a client was still taking an answer at the timeout.
     """
     loop = asyncio.get_running_loop()
     end_s = loop.time() + timeout_s
@@ -103,7 +100,7 @@ async def drain(connections: Set[Leaving], timeout_s: float) -> bool:
 
 
 def unsent_bytes(transport: asyncio.WriteTransport) -> int:
-    """Return how much of what was written the client's side has not confirmed; without Linux, has not been sent."""
+    """Return the written bytes that the peer has not acknowledged; on other systems than Linux, those not sent."""
     size = transport.get_write_buffer_size()
     if sys.platform == "linux":
         import fcntl  # not on Windows
@@ -113,6 +110,6 @@ def unsent_bytes(transport: asyncio.WriteTransport) -> int:
         if connection is not None:
             try:
                 size += struct.unpack("i", fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4)))[0]
-            except (OSError, ValueError):  # it was closed just now
+            except (OSError, ValueError):  # closed meanwhile
                 return size
     return size

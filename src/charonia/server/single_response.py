@@ -1,4 +1,4 @@
-"""The one response of a request whose caller takes just one, whatever the model may send."""
+"""The response of a request whose caller takes exactly one, from a model that may send any number."""
 
 from charonia.core.calls import Outcome
 from charonia.core.errors import ServingError
@@ -6,16 +6,15 @@ from charonia.core.response import InferResponse
 
 
 class SoleResponse:
-    """Waits until a request is over, and knows whether it had exactly one response.
+    """Collects the outcomes of a request to a decoupled model, and refuses unless there is exactly one response.
 
-    For the outcomes of decoupled models. One outcome that is the last is that of an ordinary model and needs none of
-    this.
+    Front ends need it only when the first outcome is not final.
 
     Args:
-        refusal: The answer where there was no response, or more than one.
+        refusal: The answer to a request with no response, or more than one.
 
     Attributes:
-        is_over: Whether the last outcome has come.
+        is_over: Whether the last outcome has arrived.
     """
 
     __slots__ = ("_refusal", "_response", "is_over")
@@ -26,7 +25,7 @@ class SoleResponse:
         self.is_over = False
 
     def take(self, outcome: Outcome, final: bool) -> InferResponse | ServingError | None:
-        """Take an outcome; return what to answer, None while that is open. Not to be called after an answer."""
+        """Take an outcome; return the answer, None while it is undecided. Not to be called after an answer."""
         self.is_over = final
         if isinstance(outcome, ServingError):
             return outcome

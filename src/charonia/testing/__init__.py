@@ -1,6 +1,6 @@
 """Help for tests of models, of backends, and of programs that talk to a server.
 
-- `plugin`: the fixture `charonia_server` of pytest, there wherever this package is installed.
-- `backend_suite`, `decoupled_suite`: what every backend has to do, as tests to derive from.
-- `clock`: a clock that moves when it is told to.
+- `plugin`: the pytest fixture `charonia_server`, available wherever this package is installed.
+- `backend_suite`, `decoupled_suite`: conformance suites for backends, as test classes to derive from.
+- `clock`: a fake clock, which tests advance.
 """

@@ -1,6 +1,6 @@
-"""What every backend has to do, as tests: the specification of `charonia.server.backends.api` in code.
+"""The conformance suite of backends: the specification of `charonia.server.backends.api` as tests.
 
-A backend's own tests derive a class and say what to run it on:
+A backend's tests derive a class and provide the case:
 
     class TestMyBackend(BackendSuite):
         @pytest.fixture
@@ -40,26 +40,26 @@ from charonia.server.backends.api import (
 
 Instance = BlockingInstance | AsyncInstance
 
-PLACEMENT = Placement("lane_0", InstanceKind.KIND_CPU)
-"""Where the suite's instances run."""
+PLACEMENT = Placement("instance_0", InstanceKind.KIND_CPU)
+"""The placement of the suite's instances."""
 
 TOLERANCE = 1e-5
-"""Relative and absolute: sums of another order differ in the last digits."""
+"""Relative and absolute: sums in another order differ in the last digits."""
 
 TIMEOUT_S = 60.0
-"""Longest that one batch may take."""
+"""Time limit of one batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class BackendCase:
-    """A backend and a model to try it on.
+    """A backend and a model to test it with.
 
     Attributes:
         make: Makes the backend.
-        files: Where the model lies.
+        files: The model's files.
         config: Its complete configuration, with `max_batch_size` of at least 7.
         request: Makes a request from a seed and a batch size.
-        bad_request: Makes a request that the configuration allows and the model fails on; None where there is none.
+        bad_request: Makes a request that the configuration allows but on which the model fails; None for none.
         needs_files: Whether the backend reads the model's folder.
         settings: Settings of the backend.
     """
@@ -136,7 +136,7 @@ async def loaded(case: BackendCase, instances: int = 1) -> AsyncIterator[tuple[L
     """Load the case's model with some instances, and close everything in the order that the engine does."""
     backend = case.make()
     model = await backend.load(case.files, case.config, case.settings)
-    placements = [replace(PLACEMENT, name=f"lane_{index}") for index in range(instances)]
+    placements = [replace(PLACEMENT, name=f"instance_{index}") for index in range(instances)]
     made = list(await asyncio.gather(*(model.create_instance(placement) for placement in placements)))
     try:
         yield model, made
@@ -156,13 +156,13 @@ async def close(instance: Instance) -> None:
 
 
 def arrays(result: Result) -> dict[str, Array]:
-    """Return the arrays that a request was answered with, by output."""
+    """Return the arrays of a result, by output."""
     assert isinstance(result, Outputs), result
     return {tensor.name: tensor.array for tensor in result.tensors}
 
 
 def assert_same(one: Result, other: Result) -> None:
-    """Check that two results hold the same outputs, but for rounding."""
+    """Check that two results have the same outputs, except for rounding."""
     first, second = arrays(one), arrays(other)
     assert first.keys() == second.keys()
     for name, array in first.items():

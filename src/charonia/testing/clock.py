@@ -1,8 +1,8 @@
-"""A monotonic clock that moves when it is told to."""
+"""A fake monotonic clock, which tests advance."""
 
 
 class FakeClock:
-    """Stands in for a monotonic clock: pass the bound method `now_ns` wherever a clock is asked for."""
+    """Replaces a monotonic clock: pass the bound method `now_ns` where a clock is expected."""
 
     def __init__(self, start_ns: int = 0) -> None:
         self._now_ns = start_ns

@@ -1,7 +1,7 @@
-"""What a backend has to do that runs models with the decoupled transaction policy, as tests.
+"""The conformance suite of backends that run models with the decoupled transaction policy.
 
-Beside `charonia.testing.backend_suite`, in the same way: derive `DecoupledSuite` and say in a fixture `decoupled_case`
-what to run it on.
+It complements `charonia.testing.backend_suite` and works in the same way: derive `DecoupledSuite` and provide the case
+in a fixture `decoupled_case`.
 """
 # ruff: noqa: D102 the names of the tests are sentences
 
@@ -23,14 +23,14 @@ from charonia.testing.backend_suite import PLACEMENT, TIMEOUT_S
 
 @dataclass(frozen=True, slots=True)
 class DecoupledCase:
-    """A backend and a decoupled model to try it on.
+    """A backend and a decoupled model to test it with.
 
     Attributes:
         make: Makes the backend.
-        files: Where the model lies.
+        files: The model's files.
         config: Its complete configuration.
         request: Makes a request that gets this many responses, none of which is an error.
-        failing_request: Makes a request whose last outcome is an error; None where there is none.
+        failing_request: Makes a request whose last outcome is an error; None for none.
         settings: Settings of the backend.
     """
 
@@ -43,12 +43,12 @@ class DecoupledCase:
 
 
 class StreamSink:
-    """A `BatchSink` that takes any number of responses and checks the rules of one.
+    """A `BatchSink` that takes any number of responses and checks the rules of `BatchSink`.
 
     Attributes:
-        outputs: What each request was answered with, in order.
-        over: Of each request, whether it has its last outcome.
-        finished: Done when the instance is idle again; whether it has left requests open.
+        outputs: The responses of each request, in order.
+        over: Whether each request has its last outcome.
+        finished: Done when the instance is idle again; its result tells whether it has left requests open.
         ended: Done when every request is over.
     """
 
@@ -93,7 +93,7 @@ class StreamSink:
         return CallFrame("m", "1", PLACEMENT.name)
 
     def cancel(self, instance: AsyncInstance, index: int) -> None:
-        """Leave, as a caller does."""
+        """Cancel a request, as a caller does."""
         self.cancelled[index] = True
         self._note(index, True)
         instance.cancel(self, index)
@@ -105,7 +105,7 @@ class StreamSink:
 
 
 def begin(instance: AsyncInstance, requests: Sequence[InferRequest]) -> StreamSink:
-    """Hand over a batch."""
+    """Start a batch."""
     sink = StreamSink(len(requests))
     instance.start(requests, sink)
     return sink
@@ -190,7 +190,7 @@ class DecoupledSuite:
 
         _run(test())
 
-    def test_callers_that_leave_disturb_nobody_else(self, decoupled_case: DecoupledCase) -> None:
+    def test_callers_that_leave_do_not_disturb_others(self, decoupled_case: DecoupledCase) -> None:
         async def test() -> None:
             async with _instance(decoupled_case) as instance:
                 sink = begin(instance, [decoupled_case.request(50), decoupled_case.request(3)])

@@ -14,7 +14,7 @@ import pytest
 import charonia
 
 StartServer = Callable[..., "charonia.Server"]
-"""What `charonia_server` is, for annotations: it takes the arguments of `charonia.Server`."""
+"""The type of `charonia_server`, for annotations: it takes the arguments of `charonia.Server`."""
 
 
 @pytest.fixture

@@ -271,7 +271,7 @@ def test_requests_in_flight_of_an_unloaded_version_finish(tmp_path: Path) -> Non
         await asyncio.sleep(0.01)
         await harness.engine.unload_model("m")
         assert harness.states() == {"1": ModelState.UNLOADING}
-        assert harness.lifecycle.in_flight() == 1
+        assert harness.lifecycle.table.in_flight() == 1
         with pytest.raises(ServingError) as refused:
             await harness.value("m")
         assert refused.value.hint == "version 1: is being unloaded"

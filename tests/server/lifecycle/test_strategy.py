@@ -229,8 +229,8 @@ def test_a_file_that_is_no_strategy_is_refused_at_load(tmp_path: Path, code: str
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (replace(CONFIG, dynamic_batching=None), "only a model with dynamic_batching"),
-        (replace(CONFIG, max_batch_size=0), "only a model with dynamic_batching"),
+        (replace(CONFIG, dynamic_batching=None), "a batching strategy needs dynamic_batching"),
+        (replace(CONFIG, max_batch_size=0), "a batching strategy needs dynamic_batching"),
         (replace(CONFIG, parameters={"BATCHING_STRATEGY": "/x.py"}), "must be a path within the model's folder"),
         (replace(CONFIG, parameters={"BATCHING_STRATEGY": "../x.py"}), "must be a path within the model's folder"),
         (replace(CONFIG, parameters={"BATCHING_STRATEGY": ""}), "must be a path within the model's folder"),

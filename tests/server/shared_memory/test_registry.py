@@ -155,7 +155,7 @@ def test_there_is_a_limit_on_the_bytes_of_all_regions() -> None:
     asyncio.run(regions.register_cuda(cuda("b", 50)))
 
     assert error.code is Code.UNAVAILABLE
-    assert "51 bytes are more than is left of the 150 bytes" in error.message
+    assert "51 bytes exceed the rest of the 150 bytes" in error.message
     assert "--client-shm-byte-size" in error.hint
 
 

@@ -140,7 +140,7 @@ def test_memory_that_cannot_be_had_is_refused_when_it_is_registered(key: str, mo
 
     monkeypatch.setattr(os, "posix_fallocate", full)
 
-    with pytest.raises(ServingError, match="16 bytes cannot be had: No space left") as caught:
+    with pytest.raises(ServingError, match="16 bytes cannot be allocated: No space left") as caught:
         memory_of(key, 0, 16)
 
     assert caught.value.code is Code.UNAVAILABLE

@@ -1,4 +1,4 @@
-"""The file of API keys, and what becomes of it when it changes."""
+"""The file of API keys, which is reloaded when it changes."""
 
 import asyncio
 import logging
@@ -15,23 +15,25 @@ FILE_BYTES_MAX = 4 * 2**20
 """Largest file of keys."""
 
 LOOK_S = 1.0
-"""Time between two looks at the file."""
+"""Pause between two checks of the file."""
 
 Signature = tuple[int, int, int]
 
+_GONE: Signature = (0, 0, 0)
+
 
 class KeyFile:
-    """A file of keys that is read anew whenever it changes.
+    """A file of keys that is reloaded whenever it changes.
 
     Attributes:
-        ring: The keys that are good now.
+        ring: The keys that are valid now.
     """
 
     def __init__(self, path: str) -> None:
         """Read the file.
 
         Raises:
-            ServingError: INVALID_ARG when it cannot be read or holds something else.
+            ServingError: INVALID_ARG when it cannot be read or is malformed.
         """
         self._path = Path(path)
         try:
@@ -44,13 +46,13 @@ class KeyFile:
         self.ring = KeyRing(keys, secrets.token_bytes(32))
 
     async def watch(self, interval_s: float = LOOK_S) -> None:
-        """Look at the file again and again, for ever."""
+        """Check the file periodically, until cancelled."""
         while True:
             await asyncio.sleep(interval_s)
             self.refresh()
 
     def refresh(self) -> None:
-        """Take the keys of the file if it has changed. A file that cannot be used leaves those there are."""
+        """Reload the file if it has changed. If it cannot be used, the present keys stay valid."""
         try:
             signature = self._look()
             if signature == self._signature:
@@ -78,7 +80,4 @@ class KeyFile:
         try:
             return parse_keys(data.decode())
         except UnicodeDecodeError as error:
-            raise invalid("it is no text in UTF-8") from error
-
-
-_GONE: Signature = (0, 0, 0)
+            raise invalid("it is not UTF-8 text") from error

@@ -7,7 +7,7 @@ from charonia.server.access.header_forward import HeaderForward
 from charonia.server.access.rules import Api, Gate, KeyRing, Restriction
 
 GRPC_HEADER_PREFIX = "triton-grpc-protocol-"
-"""Begin of the headers of restrictions over gRPC. Source: Triton."""
+"""Prefix of the headers of restrictions over gRPC. Source: Triton."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +58,12 @@ def read_restriction(text: str) -> Restriction:
 
 
 def http_gate(options: AccessOptions, keys: KeyRing | None) -> Gate | None:
-    """Return what decides about calls over HTTP, None where every caller may make every call."""
+    """Return the gate for calls over HTTP, None where every caller may make every call."""
     return Gate(options.restricted, keys, what="API") if options.restricted or keys is not None else None
 
 
 def grpc_gate(options: AccessOptions, keys: KeyRing | None) -> Gate | None:
-    """Return what decides about calls over gRPC, None where every caller may make every call."""
+    """Return the gate for calls over gRPC, None where every caller may make every call."""
     if not options.restricted and keys is None:
         return None
     return Gate(options.restricted, keys, what="protocol", prefix=GRPC_HEADER_PREFIX)

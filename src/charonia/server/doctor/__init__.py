@@ -1,1 +1,1 @@
-"""What this machine offers to models, and what the models of a repository need. Behind `charonia doctor`."""
+"""`charonia doctor`: what this machine offers to models, and what the models of a repository need."""

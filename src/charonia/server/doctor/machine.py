@@ -1,7 +1,4 @@
-"""What this machine offers.
-
-How the interpreter that runs this was built: what the server does between models is Python.
-"""
+"""Checks of this machine: interpreter, cores, memory, limits, ports, GPUs, frameworks and packages."""
 
 import importlib
 import os
@@ -24,28 +21,10 @@ from charonia.server.machine.memory import usable_memory
 from charonia.server.options import GrpcOptions, HttpOptions, MetricsOptions
 
 DISTRIBUTION_PREFIX = "/usr"
-"""Where distributions install their own interpreter, which they build with profile-guided optimisation."""
-
-_OPTION = "--enable-optimizations"
-
-
-def is_optimised(prefix: str = sys.base_prefix, arguments: str | None = None) -> bool:
-    """Return whether the interpreter was built with profile-guided optimisation, as far as can be told.
-
-    Args:
-        prefix: Where it is installed.
-        arguments: What its build was configured with; None for those of this interpreter.
-
-    Source: Python's "Using Python on Unix platforms", performance options of `configure`.
-    """
-    if arguments is None:
-        arguments = sysconfig.get_config_var("CONFIG_ARGS")
-    # There are none on Windows, where the official build is optimised.
-    return not arguments or _OPTION in arguments or prefix == DISTRIBUTION_PREFIX
-
+"""Prefix of the interpreters of distributions, which build them with profile-guided optimisation."""
 
 OPEN_FILES_MIN = 4096
-"""Fewer open files than this are soon used up by connections."""
+"""Connections soon use up a lower limit of open files."""
 
 SHARED_MEMORY = "/dev/shm"
 SHARED_MEMORY_MIN = 64 * 1024 * 1024
@@ -58,13 +37,30 @@ PACKAGES = (
     ("matplotlib", "plots of reports", "plots"),
     ("optuna", "the optuna search of charonia tune", "tune"),
 )
-"""Distribution, what it is for, and the extra that brings it."""
+"""Distribution, its purpose, and the extra that installs it."""
 
 COMPILERS = ("g++", "clang++", "c++")
 
+_OPTION = "--enable-optimizations"
+
+
+def is_optimised(prefix: str = sys.base_prefix, arguments: str | None = None) -> bool:
+    """Whether the interpreter was probably built with profile-guided optimisation.
+
+    Args:
+        prefix: Prefix of its installation.
+        arguments: Arguments of `configure` in its build; None for those of this interpreter.
+
+    Source: Python's "Using Python on Unix platforms", performance options of `configure`.
+    """
+    if arguments is None:
+        arguments = sysconfig.get_config_var("CONFIG_ARGS")
+    # There are none on Windows, where the official build is optimised.
+    return not arguments or _OPTION in arguments or prefix == DISTRIBUTION_PREFIX
+
 
 def look() -> list[Section]:
-    """Look at this machine. Takes seconds where PyTorch is installed."""
+    """Return the checks of this machine. Takes seconds where PyTorch is installed."""
     return [
         Section("Machine", tuple(_machine())),
         Section("GPUs", tuple(gpus(Nvml.find(), visible_gpus()))),
@@ -133,11 +129,11 @@ def port_finding(port: int) -> Check:
 
 
 def gpus(nvml: Nvml | None, device_files: int, environment: Mapping[str, str] = os.environ) -> Iterator[Check]:
-    """Yield what there is of GPUs.
+    """Yield the checks of GPUs.
 
     Args:
         nvml: NVIDIA's library, None where it is missing or does not answer.
-        device_files: GPUs that the driver has made device files for.
+        device_files: Number of the driver's device files.
         environment: Environment variables.
     """
     if nvml is None:
@@ -176,7 +172,7 @@ def onnxruntime_finding(module: Any) -> Check:
 
 
 def torch_findings(module: Any, gpu_count: int) -> Iterator[Check]:
-    """Yield build and threads of PyTorch, and whether it can use the GPUs."""
+    """Yield the build and the threads of PyTorch, and whether it can use the GPUs."""
     if isinstance(module, str):
         yield Check("PyTorch", f"none ({module}): needed for PyTorch models only")
         return
@@ -192,7 +188,7 @@ def torch_findings(module: Any, gpu_count: int) -> Iterator[Check]:
 
 
 def _module(name: str) -> Any:
-    """Return a module, or why it cannot be imported."""
+    """Return a module, or the reason why it cannot be imported."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

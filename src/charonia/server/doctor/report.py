@@ -1,17 +1,17 @@
-"""What was found, and how it is shown. Pure."""
+"""The report of `charonia doctor`, and its text and JSON forms. Pure."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was looked at.
+    """One check.
 
     Attributes:
-        name: What.
-        value: What there is.
-        problem: What is wrong with it, "" for nothing.
-        hint: What to do about it.
+        name: The checked property.
+        value: Its value.
+        problem: Its problem, "" for none.
+        hint: How to solve the problem.
     """
 
     name: str
@@ -22,11 +22,11 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Findings that belong together.
+    """A group of checks.
 
     Attributes:
-        title: What they are about.
-        findings: Each of them.
+        title: Its title.
+        findings: The checks.
     """
 
     title: str

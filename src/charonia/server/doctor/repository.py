@@ -1,4 +1,4 @@
-"""What the models of a repository need, and whether this machine has it. Nothing is loaded."""
+"""Checks whether this machine has what the models of a repository need. No model is loaded."""
 
 import asyncio
 import os
@@ -27,7 +27,7 @@ COMPILE = "TORCH_COMPILE_OPTIONAL_PARAMETERS"
 async def examine(
     repositories: Sequence[str], settings: Mapping[str, Mapping[str, str]] | None = None
 ) -> list[Section]:
-    """Look at every model of the repositories.
+    """Return the checks of every model of the repositories.
 
     Args:
         repositories: Paths of folders.
@@ -47,8 +47,7 @@ async def examine(
     finally:
         await backends.aclose()
     notes = [
-        Check(name, "passed over", f"several repositories have it: {', '.join(at)}")
-        for name, at in found.ambiguous.items()
+        Check(name, "ignored", f"several repositories have it: {', '.join(at)}") for name, at in found.ambiguous.items()
     ]
     notes += [Check("note", note) for note in found.notes]
     return [
@@ -71,7 +70,7 @@ async def _model(folder: ModelFolder, backends: Backends, needs: list[tuple[Mode
 
 
 def problem_of(config: ModelConfig) -> tuple[str, str]:
-    """Return what this machine lacks for a model, and what to do; empty where it has everything."""
+    """Return what this machine lacks for a model, and a hint; empty where it lacks nothing."""
     if config.parameters.get(COMPILE) and not any(shutil.which(name) for name in COMPILERS):
         return "torch.compile needs a C++ compiler, and there is none", "install g++"
     cores = usable_cores()
@@ -85,7 +84,7 @@ def problem_of(config: ModelConfig) -> tuple[str, str]:
 
 
 def totals(needs: Sequence[tuple[ModelConfig, int]]) -> list[Check]:
-    """Return what all models need together.
+    """Return the checks of the total that all models need.
 
     Args:
         needs: Configuration and bytes of the files of each.
@@ -108,7 +107,7 @@ def totals(needs: Sequence[tuple[ModelConfig, int]]) -> list[Check]:
 
 
 def copies_of(config: ModelConfig, *, on_gpu: bool) -> int:
-    """Return how often the weights of a model are in memory, of the CPU or of GPUs."""
+    """Return the number of copies of a model's weights in the memory of the CPU, or of GPUs."""
     groups = [g for g in config.instance_group if (g.kind is InstanceKind.KIND_GPU) is on_gpu]
     shares = config.parameters.get("ENABLE_WEIGHT_SHARING", "").lower() in ("true", "1")
     # ONNX Runtime's instances on the CPU share one session.
@@ -129,7 +128,7 @@ def _describe(config: ModelConfig, size: int) -> str:
 
 
 def _bytes(folder: Path, versions: Sequence[int]) -> int:
-    """Return the bytes of the files of the versions that are served."""
+    """Return the size of the files of the selected versions."""
     return sum(
         os.path.getsize(os.path.join(root, name))
         for version in versions

@@ -1,1 +1,1 @@
-"""Explains what limits a model and what to change."""
+"""`charonia explain`: what limits a model, and what to change."""

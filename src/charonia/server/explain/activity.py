@@ -1,7 +1,7 @@
-"""What happened to a model version of late: marks of its counters, one a second, and the difference of two. Pure.
+"""The recent activity of a model version: snapshots of its counters, one a second, and their differences. Pure.
 
-Nothing is counted for this: the counters are there for statistics and metrics, and a second without a request costs a
-comparison of three numbers.
+The counters exist for statistics and metrics anyway, and a second without a request costs a comparison of three
+numbers.
 """
 
 from collections import Counter, deque
@@ -14,7 +14,7 @@ from charonia.server.rate_limiter.overview import NO_SHORTAGE, Shortage
 from charonia.server.scheduling.api import CloseReason
 
 MARKS_MAX = 61
-"""Marks that are kept: a minute, both of its ends."""
+"""Snapshots that are kept: a minute, including both ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,16 +23,16 @@ class Counts:
 
     Attributes:
         success: Requests that were answered.
-        hits: Those of them that were answered by the response cache.
+        hits: Requests of these that the response cache answered.
         failed: Requests that failed, by reason.
         inferences: Batch elements that were computed.
-        batches: Batches that ran, by their elements.
+        batches: Batches that ran, by their number of elements.
         closes: Batches by the reason they were sent.
         request_ns: Time of all answered requests from arrival to answer.
         queue_ns: Time that they waited for an instance.
-        infer_ns: Time that batches computed.
-        moving_ns: Time that their inputs and outputs were on their way to and from the model, its line included.
-        waits: Answered requests by the time they waited: a count for each of the queue histogram's buckets.
+        infer_ns: Compute time of batches.
+        moving_ns: Time to move their inputs and outputs to and from the model, including the instance's own queue.
+        waits: Answered requests by their waiting time: a count for each of the queue histogram's buckets.
     """
 
     success: int = 0
@@ -49,20 +49,20 @@ class Counts:
 
     @property
     def ended(self) -> int:
-        """Requests that ended, well or not."""
+        """Requests that ended, successfully or not."""
         return self.success + sum(self.failed.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What is known at one moment.
+    """A snapshot.
 
     Attributes:
         at_ns: Monotonic time.
         counts: The counters.
         queued: Requests that wait.
-        idle_cores: Cores of the server that had nothing to do since the mark before.
-        shortage: What instances lack.
+        idle_cores: Idle cores of the server since the previous mark, on average.
+        shortage: The rate limiter's resources that instances wait for.
     """
 
     at_ns: int
@@ -78,16 +78,15 @@ class Activity:
 
     Attributes:
         seconds: Time between them.
-        active_seconds: Time of it in which there was work. Of a second in which that began or ended, a part counts:
-            as many requests as ended in it, of those of the second beside it.
-        counts: What came on top of the counters.
+        active_seconds: Part of this time with work. A second in which work began or ended counts in part: its number
+            of ended requests relative to that of the neighbouring second.
+        counts: The increase of the counters.
         wait_bounds_ns: Upper bounds of the buckets of `counts.waits`.
-        queued: Requests that waited at each mark, the latest one last.
-        idle_cores: Cores that had nothing to do in the active seconds, on average.
+        queued: Requests that waited at each mark, the latest last.
+        idle_cores: Idle cores in the active seconds, on average.
         short: Share of the active seconds in which an instance waited for resources of the rate limiter.
-        resources: Those resources, the one that was missing most often first; all that instances need where none was
-            seen to be missing.
-        holders: The models that were seen to hold them, in the same order.
+        resources: These resources, the most often missing first; all that instances need where none was missing.
+        holders: The models that held them, in the same order.
     """
 
     seconds: float = 0.0
@@ -112,9 +111,9 @@ class Activity:
         return elements / self.batch_count if self.batch_count else 0.0
 
     def occupancy(self, instances: int) -> float:
-        """Return how many batches were at each of so many instances on average in the active seconds.
+        """Return the mean number of batches at each of `instances` in the active seconds.
 
-        Above 1, some waited in the instance's own line.
+        Above 1, some waited in the instance's own queue.
         """
         spent_ns = self.counts.infer_ns + self.counts.moving_ns
         available_ns = self.active_seconds * 1e9 * instances
@@ -126,10 +125,10 @@ class Activity:
         return self.counts.closes.get(reason, 0) / total if total else 0.0
 
     def wait_ns(self, share: float) -> float:
-        """Return about how long this share of the answered requests waited at most.
+        """Return an estimate of this quantile of the waiting times of answered requests.
 
-        Within a bucket, times are taken to be spread evenly; those in the last one, which has no bound, to be at its
-        beginning.
+        Times are taken to be spread evenly within a bucket; in the last bucket, which has no bound, to lie at its
+        lower end.
         """
         wanted, low = share * sum(self.counts.waits), 0
         for bound, count in zip(self.wait_bounds_ns, self.counts.waits, strict=False):
@@ -140,7 +139,7 @@ class Activity:
 
 
 class History:
-    """The marks of a model version, the oldest of which are forgotten."""
+    """The latest marks of a model version."""
 
     def __init__(self) -> None:
         self._marks: deque[Mark] = deque(maxlen=MARKS_MAX)
@@ -150,14 +149,14 @@ class History:
     def mark(
         self, metrics: ModelMetrics, at_ns: int, queued: int, idle_cores: float, shortage: Shortage = NO_SHORTAGE
     ) -> None:
-        """Remember how things are now.
+        """Take a snapshot.
 
         Args:
             metrics: The version's counters.
             at_ns: Monotonic time.
             queued: Requests that wait.
-            idle_cores: Cores that had nothing to do since the mark before.
-            shortage: What instances lack.
+            idle_cores: Idle cores since the previous mark, on average.
+            shortage: The rate limiter's resources that instances wait for.
         """
         statistics = metrics.statistics
         seen = statistics.success.count, statistics.fail.count, statistics.execution_count
@@ -191,7 +190,7 @@ class History:
 
 
 def _active_ns(pairs: Sequence[tuple[Mark, Mark]], is_active: Sequence[bool]) -> float:
-    """Return how long there was work, given neighbouring marks and whether there was some between them."""
+    """Return the time with work, given pairs of neighbouring marks and whether there was work between them."""
     ended = [after.counts.ended - before.counts.ended for before, after in pairs]
     padded = [False, *is_active, False]
     total = 0.0

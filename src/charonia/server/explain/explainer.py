@@ -28,7 +28,7 @@ THREADS_PARAMETER = "intra_op_thread_count"
 
 
 class Explainer:
-    """Knows what every loaded version did in the last minute.
+    """Records the activity of every loaded version in the last minute.
 
     Args:
         loaded: Returns every version that answers.
@@ -47,7 +47,7 @@ class Explainer:
         self._at_ns = now_ns()
 
     async def run(self) -> None:
-        """Mark counters again and again, until it is cancelled."""
+        """Mark the counters periodically, until cancelled."""
         while True:
             self.mark()
             await asyncio.sleep(INTERVAL_S)
@@ -94,7 +94,7 @@ class Explainer:
 
 
 def setup_of(config: ModelConfig, version: str, cores: int) -> ModelSetup:
-    """Return what rules need to know of a complete configuration."""
+    """Return the part of a complete configuration that rules use."""
     steps = _steps(config)
     placed = [] if steps else placements(config, cores)
     parameter = config.parameters.get(THREADS_PARAMETER, "")
@@ -125,6 +125,6 @@ def _steps(config: ModelConfig) -> tuple[str, ...]:
 
 
 def _idle_seconds() -> float:
-    """Return the time that all cores of the machine had nothing to do, added up."""
+    """Return the total idle time of all cores of the machine."""
     times = psutil.cpu_times()
     return float(times.idle + getattr(times, "iowait", 0.0))

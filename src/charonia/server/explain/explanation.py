@@ -1,4 +1,4 @@
-"""What the scheduler did for a model version and what that means, as a record and as JSON. Pure."""
+"""The explanation of a model version, as a record and as JSON. Pure."""
 
 from dataclasses import dataclass
 
@@ -12,9 +12,9 @@ class Explanation:
     """An explained model version.
 
     Attributes:
-        facts: What is known.
-        findings: What there is to know about it, what limits most first.
-        steps: The same of the models of an ensemble.
+        facts: The facts that the rules judged.
+        findings: The findings, the strongest limit first.
+        steps: The explanations of the models of an ensemble.
     """
 
     facts: Facts

@@ -1,7 +1,8 @@
 """What limits a model, and what to change: rules from facts to findings. Pure.
 
-A rule is a function that looks at the facts and returns a finding, or None where it has nothing to say. The first
-finding is what limits most: rules are in that order. They say what the counters show, and name the field to change.
+A rule is a function from the facts to a finding, or to None where it does not apply. The rules are in the order of
+importance, so the first finding is the strongest limit. A finding says what the counters show, and names the field to
+change.
 """
 
 import math
@@ -13,13 +14,13 @@ from charonia.server.metrics.model_metrics import FailureReason
 from charonia.server.scheduling.api import CloseReason
 
 BUSY = 0.85
-"""Share of time from which instances are taken to be the limit."""
+"""Share of busy time from which instances count as the limit."""
 
 AT_EASE = 0.5
-"""Share of time up to which they are not: making them more effective gains nobody anything."""
+"""Share of busy time up to which they do not: more efficient instances would gain nothing."""
 
 MANY = 0.3
-"""Share of batches or time that is worth a sentence."""
+"""Share of batches or time that is worth a finding."""
 
 DELAY_US_MAX = 10_000
 DELAY_US_MIN = 50
@@ -35,9 +36,9 @@ class ModelSetup:
     Attributes:
         model: Its name.
         version: The version, as text.
-        instances: How many it has, 0 for an ensemble.
+        instances: Number of instances, 0 for an ensemble.
         on_gpu: Whether they are on a GPU.
-        threads: Threads that each instance is configured to have, 0 for its share of the cores.
+        threads: Configured threads of each instance, 0 for its share of the cores.
         cores: Cores of the server.
         batch_max: `max_batch_size`.
         batches: Whether there is dynamic batching.
@@ -61,11 +62,11 @@ class ModelSetup:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something to know.
+    """The result of a rule.
 
     Attributes:
         kind: Its name, for programs.
-        says: What was seen, a sentence or two.
+        says: The observation, in a sentence or two.
         change: What to change, "" for nothing.
     """
 
@@ -76,13 +77,13 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What rules look at.
+    """The input of the rules.
 
     Attributes:
-        setup: How the model is configured.
-        activity: What happened.
-        busiest: The busiest step of an ensemble and the share of time that it was, None for any other model.
-        shortest: The step that waited most for resources of the rate limiter, and the share of time that it did.
+        setup: The model's configuration.
+        activity: Its recent activity.
+        busiest: The busiest step of an ensemble and its share of busy time, None for any other model.
+        shortest: The step that waited most for resources of the rate limiter, and the share of time it did.
     """
 
     setup: ModelSetup
@@ -102,7 +103,7 @@ class Facts:
 
     @property
     def is_at_limit(self) -> bool:
-        """Whether requests wait because no more batches can run."""
+        """Whether requests wait because no further batch can run."""
         return self.busy >= BUSY or self.is_short
 
     @property
@@ -112,7 +113,7 @@ class Facts:
 
     @property
     def batch_ns(self) -> float:
-        """Mean time that a batch took at an instance, waiting in its line not included."""
+        """Mean time that a batch took at an instance, without the wait in its own queue."""
         count = self.activity.batch_count
         spent = self.activity.counts.infer_ns + self.activity.counts.moving_ns
         line = max(1.0, self.activity.occupancy(self.setup.instances))
@@ -126,7 +127,7 @@ Rule = Callable[[Facts], Finding | None]
 
 
 def explain(facts: Facts) -> tuple[Finding, ...]:
-    """Return what there is to know, what limits most first; at least one finding."""
+    """Return the findings, the strongest limit first; at least one."""
     if facts.activity.seconds <= 0:
         return (Finding("starting", "Nothing is known yet: the model has been loaded for less than a second."),)
     if not facts.activity.counts.ended:
@@ -277,8 +278,8 @@ def _queue_empty(facts: Facts) -> Finding | None:
     if facts.busy <= AT_EASE:
         return None
     says = (
-        f"{_percent(share)} of the batches were sent because nobody else waited, with {activity.mean_batch:.1f} of "
-        f"{setup.batch_max} elements on average."
+        f"{_percent(share)} of the batches were sent because no other request waited, with "
+        f"{activity.mean_batch:.1f} of {setup.batch_max} elements on average."
     )
     delay_us = useful_delay_us(facts)
     if delay_us <= setup.delay_us:
@@ -286,7 +287,7 @@ def _queue_empty(facts: Facts) -> Finding | None:
     return Finding("queue_empty", says, f"max_queue_delay_microseconds: {delay_us} in place of {setup.delay_us}")
 
 
-def _waited_in_vain(facts: Facts) -> Finding | None:
+def _useless_delay(facts: Facts) -> Finding | None:
     setup, activity = facts.setup, facts.activity
     share = activity.closed(CloseReason.DELAY)
     if share < MANY or facts.busy > AT_EASE or facts.is_short:
@@ -360,7 +361,7 @@ def _cached(facts: Facts) -> Finding | None:
 
 RULES: tuple[Rule, ...] = (
     *(_failed, _rejected, _steps, _short, _saturated, _unbatched, _full, _preferred, _queue_empty),
-    *(_shapes, _moving, _overcommitted, _waited_in_vain, _bursts, _cached),
+    *(_shapes, _moving, _overcommitted, _useless_delay, _bursts, _cached),
 )
 _REMARKS = frozenset({"cache", "failing"})
 
@@ -377,7 +378,7 @@ def useful_delay_us(facts: Facts) -> int:
 
 
 def _rounded(number: float) -> int:
-    """Return a number with one digit that counts, rounded down."""
+    """Return a number rounded down to one significant digit."""
     unit = 10 ** math.floor(math.log10(number))
     return int(number // unit * unit)
 

@@ -1,4 +1,4 @@
-"""The backends of one server: made when the first model needs them, closed together."""
+"""The backends of one server, made when the first model needs them and closed together, and what models share."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -21,17 +21,17 @@ class Backends:
     """Backends by name.
 
     Args:
-        factories: What makes a backend, by name.
+        factories: Makes a backend, by its name.
         settings: Settings of `--backend-config` by backend name; "" holds the global ones.
         verbose: Whether verbose logging is on.
         record_steps: Steps that the log of each scheduler keeps, with checks after each; 0 for no log and no checks.
 
     Attributes:
-        models: What models call other models through; set once, before the first model is loaded.
-        deadlocks: Which instances wait for which.
+        models: Runs the calls that models make to other models; set once, before the first model is loaded.
+        deadlocks: The deadlock detector.
         host_cores: Numbers of cores by host policy; set before the first model is loaded.
-        metrics: The metrics that models make themselves.
-        busy_poll: Who stays awake between requests, None where nobody does.
+        metrics: The metrics that models define themselves.
+        busy_poll: Keeps threads awake between requests, None without busy polling.
         limits: The resources that instances share, None without a rate limiter.
         cache: Where responses are kept, None without a response cache.
         pinned: Pinned memory of all models.
@@ -82,12 +82,12 @@ class Backends:
             async with self._making:
                 backend = self._made.get(name)
                 if backend is None:
-                    # In a thread: importing a framework takes long enough to be felt by those whose models answer.
+                    # In a thread: importing a framework would block the models that already answer.
                     backend = self._made[name] = await asyncio.to_thread(factory)
         return backend
 
     def recorded(self, scheduler: Scheduler) -> Scheduler:
-        """Return the scheduler, with a log and checks where they are wanted."""
+        """Return the scheduler, with a log and checks where `record_steps` asks for them."""
         return RecordedScheduler(scheduler, self._record_steps) if self._record_steps else scheduler
 
     def settings(self, name: str) -> BackendSettings:

@@ -1,4 +1,4 @@
-"""From a model's folder to its complete, validated configuration."""
+"""Reads, completes and validates the configuration of a model's folder."""
 
 import asyncio
 import logging
@@ -65,8 +65,8 @@ async def configure(
 
     Args:
         folder: The model's folder.
-        backends: Asked to complete it.
-        options: How.
+        backends: Complete it from the model's files.
+        options: How it is completed.
         override: Configuration to use instead of the folder's own.
 
     Raises:
@@ -88,7 +88,7 @@ async def configure(
     files = await asyncio.to_thread(version_files, folder, selected[-1])
     config, derived = derive_backend(config, folder.name, files)
     notes += derived
-    # What is wrong in the file itself is reported before a backend tries to make sense of it.
+    # Problems in the file itself are reported before a backend tries to interpret it.
     early = unsupported(config)
     if early:
         raise_problems(folder.name, early)
@@ -124,7 +124,7 @@ def _complete(
     """Return the configuration with its defaults.
 
     Raises:
-        ServingError: With everything that is wrong with it.
+        ServingError: With all of its problems.
     """
     config = normalise(
         config,

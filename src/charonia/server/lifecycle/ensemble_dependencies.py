@@ -1,4 +1,4 @@
-"""What ensembles are made of: which depend on which models, and whether those that are loaded fit together."""
+"""The dependencies of ensembles on models, and the check that the loaded models of an ensemble fit together."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from charonia.server.lifecycle.loader import LoadedVersion
 
 @dataclass(frozen=True, slots=True)
 class Composition:
-    """An ensemble as it was configured, kept to be looked at again when a model of its steps changes.
+    """An ensemble as configured, kept to be checked again when a model of its steps changes.
 
     Attributes:
         config: Its configuration.
@@ -31,7 +31,7 @@ class Composition:
 
 
 class Members:
-    """What is known of the models that an ensemble may need: asked while it is put together.
+    """Looks up the models that an ensemble may need, while its plan is made.
 
     Args:
         find: Returns a version of a model that answers; version 0 means the highest. None where there is none.
@@ -44,7 +44,7 @@ class Members:
 
 
 def wire(composition: Composition, members: Members) -> EnsemblePlan:
-    """Put an ensemble together with the models of its steps that answer now.
+    """Return the plan of an ensemble over the models of its steps that answer now.
 
     Raises:
         ServingError: INVALID_ARG with everything that does not fit.
@@ -65,7 +65,7 @@ def wire(composition: Composition, members: Members) -> EnsemblePlan:
         message = f"step {steps[index].model_name} receives inputs originated from different decoupled models"
         problems.append(Problem(f"{STEP_PATH}[{index}].input_map", f"in ensemble {config.name}, {message}"))
     for index in wiring.graph.cyclic:
-        message = f"step {steps[index].model_name} can never run: it waits for what only follows from it"
+        message = f"step {steps[index].model_name} can never run: its inputs depend on its own outputs"
         problems.append(Problem(f"{STEP_PATH}[{index}].input_map", f"in ensemble {config.name}, {message}"))
     if problems:
         raise_problems(config.name, problems)
@@ -73,7 +73,7 @@ def wire(composition: Composition, members: Members) -> EnsemblePlan:
 
 
 def cycle(name: str, compositions: Mapping[str, Composition]) -> tuple[str, ...]:
-    """Return the ensembles through which ensemble `name` contains itself, from it to it; empty where it does not."""
+    """Return the cycle through which ensemble `name` contains itself, from `name` to `name`; empty without one."""
     paths: list[tuple[str, ...]] = [(name,)]
     seen: set[str] = set()
     while paths:
@@ -89,7 +89,7 @@ def cycle(name: str, compositions: Mapping[str, Composition]) -> tuple[str, ...]
 
 
 def dependents(name: str, compositions: Mapping[str, Composition]) -> list[str]:
-    """Return the ensembles that contain a model, directly or not, each after those that it contains itself."""
+    """Return the ensembles that contain a model, directly or indirectly, in the order of their dependencies."""
     reached = {name}
     while True:
         more = {e for e, c in compositions.items() if e not in reached and not reached.isdisjoint(c.models)}
@@ -99,7 +99,7 @@ def dependents(name: str, compositions: Mapping[str, Composition]) -> list[str]:
     ordered: list[str] = []
     left = sorted(reached - {name})
     while left:
-        # Those that contain each other have no order; they are not served either.
+        # Ensembles that contain each other have no order; they are not served either.
         ready = [e for e in left if not any(m in left for m in compositions[e].models)] or left
         ordered += ready
         left = [e for e in left if e not in ready]

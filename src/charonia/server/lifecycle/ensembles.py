@@ -1,7 +1,6 @@
-"""The ensembles of a server, and how they follow the models of their steps."""
+"""The ensembles of a server: each is planned again whenever a model of its steps changes."""
 
 import logging
-from collections.abc import Callable
 
 from charonia.core.calls import Reply, Ticket
 from charonia.core.errors import ServingError, invalid
@@ -12,6 +11,7 @@ from charonia.server.ensembles.runner import EnsembleRunner, Infer
 from charonia.server.lifecycle.ensemble_dependencies import Composition, Members, cycle, dependents, wire
 from charonia.server.lifecycle.entries import AMBIGUOUS, ModelEntry, VersionEntry
 from charonia.server.lifecycle.loader import LoadedVersion, behind_cache, ensemble_space
+from charonia.server.lifecycle.model_table import ModelTable
 from charonia.server.response_cache.api import ResponseCache
 from charonia.server.response_cache.runner import CachedRunner
 
@@ -23,34 +23,25 @@ def _no_engine(request: InferRequest, reply: Reply) -> Ticket:
 
 
 class Ensembles:
-    """Puts ensembles together, and again whenever a model of theirs changes.
+    """Makes the plans of ensembles, and renews them when a model of theirs changes.
 
     Args:
-        models: Every model, by name.
-        changed: Called when versions of an ensemble have come or gone.
-        retire: Called with a version that is to answer what it has in flight and nothing more.
+        table: Every model.
         cache: Where responses are kept, None without a response cache.
 
     Attributes:
-        infer: What runs the steps: the engine sets it.
+        infer: Runs the request of a step; set by the engine.
     """
 
-    def __init__(
-        self,
-        models: dict[str, ModelEntry],
-        changed: Callable[[ModelEntry], None],
-        retire: Callable[[LoadedVersion], object],
-        cache: ResponseCache | None = None,
-    ) -> None:
+    def __init__(self, table: ModelTable, cache: ResponseCache | None = None) -> None:
         self.infer: Infer = _no_engine
-        self._models = models
-        self._changed = changed
-        self._retire = retire
+        self._table = table
+        self._models = table.models
         self._cache = cache
         self._members = Members(self._answering, self._failure)
 
     def note(self, model: ModelEntry, composition: Composition) -> None:
-        """Note what an ensemble is made of.
+        """Record the composition of an ensemble.
 
         Raises:
             ServingError: INVALID_ARG: it contains itself.
@@ -69,7 +60,7 @@ class Ensembles:
         return any(name in composition.models for composition in self._compositions().values())
 
     def load(self, composition: Composition, version: int) -> LoadedVersion:
-        """Put a version of an ensemble together.
+        """Return a version of an ensemble that is ready to run.
 
         Raises:
             ServingError: INVALID_ARG with everything that does not fit.
@@ -77,10 +68,10 @@ class Ensembles:
         return self._load(version, wire(composition, self._members), self._space(composition))
 
     def follow(self, name: str) -> None:
-        """Bring up to date the ensembles that contain a model, and the model itself where it is one."""
+        """Update the ensembles that contain a model, and the model itself where it is an ensemble."""
         for ensemble in (name, *dependents(name, self._compositions())):
             model = self._models.get(ensemble)
-            # One that is being loaded looks for itself when it is.
+            # An ensemble that is being loaded does this itself at the end.
             if model is None or model.composition is None or model.lock.locked():
                 continue
             try:
@@ -105,26 +96,26 @@ class Ensembles:
             else:
                 entry.loaded, entry.state, entry.reason = self._load(version, wiring, space), ModelState.READY, ""
                 _log.info("ensemble '%s' version %d is ready: its models are there", model.name, version)
-        self._changed(model)
+        self._table.route(model)
 
     def _take_down(self, model: ModelEntry, composition: Composition, reason: str) -> None:
-        """An ensemble cannot answer any more, or still not."""
+        """Mark an ensemble as unavailable, and retire the versions that answered until now."""
         if model.failure:
             return
         for version in composition.versions:
             entry = model.versions.setdefault(version, VersionEntry())
             if entry.loaded is not None:
                 _log.warning("ensemble '%s' version %d is unavailable: %s", model.name, version, reason)
-                self._retire(entry.loaded)
+                self._table.retire(entry.loaded)
             entry.loaded, entry.state, entry.reason = None, ModelState.UNAVAILABLE, reason
-        self._changed(model)
+        self._table.route(model)
 
     def _load(self, version: int, wiring: EnsemblePlan, space: bytes) -> LoadedVersion:
         runner = behind_cache(EnsembleRunner(str(version), wiring, self.infer), self._cache, space)
         return LoadedVersion(runner, None, wiring.labels, space=space)
 
     def _space(self, composition: Composition) -> bytes:
-        """Return the key space of an ensemble with its models as they are loaded now."""
+        """Return the cache namespace of an ensemble with its models as they are loaded now."""
         if self._cache is None:
             return b""
         models = [self._models[name] for name in composition.models if name in self._models]

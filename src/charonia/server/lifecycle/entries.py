@@ -1,20 +1,17 @@
-"""Where the models of a server stand.
+"""The state of a model and of its versions, and which models a name means.
 
-Names and namespaces: which models a name means, and where requests by it go.
-
-With namespaces a model's key is its repository and its name; without, its name. A name that only one model has reaches
-that model; the steps of an ensemble mean the models of its own repository first.
+A model's key is its name; with namespaces, its repository and its name. A name that is unique among the repositories
+reaches its model without the repository; a step of an ensemble means the model of the ensemble's own repository first.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from charonia.config.model import ModelConfig
 from charonia.core.errors import ServingError, invalid
-from charonia.core.metadata import ModelIndexEntry, ModelState
+from charonia.core.metadata import ModelState
 from charonia.core.names import model_key, name_of, namespace_of
-from charonia.server.execution.version_runner import Runner
 from charonia.server.lifecycle.ensemble_dependencies import Composition
 from charonia.server.lifecycle.loader import LoadedVersion
 from charonia.server.lifecycle.provision import Provided
@@ -29,7 +26,7 @@ AMBIGUOUS = "model appears in two or more repositories"
 
 @dataclass(slots=True)
 class VersionEntry:
-    """Where one version stands. `loaded` stays set while it answers, also during a reload; `provided` has its files."""
+    """The state of a version. `loaded` stays set while it answers, even during a reload; `provided` has its files."""
 
     state: ModelState = ModelState.UNKNOWN
     reason: str = ""
@@ -38,20 +35,20 @@ class VersionEntry:
 
     @property
     def problem(self) -> str:
-        """Why it does not answer, or what is wrong with its workers while it does; "" when all is well."""
+        """Why it does not answer, or which of its workers fail while it does; "" when all is well."""
         return self.reason or (self.loaded.problem if self.loaded is not None else "")
 
 
 @dataclass(slots=True)
 class ModelEntry:
-    """Where one model stands.
+    """The state of a model.
 
     Attributes:
         name: Its key: its name, or with namespaces its repository and name.
         failure: Why the model as a whole could not be loaded, "" when it could or was not tried.
-        versions: Its versions that were ever asked for.
+        versions: Its versions that were ever selected.
         provided: Its files, while they are in use.
-        composition: What it is made of, for an ensemble that answers or should.
+        composition: The composition of an ensemble that answers or should.
     """
 
     name: str
@@ -62,7 +59,7 @@ class ModelEntry:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def take_files(self, provided: Provided) -> None:
-        """Use these files; those before end, but for those of versions that could not be replaced and go on."""
+        """Use these files, and give back the former ones except those of versions that still answer."""
         before, self.provided = self.provided, provided
         if before is not None:
             used = [v.provided for v in self.versions.values() if v.loaded is not None]
@@ -90,36 +87,13 @@ class ModelEntry:
 
     @property
     def problem(self) -> str:
-        """Why it could not be loaded, as a whole or a version of it; "" where nothing went wrong."""
+        """Why the model or a version of it could not be loaded; "" where nothing went wrong."""
         reasons = [
             f"version {version} is at UNAVAILABLE state: {entry.reason};"
             for version, entry in sorted(self.versions.items())
             if entry.reason not in ("", UNLOADED)
         ]
         return self.failure or " ".join(reasons)
-
-
-def index_of(models: Mapping[str, ModelEntry], found: Scan) -> list[ModelIndexEntry]:
-    """Return every model of the repositories and of the past, with the state of its versions."""
-    entries: list[ModelIndexEntry] = []
-    for key in sorted(set(models) | set(found.models) | set(found.ambiguous)):
-        model, name = models.get(key), name_of(key)
-        if model is None:
-            is_ambiguous = key in found.ambiguous
-            state = ModelState.UNAVAILABLE if is_ambiguous else None
-            entries.append(ModelIndexEntry(name, state=state, reason=AMBIGUOUS if is_ambiguous else ""))
-            continue
-        if model.failure:
-            entries.append(ModelIndexEntry(name, "", ModelState.UNAVAILABLE, model.failure))
-        entries.extend(
-            ModelIndexEntry(name, str(version), entry.state, entry.problem)
-            for version, entry in sorted(model.versions.items())
-        )
-    return entries
-
-
-Routes = dict[tuple[str, str], Runner]
-"""Runner by model and version as text, "" for the highest that is ready."""
 
 
 def keys_of(name: str, found: Scan) -> list[str]:
@@ -136,25 +110,6 @@ def ambiguity(name: str, keys: Sequence[str]) -> ServingError:
         f"There are {len(keys)} models named '{name}', in {places}: a request by name alone could mean any of them",
         hint=f"name the repository, too: '{keys[0]}'",
     )
-
-
-def routes_of(models: Mapping[str, ModelEntry], key: str, routes: Routes) -> Routes:
-    """Return the routes after a model has changed.
-
-    Args:
-        models: Every model by key.
-        key: The one that has changed.
-        routes: Those before.
-    """
-    name = name_of(key)
-    changed = {key, name}
-    new = {target: runner for target, runner in routes.items() if target[0] not in changed}
-    _add(new, key, models[key])
-    if name != key:
-        same = [k for k, model in models.items() if name_of(k) == name and model.wanted]
-        if len(same) == 1:
-            _add(new, name, models[same[0]])
-    return new
 
 
 def with_namespaces(config: ModelConfig, namespace: str, found: Scan) -> ModelConfig:
@@ -179,11 +134,3 @@ def with_namespaces(config: ModelConfig, namespace: str, found: Scan) -> ModelCo
             own = namespace_of(others[0]) if len(others) == 1 else own
         steps.append(replace(step, model_namespace=own))
     return replace(config, ensemble_scheduling=replace(scheduling, step=tuple(steps)))
-
-
-def _add(routes: Routes, name: str, model: ModelEntry) -> None:
-    ready = {version: v.loaded.runner for version, v in model.versions.items() if v.loaded is not None}
-    for version, runner in ready.items():
-        routes[name, str(version)] = runner
-    if ready:
-        routes[name, ""] = ready[max(ready)]

@@ -1,10 +1,10 @@
-"""Which loaded models make room for one that is needed, and when one that failed is tried again. Pure.
+"""Which loaded models are evicted for one that is needed, and the back-off after a failed load. Pure.
 
-Pure: it knows sizes, times and who is busy; times are arguments, in ns. Rules:
+Times are arguments, in ns. Rules:
 
-1. A model with requests in flight is never unloaded, nor one that is pinned or held (needed by who waits).
-2. Of the others the least recently used go first, no more of them than it takes.
-3. A model that others are made of goes after them, and counts as busy and as pinned when one of them is.
+1. A model with requests in flight is never evicted, nor one that is pinned or held (needed by a load under way).
+2. Of the others, the least recently used are evicted first, and no more than necessary.
+3. A model of an ensemble is evicted after the ensemble, and counts as busy and as pinned when the ensemble is.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -25,8 +25,8 @@ class Resident:
         size: Bytes of memory that it takes.
         used_ns: When it was last used, or loaded.
         is_busy: Whether it has requests in flight.
-        is_pinned: Whether it stays whatever happens.
-        made_of: Keys of the models that it consists of, for an ensemble.
+        is_pinned: Whether it must never be evicted.
+        made_of: Keys of the models of its steps, for an ensemble.
     """
 
     size: int
@@ -43,20 +43,20 @@ class Fit(Enum):
     """Once the models of `EvictionPlan.evict` are unloaded."""
 
     LATER = "later"
-    """Models in flight are in the way: there may be room when they are idle."""
+    """Busy models take the memory: there may be room when they are idle."""
 
     NEVER = "never"
-    """What stays whatever happens leaves no room."""
+    """The pinned and held models leave no room."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvictionPlan:
-    """The answer to a wish for memory.
+    """The answer to a request for memory.
 
     Attributes:
         verdict: Whether there is room.
         evict: Keys of the models to unload first, in this order.
-        stays: Bytes of the models that cannot be unloaded at all.
+        stays: Bytes of the models that cannot be evicted at all.
     """
 
     verdict: Fit
@@ -67,13 +67,13 @@ class EvictionPlan:
 def make_room(
     residents: Mapping[str, Resident], budget: int, needed: int, *, held: Collection[str] = ()
 ) -> EvictionPlan:
-    """Decide which models go so that `needed` more bytes fit.
+    """Decide which models to evict so that `needed` more bytes fit.
 
     Args:
         residents: The loaded models by key.
         budget: Bytes that all may take together.
         needed: Bytes that are to be free.
-        held: Keys of models that must stay, because who needs the memory needs them too.
+        held: Keys of models that must stay because the new model or its caller needs them, too.
     """
     limit = budget - needed
     total = sum(resident.size for resident in residents.values())
@@ -89,7 +89,7 @@ def make_room(
             break
         if not residents[key].size or key in evict:
             continue
-        # Those that are made of it cannot answer without it. None of them is busy or fixed, or it would be, too.
+        # Its ensembles cannot answer without it. None of them is busy or fixed, or the model would be, too.
         gone = [each for each in (*_users(key, residents), key) if each not in evict]
         evict += gone
         total -= sum(residents[each].size for each in gone)
@@ -99,7 +99,7 @@ def make_room(
 
 
 def _with_parts(keys: Iterable[str], residents: Mapping[str, Resident]) -> set[str]:
-    """Return these models and what they are made of, and so on."""
+    """Return these models and, recursively, the models that they are made of."""
     found: set[str] = set()
     left = list(keys)
     while left:
@@ -111,7 +111,7 @@ def _with_parts(keys: Iterable[str], residents: Mapping[str, Resident]) -> set[s
 
 
 def _users(key: str, residents: Mapping[str, Resident]) -> list[str]:
-    """Return the models that are made of one, directly or not, outermost first."""
+    """Return the ensembles that contain a model, directly or indirectly, outermost first."""
     users: list[str] = []
     reached = [key]
     while reached:
@@ -132,18 +132,18 @@ class _Failure:
 
 
 class BackOff:
-    """Models that could not be loaded, and until when they are not tried again."""
+    """The models whose load failed, and when each may be tried again."""
 
     def __init__(self) -> None:
         self._failures: dict[str, _Failure] = {}
 
     def failed(self, key: str, reason: Exception, state: object, now_ns: int) -> None:
-        """Take in a failure.
+        """Record a failure.
 
         Args:
             key: The model.
             reason: Why.
-            state: What its files were: with others it is tried again at once.
+            state: The fingerprint of its files: when it changes, the model may be tried again at once.
             now_ns: Now.
         """
         before = self._failures.get(key)
@@ -152,11 +152,11 @@ class BackOff:
         self._failures[key] = _Failure(reason, state, count, now_ns + pause)
 
     def loaded(self, key: str) -> None:
-        """Take in that a model was loaded."""
+        """Forget the failures of a model that is loaded now."""
         self._failures.pop(key, None)
 
     def reason(self, key: str, state: object, now_ns: int) -> tuple[Exception, int] | None:
-        """Return why a model is not tried now and for how many ns; None when it may be."""
+        """Return why a model must not be tried now and for how many ns; None when it may be."""
         failure = self._failures.get(key)
         if failure is None or failure.state != state or now_ns >= failure.until_ns:
             return None

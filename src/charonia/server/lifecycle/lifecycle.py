@@ -1,11 +1,12 @@
-"""Which models are loaded: loading, reloading, unloading, polling.
+"""The life cycle of models: load, reload, unload, poll.
 
-1. A version that answers goes on answering until its successor is ready; if that fails, nothing changes for callers.
-2. Routes change in one step, on the event loop: a request sees the old version or the new one, never neither.
-3. A retired version finishes what it has in flight; only then are its instances closed.
-4. What happens to one model never touches another, but the ensembles that contain it: they follow, in the same step of
-   the event loop. One that does not fit its models any more is taken down, with the reason, and comes back by itself.
-5. A load waits for the loads of the models that it is made of, never for an ensemble that contains it.
+1. A version answers until its successor is ready; when the load of the successor fails, nothing changes for callers.
+2. A change of one model affects no other model except the ensembles that contain it, which are planned again in the
+   same step of the event loop. An ensemble that no longer fits its models becomes unavailable, with the reason, and
+   returns by itself when it fits again.
+3. The load of an ensemble waits for the loads of its models, never the other way round.
+
+`model_table.py` has the rules of routes and of retirement.
 """
 
 import asyncio
@@ -20,33 +21,24 @@ from charonia.config.platforms import ENSEMBLE
 from charonia.core.errors import Code, ServingError, internal, invalid, unavailable
 from charonia.core.metadata import ModelIndexEntry, ModelState
 from charonia.core.names import name_of, namespace_of
-from charonia.server.execution.version_runner import Runner
 from charonia.server.lifecycle.backends import Backends
 from charonia.server.lifecycle.configure import Configured, ConfigureOptions, configure
 from charonia.server.lifecycle.ensemble_dependencies import Composition
 from charonia.server.lifecycle.ensembles import Ensembles
-from charonia.server.lifecycle.entries import (
-    AMBIGUOUS,
-    UNLOADED,
-    ModelEntry,
-    VersionEntry,
-    index_of,
-    keys_of,
-    routes_of,
-    with_namespaces,
-)
-from charonia.server.lifecycle.loader import LoadedVersion, load_version
+from charonia.server.lifecycle.entries import AMBIGUOUS, ModelEntry, VersionEntry, keys_of, with_namespaces
+from charonia.server.lifecycle.loader import load_version
+from charonia.server.lifecycle.model_table import ModelTable
 from charonia.server.lifecycle.provision import Provided, Provisioner
 from charonia.server.lifecycle.repository.data_files import read_labels
 from charonia.server.lifecycle.repository.scan import ModelFolder, Scan
 from charonia.server.lifecycle.repository.sources import Sources, StoreOptions
 from charonia.server.lifecycle.repository.watch import Watch
 from charonia.server.options import ALL_MODELS, ControlMode
-from charonia.server.sequences.models import hand_over
 
 _log = logging.getLogger(__name__)
 
-DRAIN_LOOK_S = 0.005  # pause between two looks at whether requests are in flight, at shutdown
+DRAIN_LOOK_S = 0.005
+"""Pause between two checks whether requests are in flight, at shutdown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +51,11 @@ class LifecycleOptions:
         configure: How configurations are completed.
         cores: Cores that this process may use.
         load_threads: Models that load at the same time.
-        load_retries: Further tries after a load that failed.
+        load_retries: Retries of a load that fails.
         stores: How stores are read.
-        has_namespaces: Whether a model is told apart by its repository, too.
+        has_namespaces: Whether the repository is part of a model's key.
         agents: Folder of repository agents, None for the built-in ones only.
-        summarizes: Whether summaries of latencies are kept.
+        summarizes: Whether models keep summaries of latencies.
     """
 
     repositories: tuple[str | Path, ...]
@@ -82,18 +74,16 @@ class Lifecycle:
     """The models of a server.
 
     Attributes:
-        models: Every model that was ever asked for, by key.
-        routes: Runner by model and version as text, "" for the highest that is ready. Read by the request path.
-        ensembles: Those among them that are made of others.
+        table: Every model that was ever requested, and the routes to those that answer.
+        ensembles: The models that are made of others.
         sources: The repositories.
-        found: What the last look at them saw.
-        bring_steps: Loads the models of an ensemble that are not there, None for `Lifecycle` itself.
+        found: What the last scan of them saw.
+        bring_steps: Loads the missing models of an ensemble in place of this object; None where it does so itself.
     """
 
     def __init__(self, options: LifecycleOptions, backends: Backends) -> None:
-        self.models: dict[str, ModelEntry] = {}
-        self.routes: dict[tuple[str, str], Runner] = {}
-        self.ensembles = Ensembles(self.models, self._route, lambda loaded: self._retire(loaded, None), backends.cache)
+        self.table = ModelTable(summarizes=options.summarizes)
+        self.ensembles = Ensembles(self.table, backends.cache)
         self.sources = Sources(options.repositories, options.stores, has_namespaces=options.has_namespaces)
         self.found = Scan()
         self.bring_steps: Callable[[Sequence[str]], Awaitable[None]] | None = None
@@ -101,17 +91,15 @@ class Lifecycle:
         self._options = options
         self._backends = backends
         self._loaders = asyncio.Semaphore(options.load_threads)
-        self._retiring: set[asyncio.Task[None]] = set()
-        self._retiring_runners: set[Runner] = set()
-        self._loads: dict[str, asyncio.Task[None]] = {}  # those under way, by model
-        self._asked: set[str] = set()  # models that were asked for; others were loaded for an ensemble
+        self._loads: dict[str, asyncio.Task[None]] = {}  # under way, by model
+        self._requested: set[str] = set()  # models loaded for their own sake; others were loaded for an ensemble
         self._watch = Watch()
 
     async def load_at_start(self, names: Sequence[str]) -> list[str]:
-        """Load what the control mode asks for at start: everything, or in explicit mode just `names` ("*" for all).
+        """Load the models that the control mode selects at startup: all, or in explicit mode `names` ("*" for all).
 
         Returns:
-            The reasons of the models that failed.
+            The reasons of the failures.
         """
         found = await self._look()
         self._watch.reset(found)
@@ -134,7 +122,7 @@ class Lifecycle:
         # In a thread: a client may send a configuration that takes long to read.
         override = await asyncio.to_thread(from_json, config) if config is not None else None
         if files:
-            self._asked.add(name)
+            self._requested.add(name)
             folder = ModelFolder(name, Path(), Path())
             await self._begin(name, self._load(name, folder, override, files))
             return
@@ -151,7 +139,7 @@ class Lifecycle:
                 raise error
 
     async def bring(self, key: str) -> None:
-        """Load a model that somebody needs.
+        """Load a model on demand.
 
         Raises:
             ServingError: With the reason, when it cannot be loaded.
@@ -163,83 +151,68 @@ class Lifecycle:
                 raise error
 
     async def let_go(self, key: str) -> None:
-        """Unload a model that may be brought again; returns when it is gone, after what it has in flight."""
-        model = self.models.get(key)
+        """Evict a model; returns when its requests in flight are answered and it is closed."""
+        model = self.table.models.get(key)
         retirements = await self._forget(model) if model is not None else []
         if retirements:
             await asyncio.wait(retirements)
 
     async def unload(self, name: str, unload_dependents: bool = False) -> None:
-        """Begin to unload a model on request. Raises as `Engine.unload_model`."""
+        """Start to unload a model on request. Raises as `Engine.unload_model`."""
         self._require_explicit()
-        for key in keys_of(name, Scan(models=dict.fromkeys(self.models, ModelFolder(name, Path(), Path())))):
-            await self._unload_asked(self.models[key], unload_dependents)
+        for key in keys_of(name, Scan(models=dict.fromkeys(self.table.models, ModelFolder(name, Path(), Path())))):
+            await self._unload_requested(self.table.models[key], unload_dependents)
 
-    async def _unload_asked(self, model: ModelEntry, unload_dependents: bool) -> None:
-        self._asked.discard(model.name)
+    async def _unload_requested(self, model: ModelEntry, unload_dependents: bool) -> None:
+        self._requested.discard(model.name)
         composition = model.composition
         retirements = await self._forget(model)
         if unload_dependents and composition is not None:
-            if self.in_flight():
+            if self.table.in_flight():
                 # The ensemble's last requests still need its models.
-                self._keep(asyncio.get_running_loop().create_task(self._unload_steps(composition, retirements)))
+                self.table.keep(asyncio.get_running_loop().create_task(self._unload_steps(composition, retirements)))
             else:
                 await self._unload_steps(composition, [])
 
     async def poll(self) -> bool:
-        """Look for models that were added, changed or removed since the last look, and follow.
+        """Scan the repositories, and load and unload what was added, changed or removed since the last scan.
 
         Returns:
-            Whether a change was seen that has to be there at the next look too: look again soon.
+            Whether a change was seen that the next scan has to confirm: poll again soon.
         """
         found = await self._look()
         for reason in found.unread:
-            _log.error("%s; what it had at the last look counts", reason)
+            _log.error("%s; the last successful scan of it is used", reason)
         changes = self._watch.look(found)
         for name in changes.removed:
-            model = self.models.get(name)
+            model = self.table.models.get(name)
             if model is not None:
                 await self._forget(model)
         wanted = [*changes.added, *changes.modified]
-        if self._options.control_mode is ControlMode.AUTO:  # the rest is loaded when it is needed
-            wanted = [name for name in wanted if name in self.models and self.models[name].is_loaded]
+        if self._options.control_mode is ControlMode.AUTO:  # the others are loaded on demand
+            wanted = [name for name in wanted if name in self.table.models and self.table.models[name].is_loaded]
         for name, error in zip(wanted, await self._load_all(wanted, found), strict=True):
             if error is not None:
                 _log.error("%s", _reason(error))
                 if isinstance(error, ServingError) and error.code is Code.UNAVAILABLE:
-                    self._watch.forget(name)  # its files could not be fetched: they may be at the next look
+                    self._watch.forget(name)  # its files could not be fetched: retry at the next scan
         return self._watch.is_pending
 
     def index(self) -> list[ModelIndexEntry]:
         """Return every model of the repositories and of the past, with the state of its versions."""
-        return index_of(self.models, self.sources.known())
-
-    def loaded(self) -> list[LoadedVersion]:
-        """Return every version that answers."""
-        return [v.loaded for m in self.models.values() for v in m.versions.values() if v.loaded is not None]
+        return self.table.index(self.sources.known())
 
     async def drain(self) -> None:
         """Unload everything; return when the last request in flight has been answered."""
-        # Until then every model stays: one that calls others needs them to finish.
-        while self.in_flight():
+        # Every model stays until then: the requests in flight of one may call another.
+        while self.table.in_flight():
             await asyncio.sleep(DRAIN_LOOK_S)
-        for model in self.models.values():
+        for model in self.table.models.values():
             if model.provided is not None:
                 await model.provided.ending()
-            self._unload(model, set(model.versions))
-        while self._retiring:
-            await asyncio.wait(set(self._retiring))
+            self.table.unload(model, set(model.versions))
+        await self.table.retired()
         self.sources.close()
-
-    def in_flight(self) -> int:
-        """Return the number of model versions that have requests in flight."""
-        runners = [v.runner for v in self.loaded()] + list(self._retiring_runners)
-        return sum(1 for runner in runners if runner.in_flight)
-
-    def abandon(self, error: ServingError) -> None:
-        """Answer everything in flight with `error`."""
-        for runner in [v.runner for v in self.loaded()] + list(self._retiring_runners):
-            runner.abandon(error)
 
     def _require_explicit(self) -> None:
         if self._options.control_mode not in (ControlMode.EXPLICIT, ControlMode.AUTO):
@@ -255,8 +228,8 @@ class Lifecycle:
     async def _load_all(
         self, names: Sequence[str], found: Scan, override: ModelConfig | None = None
     ) -> list[BaseException | None]:
-        """Load models beside each other and return why each one failed, None for those that did not."""
-        self._asked.update(names)
+        """Load models concurrently and return the error of each, None where the load succeeded."""
+        self._requested.update(names)
         tasks = [self._begin(name, self._load_found(name, found, override)) for name in names]
         return await asyncio.gather(*tasks, return_exceptions=True)
 
@@ -264,13 +237,13 @@ class Lifecycle:
         if name in found.ambiguous:
             places = ", ".join(found.ambiguous[name])
             reason = f"{AMBIGUOUS}: {places}"
-            model = self.models.setdefault(name, ModelEntry(name))
-            # Nobody can say which of the two is meant, so neither answers.
+            model = self.table.entry(name)
+            # Neither answers: a request by name could mean either.
             await self._forget(model, reason)
             raise invalid(f"load failed for model '{name}': {reason}")
         folder = found.models.get(name)
         if folder is None:
-            model = self.models.setdefault(name, ModelEntry(name))
+            model = self.table.entry(name)
             model.failure = "failed to poll from model repository: there is no such model folder"
             raise invalid(f"failed to load '{name}', {model.failure}")
         await self._load(name, folder, override)
@@ -282,7 +255,7 @@ class Lifecycle:
         override: ModelConfig | None,
         files: Mapping[str, bytes] | None = None,
     ) -> None:
-        model = self.models.setdefault(name, ModelEntry(name))
+        model = self.table.entry(name)
         try:
             async with model.lock:
                 for attempt in range(self._options.load_retries + 1):
@@ -295,7 +268,7 @@ class Lifecycle:
                         _log.warning("loading '%s' failed, trying again: %s", model.name, error)
         finally:
             if model.provided is not None and not model.is_loaded:
-                provided, model.provided = model.provided, None  # of a state before, which has gone meanwhile
+                provided, model.provided = model.provided, None  # of a former version, which was unloaded meanwhile
                 await provided.ended()
             self.ensembles.follow(name)
 
@@ -333,8 +306,8 @@ class Lifecycle:
             if reason
         ]
         unselected = set(model.versions) - set(configured.versions)
-        # What answers goes on until all that is to take its place does.
-        self._unload(model, {v for v in unselected if not failed or model.versions[v].loaded is None})
+        # A version answers until all versions that replace it do.
+        self.table.unload(model, {v for v in unselected if not failed or model.versions[v].loaded is None})
         if all(results):
             await provided.failed()
         else:
@@ -370,29 +343,29 @@ class Lifecycle:
         loaded.runner.metrics.namespace = namespace_of(model.name)
         entry.loaded, entry.state, entry.reason = loaded, ModelState.READY, ""
         entry.provided = provided
-        self._route(model)
+        self.table.route(model)
         if before is not None:
-            self._retire(before, None)
+            self.table.retire(before)
         return ""
 
     def _begin(self, name: str, load: Coroutine[None, None, None]) -> "asyncio.Task[None]":
-        """Begin a load that the ensembles which need the model wait for."""
+        """Start a load; ensembles that contain the model wait for it."""
         task = self._loads[name] = asyncio.get_running_loop().create_task(load)
 
         def done(task: "asyncio.Task[None]") -> None:
             if self._loads.get(name) is task:
                 del self._loads[name]
             if not task.cancelled():
-                task.exception()  # known to whoever asked, and to the ensembles by the model's entry
+                task.exception()  # retrieved: the caller has it, and ensembles find it in the model's entry
 
         task.add_done_callback(done)
         return task
 
     async def _prepare(self, model: ModelEntry, folder: ModelFolder, configured: Configured) -> None:
-        """Note what an ensemble is made of, and load what is not there.
+        """Record the composition of an ensemble, and load the models that are missing.
 
         Raises:
-            ServingError: It contains itself.
+            ServingError: The ensemble contains itself.
         """
         config = configured.config
         if config.platform != ENSEMBLE:
@@ -415,75 +388,27 @@ class Lifecycle:
             await asyncio.wait(waited)
 
     async def _forget(self, model: ModelEntry, failure: str = "") -> "list[asyncio.Task[None]]":
-        """Unload a model that nobody asks for any more, and return what is under way for that."""
+        """Take a model out of service, and return the retirements of its versions."""
         async with model.lock:
             if model.provided is not None:
                 await model.provided.ending()
             model.composition = None
-            retirements = self._unload(model, set(model.versions))
+            retirements = self.table.unload(model, set(model.versions))
             model.failure = failure
         self.ensembles.follow(model.name)
         return retirements
 
     async def _unload_steps(self, composition: Composition, retirements: "list[asyncio.Task[None]]") -> None:
-        """Unload what was loaded only for an ensemble that has gone, once its last requests are answered."""
+        """Unload the models that were loaded only for a former ensemble, once its last requests are answered."""
         if retirements:
             await asyncio.wait(retirements)
         for name in composition.models:
-            model = self.models.get(name)
-            if model is not None and name not in self._asked and not self.ensembles.needs(name):
+            model = self.table.models.get(name)
+            if model is not None and name not in self._requested and not self.ensembles.needs(name):
                 nested = model.composition
                 retired = await self._forget(model)
                 if nested is not None:
                     await self._unload_steps(nested, retired if retirements else [])
-
-    def _unload(self, model: ModelEntry, versions: set[int]) -> "list[asyncio.Task[None]]":
-        retired = []
-        for version in versions:
-            entry = model.versions[version]
-            if entry.loaded is not None:
-                entry.state, entry.reason = ModelState.UNLOADING, ""
-                retired.append((entry.loaded, version))
-                entry.loaded = None
-            elif entry.state is not ModelState.UNLOADING:
-                entry.state, entry.reason = ModelState.UNAVAILABLE, UNLOADED
-        self._route(model)
-        return [self._retire(loaded, (model, version)) for loaded, version in retired]
-
-    def _route(self, model: ModelEntry) -> None:
-        routes = routes_of(self.models, model.name, self.routes)
-        for runner in routes.values() if self._options.summarizes else ():
-            runner.metrics.summarize()
-        hand_over(self.routes, routes)
-        self.routes.clear()
-        self.routes.update(routes)
-
-    def _retire(self, loaded: LoadedVersion, of: tuple[ModelEntry, int] | None) -> "asyncio.Task[None]":
-        self._retiring_runners.add(loaded.runner)
-        return self._keep(asyncio.get_running_loop().create_task(self._retired(loaded, of)))
-
-    def _keep(self, task: "asyncio.Task[None]") -> "asyncio.Task[None]":
-        self._retiring.add(task)
-        task.add_done_callback(self._retiring.discard)
-        return task
-
-    async def _retired(self, loaded: LoadedVersion, of: tuple[ModelEntry, int] | None) -> None:
-        try:
-            await loaded.retire()
-        except Exception:  # a backend that cannot clean up must not keep the server from going on
-            _log.exception("closing '%s' version %s", loaded.runner.config.name, loaded.runner.version)
-        finally:
-            self._retiring_runners.discard(loaded.runner)
-        if of is None:
-            return
-        model, version = of
-        entry = model.versions[version]
-        if entry.state is ModelState.UNLOADING:
-            entry.state, entry.reason = ModelState.UNAVAILABLE, UNLOADED
-        _log.info("successfully unloaded '%s' version %d", model.name, version)
-        if model.provided is not None and not model.is_loaded and not model.lock.locked():
-            provided, model.provided = model.provided, None
-            await provided.ended()
 
 
 def _reason(error: BaseException) -> str:

@@ -1,7 +1,4 @@
-"""Loads one model version: backend, instances, scheduler, runner; and takes it down again.
-
-Puts a loaded version behind the response cache, where its configuration and the server's options ask for that.
-"""
+"""Loads one model version (backend, instances, scheduler, runner, response cache) and closes it again."""
 
 import asyncio
 import logging
@@ -55,9 +52,9 @@ class LoadedVersion:
         runner: What runs its requests.
         model: The model in memory, None for an ensemble.
         labels: Class labels by output.
-        claim: The part that its instances take in the rate limiter, None where they take none.
+        claim: The resources of its instances in the rate limiter, None where they take none.
         strategy: Its own batching strategy, None where it has none.
-        space: Its key space in the response cache, empty without one.
+        space: Its namespace in the response cache, empty without a cache.
     """
 
     runner: Runner
@@ -68,12 +65,12 @@ class LoadedVersion:
     space: bytes = b""
 
     def workers(self) -> list[WorkerState]:
-        """Return how its worker processes do; nothing for a model that computes in the server."""
+        """Return the states of its worker processes; nothing for a model that computes in the server."""
         return self.model.workers() if isinstance(self.model, SupervisedModel) else []
 
     @property
     def problem(self) -> str:
-        """What is wrong with its workers, "" while all are ready."""
+        """Which of its workers fail and why, "" while all are ready."""
         return "; ".join(f"instance '{w.instance}': {w.problem}" for w in self.workers() if w.problem)
 
     @property
@@ -84,15 +81,15 @@ class LoadedVersion:
 
     @property
     def is_busy(self) -> bool:
-        """Whether requests are in flight, or sequences have begun here and may go on."""
+        """Whether requests are in flight, or sequences are open."""
         return bool(self.runner.in_flight) or (isinstance(self.runner, SequenceRunner) and self.runner.live > 0)
 
     async def is_ready(self) -> bool:
-        """Return whether the model says that it is ready; True for one that says nothing."""
+        """Return the model's own opinion whether it is ready; True for a model without one."""
         return not isinstance(self.model, SelfChecking) or await self.model.is_ready()
 
     async def retire(self) -> None:
-        """Answer what is in flight, then give back everything."""
+        """Answer the requests in flight, then close everything."""
         try:
             await self.runner.drain()
             await self.runner.aclose()
@@ -131,7 +128,7 @@ def placements(config: ModelConfig, cores: int, host: Mapping[str, tuple[int, ..
 async def load_version(
     folder: ModelFolder, version: int, config: ModelConfig, *, backends: Backends, cores: int
 ) -> LoadedVersion:
-    """Load a version of a model and warm its instances; nothing is left behind when that fails.
+    """Load a version of a model and warm its instances; a failure leaves nothing behind.
 
     Raises:
         ServingError: With the reason.
@@ -215,7 +212,7 @@ async def _make_executors(
     backends: Backends,
     padding: PaddingPlan | None,
 ) -> None:
-    """Make every instance and add its executor to `executors`; those that could be made are there when one fails."""
+    """Make every instance and add its executor to `executors`, also of the others when one of them fails."""
     loop = asyncio.get_running_loop()
     made = await asyncio.gather(*(model.create_instance(p) for p in placed), return_exceptions=True)
     for instance, placement in zip(made, placed, strict=True):
@@ -233,9 +230,9 @@ def wants_cache(config: ModelConfig) -> bool:
 
 
 async def key_space(cache: ResponseCache | None, folder: ModelFolder, version: int, config: ModelConfig) -> bytes:
-    """Return the key space of a version that is being loaded; nothing where there is no cache.
+    """Return the cache namespace of a version that is being loaded; nothing where there is no cache.
 
-    Every model has one, as an ensemble whose responses are kept may contain it.
+    Every model has one, because an ensemble whose responses are cached may contain it.
     """
     if cache is None:
         if wants_cache(config):
@@ -250,26 +247,26 @@ async def key_space(cache: ResponseCache | None, folder: ModelFolder, version: i
 
 
 def ensemble_space(config: ModelConfig, members: Iterable[tuple[str, int, bytes]]) -> bytes:
-    """Return the key space of an ensemble: another one whenever one of its models is loaded again.
+    """Return the cache namespace of an ensemble: a new one whenever one of its models is loaded again.
 
     Args:
         config: Its configuration.
-        members: Name, version and key space of each version of its models.
+        members: Name, version and cache namespace of each version of its models.
     """
     parts = "\n".join(f"{name} {version} {space.hex()}" for name, version, space in sorted(members))
     return sha256(f"{to_json(config)!r}\n{parts}".encode()).digest()
 
 
 def behind_cache(runner: Runner, cache: ResponseCache | None, space: bytes) -> Runner:
-    """Return the runner, behind the cache where it asks for one and there is one.
+    """Return the runner, behind the response cache where there is one and the configuration asks for it.
 
     Raises:
-        ServingError: INVALID_ARG for an ensemble that gives any number of responses.
+        ServingError: INVALID_ARG for a decoupled ensemble.
     """
     config = runner.config
     if not wants_cache(config):
         return runner
-    if config.is_decoupled:  # of an ensemble only its models tell
+    if config.is_decoupled:  # for an ensemble this is known only from its models
         raise invalid(
             f"response_cache.enable: Response Cache does not currently support model {config.name} with 'decoupled' "
             "transaction policy. Please disable the response cache."

@@ -1,9 +1,6 @@
-"""Loads models when they are needed and unloads those least recently used, within a budget (`auto` control mode).
+"""Loads models on demand and evicts the least recently used, within a memory budget (`auto` control mode).
 
-A request for a model that is not loaded waits here, in a queue with a limit and no longer than its deadline, until the
-model answers or cannot be loaded. What goes to make room is decided by `server.lifecycle.eviction`.
-
-Counts of models that are loaded when they are needed, and their metrics.
+`deferred.py` holds the requests that wait for a load; `eviction.py` decides what is evicted.
 """
 
 import asyncio
@@ -18,9 +15,9 @@ from charonia.core.calls import Reply, Ticket
 from charonia.core.errors import Code, ServingError, internal, unavailable
 from charonia.core.names import name_of
 from charonia.core.request import InferRequest
-from charonia.server.execution.admission import with_request_id
 from charonia.server.execution.clock import now_ns
-from charonia.server.lifecycle.entries import ModelEntry, keys_of
+from charonia.server.lifecycle.deferred import DeferredRequests, too_late
+from charonia.server.lifecycle.entries import keys_of
 from charonia.server.lifecycle.eviction import BackOff, Fit, Resident, make_room
 from charonia.server.lifecycle.lifecycle import Lifecycle
 from charonia.server.lifecycle.loader import LoadedVersion
@@ -30,7 +27,7 @@ from charonia.server.metrics.metric_families import Family, family
 
 @dataclass(slots=True)
 class ResidencyCounts:
-    """What has become of models in `auto` control mode.
+    """Loads and evictions in `auto` control mode.
 
     Attributes:
         loads: Loads by model.
@@ -73,7 +70,7 @@ def residency_families(
 _log = logging.getLogger(__name__)
 
 ROOM_LOOK_S = 0.05
-"""Pause between two looks at whether models that are in the way have become idle."""
+"""Pause between two checks whether the models in the way have become idle."""
 
 _MIB = 2**20
 _NS_PER_S = 1_000_000_000
@@ -82,12 +79,12 @@ _NS_PER_MS = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class DemandOptions:
-    """How models are loaded when they are needed.
+    """How models are loaded on demand.
 
     Attributes:
         budget: Bytes that loaded models may take together.
-        pinned: Names of models that stay.
-        waiting_max: Requests that wait for one model.
+        pinned: Names of models that are never evicted.
+        waiting_max: Requests that may wait for one model.
         wait_s: Longest time that a request waits for its model.
     """
 
@@ -97,34 +94,12 @@ class DemandOptions:
     wait_s: float = 300.0
 
 
-class DeferredRequest:
-    """A request that waits for its model; also the ticket that the front end holds."""
-
-    __slots__ = ("_demand", "_key", "is_over", "reply", "request", "ticket", "timer")
-
-    def __init__(self, demand: "OnDemandLoader", key: str, request: InferRequest, reply: Reply) -> None:
-        self.request = request
-        self.reply = reply
-        self.ticket: Ticket | None = None
-        self.timer: asyncio.TimerHandle | None = None
-        self.is_over = False
-        self._demand = demand
-        self._key = key
-
-    def cancel(self) -> None:
-        """The caller has gone."""
-        if self.ticket is not None:
-            self.ticket.cancel()
-        else:
-            self._demand.end(self._key, self, ServingError(Code.CANCELLED, "the request was cancelled"))
-
-
 class OnDemandLoader:
-    """The models that are loaded because somebody needs them.
+    """Loads models when a request or an ensemble needs them.
 
     Args:
-        lifecycle: Loads and unloads them.
-        options: How.
+        lifecycle: Loads and unloads the models.
+        options: The limits.
         infer: Runs a request of a model that is loaded.
 
     Attributes:
@@ -137,8 +112,7 @@ class OnDemandLoader:
         self.counts = ResidencyCounts()
         self._lifecycle = lifecycle
         self._options = options
-        self._infer = infer
-        self._waiting: dict[str, list[DeferredRequest]] = {}
+        self._deferred = DeferredRequests(infer, options.waiting_max, options.wait_s)
         self._loads: dict[str, asyncio.Task[None]] = {}
         self._sizes: dict[str, int] = {}  # as measured at the last load
         self._reserved: dict[str, int] = {}  # of those that are being loaded
@@ -154,48 +128,27 @@ class OnDemandLoader:
         return key is not None and self._refusal(key) is None
 
     def is_pinned(self, key: str) -> bool:
-        """Whether a model stays."""
+        """Whether a model is never evicted, by the options."""
         return name_of(key) in self._options.pinned or key in self._options.pinned
 
     def submit(self, request: InferRequest, reply: Reply) -> Ticket | None:
-        """Let a request wait for its model; None for a model that is not known, or is loaded without that version."""
+        """Let a request wait for its model; None for a model that is unknown, or loaded without that version."""
         key = self._key(request.model_name)
-        if key is None or (request.model_name, "") in self._lifecycle.routes:
+        if key is None or (request.model_name, "") in self._lifecycle.table.routes:
             return None
-        waiting = DeferredRequest(self, key, request, reply)
-        refusal = self._refusal(key)
-        line = self._waiting.get(key, [])
-        if refusal is None and len(line) >= self._options.waiting_max:
-            refusal = unavailable(
-                f"{len(line)} requests wait already for model '{name_of(key)}' to be loaded",
-                hint="retry later, or raise --auto-queue-size",
-            )
+        refusal = self._refusal(key) or self._deferred.refusal(key)
         if refusal is not None:
-            self.end(key, waiting, refusal)
-            return waiting
-        self._waiting.setdefault(key, []).append(waiting)
-        loop = asyncio.get_running_loop()
-        waiting.timer = loop.call_later(self._patience_s(request), self._expired, key, waiting)
+            return self._deferred.refuse(key, request, reply, refusal)
+        deferred = self._deferred.add(key, request, reply)
         self._begin(key, {frame.model for frame in request.caller.chain()} if request.caller is not None else set())
-        return waiting
+        return deferred
 
     def demand(self, name: str, version: str = "") -> Awaitable[None] | None:
-        """Return what to await until a model answers, None where there is nothing to wait for."""
+        """Return an awaitable that ends when a model answers, None where there is nothing to wait for."""
         key = self._key(name)
-        if key is None or (name, "") in self._lifecycle.routes or (name, version) in self._lifecycle.routes:
+        if key is None or (name, "") in self._lifecycle.table.routes or (name, version) in self._lifecycle.table.routes:
             return None
         return self._demanded(key)
-
-    def end(self, key: str, waiting: DeferredRequest, error: ServingError) -> None:
-        """Answer a request that waits, unless it has its answer."""
-        if waiting.is_over:
-            return
-        self._over(waiting)
-        line = self._waiting.get(key, [])
-        if waiting in line:
-            line.remove(waiting)
-        request = waiting.request
-        waiting.reply(with_request_id(error, request) if request.id else error, True)
 
     def families(self) -> list[Family]:
         """Return the metrics."""
@@ -203,13 +156,13 @@ class OnDemandLoader:
             self.counts,
             budget=self._options.budget,
             sizes={key: resident.size for key, resident in self.residents().items()},
-            waiting={key: len(line) for key, line in self._waiting.items()},
+            waiting=self._deferred.counts(),
         )
 
     def residents(self) -> dict[str, Resident]:
         """Return the loaded models."""
         found: dict[str, Resident] = {}
-        for key, model in self._lifecycle.models.items():
+        for key, model in self._lifecycle.table.models.items():
             loaded = [v.loaded for v in model.versions.values() if v.loaded is not None]
             if not loaded:
                 continue
@@ -227,9 +180,7 @@ class OnDemandLoader:
 
     def close(self) -> None:
         """Answer everything that waits: the server stops."""
-        for key, line in self._waiting.items():
-            for waiting in list(line):
-                self.end(key, waiting, unavailable("the server stops: the model is not loaded any more"))
+        self._deferred.close()
         for task in self._loads.values():
             task.cancel()
 
@@ -238,7 +189,7 @@ class OnDemandLoader:
         return keys[0] if len(keys) == 1 else None
 
     def _state(self, key: str) -> object:
-        """Return what a model's files were at the last look: a failure counts as long as they are the same."""
+        """Return the fingerprint of a model's files at the last scan: a failure counts until it changes."""
         folder = self._lifecycle.found.models.get(key)
         return folder.fingerprint if folder is not None else None
 
@@ -251,22 +202,6 @@ class OnDemandLoader:
         again = f"it is tried again in {max(1, round(left_ns / _NS_PER_S))} s, or as soon as its files change"
         return ServingError(Code.UNAVAILABLE, f"model '{name_of(key)}' is not loaded: {reason}", hint=again)
 
-    def _patience_s(self, request: InferRequest) -> float:
-        limits = [self._options.wait_s]
-        if request.timeout_us:
-            limits.append(request.timeout_us / 1e6)
-        if request.deadline_ns:
-            limits.append((request.deadline_ns - now_ns()) / _NS_PER_S)
-        return max(0.0, min(limits))
-
-    def _expired(self, key: str, waiting: DeferredRequest) -> None:
-        self.end(key, waiting, _too_late(key))
-
-    def _over(self, waiting: DeferredRequest) -> None:
-        waiting.is_over = True
-        if waiting.timer is not None:
-            waiting.timer.cancel()
-
     async def _demanded(self, key: str) -> None:
         refusal = self._refusal(key)
         if refusal is not None:
@@ -274,19 +209,19 @@ class OnDemandLoader:
         task = self._begin(key, set())
         await asyncio.wait([task], timeout=self._options.wait_s)
         if not task.done():
-            raise _too_late(key)
+            raise too_late(key)
         await task
 
     async def _bring_all(self, keys: Sequence[str]) -> None:
-        """Load what an ensemble is made of. Those that fail, it says itself."""
+        """Load the models of an ensemble. The ensemble itself reports those that fail."""
         held = set(keys)
-        missing = [key for key in keys if (key, "") not in self._lifecycle.routes and self._key(key) is not None]
+        missing = [key for key in keys if (key, "") not in self._lifecycle.table.routes and self._key(key) is not None]
         tasks = [self._begin(key, held) for key in missing if self._refusal(key) is None]
         if tasks:
             await asyncio.wait(tasks)
 
     def _begin(self, key: str, held: set[str]) -> "asyncio.Task[None]":
-        """Begin to load a model, unless that is under way."""
+        """Start the load of a model, unless it is under way."""
         task = self._loads.get(key)
         if task is None:
             task = self._loads[key] = asyncio.get_running_loop().create_task(self._load(key, held))
@@ -294,49 +229,38 @@ class OnDemandLoader:
         return task
 
     async def _load(self, key: str, held: set[str]) -> None:
-        """Load a model and let those who wait go on.
+        """Load a model and answer the requests that wait for it.
 
         Raises:
             ServingError: Why it cannot be loaded.
         """
-        model = self._lifecycle.models.get(key)
+        model = self._lifecycle.table.models.get(key)
         holds = {key, *held, *(model.composition.models if model is not None and model.composition is not None else ())}
         self._held.update(holds)
         try:
             await self._make_room(key, held)
             await self._bring(key)
-            self._answer(key, None)
+            self._deferred.run(key)
         except ServingError as error:
-            entry = self._lifecycle.models.setdefault(key, ModelEntry(key))
+            entry = self._lifecycle.table.entry(key)
             entry.failure = entry.failure or error.message
-            self._answer(key, error)
+            self._deferred.fail(key, error)
             raise
         except Exception as error:
             _log.exception("loading '%s' on demand", key)
-            self._answer(key, internal(f"loading model '{name_of(key)}' failed: {type(error).__name__}"))
+            self._deferred.fail(key, internal(f"loading model '{name_of(key)}' failed: {type(error).__name__}"))
             raise
         finally:
             self._reserved.pop(key, None)
             self._held.subtract(holds)
             self._held += Counter()
             self._loads.pop(key, None)
-            if not self._waiting.get(key):
-                self._waiting.pop(key, None)
-
-    def _answer(self, key: str, error: ServingError | None) -> None:
-        """Let the requests that wait for a model run, or tell them why not."""
-        for waiting in self._waiting.pop(key, []):
-            if error is not None:
-                self.end(key, waiting, error)
-            elif not waiting.is_over:
-                self._over(waiting)
-                waiting.ticket = self._infer(waiting.request, waiting.reply)
 
     async def _bring(self, key: str) -> None:
-        """Load a model, and note that it fails where it does.
+        """Load a model, and count the load or the failure.
 
         Raises:
-            ServingError: UNAVAILABLE: it fails.
+            ServingError: UNAVAILABLE: the load failed.
         """
         try:
             await self._measured(key)
@@ -350,25 +274,25 @@ class OnDemandLoader:
         self._back_off.loaded(key)
 
     async def _measured(self, key: str) -> None:
-        """Load a model and note how much memory it takes."""
+        """Load a model and measure how much memory it takes."""
         is_alone = len(self._loads) == 1
         before = await asyncio.to_thread(tree_bytes)
         await self._lifecycle.bring(key)
         is_alone = is_alone and len(self._loads) == 1
         grown = max(0, await asyncio.to_thread(tree_bytes) - before) if is_alone else 0
-        versions = self._lifecycle.models[key].versions.values()
+        versions = self._lifecycle.table.models[key].versions.values()
         self._sizes[key] = max(grown, _known_bytes([v.loaded for v in versions if v.loaded is not None]))
         self._reserved.pop(key, None)
         self._loaded_ms[key] = int(time.time() * 1000)
-        # It may be larger than its files: what is idle makes up for that.
+        # It may be larger than its files: evict idle models for the difference.
         room = make_room(self.residents(), self._options.budget, sum(self._reserved.values()), held=self._kept())
         await self._evict(room.evict)
 
     async def _make_room(self, key: str, held: set[str]) -> None:
-        """Unload idle models until one fits, and reserve its memory.
+        """Evict idle models until one fits, and reserve its memory.
 
         Raises:
-            ServingError: It does not fit beside what stays, or nothing has become idle in time.
+            ServingError: It does not fit beside the models that stay, or none has become idle in time.
         """
         needed = self._sizes.get(key)
         if needed is None:
@@ -396,23 +320,18 @@ class OnDemandLoader:
             await asyncio.sleep(ROOM_LOOK_S)
 
     def _kept(self) -> set[str]:
-        """Return the models that those need whose load is under way."""
+        """Return the models that are being loaded, and those that they need."""
         return {key for key, count in self._held.items() if count > 0}
 
     async def _evict(self, keys: Sequence[str]) -> None:
         for key in keys:
-            _log.info("unloading '%s', the least recently used, to make room", key)
+            _log.info("evicting '%s', the least recently used", key)
             self.counts.evictions[key] += 1
             await self._lifecycle.let_go(key)
 
 
-def _too_late(key: str) -> ServingError:
-    message = f"Request timeout expired: model '{name_of(key)}' was not loaded in time"
-    return unavailable(message, hint="it goes on loading: a later request may find it")
-
-
 def _known_bytes(versions: Sequence[LoadedVersion]) -> int:
-    """Return the memory of which it is known whose it is: what was said at the load, and of workers what it is now."""
+    """Return the memory that surely belongs to these versions: as reported at load, and by workers as it is now."""
     total = 0
     for version in versions:
         said = sum(usage.byte_size for usage in version.runner.metrics.statistics.memory if usage.type == "CPU")

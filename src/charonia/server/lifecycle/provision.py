@@ -1,4 +1,4 @@
-"""Makes a model's files ready to be loaded: fetched from its store, or written from a request; shown to its agents."""
+"""Prepares a model's files for a load: fetches them from a store or takes them from a request, and runs its agents."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -20,10 +20,10 @@ class Provided:
 
     Attributes:
         folder: Where they are.
-        lease: What keeps them there, None for the repository's own folder.
-        override: Private folder that they were written to, None where they come from a repository.
+        lease: Keeps them in the cache, None for the repository's own folder.
+        override: Private folder of files that came with a request, None where they come from a repository.
         agents: The model's agents, None where it has none.
-        earlier: Files of versions that go on answering beside these; they end with them.
+        earlier: Files of older versions that still answer; they are given back together with these.
     """
 
     folder: ModelFolder
@@ -34,24 +34,24 @@ class Provided:
     _is_ending: bool = False
 
     def split(self, used: Callable[["Provided"], bool]) -> tuple[list["Provided"], list["Provided"]]:
-        """Return these and the earlier ones, which are on their own then: those that are used, and the others."""
+        """Separate these files from the earlier ones; return those that are used, and the others."""
         every = [self, *self.earlier]
         self.earlier = []
         return [each for each in every if used(each)], [each for each in every if not used(each)]
 
     async def loaded(self) -> None:
-        """The model is loaded."""
+        """Tell the agents that the model is loaded."""
         if self.agents is not None:
             await asyncio.to_thread(self.agents.complete)
 
     async def failed(self) -> None:
-        """It could not be loaded; gives back everything."""
+        """Tell the agents that the load failed, and give back everything."""
         if self.agents is not None:
             await asyncio.to_thread(self.agents.fail)
         await self._give_back()
 
     async def ending(self) -> None:
-        """It is about to be unloaded."""
+        """Tell the agents that the model is about to be unloaded."""
         for each in self.earlier:
             await each.ending()
         if self.agents is not None and not self._is_ending:
@@ -59,7 +59,7 @@ class Provided:
             await asyncio.to_thread(self.agents.unload)
 
     async def ended(self) -> None:
-        """It is unloaded, or was replaced; gives back everything."""
+        """Tell the agents that the model is unloaded or replaced, and give back everything."""
         await self.ending()
         for each in self.earlier:
             await each.ended()
@@ -75,7 +75,7 @@ class Provided:
 
 
 class Provisioner:
-    """Provides models.
+    """Prepares the files of models.
 
     Args:
         sources: The repositories.
@@ -91,10 +91,10 @@ class Provisioner:
     async def provide(
         self, folder: ModelFolder, config: ModelConfig | None, files: Mapping[str, bytes] | None
     ) -> Provided:
-        """Make a model's files ready.
+        """Prepare a model's files.
 
         Args:
-            folder: Where it was seen.
+            folder: The folder that the scan found.
             config: Configuration to use instead of its own.
             files: Content by path to use instead of its folder.
 
@@ -114,7 +114,7 @@ class Provisioner:
         return provided
 
     def _show(self, provided: Provided, config: ModelConfig | None) -> None:
-        """Let the agents that the model's configuration names see it."""
+        """Run the agents that the model's configuration names."""
         if config is None:
             config, _ = read_config(provided.folder, config_name=self._config_name)
         run = prepare_agents(provided.folder, config, self._agents) if config is not None else None

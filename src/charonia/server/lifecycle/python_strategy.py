@@ -6,10 +6,10 @@ batching; all but `batch_include_request` may be left out:
 - `batcher_initialize(config) -> batcher`: the model is loaded; `config` is its configuration as a dictionary.
 - `batch_initialize(batcher) -> batch`: a batch is begun. Without it `batch` is an empty dictionary.
 - `batch_include_request(request, batch) -> bool`: whether a `StrategyRequest` joins the batch.
-- `batch_finalize(batch)`: the batch is sent, or is put together anew.
+- `batch_finalize(batch)`: the batch is sent, or is composed anew.
 - `batcher_finalize(batcher)`: the model is unloaded.
 
-They run on the event loop's thread: everybody waits for them. A request on which they raise is answered with an error.
+They run on the event loop's thread and block it. When one raises, the request is answered with an error.
 """
 
 import importlib.util
@@ -61,10 +61,10 @@ class StrategyRequest:
 
 
 class PythonStrategy:
-    """The strategy of one loaded version; called, it begins a batch. See `server.scheduling.strategy.Strategy`.
+    """The strategy of one loaded version; a call begins a batch. See `server.scheduling.strategy.Strategy`.
 
     Attributes:
-        entry_of: Returns the request with an id of the scheduler; set by whoever submits to that.
+        entry_of: Returns the request with an id of the scheduler; set by the owner of the scheduler.
     """
 
     def __init__(self, module: ModuleType, config: ModelConfig) -> None:
@@ -81,20 +81,20 @@ class PythonStrategy:
         return PythonGathering(self)
 
     def close(self) -> None:
-        """The model is unloaded."""
+        """Tell the strategy that the model is unloaded."""
         finalize = self._functions.get("batcher_finalize")
         if finalize is not None:
             self.guarded(finalize, self._batcher)
 
     def begin(self) -> object:
-        """Return the state of a new batch, as the strategy makes it."""
+        """Return the strategy's state of a new batch."""
         initialize = self._functions.get("batch_initialize")
         return initialize(self._batcher) if initialize is not None else {}
 
     def includes(self, id: int, batch: object) -> bool:
-        """Return what the strategy says of a request."""
+        """Whether the strategy lets a request join the batch."""
         if self.entry_of is None:
-            raise RuntimeError("nobody has said where the requests are")
+            raise RuntimeError("entry_of is not set")
         entry = self.entry_of(id)
         return bool(self._functions[INCLUDE](StrategyRequest(entry.request, entry.batch_size), batch))
 
@@ -108,11 +108,11 @@ class PythonStrategy:
         """Call a function whose failure concerns no request."""
         try:
             function(argument)
-        except Exception:  # somebody else's code
+        except Exception:  # foreign code
             _log.exception("%s failed in %s", self._subject, getattr(function, "__name__", function))
 
     def failed(self) -> None:
-        """Note that it failed on a request. To be called in an except block."""
+        """Log that it failed on a request. To be called in an except block."""
         _log.exception("%s failed on a request", self._subject)
 
 
@@ -127,18 +127,18 @@ class PythonGathering:
         self._has_begun = False
 
     def take(self, id: int) -> JoinDecision:
-        """Ask the strategy of a request."""
+        """Ask the strategy whether a request joins the batch."""
         try:
             if not self._has_begun:
                 self._batch = self._strategy.begin()
                 self._has_begun = True
             return JoinDecision.JOINS if self._strategy.includes(id, self._batch) else JoinDecision.STAYS_OUT
-        except Exception:  # somebody else's code
+        except Exception:  # foreign code
             self._strategy.failed()
             return JoinDecision.FAILED
 
     def end(self) -> None:
-        """Tell the strategy, if it has begun."""
+        """Tell the strategy that the batch is over, if it has begun."""
         if self._has_begun:
             self._strategy.end(self._batch)
 
@@ -147,7 +147,7 @@ def load_strategy(folder: ModelFolder, version: int, config: ModelConfig) -> Pyt
     """Return the strategy of a model, None where it has none. Reads files, and runs the model's code.
 
     Raises:
-        ServingError: INVALID_ARG: there is no such file, it is no strategy, or it failed.
+        ServingError: INVALID_ARG: the file does not exist, is not a strategy, or failed.
     """
     name = config.parameters.get(PYTHON_STRATEGY)
     where = f"model '{config.name}': parameters[{PYTHON_STRATEGY}]"
@@ -160,7 +160,7 @@ def load_strategy(folder: ModelFolder, version: int, config: ModelConfig) -> Pyt
                 )
         return None
     if config.dynamic_batching is None or config.max_batch_size < 1:
-        raise invalid(f"{where}: only a model with dynamic_batching and max_batch_size of 1 or more batches")
+        raise invalid(f"{where}: a batching strategy needs dynamic_batching and a max_batch_size of at least 1")
     relative = PurePosixPath(name)
     if relative.is_absolute() or ".." in relative.parts or not name:
         raise invalid(f"{where}: must be a path within the model's folder, got '{name}'")
@@ -169,13 +169,13 @@ def load_strategy(folder: ModelFolder, version: int, config: ModelConfig) -> Pyt
         raise invalid(f"{where}: there is no file '{name}' in the model's folder")
     try:
         module = _module(file, config.name)
-    except Exception as error:  # somebody else's code
+    except Exception as error:  # foreign code
         raise invalid(f"{where}: '{name}' cannot be imported: {type(error).__name__}: {error}") from error
     if not callable(getattr(module, INCLUDE, None)):
         raise invalid(f"{where}: '{name}' has no function {INCLUDE}(request, batch)")
     try:
         return PythonStrategy(module, config)
-    except Exception as error:  # somebody else's code
+    except Exception as error:  # foreign code
         raise invalid(f"{where}: batcher_initialize failed: {type(error).__name__}: {error}") from error
 
 

@@ -1,12 +1,8 @@
-"""Checks of a complete configuration on its own, with all problems at once.
+"""The checks of a model configuration: all of its problems at once, and the features that the server does not support.
 
-`validate` expects a configuration with its defaults filled in (`charonia.config.complete.normalise`). Its parts are in
-`tensors`, `scheduling` and `ensemble`. Well-known key fragments of Triton's messages are kept, because clients and
-tests look for them.
-
-Checks of the warm-up samples of a complete configuration.
-
-Features of configurations that this version of the server does not support: refused at load, never ignored.
+`validate` expects a complete configuration (`charonia.config.complete.normalise`). The checks of a feature are in the
+`configuration.py` of its folder. The messages keep the well-known fragments of Triton's, because clients and tests
+search for them. `unsupported` finds features that the server does not have: they are refused at load, never ignored.
 """
 
 import math
@@ -25,6 +21,9 @@ from charonia.server.ensembles.configuration import ensemble_problems
 from charonia.server.metrics.options import bucket_problems, tag_problems
 from charonia.server.ragged.configuration import padding_problems
 from charonia.server.scheduling.configuration import scheduling_problems
+
+INSTANCE_COUNT_MAX = 1024
+"""Limit of instances of one group; each is a thread or a process."""
 
 _RUNTIMES = {"pytorch": ("model.py",)}
 """Values of `runtime` by backend, in addition to the backend's own library."""
@@ -150,10 +149,6 @@ def _subject(sample: ModelWarmup, name: str) -> str:
     return f"warm-up input '{name}' of sample '{sample.name}'"
 
 
-INSTANCE_COUNT_MAX = 1024
-"""Limit of instances of one group; each is a thread or a process."""
-
-
 def validate(config: ModelConfig, *, gpu_count: int) -> list[Problem]:
     """Return all problems of a configuration, in the order of its fields.
 
@@ -203,7 +198,7 @@ def _version_policy_problems(config: ModelConfig) -> Iterator[Problem]:
         yield Problem("version_policy", f"must specify 'version policy' for {config.name}: latest, all or specific")
         return
     if sum(choice is not None for choice in (policy.latest, policy.all, policy.specific)) > 1:
-        yield Problem("version_policy", "at most one of latest, all and specific may be given")
+        yield Problem("version_policy", "at most one of latest, all and specific is allowed")
     if policy.latest is not None and policy.latest.num_versions < 1:
         yield Problem("version_policy.latest.num_versions", f"must be at least 1, got {policy.latest.num_versions}")
     if policy.specific is not None:

@@ -1,9 +1,7 @@
-"""Warms instances: each runs the model's samples on its own executor before it gets a request.
+"""Warm-up: every instance runs the samples of the configuration on its own executor before it gets a request.
 
-The runs go past the scheduler and its statistics. Instances of an `AsyncInstance` kind whose worker may come back get
-the samples to keep, and run them again before the new worker gets requests.
-
-From the warm-up samples of a configuration to requests.
+Warm-up runs bypass the scheduler and its statistics. An `AsyncInstance` whose worker may be restarted keeps the
+samples, and runs them again before the new worker gets requests.
 """
 
 import asyncio
@@ -24,6 +22,8 @@ from charonia.core.tensor import Array, Tensor
 from charonia.server.backends.api import Execution, Result
 from charonia.server.execution.executor import Executor
 
+_log = logging.getLogger(__name__)
+
 RANDOM_SEED = 20_260
 """Random data is the same at every load, so that a load that works once works again."""
 
@@ -34,7 +34,7 @@ class WarmupSample:
 
     Attributes:
         name: Its name.
-        path: Where the configuration has it.
+        path: Its path in the configuration.
         requests: The batch: as many equal requests as its batch size, of one batch element each.
         count: How often it is run.
     """
@@ -54,7 +54,7 @@ def samples(config: ModelConfig, version: str, files: Mapping[str, bytes]) -> li
         files: Content of the data files, by name.
 
     Raises:
-        ServingError: INVALID_ARG, beginning with the path: a file holds something else than the input needs.
+        ServingError: INVALID_ARG, beginning with the path: the content of a file does not fit the input.
     """
     random = np.random.default_rng(RANDOM_SEED)
     found = []
@@ -89,14 +89,14 @@ def _array(
     if given.input_data_file is not None:
         subject = f"{path}.input_data_file: '{given.input_data_file}'"
         return from_file(files[given.input_data_file], datatype, given.dims, subject)
-    # Strings are empty: nobody could say what random ones should look like.
+    # Strings are empty: there is no sensible distribution of random ones.
     if given.random_data and datatype is not DataType.BYTES:
         return _random(datatype, prod(given.dims), random)
     return zeros(datatype, (prod(given.dims),))
 
 
 def _random(datatype: DataType, count: int, random: np.random.Generator) -> Array:
-    """Return numbers from 0 to 1, or any integers."""
+    """Return random values: from 0 to 1 for floating point, over the whole range for integers."""
     if datatype is DataType.BF16:
         bits: Array = (random.random(count, np.float32).view("<u4") >> 16).astype(datatype.numpy)
         return bits
@@ -109,14 +109,11 @@ def _random(datatype: DataType, count: int, random: np.random.Generator) -> Arra
     return integers
 
 
-_log = logging.getLogger(__name__)
-
-
 class WarmupBatch:
     """A run of a sample on an executor.
 
     Attributes:
-        requests: What is run.
+        requests: The requests of the sample.
         done: Set when every request has its last response and the executor is idle: None, or the first error.
     """
 
@@ -138,7 +135,7 @@ class WarmupBatch:
         self.finish(execution.input_end_ns, execution.output_start_ns)
 
     def respond(self, index: int, result: Result | None, final: bool) -> None:
-        """Take a response: what a model answers is not looked at, unless it is an error."""
+        """Take a response: only errors matter, the content is ignored."""
         if isinstance(result, ServingError):
             self._error = self._error or result
         if final:
@@ -157,11 +154,11 @@ class WarmupBatch:
         self._look()
 
     def is_cancelled(self, index: int) -> bool:
-        """No caller leaves."""
+        """Return False: warm-up has no callers that could leave."""
         return False
 
     def frame(self) -> CallFrame:
-        """Return who makes requests while the sample runs."""
+        """Return the caller of the requests that the model makes while the sample runs."""
         return self._frame
 
     def _look(self) -> None:
@@ -172,7 +169,7 @@ class WarmupBatch:
 async def warm(
     config: ModelConfig, version: str, executors: Sequence[Executor], samples: Sequence[WarmupSample]
 ) -> None:
-    """Run every sample on every instance: instances at the same time, the samples of one in order.
+    """Run every sample on every instance: instances in parallel, the samples of one in order.
 
     Raises:
         ServingError: INVALID_ARG, beginning with the sample's path, when one fails.

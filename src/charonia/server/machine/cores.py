@@ -1,12 +1,9 @@
-"""How many cores this process may use, and what share of them an instance gets.
+"""The cores of this process: how many it may use, the share of an instance, and host policies (`--host-policy`).
 
-A process may use fewer cores than the machine has: its affinity mask names some of them, and a control group (what a
-container or a Kubernetes CPU limit is made of) may allow only so much CPU time per period. Libraries that ask the
-machine start too many threads then, and the threads of one model starve the others and the server.
-
-Keeps what an instance starts on the cores that its host policy names.
-
-Host policies: the cores that instances of a model run on (`--host-policy`).
+A process may use fewer cores than the machine has: its affinity mask may exclude some, and its control group (a
+container's or a Kubernetes CPU limit) may have a quota of CPU time per period. Libraries that count the cores of the
+machine then start too many threads, and the threads of one model starve the others and the server. A host policy binds
+the threads and processes of an instance to the cores that it names.
 """
 
 import contextlib
@@ -116,7 +113,7 @@ def check_cores(name: str, policy: HostPolicy, usable: frozenset[int], nodes: Ma
 
 @contextlib.contextmanager
 def bound_to(cores: Sequence[int]) -> Iterator[None]:
-    """Run the calling thread on these cores for a while; threads and processes that it starts meanwhile stay there.
+    """Bind the calling thread to these cores for a while; threads and processes that it starts meanwhile inherit that.
 
     Args:
         cores: Numbers of the cores; empty for any, which changes nothing.
@@ -135,12 +132,12 @@ def bound_to(cores: Sequence[int]) -> Iterator[None]:
 def usable_cores(process: Path = Path("/proc/self"), groups: Path = Path("/sys/fs/cgroup")) -> int:
     """Return the number of cores that this process can keep busy, at least 1.
 
-    The smaller of the affinity mask and the CPU quota of the control group, rounded down: a thread more than the quota
-    has room for means that all of them are stopped for part of each period.
+    The smaller of the affinity mask and the CPU quota of the control group, rounded down: with one thread more than the
+    quota allows, all of them are throttled for part of each period.
 
     Args:
         process: This process's folder of the proc file system.
-        groups: Where control groups are mounted.
+        groups: Mount point of control groups.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quotas = [quota for folder in _group_folders(process, groups) if (quota := _quota(folder)) is not None]
@@ -148,12 +145,12 @@ def usable_cores(process: Path = Path("/proc/self"), groups: Path = Path("/sys/f
 
 
 def share(cores: int, instances: int) -> int:
-    """Return the threads that each of `instances` may use so that together they stay within `cores`; at least 1."""
+    """Return the threads that each of `instances` may use so that all together do not exceed `cores`; at least 1."""
     return max(1, cores // max(1, instances))
 
 
 def _group_folders(process: Path, groups: Path) -> Iterator[Path]:
-    """Yield the folders of this process's CPU control group and of the groups around it, versions 1 and 2."""
+    """Yield the folders of this process's CPU control group and of its parent groups, versions 1 and 2."""
     try:
         lines = (process / "cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -183,28 +180,28 @@ def _quota(folder: Path) -> float | None:
             quota = (folder / "cpu.cfs_quota_us").read_text(encoding="ascii").strip()
             period = (folder / "cpu.cfs_period_us").read_text(encoding="ascii").strip()
         cores = int(quota) / int(period)
-    except (OSError, ValueError, ZeroDivisionError):  # no such group here, or "max"
+    except (OSError, ValueError, ZeroDivisionError):  # no such group, or "max"
         return None
     return cores if cores > 0 else None
 
 
 def bind_thread(cores: Sequence[int]) -> None:
-    """Let the calling thread, and those that it starts from now on, run on these cores only."""
+    """Bind the calling thread, and those that it starts from now on, to these cores."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cores)
 
 
 def memory_nodes(folder: Path = Path("/sys/devices/system/node")) -> dict[int, tuple[int, ...]]:
-    """Return the cores of each memory node (NUMA) of the machine; empty where that cannot be seen.
+    """Return the cores of each memory node (NUMA) of the machine; empty where the system does not tell.
 
     Args:
-        folder: Where the kernel describes them.
+        folder: The kernel's description of the nodes.
     """
     nodes: dict[int, tuple[int, ...]] = {}
     for path in folder.glob("node[0-9]*"):
         try:
             nodes[int(path.name.removeprefix("node"))] = parse_cores((path / "cpulist").read_text("ascii").strip())
-        except (OSError, ValueError):  # a node without cores, or none at all
+        except (OSError, ValueError):  # not a node, or a node without cores
             continue
     return nodes
 
@@ -213,7 +210,7 @@ def policy_cores(policies: Mapping[str, HostPolicy]) -> dict[str, tuple[int, ...
     """Return the cores of each host policy.
 
     Raises:
-        ServingError: INVALID_ARG for cores that are not there, UNSUPPORTED where processes cannot be bound to cores.
+        ServingError: INVALID_ARG for cores that do not exist, UNSUPPORTED where processes cannot be bound to cores.
     """
     if not policies:
         return {}

@@ -8,7 +8,7 @@ from charonia.server.metrics.prometheus import MachineGauges
 
 
 class MachineSampler:
-    """Reads the machine at most once an interval; between, the last reading is given again.
+    """Reads the gauges at most once an interval; in between, it returns the last reading.
 
     Args:
         interval_ms: Shortest time between two readings, in ms.
@@ -19,7 +19,7 @@ class MachineSampler:
         self._process = psutil.Process()
         self._last: MachineGauges | None = None
         self._last_ns = 0
-        psutil.cpu_percent(None)  # the first look only starts the measurement
+        psutil.cpu_percent(None)  # the first reading only starts the measurement
 
     def sample(self) -> MachineGauges:
         """Return the machine's gauges."""

@@ -1,6 +1,6 @@
-"""GPUs as NVIDIA's management library sees them. Needs the package nvidia-ml-py (extra `gpu`) and a driver.
+"""NVIDIA GPUs: their number by the device files, and their gauges by NVIDIA's management library (NVML).
 
-How many NVIDIA GPUs this process can see.
+The gauges need a driver and the package nvidia-ml-py (extra `gpu`).
 """
 
 import os
@@ -15,12 +15,13 @@ from typing import Any
 from charonia.server.metrics.devices import GpuGauges
 
 _DEVICE = re.compile(r"nvidia[0-9]+")
+_MILLI = 1000
 
 
 def visible_gpus(environment: Mapping[str, str] = os.environ, devices: Path = Path("/dev")) -> int:
     """Return the number of GPUs, within what CUDA_VISIBLE_DEVICES allows.
 
-    The driver makes one device file a GPU, so no library has to be loaded for the answer.
+    The driver makes one device file for each GPU, so no library has to be loaded for this.
 
     Args:
         environment: Environment variables.
@@ -32,15 +33,12 @@ def visible_gpus(environment: Mapping[str, str] = os.environ, devices: Path = Pa
         return present
     count = 0
     for device in allowed.split(","):
-        # As CUDA reads it: the first entry that names no device ends the list.
+        # As in CUDA, the first invalid entry ends the list.
         name = device.strip()
         if not name or name == "-1" or (name.isdecimal() and int(name) >= present):
             break
         count += 1
     return min(count, present)
-
-
-_MILLI = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +50,7 @@ class NvmlDevice:
         uuid: Its identity.
         name: Its model.
         memory_bytes: Its memory.
-        capability: CUDA compute capability, such as "9.0"; "" where the driver does not say.
+        capability: CUDA compute capability, such as "9.0"; "" where the driver does not report it.
     """
 
     index: int
@@ -96,7 +94,7 @@ class Nvml:
             return None
 
     def driver(self) -> tuple[str, str]:
-        """Return the driver's version and the newest version of CUDA that it runs; "" for what it does not say."""
+        """Return the driver's version and the newest version of CUDA that it runs; "" where it does not report one."""
         cuda = self._ask(self._api.nvmlSystemGetCudaDriverVersion_v2)
         version = f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda is not None else ""
         return _text(self._ask(self._api.nvmlSystemGetDriverVersion) or ""), version
@@ -120,7 +118,7 @@ class Nvml:
         return found
 
     def read(self) -> list[GpuGauges]:
-        """Return what each GPU says now; what cannot be read is left out."""
+        """Return the gauges of each GPU; None for a gauge that cannot be read."""
         api = self._api
         gpus = []
         for index, handle in self._handles:
@@ -155,7 +153,7 @@ class Nvml:
 
 
 class GpuSampler:
-    """Reads the GPUs at most once an interval; between, the last reading is given again.
+    """Reads the GPUs at most once an interval; in between, it returns the last reading.
 
     Args:
         nvml: The library.
@@ -171,7 +169,7 @@ class GpuSampler:
         self._last_ns = 0
 
     def sample(self) -> list[GpuGauges]:
-        """Return what the GPUs say."""
+        """Return the gauges of the GPUs."""
         now = self._clock()
         if self._last is None or now - self._last_ns >= self._interval_ns:
             self._last = self._nvml.read()

@@ -1,7 +1,4 @@
-"""How much memory this process may use, and how much it and its children take.
-
-Memory of this process, where its C library is glibc.
-"""
+"""The memory of this process: its limit, its use, and the settings of glibc's allocator."""
 
 import ctypes
 from collections.abc import Mapping
@@ -9,11 +6,14 @@ from pathlib import Path
 
 import psutil
 
+BUDGET_SHARE = 0.8
+"""Share of the usable memory that models may take where no budget is set."""
+
 KEPT_BYTES = 1 << 30
-"""Freed memory that the process keeps at most, other than between the loads of models."""
+"""Limit of freed memory that the process keeps; a load of a model releases all of it."""
 
 HEAP_ALLOCATION_MAX = 32 << 20
-"""Allocations of this size and more are mapped and unmapped one by one. It is the greatest that glibc takes."""
+"""Allocations of this size and more are mapped and unmapped one by one. It is glibc's maximum."""
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 _SETTINGS = (
@@ -25,14 +25,14 @@ _SETTINGS = (
 
 
 def keep_freed_memory(environment: Mapping[str, str]) -> None:
-    """Have memory that a batch frees stay for the next batch. To be called before threads are started.
+    """Keep the memory that a batch frees for the next batch. To be called before threads are started.
 
-    A network without an allocator of its own, as PyTorch's on a CPU, allocates and frees some 100 MB a batch. By
-    default glibc returns them, and the system clears each page of the next batch again: 15 % of the time of a
-    ResNet-50 in BF16. Threads have arenas of their own there, which always return what is free, so all take from one.
+    A framework without an allocator of its own, such as PyTorch on a CPU, allocates and frees some 100 MB per batch. By
+    default glibc returns them to the system, which clears each page again for the next batch: 15 % of the time of a
+    ResNet-50 in BF16. The arenas of further threads always return free memory, so all threads share one arena.
 
     Args:
-        environment: Of the process. What it sets itself stays.
+        environment: Environment variables of the process. Settings of glibc in it take precedence.
     """
     option = getattr(ctypes.CDLL(None), "mallopt", None)
     if option is None or "glibc.malloc" in environment.get("GLIBC_TUNABLES", ""):
@@ -43,17 +43,13 @@ def keep_freed_memory(environment: Mapping[str, str]) -> None:
 
 
 def release_freed_memory() -> None:
-    """Give memory that was freed back to the system.
+    """Return freed memory to the system.
 
-    Loading a model frees about twice its weights, which would otherwise stay with this process.
+    The load of a model frees about twice the size of its weights, which this process would otherwise keep.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
-
-
-BUDGET_SHARE = 0.8
-"""Of the memory that this process may use, so much is for models where no budget is set."""
 
 
 def usable_memory(process: Path = Path("/proc/self"), groups: Path = Path("/sys/fs/cgroup")) -> int:
@@ -61,7 +57,7 @@ def usable_memory(process: Path = Path("/proc/self"), groups: Path = Path("/sys/
 
     Args:
         process: This process's folder of the proc file system.
-        groups: Where control groups are mounted.
+        groups: Mount point of control groups.
     """
     limits = [int(psutil.virtual_memory().total)]
     try:
@@ -77,18 +73,18 @@ def usable_memory(process: Path = Path("/proc/self"), groups: Path = Path("/sys/
         for name in ("memory.max", "memory.limit_in_bytes"):
             try:
                 limits.append(int((folder / name).read_text(encoding="ascii")))
-            except (OSError, ValueError):  # no such group here, or "max"
+            except (OSError, ValueError):  # no such group, or "max"
                 continue
     return min(limits)
 
 
 def tree_bytes() -> int:
-    """Return the resident memory of this process and all that it has started. Takes a few ms."""
+    """Return the resident memory of this process and of all its descendants. Takes a few ms."""
     process = psutil.Process()
     total = 0
     for each in (process, *process.children(recursive=True)):
         try:
             total += int(each.memory_info().rss)
-        except psutil.Error:  # it has just ended
+        except psutil.Error:  # it has ended meanwhile
             continue
     return total

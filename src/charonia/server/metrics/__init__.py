@@ -1,1 +1,1 @@
-"""Counting and measuring, pure: histograms, model statistics, Prometheus text."""
+"""Metrics: histograms, statistics of models, and the Prometheus text format."""

@@ -1,8 +1,8 @@
-"""Metrics that models make themselves, as the metrics page shows them. Pure.
+"""Custom metrics, which models define and the metrics page shows. Pure.
 
-Models declare families (name, description, kind) and metrics in them, each with its own labels. Families and metrics
-of the same name and labels are one, whoever declared them: instances of a model count together. A metric is there as
-long as somebody who declared it holds it, and so is a family.
+Models declare families (name, description, kind) and metrics in them, each with its own labels. Two declarations with
+the same name and labels share one metric, so that instances of a model count together. Metrics and families are
+reference-counted: each exists until its last holder releases it.
 """
 
 import math
@@ -14,7 +14,7 @@ from typing import Literal
 from charonia.core.errors import invalid, unavailable
 
 SERIES_MAX = 10_000
-"""Most metrics, and most families, of all models together."""
+"""Limit of families, and of the metrics of each."""
 
 Kind = Literal["counter", "gauge", "histogram"]
 KINDS: tuple[Kind, ...] = ("counter", "gauge", "histogram")
@@ -28,9 +28,9 @@ class CustomMetric:
 
     Attributes:
         labels: Label and value, sorted by label.
-        value: Value of a counter or a gauge; the sum of what a histogram was given.
+        value: Value of a counter or a gauge; the sum of the values of a histogram.
         bounds: Upper bounds of a histogram's buckets, ascending.
-        counts: What fell into each bucket alone, one more than `bounds`; empty unless a histogram.
+        counts: Values in each bucket alone (not cumulative), one more than `bounds`; empty unless a histogram.
     """
 
     __slots__ = ("bounds", "counts", "holders", "labels", "value")
@@ -48,7 +48,7 @@ class CustomFamily:
 
     Attributes:
         name: Name, as the model gave it.
-        description: What it says.
+        description: Its help text.
         kind: "counter", "gauge" or "histogram".
         metrics: Its metrics by labels.
     """
@@ -127,20 +127,20 @@ class CustomMetrics:
         return metric
 
     def drop_metric(self, family: CustomFamily, metric: CustomMetric) -> None:
-        """Somebody lets go of a metric."""
+        """Release a metric; the last release removes it."""
         metric.holders -= 1
         if not metric.holders:
             del family.metrics[metric.labels]
 
     def drop_family(self, family: CustomFamily) -> None:
-        """Somebody lets go of a family."""
+        """Release a family; the last release removes it."""
         family.holders -= 1
         if not family.holders:
             del self._families[family.name]
 
 
 class MetricHolder:
-    """The metrics of one worker: what it calls by number, and lets go of when it ends."""
+    """The metrics of one worker, which refers to them by number; all are released when it ends."""
 
     def __init__(self, metrics: CustomMetrics) -> None:
         self._all = metrics
@@ -175,19 +175,19 @@ class MetricHolder:
             metric.counts[bisect_left(metric.bounds, value)] += 1
 
     def drop_metric(self, number: int) -> None:
-        """Let go of a metric."""
+        """Release a metric."""
         found = self._metrics.pop(number, None)
         if found is not None:
             self._all.drop_metric(*found)
 
     def drop_family(self, number: int) -> None:
-        """Let go of a family."""
+        """Release a family."""
         family = self._families.pop(number, None)
         if family is not None:
             self._all.drop_family(family)
 
     def drop_all(self) -> None:
-        """The worker has ended."""
+        """Release everything: the worker has ended."""
         for number in list(self._metrics):
             self.drop_metric(number)
         for number in list(self._families):

@@ -12,16 +12,16 @@ PINNED_BYTES = 256 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class GpuGauges:
-    """What a GPU says of itself. None where it does not say.
+    """The gauges of a GPU. None where it does not report one.
 
     Attributes:
         uuid: Its identity.
         utilization: Share of the last interval in which it computed, 0 to 1.
         memory_total_bytes: Its memory.
         memory_used_bytes: Memory in use, by all processes.
-        power_watts: Power that it takes.
-        power_limit_watts: Most that it may take.
-        energy_joules: Energy that it took since the server started.
+        power_watts: Power draw.
+        power_limit_watts: Power limit.
+        energy_joules: Energy used since the server started.
     """
 
     uuid: str
@@ -35,11 +35,11 @@ class GpuGauges:
 
 @dataclass(slots=True)
 class PinnedMemory:
-    """Account of the memory of the CPU that GPUs copy from and to.
+    """Account of pinned memory, the host memory that GPUs copy from and to.
 
     Attributes:
-        limit_bytes: Most of it.
-        used_bytes: What is in use.
+        limit_bytes: Its limit.
+        used_bytes: Bytes in use.
     """
 
     limit_bytes: int = PINNED_BYTES
@@ -64,12 +64,12 @@ _MODEL = "charonia_model_memory_bytes"
 
 
 def device_metric_names() -> tuple[str, ...]:
-    """Return the names of every metric here."""
+    """Return the names of all metrics of this module."""
     return (*(name for name, _, _, _ in _GPU), *(name for name, _ in _PINNED), _MODEL)
 
 
 def gpu_families(gpus: Sequence[GpuGauges]) -> list[Family]:
-    """Return the metrics of GPUs; one that cannot be read has no value."""
+    """Return the metrics of GPUs; a metric that cannot be read has no value."""
     return [
         family(name, kind, text, *((value, {"gpu_uuid": g.uuid}) for g in gpus if (value := read(g)) is not None))
         for name, kind, text, read in _GPU

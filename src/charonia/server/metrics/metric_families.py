@@ -1,7 +1,4 @@
-"""Metric families that parts of the server beside the models contribute to the metrics page. Pure.
-
-Histograms with fixed buckets: what Prometheus scrapes.
-"""
+"""The values of the metrics page: histograms with fixed buckets, and families of gauges and counters. Pure."""
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Counts what happens to the requests of one model version: the statistics and the metrics, in one place. Pure."""
+"""The counters of one model version, behind both the statistics extension and the metrics. Pure."""
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
@@ -31,8 +31,7 @@ RESPONSES_COUNTED_MAX = 1024
 """Responses of a request that are counted by their index; later ones are counted together with the last of these."""
 
 NOTES_MAX = 1024
-"""Batches that are noted before they are added up: enough to make it cheap, few enough not to be felt."""
-
+"""Batches that are noted before they are added up: enough to make that cheap, few enough to keep it short."""
 
 REQUEST_DURATION = "charonia_request_duration_seconds"
 QUEUE_DURATION = "charonia_queue_duration_seconds"
@@ -53,11 +52,11 @@ class FailureReason(Enum):
 class ModelMetrics:
     """All counters of one model version. Only the event loop's thread calls it.
 
-    This is on the path of every request, so `batch_done` only notes what happened; the notes are added up together when
-    there are `NOTES_MAX` of them or somebody looks.
+    `batch_done` is on the path of every request, so it only takes a note; the notes are added up together when there
+    are `NOTES_MAX` of them or a counter is read.
 
     Attributes:
-        is_cached: Whether responses are kept and given again.
+        is_cached: Whether the version is behind the response cache.
         collapsed: Requests that were answered with the response to an equal one in flight.
         first_response_ns: Histogram of the time from arrival to the first response, of decoupled models.
         failures: Failed requests by reason.
@@ -71,7 +70,7 @@ class ModelMetrics:
         Args:
             name: The model.
             version: The version, as text.
-            buckets: Upper bounds by histogram, where they are not the usual ones.
+            buckets: Upper bounds by histogram, where they differ from the defaults.
         """
         chosen = buckets or {}
         self.failures = dict.fromkeys(FailureReason, 0)
@@ -92,7 +91,7 @@ class ModelMetrics:
 
     @property
     def statistics(self) -> ModelStatistics:
-        """What the statistics extension reports."""
+        """The counters of the statistics extension."""
         self._add_up()
         return self._statistics
 
@@ -104,7 +103,7 @@ class ModelMetrics:
 
     @property
     def summaries(self) -> Summaries | None:
-        """Summaries of latencies, None where nobody wants them."""
+        """Summaries of latencies, None where they are off."""
         self._add_up()
         return self._summaries
 
@@ -133,7 +132,7 @@ class ModelMetrics:
         return self._batch_size
 
     def summarize(self) -> None:
-        """Keep summaries of latencies from now on."""
+        """Switch summaries of latencies on."""
         if self._summaries is None:
             self._summaries = Summaries()
 
@@ -145,13 +144,13 @@ class ModelMetrics:
     def request_done(
         self, arrival_ns: int, inferences: int, start_ns: int, marks_ns: tuple[int, int], end_ns: int
     ) -> None:
-        """Count a successful request that was answered after its batch was done. Until then it counts as computing.
+        """Count a successful request that was answered after the end of its batch. Until then it counts as computing.
 
         Args:
             arrival_ns: Its arrival.
             inferences: Its batch elements.
             start_ns: Start of its batch.
-            marks_ns: The batch's inputs in place, and computed.
+            marks_ns: Times at which the batch's inputs were in place, and at which it was computed.
             end_ns: Last answer.
         """
         statistics = self.statistics
@@ -167,7 +166,7 @@ class ModelMetrics:
             self._summaries.observe(np.array([end_ns]), *(np.array([part]) for part in parts))
 
     def cache_hit(self, *, end_ns: int, duration_ns: int, queue_ns: int, lookup_ns: int) -> None:
-        """Count a request that was answered with a kept response.
+        """Count a request that was answered with a cached response.
 
         Args:
             end_ns: When it was answered.
@@ -182,7 +181,7 @@ class ModelMetrics:
             self._summaries.cached(CACHE_HIT, end_ns, lookup_ns)
 
     def cache_miss(self, end_ns: int, duration_ns: int) -> None:
-        """Count looking up and keeping, until `end_ns`, which come on top of a request that was executed."""
+        """Count the look-up and the insertion, until `end_ns`, in addition to a request that was executed."""
         self._statistics.success.ns += duration_ns
         self._statistics.cache_miss.add(duration_ns)
         if self._summaries is not None:
@@ -197,8 +196,8 @@ class ModelMetrics:
 
         Args:
             index: How many responses of the request came before it.
-            kind: What became of it.
-            duration_ns: Time since the one before it, or since the batch started.
+            kind: Its outcome.
+            duration_ns: Time since the previous response, or since the batch started.
         """
         key = str(min(index, RESPONSES_COUNTED_MAX - 1))
         counted = self._statistics.responses.setdefault(key, ResponseStatistics())
@@ -225,7 +224,7 @@ class ModelMetrics:
             inferences: Batch elements of those requests.
             batch_size: Batch elements of all requests in the batch.
             reason: Why the batch was sent.
-            marks_ns: Start, inputs in place, computed, end.
+            marks_ns: Times of start, inputs in place, computed, end.
             wall_ms: Wall-clock time in ms since the epoch.
         """
         self._statistics.last_inference_ms = wall_ms
@@ -270,7 +269,7 @@ class ModelMetrics:
         notes.clear()
 
     def _add_up(self) -> None:
-        """Add what was noted to the counters."""
+        """Add the notes to the counters."""
         self._add_up_composed()
         notes = self._notes
         if not notes:
@@ -307,7 +306,7 @@ class ModelMetrics:
     def labels(self, tags: Mapping[str, str]) -> dict[str, str]:
         """Return the labels of this version's metrics: model, version, namespace, and the tags of the configuration.
 
-        Names of tags are prefixed "_". There is a namespace only where models have some.
+        Names of tags are prefixed with "_". The namespace is left out without namespaces.
         """
         statistics = self._statistics
         namespace = {"namespace": self.namespace} if self.namespace else {}

@@ -31,7 +31,7 @@ class MachineGauges:
     """Gauges of the machine. Utilisations are in 0..1.
 
     Attributes:
-        cpu_utilization: Share of all cores in use since the last look, None before the second look.
+        cpu_utilization: Share of all cores in use since the previous reading, None at the first.
         memory_total_bytes: Memory of the machine.
         memory_used_bytes: Memory in use.
         process_memory_bytes: Resident memory of the server process.
@@ -45,9 +45,9 @@ class MachineGauges:
 
 @dataclass(frozen=True, slots=True)
 class ModelSample:
-    """What a scrape sees of one model version: its metrics, its tags, how many requests wait, and its workers.
+    """One model version on the metrics page: its metrics, tags, waiting requests and workers.
 
-    Of an ensemble nothing waits but for the models of its steps: `pending` is None.
+    `pending` is None for an ensemble, whose requests wait only at the models of its steps.
     """
 
     metrics: ModelMetrics
@@ -105,11 +105,11 @@ _WORKERS: tuple[tuple[str, str, str, Callable[[WorkerState], int]], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class PageView:
-    """Which latencies the page shows, and how.
+    """The forms in which the page shows latencies.
 
     Attributes:
-        counters: Whether as sums.
-        histograms: Whether as histograms.
+        counters: Whether to show sums.
+        histograms: Whether to show histograms.
         quantiles: The quantiles of summaries, from 0 to 1; none for no summaries.
         now_ns: Monotonic time, for summaries.
     """
@@ -154,9 +154,9 @@ def render(
     Args:
         models: The model versions.
         machine: The machine, where asked for.
-        custom: The metrics that models make themselves.
+        custom: The metrics that models define themselves.
         families: The metrics of other parts of the server.
-        view: Which latencies are shown, and how; None for all but summaries.
+        view: The forms of latencies; None for all except summaries.
     """
     view = view if view is not None else PageView()
     lines: list[str] = []
@@ -243,7 +243,7 @@ def _summaries(lines: list[str], labelled: Sequence[tuple[str, ModelSample]], vi
         _head(lines, name, "summary", help_text)
         for labels, sample in shown:
             summaries = sample.metrics.summaries
-            # Hits are not in that of requests: it would not be what its name says.
+            # Requests behind a cache have no summary: it lacks the hits.
             if summaries is not None and not (name == REQUEST_SUMMARY and sample.metrics.is_cached):
                 lines.extend(summaries.lines(name, labels, view.quantiles, view.now_ns))
 

@@ -1,6 +1,6 @@
 """Summaries of latencies: quantiles of the last minute, as Prometheus shows them. Pure.
 
-Source: Prometheus' client libraries, which forget a value after a minute, a fifth of it at a time.
+A window of one minute slides in five steps, as in Prometheus' client libraries.
 """
 
 import math
@@ -12,16 +12,16 @@ from numpy.typing import NDArray
 from charonia.core.latency import LatencyHistogram, merged
 
 SLOT_NS = 12_000_000_000
-"""Values are forgotten together with all of the same so many nanoseconds."""
+"""Length of a slot; all values of a slot are forgotten together."""
 
 SLOTS = 5
-"""Slots that quantiles are made of, the one in progress included."""
+"""Slots of the window, including the one in progress."""
 
 _NS_PER_US = 1000
 
 
 class Summary:
-    """Values of the last minute, and count and sum of all.
+    """The values of the last minute, and count and sum of all.
 
     Attributes:
         count: Number of values since the model was loaded.
@@ -40,7 +40,7 @@ class Summary:
 
         Args:
             values: Durations in ns.
-            ends_ns: When each of them was over, monotonic time.
+            ends_ns: The end of each, monotonic time.
         """
         if not values.size:
             return
@@ -53,7 +53,7 @@ class Summary:
             del self._slots[slot]
 
     def quantiles(self, quantiles: Iterable[float], now_ns: int) -> list[float]:
-        """Return the quantiles of the last minute in ns, NaN where there was nothing.
+        """Return the quantiles of the last minute in ns, NaN without values.
 
         Args:
             quantiles: From 0 to 1.
@@ -73,7 +73,7 @@ SUMMARIES = {
     "nv_inference_compute_infer_summary_us": "Time that models computed, of the last minute",
     "nv_inference_compute_output_summary_us": "Time to take outputs, of the last minute",
 }
-"""What each summary is of, by the name of its family, in the order of the arguments of `Summaries.observe`."""
+"""Help text of each summary by the name of its family, in the order of the arguments of `Summaries.observe`."""
 
 CACHE_HIT = "nv_cache_hit_summary_per_model"
 CACHE_MISS = "nv_cache_miss_summary_per_model"
@@ -95,7 +95,7 @@ class Summaries:
         self._cached = {name: Summary() for name in CACHE_SUMMARIES}
 
     def observe(self, ends_ns: NDArray[np.int64], *durations: NDArray[np.int64]) -> None:
-        """Count requests: when each was over, and its durations in the order of `SUMMARIES`."""
+        """Count requests: their ends, and their durations in the order of `SUMMARIES`."""
         for summary, values in zip(self._summaries.values(), durations, strict=True):
             summary.observe(values, ends_ns)
 

@@ -1,4 +1,4 @@
-"""The regions that clients have registered, by name. Both kinds share the names."""
+"""The shared-memory regions that clients have registered, by name. Both kinds share one set of names."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,14 +10,14 @@ from charonia.server.shared_memory.system import SystemMemory
 from charonia.wire.shared_memory import CudaRegion, RegionSpan, SystemRegion
 
 REGIONS_MAX = 1024
-"""Most regions that are registered at a time."""
+"""Limit of registered regions."""
 
 NAME_LENGTH_MAX = 1024
 """Longest name of a region."""
 
 
 class Memory(Protocol):
-    """Memory of a client. Offsets and sizes are within it: the registry sees to that."""
+    """Memory of a client. The registry checks that offsets and sizes are within it."""
 
     def view(self, offset: int, byte_size: int) -> memoryview:
         """Return bytes of it, read-only."""
@@ -37,7 +37,7 @@ class _Registered:
 
 
 class _Place:
-    """Where an output goes. See `charonia.wire.shared_memory.Place`."""
+    """The destination of an output. See `charonia.wire.shared_memory.Place`."""
 
     __slots__ = ("_memory", "span")
 
@@ -50,7 +50,7 @@ class _Place:
 
 
 class RegionRegistry:
-    """What is registered. Unregistering takes the name away; the memory goes when the last request is done with it."""
+    """The registered regions. Unregistering removes the name; the memory is closed after its last request."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class RegionRegistry:
         """Make an empty registry.
 
         Args:
-            bytes_max: Most bytes that all regions have together.
+            bytes_max: Limit of the bytes of all regions together.
             open_system: Opens memory of the system; raises ServingError.
             open_cuda: Opens memory of a GPU; raises ServingError.
         """
@@ -76,7 +76,7 @@ class RegionRegistry:
         """Register a region of system shared memory.
 
         Raises:
-            ServingError: ALREADY_EXISTS for a name that is taken; UNAVAILABLE at a limit; as `SystemMemory` else.
+            ServingError: ALREADY_EXISTS for a name in use; UNAVAILABLE at a limit; otherwise as `SystemMemory`.
         """
         await self._register(region, lambda: self._open_system(region))
 
@@ -123,7 +123,7 @@ class RegionRegistry:
             raise invalid(f"the name of a shared memory region: expected 1 to {NAME_LENGTH_MAX} characters")
         async with self._lock:
             self._check_room(region)
-            # Allocating the memory of a large object takes a while.
+            # In a thread: allocating the memory of a large object takes time.
             memory = await asyncio.to_thread(open_memory)
             self._regions[region.name] = _Registered(region, memory)
 
@@ -141,7 +141,7 @@ class RegionRegistry:
         used = sum(registered.region.byte_size for registered in self._regions.values())
         if region.byte_size > self._bytes_max - used:
             raise unavailable(
-                f"shared memory region '{region.name}': {region.byte_size} bytes are more than is left of the "
+                f"shared memory region '{region.name}': {region.byte_size} bytes exceed the rest of the "
                 f"{self._bytes_max} bytes for all regions, {used} are in use",
                 hint="the limit is set by --client-shm-byte-size",
             )

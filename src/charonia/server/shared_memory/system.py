@@ -1,9 +1,9 @@
-"""A client's memory object of the system (`shm_open`): tmpfs files below one folder.
+"""A client's system shared memory (`shm_open`): tmpfs files in one folder.
 
-Reading is a view of a mapping, writing goes through the file. A mapping of a file that has become shorter, or that has
-holes where the file system is full, ends the process that touches it (SIGBUS). So the part that is registered is
-allocated when it is registered, its size is looked at before each use, and writing cannot fault at all. What remains:
-a client that cuts its object short while a model reads the input.
+Reads are views of a mapping, writes go through the file. A process that touches the mapping of a truncated file, or a
+hole when the file system is full, dies of SIGBUS. So the registered part is allocated at registration, the size of the
+file is checked before each use, and a write cannot fault at all. One risk remains: a client that truncates its object
+while a model reads the input.
 """
 
 import mmap
@@ -15,30 +15,30 @@ from charonia.core.errors import internal, invalid, unavailable, unsupported
 from charonia.wire.shared_memory import SystemRegion
 
 SHM_FOLDER = "/dev/shm"
-"""Where Linux has the memory objects."""
+"""Linux' folder of memory objects."""
 
 NAME_BYTES_MAX = 255
 
 RESERVED_PREFIXES = ("triton_python_backend_shm_region_", "sem.")
-"""Begins of names that are not a client's: memory of Python models of Triton, and semaphores."""
+"""Prefixes of names that are not a client's: memory of Triton's Python models, and semaphores."""
 
 _FLAGS = os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 
 
 class SystemMemory:
-    """A part of a memory object. It is unmapped when neither this nor a view of it is held by anybody."""
+    """A part of a memory object. It is unmapped with the last reference to this object and to its views."""
 
     def __init__(self, region: SystemRegion, folder: str = SHM_FOLDER) -> None:
         """Open and map the part.
 
         Args:
-            region: The part; a slash at the start of the object's name does not count.
-            folder: Where the objects are.
+            region: The part; a leading slash of the object's name is ignored.
+            folder: The folder of memory objects.
 
         Raises:
-            ServingError: INVALID_ARG for a name that no object can have or a part that it has not, INTERNAL when
-                there is no such object, UNAVAILABLE when its memory cannot be had, UNSUPPORTED where there are no
-                such objects.
+            ServingError: INVALID_ARG for an invalid name or a part beyond the object's end, INTERNAL when there is no
+                such object, UNAVAILABLE when its memory cannot be allocated, UNSUPPORTED on platforms without memory
+                objects.
         """
         label, key, offset, byte_size = region
         name = _checked_name(key)
@@ -56,7 +56,7 @@ class SystemMemory:
         self._end = offset + byte_size
         status = os.fstat(self._file)
         if not stat.S_ISREG(status.st_mode):
-            raise internal(f"Unable to open shared memory region: '{key}': it is no memory object")
+            raise internal(f"Unable to open shared memory region: '{key}': it is not a memory object")
         if not 0 < byte_size <= status.st_size - offset:
             raise invalid(
                 f"failed to register shared memory region '{label}': invalid args: {byte_size} bytes from offset "
@@ -68,16 +68,17 @@ class SystemMemory:
             mapping = mmap.mmap(self._file, lead + byte_size, access=mmap.ACCESS_READ, offset=offset - lead)
         except OSError as error:
             raise unavailable(
-                f"failed to register shared memory region '{label}': {byte_size} bytes cannot be had: {error.strerror}",
+                f"failed to register shared memory region '{label}': {byte_size} bytes cannot be allocated: "
+                f"{error.strerror}",
                 hint=f"is {folder} full?",
             ) from error
         self._bytes = memoryview(mapping)[lead:]
 
     def view(self, offset: int, byte_size: int) -> memoryview:
-        """Return bytes of the part, which must be within it; read-only.
+        """Return a read-only view of bytes within the part.
 
         Raises:
-            ServingError: INVALID_ARG when the object has become too short.
+            ServingError: INVALID_ARG when the object was truncated.
         """
         self._check()
         return self._bytes[offset : offset + byte_size]
@@ -86,7 +87,7 @@ class SystemMemory:
         """Copy `data` into the part, which it must fit.
 
         Raises:
-            ServingError: INVALID_ARG when the object has become too short, INTERNAL when it cannot be written.
+            ServingError: INVALID_ARG when the object was truncated, INTERNAL when it cannot be written.
         """
         self._check()
         position = self._offset + offset
@@ -102,7 +103,7 @@ class SystemMemory:
         if size < self._end:
             raise invalid(
                 f"the memory object '{self._key}' has {size} bytes now, its registered part ends at {self._end}",
-                hint="unregister the region before the object is made shorter",
+                hint="unregister the region before the object is truncated",
             )
 
 

@@ -1,1 +1,1 @@
-"""Tracing of the server: which requests are traced, and where the traces go."""
+"""Tracing: which requests are traced, and the destinations of traces."""

@@ -1,12 +1,8 @@
-"""Writes traces into files, as JSON.
+"""Writes traces into JSON files, in the format of Triton's trace files.
 
-Every file is a JSON array whenever somebody looks at it, also when the server dies or the disk is full. The traces of a
-setting with a log frequency, and those of one with a count that was reached, are in `FILE.0`, `FILE.1` and so on; all
-others in `FILE`.
-
-A trace as the entries of a trace file.
-
-Source: the format of Triton's trace files.
+Every file is a valid JSON array at any time, even after a crash of the server or with a full disk. The traces of a
+setting with a log frequency, and of a setting whose count is reached, are in `FILE.0`, `FILE.1` and so on; all others
+in `FILE`.
 """
 
 import contextlib
@@ -23,8 +19,16 @@ from charonia.core.trace import Trace, TraceLevel, TraceTree, ordered
 from charonia.server.tracing.sampling import Sampling
 from charonia.wire.trace_settings import UNLIMITED
 
+_log = logging.getLogger(__name__)
+
 ELEMENTS_MAX = 1_000_000
-"""Most elements of a tensor that are written; of a larger one these, and then "..."."""
+"""Limit of written elements of a tensor; a larger one is truncated and ends with "..."."""
+
+BUFFER_BYTES_MAX = 8 * 1024 * 1024
+"""Traces of one setting that are held in memory; beyond this, they are written early."""
+
+FILE_BYTES_MAX = 1024 * 1024 * 1024
+"""Size from which nothing more is added to `FILE`."""
 
 
 def entries(tree: TraceTree) -> bytes:
@@ -90,17 +94,8 @@ def _number(element: np.generic) -> str:
     return str(element).removesuffix(".0")
 
 
-_log = logging.getLogger(__name__)
-
-BUFFER_BYTES_MAX = 8 * 1024 * 1024
-"""Traces of one setting that are held in memory; with more they are written early."""
-
-FILE_BYTES_MAX = 1024 * 1024 * 1024
-"""Size of `FILE` from which on no more is added to it."""
-
-
 class _Buffer:
-    """Traces of one setting that are not written."""
+    """The traces of one setting that are not written yet."""
 
     __slots__ = ("count", "parts", "size")
 
@@ -149,19 +144,19 @@ class TraceFiles:
             del self._buffers[sampling]
 
     def retire(self, sampling: Sampling) -> None:
-        """Write what there is of a setting."""
+        """Write the remaining traces of a setting."""
         buffer = self._buffers.pop(sampling, None)
         if buffer is not None:
             self._save(sampling, buffer)
 
     def flush(self) -> None:
-        """Write what has no number of traces to wait for."""
+        """Write the traces of settings that wait for no number of traces."""
         for sampling, buffer in self._buffers.items():
             if not sampling.settings.log_frequency and sampling.settings.count == UNLIMITED:
                 self._save(sampling, buffer)
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write the remaining traces."""
         for sampling in list(self._buffers):
             self.retire(sampling)
         if self._file is not None:
@@ -203,7 +198,7 @@ class TraceFiles:
             _log.error("'%s' has reached %d bytes: no more traces are added to it", self._path, FILE_BYTES_MAX)
 
     def _undo(self, file: FileIO) -> None:
-        """Take back what was written in part."""
+        """Remove an incomplete write."""
         with contextlib.suppress(OSError):
             file.seek(self._end)
             if self._end:
@@ -221,7 +216,7 @@ def _write_whole(path: Path, data: bytes) -> None:
 
 
 def _write_all(file: FileIO, data: bytes) -> None:
-    """Write without a buffer, which would keep what the disk has no room for."""
+    """Write without a buffer, which would keep data that a full disk refused."""
     rest = memoryview(data)
     while rest:
         rest = rest[file.write(rest) :]

@@ -1,8 +1,8 @@
 """Exports traces to an OpenTelemetry collector over HTTP.
 
-For each request of a client there is a span `InferRequest`, in it one named like the model, and in that one `compute`;
-what ensembles and models ask of other models lies in the span of the model that asks. Events are the timestamps of
-trace files. Spans are made here, with numbers that were given when the request began, so that models could be told.
+Each request of a client has a span `InferRequest`, which contains a span with the name of the model, which contains a
+span `compute`. Requests of ensembles and models to other models are in the span of the calling model. Events are the
+timestamps of trace files. The ids of spans were assigned when the request began, so that models could propagate them.
 """
 
 import logging
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from opentelemetry.trace import SpanContext
 
 SERVICE_NAME = "triton-inference-server"
-"""`service.name` unless the command line or the environment says otherwise."""
+"""Default of `service.name`."""
 
 BATCH_SIZE = 512
-"""Most spans of an export, unless the command line or the environment says otherwise."""
+"""Default limit of spans in one export."""
 
 FLUSH_S_MAX = 3.0
-"""Time that the last spans have at shutdown."""
+"""Time limit of the last export at shutdown."""
 
 _COMPUTE = frozenset({COMPUTE_START, COMPUTE_INPUT_END, COMPUTE_OUTPUT_START, COMPUTE_END})
 
@@ -46,10 +46,10 @@ class OtelExport:
     """A `Sink` that exports spans. The SDK's queue between this and the network drops spans when it is full.
 
     Args:
-        options: Where to, and how many at once.
+        options: The collector, and the sizes of queue and exports.
 
     Raises:
-        ServingError: UNSUPPORTED where the SDK is not installed, INVALID_ARG for numbers that do not fit.
+        ServingError: UNSUPPORTED where the SDK is not installed, INVALID_ARG for inconsistent sizes.
     """
 
     def __init__(self, options: OtelOptions) -> None:
@@ -63,7 +63,7 @@ class OtelExport:
                 f"--trace-config mode=opentelemetry needs the OpenTelemetry SDK: {error}",
                 hint="pip install 'charonia[otel]'",
             ) from error
-        # As the collector's own variables go: OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME, then the command line.
+        # The command line takes precedence over OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME.
         named = Resource.create({})
         if str(named.attributes.get(SERVICE_NAME_KEY, "")).startswith("unknown_service"):
             named = named.merge(Resource({SERVICE_NAME_KEY: SERVICE_NAME}))
@@ -79,7 +79,7 @@ class OtelExport:
                 schedule_delay_millis=options.delay_ms,
                 max_export_batch_size=batch_size,
             )
-        except ValueError as error:  # what the environment says does not fit
+        except ValueError as error:  # settings of the environment are inconsistent
             raise invalid(f"--trace-config opentelemetry, OTEL_BSP_*: {error}") from error
 
     def write(self, sampling: Sampling, tree: TraceTree, is_complete: bool) -> None:
@@ -95,11 +95,11 @@ class OtelExport:
         """Do nothing: spans leave by themselves."""
 
     def close(self) -> None:
-        """Send what is left."""
-        # The SDK prints what it could not send at shutdown for want of a collector; once is enough.
+        """Send the remaining spans."""
+        # At shutdown the SDK would log once more that the collector cannot be reached.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
         giving_up = threading.Timer(FLUSH_S_MAX, self._exporter.shutdown)  # ends its waits between attempts
-        giving_up.start()
+        giving_up.start()  # so that shutdown does not wait for a collector that is down
         self._processor.shutdown()  # type: ignore[no-untyped-call]
         giving_up.cancel()
         giving_up.join()

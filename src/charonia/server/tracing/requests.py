@@ -1,4 +1,4 @@
-"""Where front ends begin traces and note what they do; and the settings of tracing as they offer them."""
+"""Tracing as front ends see it: its settings, and the trace of a request with the events of the front end."""
 
 import time
 from collections.abc import Callable
@@ -28,12 +28,12 @@ class Tracing(Protocol):
 
     @property
     def can_trace(self) -> bool:
-        """Whether requests may ever be traced: there is somewhere to put traces."""
+        """Whether requests may ever be traced: traces have a destination."""
         ...
 
     @property
     def sampler(self) -> Sampler | None:
-        """What picks requests, None while none is ever picked."""
+        """The sampler, None while it would pick no request."""
         ...
 
     def settings(self, model: str = "") -> dict[str, list[str]]:
@@ -44,13 +44,13 @@ class Tracing(Protocol):
         """Change the settings of a model, or with "" of the server.
 
         Raises:
-            ServingError: INVALID_ARG for settings under which nothing could be traced although they ask for it.
+            ServingError: INVALID_ARG for settings that enable tracing without a rate or a destination.
         """
         ...
 
 
 class EventNames(NamedTuple):
-    """What a front end calls its events."""
+    """The names of a front end's events."""
 
     receive_start: str
     receive_end: str
@@ -59,7 +59,7 @@ class EventNames(NamedTuple):
 
 
 NO_TRACING = "tracing is not offered by this server"
-"""What is said where tracing is not offered."""
+"""The error where tracing is not offered."""
 
 
 def begin(

@@ -7,16 +7,16 @@ from charonia.wire.trace_settings import TraceSettings
 
 
 class Sampling:
-    """One setting and what was picked under it. A change of the setting is a new one.
+    """The sampling under one setting. A changed setting gets a new object.
 
     Args:
-        settings: What to pick.
-        allows_remote: Whether a request that comes with a trace of its sender is traced whatever rate and count say.
+        settings: The setting.
+        allows_remote: Whether a request with a trace of its sender is traced regardless of rate and count.
 
     Attributes:
-        settings: What to pick.
-        count_left: Traces that may still begin, -1 for no end.
-        is_retired: Whether a new setting has taken its place, and its traces until then were written.
+        settings: The setting.
+        count_left: Traces that may still begin, -1 for no limit.
+        is_retired: Whether a new setting has replaced this one, and its traces until then were written.
         open: Traces that have begun and are not written.
         collected: Traces that were handed over to be written.
     """
@@ -34,7 +34,7 @@ class Sampling:
 
     @property
     def is_active(self) -> bool:
-        """Whether it may ever pick a request."""
+        """Whether it can still pick a request."""
         settings = self.settings
         if settings.level == TraceLevel.OFF:
             return False
@@ -65,8 +65,8 @@ class RequestSampler:
     Args:
         server: The setting of models without their own.
         models: Settings by model.
-        ids: Where numbers come from.
-        done: Gets a tree that is over, and the setting under which it began.
+        ids: Generates the ids of traces and spans.
+        done: Takes a finished tree, and the setting under which it began.
     """
 
     def __init__(

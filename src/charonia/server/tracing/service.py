@@ -1,4 +1,4 @@
-"""Tracing as the server and its front ends see it: settings in force, and the sampler that follows from them."""
+"""The tracing service of a server: the current settings, the sampler that follows from them, and the writer."""
 
 import asyncio
 import itertools
@@ -15,7 +15,7 @@ from charonia.wire.trace_settings import Change, SettingsTable, TraceSettings, l
 
 
 class _Ids:
-    """Numbers of traces, and of their spans where they become spans."""
+    """Generates ids of traces, and of spans where traces are exported as spans."""
 
     def __init__(self, *, has_spans: bool) -> None:
         self._numbers = itertools.count(1)
@@ -29,16 +29,16 @@ class _Ids:
 
 
 class TracingService:
-    """Tracing of a server. Everything but `aclose` runs on the event loop's thread and never waits.
+    """Tracing of a server. Everything except `aclose` runs on the event loop's thread and never blocks.
 
     Args:
-        options: What the command line says.
+        options: The server's options.
 
     Attributes:
-        sampler: Picks the requests to trace; None while none is ever picked.
+        sampler: Picks the requests to trace; None while it would pick none.
 
     Raises:
-        ServingError: The options ask for what cannot be had.
+        ServingError: The options are invalid, or need a package that is not installed.
     """
 
     def __init__(self, options: TraceOptions) -> None:
@@ -58,12 +58,12 @@ class TracingService:
 
     @property
     def can_trace(self) -> bool:
-        """Whether requests may ever be traced: there is somewhere to put traces."""
+        """Whether requests may ever be traced: traces have a destination."""
         return self._writer is not None
 
     @property
     def dropped(self) -> int:
-        """Traces that were dropped because they could not be written as fast as they were made."""
+        """Traces that were dropped because the writer could not keep up."""
         return self._writer.dropped if self._writer is not None else 0
 
     def settings(self, model: str = "") -> dict[str, list[str]]:
@@ -88,7 +88,7 @@ class TracingService:
         """Change the settings of a model, or with "" of the server.
 
         Raises:
-            ServingError: INVALID_ARG for settings under which nothing could be traced although they ask for it.
+            ServingError: INVALID_ARG for settings that enable tracing without a rate or a destination.
         """
         if not change:
             return
@@ -97,11 +97,11 @@ class TracingService:
         for settings in (table.of_server(), *(table.of_model(name) for name in table.models)):
             self._check(settings)
         self._table = table
-        # As each setting counts its own requests, those that follow another one begin anew with it.
+        # Each setting counts its own requests, so settings that follow the server's start again with it.
         self._follow(renewed={model} if model else {"", *table.models})
 
     async def aclose(self) -> None:
-        """Write what is left, for a limited time."""
+        """Write the remaining traces, for a limited time."""
         self.sampler = None
         if self._writer is not None:
             await asyncio.to_thread(self._writer.close)
@@ -120,7 +120,7 @@ class TracingService:
             )
 
     def _follow(self, renewed: set[str]) -> None:
-        """Make the samplings fit the settings."""
+        """Update the samplings after a change of the settings."""
         for name in list(self._samplings):
             if name and name not in self._table.models:
                 self._retire(self._samplings.pop(name))
@@ -138,7 +138,7 @@ class TracingService:
             self._writer.retire(sampling)
 
     def _refresh(self) -> None:
-        """Have a sampler only while some request may be picked."""
+        """Set the sampler, or None while it could pick no request."""
         if not self.can_trace or not any(sampling.is_active for sampling in self._samplings.values()):
             self.sampler = None
         else:

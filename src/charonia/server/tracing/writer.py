@@ -1,4 +1,4 @@
-"""Hands finished traces to a thread, so that neither disk nor network ever holds up the event loop."""
+"""Hands finished traces to a thread, so that neither disk nor network ever blocks the event loop."""
 
 import logging
 import queue
@@ -18,17 +18,17 @@ QUEUE_MAX = 4096
 """Finished traces that wait to be written; more are dropped."""
 
 QUEUE_TENSOR_BYTES_MAX = 256 * 1024 * 1024
-"""Size of the tensors of traces that wait to be written; traces that would go beyond are dropped."""
+"""Size of the tensors of traces that wait to be written; traces that would exceed it are dropped."""
 
 FLUSH_S = 1.0
-"""How often what was collected so far is written."""
+"""Interval between two flushes."""
 
 CLOSE_S_MAX = 10.0
-"""Time that the last traces have to be written at shutdown."""
+"""Time limit to write the last traces at shutdown."""
 
 
 class Sink(Protocol):
-    """Where traces go. All of it is called in one thread."""
+    """The destination of traces. All methods are called in one thread."""
 
     def write(self, sampling: Sampling, tree: TraceTree, is_complete: bool) -> None:
         """Take a trace.
@@ -41,15 +41,15 @@ class Sink(Protocol):
         ...
 
     def retire(self, sampling: Sampling) -> None:
-        """A setting is not in use any more; traces that have begun under it may follow."""
+        """Finish a setting that is no longer in use; traces that have begun under it may follow."""
         ...
 
     def flush(self) -> None:
-        """Write what was collected so far and waits for no more."""
+        """Write the collected traces that wait for no more."""
         ...
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write the remaining traces."""
         ...
 
 
@@ -57,7 +57,7 @@ class TraceWriter:
     """The queue and the thread.
 
     Args:
-        sink: Where traces go.
+        sink: The destination of traces.
 
     Attributes:
         dropped: Traces that were dropped because too many waited.
@@ -73,7 +73,7 @@ class TraceWriter:
         self._thread.start()
 
     def put(self, sampling: Sampling, tree: TraceTree) -> None:
-        """Take a finished trace; at once, whatever becomes of it."""
+        """Queue a finished trace, or drop it at a limit; never blocks."""
         size = sum(_size(tensor) for trace in tree.traces for _, tensor in trace.tensors)
         with self._lock:
             has_room = self._waiting_bytes + size <= QUEUE_TENSOR_BYTES_MAX
@@ -89,15 +89,15 @@ class TraceWriter:
             self._drop()
 
     def retire(self, sampling: Sampling) -> None:
-        """Take note that a setting is not in use any more."""
+        """Queue the end of a setting that is no longer in use."""
         try:
             self._queue.put_nowait((sampling, None, False, 0))
         except queue.Full:
             sampling.is_retired = True
-            _log.warning("traces wait to be written: the file of the settings before is complete at shutdown only")
+            _log.warning("traces wait to be written: the file of the former settings is complete only at shutdown")
 
     def close(self) -> None:
-        """Write what waits and end; to be called in a thread of its own. Gives up after `CLOSE_S_MAX`."""
+        """Write the queued traces and end; gives up after `CLOSE_S_MAX`. It blocks: call it in a thread."""
         try:
             self._queue.put(None, timeout=CLOSE_S_MAX)
         except queue.Full:
@@ -110,7 +110,7 @@ class TraceWriter:
     def _drop(self) -> None:
         self.dropped += 1
         if self.dropped & (self.dropped - 1) == 0:  # the 1st, 2nd, 4th, 8th and so on
-            _log.warning("%d traces were dropped: they are made faster than they can be written", self.dropped)
+            _log.warning("%d traces were dropped: the writer cannot keep up", self.dropped)
 
     def _forget(self, size: int) -> None:
         with self._lock:
@@ -120,7 +120,7 @@ class TraceWriter:
         flush_at_s = time.monotonic() + FLUSH_S
         while True:
             left_s = flush_at_s - time.monotonic()
-            if left_s <= 0:  # whether or not traces go on coming
+            if left_s <= 0:  # also while further traces arrive
                 self._guarded(self._sink.flush)
                 flush_at_s = time.monotonic() + FLUSH_S
                 continue
@@ -133,7 +133,7 @@ class TraceWriter:
                 return
             sampling, tree, is_complete, size = item
             if tree is None:
-                sampling.is_retired = True  # not before: what waited until now still belongs together
+                sampling.is_retired = True  # not earlier: the traces in the queue before this belong to the same file
                 self._guarded(self._sink.retire, sampling)
             else:
                 self._guarded(self._sink.write, sampling, tree, is_complete)

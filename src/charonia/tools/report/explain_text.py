@@ -13,7 +13,7 @@ _REASONS = {
     "full": "no more fitted in",
     "preferred": "a preferred size was reached",
     "delay": "the queue delay was over",
-    "queue_empty": "nobody else waited",
+    "queue_empty": "no other request waited",
     "shape": "the next request had another shape",
     "strategy": "the model's own strategy said so",
 }

@@ -144,7 +144,7 @@ def test_what_was_made_for_a_model_that_fails_is_removed(place: Place) -> None:
         ("broken", "raise OSError('x')", "OSError: x"),
         ("empty", "", "has no attribute 'RepositoryAgent'"),
         ("idle", "class RepositoryAgent:\n    def __init__(self, parameters): pass", "has none of the methods on_load"),
-        ("lost", REPLACING.replace("return folder", "return '/none'"), "'/none' in the place"),
+        ("lost", REPLACING.replace("return folder", "return '/none'"), "/none', which is not a folder"),
     ],
 )
 def test_an_agent_that_cannot_be_used_is_named(place: Place, name: str, text: str, reason: str) -> None:

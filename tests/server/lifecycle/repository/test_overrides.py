@@ -60,7 +60,7 @@ def test_a_path_that_is_no_files_is_refused(temporary: Path, path: str) -> None:
 
 
 def test_one_path_in_two_spellings_and_a_file_that_is_also_a_folder_are_refused() -> None:
-    with pytest.raises(ServingError, match="is there twice"):
+    with pytest.raises(ServingError, match="is given twice"):
         write_override({"1/model.onnx": b"", "./1//model.onnx": b""})
     with pytest.raises(ServingError, match="'1' is a file, too"):
         write_override({"1": b"", "1/model.onnx": b""})

@@ -1,9 +1,8 @@
-"""Repository agents: Python hooks that see a model before it is loaded and after it was unloaded.
+"""Repository agents: Python hooks before and after a model is loaded and unloaded.
 
 An agent is a file `<name>/agent.py` in `--repoagent-directory` with a class `RepositoryAgent`, or one of `BUILT_IN`.
-A model's configuration names its agents, in order. Hooks run in threads and may block.
-
-The built-in repository agent `checksum`: refuses a model whose files are not those that its configuration names.
+A model's configuration names its agents, in order. Hooks run in threads and may block. The built-in agent `checksum`
+refuses a model whose files do not match the digests in its configuration.
 """
 
 import hashlib
@@ -20,11 +19,13 @@ from charonia.config.model import ModelConfig
 from charonia.core.errors import ServingError, invalid, unsupported
 from charonia.server.lifecycle.repository.scan import ModelFolder
 
+_log = logging.getLogger(__name__)
+
 ALGORITHMS = ("md5", "sha1", "sha256", "sha384", "sha512")
 
 
 class Checked(Protocol):
-    """What is looked at of a model."""
+    """The part of a model that the agent `checksum` reads."""
 
     @property
     def name(self) -> str:
@@ -33,7 +34,7 @@ class Checked(Protocol):
 
     @property
     def folder(self) -> object:
-        """Where its files are."""
+        """The folder of its files."""
         ...
 
 
@@ -48,10 +49,10 @@ class ChecksumAgent:
         self._expected = [(*_parsed(key), digest) for key, digest in parameters.items()]
 
     def on_load(self, model: Checked) -> None:
-        """Compare.
+        """Compare the files with their digests.
 
         Raises:
-            ServingError: INVALID_ARG for a file that is not there or has another digest.
+            ServingError: INVALID_ARG for a file that does not exist or has another digest.
         """
         for algorithm, path, expected in self._expected:
             subject = f"checksum of '{path}' in model '{model.name}'"
@@ -79,8 +80,6 @@ def _parsed(key: str) -> tuple[str, str]:
     return algorithm.lower(), path
 
 
-_log = logging.getLogger(__name__)
-
 AGENT_FILE = "agent.py"
 AGENT_CLASS = "RepositoryAgent"
 
@@ -88,18 +87,18 @@ HOOKS = ("on_load", "on_load_complete", "on_load_fail", "on_unload", "on_unload_
 """Methods of an agent, each with an `AgentModel`. One that is missing does nothing."""
 
 BUILT_IN: Mapping[str, Callable[[dict[str, str]], object]] = {"checksum": ChecksumAgent}
-"""What makes an agent from its parameters, by name."""
+"""Makes an agent from its parameters, by name."""
 
 FOLDER_PREFIX = "charonia-agent-"
 
 
 class AgentModel:
-    """What an agent is told of a model.
+    """A model as an agent sees it.
 
     Attributes:
         name: Name of the model.
-        folder: Where its files are; what an agent before this one has put in its place.
-        config: Its configuration as it is written, in the form of the protocol's JSON.
+        folder: The folder of its files, which a previous agent may have replaced.
+        config: Its configuration as written, in the form of the protocol's JSON.
     """
 
     def __init__(self, name: str, folder: Path, config: dict[str, Any]) -> None:
@@ -109,9 +108,9 @@ class AgentModel:
         self._made: list[Path] = []
 
     def make_folder(self) -> Path:
-        """Return a new private folder, for an agent that puts other files in the model's place.
+        """Return a new private folder, for an agent that replaces the model's files.
 
-        It is removed when the model is unloaded, or is not loaded after all.
+        It is removed when the model is unloaded or its load fails.
         """
         top = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
         self._made.append(top)
@@ -120,7 +119,7 @@ class AgentModel:
         return folder
 
     def remove_folders(self) -> None:
-        """Remove what `make_folder` has made."""
+        """Remove the folders that `make_folder` has made."""
         while self._made:
             shutil.rmtree(self._made.pop(), ignore_errors=True)
 
@@ -130,7 +129,7 @@ class AgentRun:
 
     Args:
         agents: Name and agent, in the order of the configuration.
-        model: What they are told.
+        model: The model that they see.
     """
 
     def __init__(self, agents: Sequence[tuple[str, object]], model: AgentModel) -> None:
@@ -139,17 +138,17 @@ class AgentRun:
         self._told: list[tuple[str, object]] = []
 
     def load(self) -> Path:
-        """Tell the agents that the model is to be loaded and return where its files are.
+        """Call `on_load` of the agents and return the folder of the model's files.
 
         Raises:
-            ServingError: INVALID_ARG: an agent refused. Those before it were told that the load has failed.
+            ServingError: INVALID_ARG: an agent refused. `on_load_fail` of the agents before it was called.
         """
         for name, agent in self._agents:
             try:
                 replaced = _call(agent, "on_load", self._model)
                 if replaced is not None:
                     self._model.folder = _folder(name, replaced)
-            except Exception as error:  # whatever an agent raises is the reason why the model is not loaded
+            except Exception as error:  # any exception of an agent is a reason not to load the model
                 self.fail()
                 if isinstance(error, ServingError):
                     raise
@@ -160,20 +159,20 @@ class AgentRun:
         return self._model.folder
 
     def complete(self) -> None:
-        """Tell that the model is loaded, in reverse order."""
+        """Call `on_load_complete`, in reverse order."""
         self._tell("on_load_complete", reversed(self._told))
 
     def fail(self) -> None:
-        """Tell that it could not be loaded, in reverse order, and remove what was made for it."""
+        """Call `on_load_fail`, in reverse order, and remove the model's private folders."""
         self._tell("on_load_fail", reversed(self._told))
         self._model.remove_folders()
 
     def unload(self) -> None:
-        """Tell that it is about to be unloaded."""
+        """Call `on_unload`: the model is about to be unloaded."""
         self._tell("on_unload", self._told)
 
     def unloaded(self) -> None:
-        """Tell that it is unloaded, in reverse order, and remove what was made for it."""
+        """Call `on_unload_complete`, in reverse order, and remove the model's private folders."""
         self._tell("on_unload_complete", reversed(self._told))
         self._model.remove_folders()
 
@@ -181,7 +180,7 @@ class AgentRun:
         for name, agent in agents:
             try:
                 _call(agent, hook, self._model)
-            except Exception:  # what has happened has happened: an agent cannot stop it any more
+            except Exception:  # it is too late for an agent to refuse
                 _log.exception("repository agent '%s' of model '%s': %s failed", name, self._model.name, hook)
 
 
@@ -194,7 +193,7 @@ def prepare_agents(folder: ModelFolder, config: ModelConfig, directory: Path | N
         directory: Folder of agents, None for the built-in ones only.
 
     Raises:
-        ServingError: INVALID_ARG for an agent that is not there or cannot be made.
+        ServingError: INVALID_ARG for an agent that does not exist or cannot be made.
     """
     section = config.model_repository_agents
     if section is None or not section.agents:
@@ -225,7 +224,7 @@ def _make(name: str, parameters: dict[str, str], model: str, directory: Path | N
         agent: object = getattr(module, AGENT_CLASS)(parameters)
     except ServingError:
         raise
-    except Exception as error:  # somebody else's code
+    except Exception as error:  # foreign code
         raise invalid(f"{subject} cannot be made from '{path}': {type(error).__name__}: {error}") from error
     if not any(hasattr(agent, hook) for hook in HOOKS):
         raise invalid(f"{subject}: {AGENT_CLASS} in '{path}' has none of the methods {', '.join(HOOKS)}")
@@ -240,5 +239,5 @@ def _call(agent: object, hook: str, model: AgentModel) -> object:
 def _folder(name: str, replaced: object) -> Path:
     path = Path(str(replaced)).absolute()
     if not path.is_dir():
-        raise invalid(f"repository agent '{name}' put '{path}' in the place of the model's folder, which is no folder")
+        raise invalid(f"repository agent '{name}' replaced the model's folder with '{path}', which is not a folder")
     return path

@@ -1,4 +1,4 @@
-"""A value that is the same wherever a model version has the same files with the same content."""
+"""A digest of the content of a model version: equal on all servers that have the same files."""
 
 import os
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from charonia.server.lifecycle.repository.scan import ModelFolder
 
 
 def content_digest(folder: ModelFolder, version: int) -> bytes:
-    """Return a digest of what lies in a model's folder, without its other versions. Blocks on the disk.
+    """Return a digest of the files in a model's folder, without its other versions. Blocks on the disk.
 
     Raises:
         ServingError: INVALID_ARG when a file cannot be read.

@@ -1,10 +1,6 @@
-"""Data files in a model's folder that its configuration names.
+"""Reads the files in a model's folder that its configuration names: class labels, warm-up data, initial states.
 
-The files that states of sequences start from.
-
-The data files of warm-up samples.
-
-Class labels of outputs, from the files that a configuration names.
+Symbolic links are followed, because model stores are full of them; a name that leaves the folder is refused.
 """
 
 from pathlib import PurePosixPath
@@ -15,6 +11,15 @@ from charonia.server.lifecycle.repository.scan import ModelFolder
 
 LABEL_BYTES_MAX = 64 * 1024 * 1024
 """Largest label file."""
+
+FILE_BYTES_MAX = 2**30
+"""Largest file of one tensor."""
+
+WARMUP_FOLDER = "warmup"
+"""Folder of a model that has the data files of warm-up samples."""
+
+STATE_FOLDER = "initial_state"
+"""Folder of a model that has the data files of initial states."""
 
 ESCAPES = "must stay within model directory"
 
@@ -37,7 +42,6 @@ def _read(folder: ModelFolder, output: str, filename: str) -> tuple[str, ...]:
     relative = PurePosixPath(filename)
     if relative.is_absolute() or ".." in relative.parts or "\0" in filename:
         raise invalid(f"{subject} {ESCAPES}")
-    # A symbolic link is followed: whoever made it in the folder may point it anywhere. Model stores are full of them.
     try:
         with (folder.path / relative).open("rb") as file:
             content = file.read(LABEL_BYTES_MAX + 1)
@@ -55,10 +59,6 @@ def _read(folder: ModelFolder, output: str, filename: str) -> tuple[str, ...]:
     return tuple(line.removesuffix("\r") for line in lines)
 
 
-FILE_BYTES_MAX = 2**30
-"""Largest file of one tensor."""
-
-
 def read_data_file(folder: ModelFolder, place: str, filename: str, path: str) -> bytes:
     """Return the content of a file. Blocks on the disk.
 
@@ -74,7 +74,6 @@ def read_data_file(folder: ModelFolder, place: str, filename: str, path: str) ->
     relative = PurePosixPath(filename)
     if not filename or relative.is_absolute() or ".." in relative.parts or "\0" in filename:
         raise invalid(f"{path}: must stay within the model's folder '{place}', got '{filename}'")
-    # A symbolic link is followed, as for label files.
     file = folder.path / place / relative
     try:
         with file.open("rb") as opened:
@@ -84,10 +83,6 @@ def read_data_file(folder: ModelFolder, place: str, filename: str, path: str) ->
     if len(content) > FILE_BYTES_MAX:
         raise invalid(f"{path}: {file}: expected at most {FILE_BYTES_MAX} bytes, got more")
     return content
-
-
-WARMUP_FOLDER = "warmup"
-"""Folder of a model that holds them."""
 
 
 def read_warmup_files(folder: ModelFolder, config: ModelConfig) -> dict[str, bytes]:
@@ -104,10 +99,6 @@ def read_warmup_files(folder: ModelFolder, config: ModelConfig) -> dict[str, byt
                 path = f"model_warmup[{index}].inputs[{name}].input_data_file"
                 contents[given.input_data_file] = read_data_file(folder, WARMUP_FOLDER, given.input_data_file, path)
     return contents
-
-
-STATE_FOLDER = "initial_state"
-"""Folder of a model that holds them."""
 
 
 def read_state_files(folder: ModelFolder, config: ModelConfig) -> dict[str, bytes]:

@@ -1,10 +1,10 @@
-"""A value that tells whether anything in a model's folder has changed.
+"""A fingerprint of a model's folder, which changes when anything in the folder changes.
 
 It covers the names of all folders and the names, sizes, modification and change times of all files below a model's
-folder. A file that took another's place with its modification time (`cp -p`, `rsync -t`) has a change time of its own,
-and so has one that may be read again. The times of folders are left out: they change when something drops a temporary
-file, and a change that matters shows up in the names. So are hidden entries and `__pycache__`, which importing a Python
-model writes into its folder.
+folder. The change time catches a file that replaces another with the same modification time (`cp -p`, `rsync -t`), and
+one whose permissions changed. The times of folders do not count: a temporary file changes them, and a change that
+matters shows in the names. Hidden entries and `__pycache__`, which the import of a Python model creates, do not count
+either.
 """
 
 import os
@@ -15,22 +15,22 @@ from itertools import islice
 from pathlib import Path
 
 Fingerprint = str
-"""Hexadecimal digest of what a model's folder holds."""
+"""Hexadecimal digest of the names, sizes and times in a model's folder."""
 
 DEPTH_MAX = 32
-"""Folders below one another that a fingerprint covers."""
+"""Levels of nested folders that a fingerprint covers."""
 
 ENTRIES_MAX = 100_000
-"""Files and folders that a fingerprint covers: links that fan out must not make a look endless."""
+"""Files and folders that a fingerprint covers: fanned-out links must not make a scan endless."""
 
 NOT_CONTENT = frozenset({"__pycache__"})
 
 
 def fingerprint(folder: Path) -> Fingerprint:
-    """Return a digest of names, sizes and times of what lies in the folder. Blocks on the disk.
+    """Return a digest of the names, sizes and times in the folder. Blocks on the disk.
 
-    Symbolic links are followed, except to folders that the path already goes through. What cannot be read or disappears
-    meanwhile counts as unreadable, so that this never raises: the model's load will tell.
+    Symbolic links are followed, except to folders that the path already goes through. An entry that cannot be read or
+    disappears meanwhile counts as unreadable. This never raises: the load of the model reports the error.
     """
     digest = blake2b(digest_size=16)
     for path, size, mtime_ns, ctime_ns in sorted(islice(_content(str(folder), "", ()), ENTRIES_MAX)):

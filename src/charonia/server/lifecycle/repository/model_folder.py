@@ -1,8 +1,6 @@
-"""What a model's folder says: its configuration file and the files of a version.
+"""A model's folder: its configuration file, its versions, the version policy, and hints for a folder that lacks them.
 
-What may be wrong with a model's folder that lacks a version or a configuration: looks at the disk, for hints.
-
-Versions of a model: the folders with a number for a name, and the choice that the version policy makes.
+A version is a folder with a number as its name.
 """
 
 import os
@@ -24,11 +22,36 @@ DEFAULT_POLICY = VersionPolicy(latest=Latest(1))
 VERSION_NAME = re.compile(r"[1-9][0-9]{0,18}", re.ASCII)
 """Names of folders that are versions."""
 
+MODELS_LISTED_MAX = 10
+"""Models that a hint lists, of a repository that was mistaken for a model."""
+
+CONFIG_BYTES_MAX = 16 * 1024 * 1024
+"""A configuration is text written by hand or by a tool; a larger file is something else."""
+
+VARIANTS_FOLDER = "configs"
+"""Folder of a model with configuration variants (`--model-config-name`)."""
+
+_LIKE_A_VERSION = re.compile(r"(?:v|version)?[-_. ]?0*([1-9][0-9]{0,18})(?:\.0+)*", re.ASCII | re.IGNORECASE)
+_LIKE_CONFIG = frozenset(
+    {
+        "config.json",
+        "config.pb",
+        "config.pb.txt",
+        "config.pbtext",
+        "config.pbtx",
+        "config.pbtxt.txt",
+        "config.prototxt",
+        "config.txt",
+        "model.pbtxt",
+    }
+)
+_SUFFIXES = frozenset(entry.suffix for entry in FORMATS)
+
 
 def versions(folder: ModelFolder) -> tuple[int, ...]:
     """Return the version numbers in the model's folder, ascending. Blocks on the disk.
 
-    Folders with another name, with a leading zero, and version 0 are none.
+    Folders with other names, with a leading zero, and version 0 are not versions.
 
     Raises:
         ServingError: INVALID_ARG when the folder cannot be read.
@@ -42,7 +65,7 @@ def versions(folder: ModelFolder) -> tuple[int, ...]:
 
 
 def unreadable(folder: ModelFolder, error: OSError) -> ServingError:
-    """Return the error for a model folder that is gone or cannot be read."""
+    """Return the error for a model folder that does not exist or cannot be read."""
     reason = (error.strerror or str(error)).lower()
     return invalid(f"failed to load '{folder.name}', failed to poll from model repository: {folder.path}: {reason}")
 
@@ -52,11 +75,11 @@ def select(policy: VersionPolicy | None, available: Sequence[int], *, model_name
 
     Args:
         policy: None for the default, the highest version.
-        available: Versions that there are.
+        available: The existing versions.
         model_name: For the error.
 
     Raises:
-        ServingError: INVALID_ARG when it serves none of them.
+        ServingError: INVALID_ARG when it selects none of them.
     """
     policy = policy or DEFAULT_POLICY
     ascending = tuple(sorted(set(available)))
@@ -82,28 +105,8 @@ def none_selected(model_name: str, available: Sequence[int], *, hint: str) -> Se
     )
 
 
-MODELS_LISTED_MAX = 10
-"""Models of a repository that is taken for a model, in a hint."""
-
-_LIKE_A_VERSION = re.compile(r"(?:v|version)?[-_. ]?0*([1-9][0-9]{0,18})(?:\.0+)*", re.ASCII | re.IGNORECASE)
-_LIKE_CONFIG = frozenset(
-    {
-        "config.json",
-        "config.pb",
-        "config.pb.txt",
-        "config.pbtext",
-        "config.pbtx",
-        "config.pbtxt.txt",
-        "config.prototxt",
-        "config.txt",
-        "model.pbtxt",
-    }
-)
-_SUFFIXES = frozenset(entry.suffix for entry in FORMATS)
-
-
 def version_hint(folder: ModelFolder) -> str:
-    """Return what to do about a model without a version. Blocks on the disk."""
+    """Return the hint for a model without a version. Blocks on the disk."""
     name = folder.name
     if name.isdecimal():
         return f"if '{name}' is a version itself, the repository is one folder further up; else it needs one, {name}/1"
@@ -123,7 +126,7 @@ def version_hint(folder: ModelFolder) -> str:
 
 
 def mistaken_config(folder: ModelFolder, version: int) -> str:
-    """Return the file of a model without config.pbtxt that may be meant to be it, "" for none. Blocks on the disk."""
+    """Return the file that is probably meant as the missing config.pbtxt, "" for none. Blocks on the disk."""
     if (folder.path / str(version) / CONFIG_FILE).is_file():
         return f"{version}/{CONFIG_FILE}"
     try:
@@ -134,7 +137,7 @@ def mistaken_config(folder: ModelFolder, version: int) -> str:
 
 
 def _instead_of_version(name: str, entry: Path) -> str:
-    """Return what to do about an entry of a model's folder that may be meant as a version, or lies beside it."""
+    """Return the hint for an entry of a model's folder that is probably meant as a version or belongs into one."""
     if VERSION_NAME.fullmatch(entry.name):
         if entry.is_symlink() and not entry.exists():
             return f"{name}/{entry.name} is a link to '{os.readlink(entry)}', which is not there"
@@ -156,15 +159,8 @@ def _has_version(folder: Path) -> bool:
         return False
 
 
-CONFIG_BYTES_MAX = 16 * 1024 * 1024
-"""A configuration is text that somebody wrote; anything larger is another file."""
-
-VARIANTS_FOLDER = "configs"
-"""Folder of a model with configuration variants (`--model-config-name`)."""
-
-
 def read_config(folder: ModelFolder, *, config_name: str = "") -> tuple[ModelConfig | None, Path | None]:
-    """Return the model's configuration as it is written and the file it is from. Blocks on the disk.
+    """Return the model's configuration as written and its file. Blocks on the disk.
 
     Args:
         folder: The model's folder.
@@ -191,10 +187,10 @@ def read_config(folder: ModelFolder, *, config_name: str = "") -> tuple[ModelCon
 
 
 def check_name(folder: ModelFolder, config: ModelConfig) -> None:
-    """Check that a configuration's name, where it has one, is its folder's.
+    """Check that a configuration has the name of its folder, or none.
 
     Raises:
-        ServingError: INVALID_ARG when it is not.
+        ServingError: INVALID_ARG when the names differ.
     """
     if config.name and config.name != folder.name:
         raise invalid(

@@ -1,7 +1,7 @@
 """Model folders made from the files of a load request.
 
-They lie in a folder of the system's temporary files that only this user can enter. The paths come from clients: they
-are checked before the first byte is written, and files are only ever created, never opened where something is already.
+They are temporary folders that only this user can enter. The paths come from clients: they are checked before the first
+byte is written, and files are only created, never opened where one already exists.
 """
 
 import os
@@ -26,8 +26,8 @@ def write_override(files: Mapping[str, bytes]) -> Path:
         files: Content by path relative to the model's folder, with "/" between names.
 
     Raises:
-        ServingError: INVALID_ARG for a path or an amount that is not accepted, INTERNAL when writing fails. Nothing is
-            left behind then.
+        ServingError: INVALID_ARG for a path that is not accepted or for too many or too large files, INTERNAL when
+            writing fails. Nothing is left behind.
     """
     contents = _checked(files)
     try:
@@ -50,7 +50,7 @@ def remove_override(folder: Path) -> None:
     """Remove a folder that `write_override` made. Blocks on the disk.
 
     Raises:
-        ServingError: INTERNAL when it is not such a folder; whatever cannot be removed is left without an error.
+        ServingError: INTERNAL when it is not such a folder. A file that cannot be removed stays, without an error.
     """
     if not folder.name.startswith(FOLDER_PREFIX):
         raise internal(f"'{folder}' is not a folder of model overrides")
@@ -67,7 +67,7 @@ def _checked(files: Mapping[str, bytes]) -> dict[PurePosixPath, bytes]:
     for path, content in files.items():
         relative = _inside(path)
         if relative in contents:
-            raise invalid(f"model override file '{path}' is there twice")
+            raise invalid(f"model override file '{path}' is given twice")
         contents[relative] = content
     for relative in contents:
         for parent in relative.parents:

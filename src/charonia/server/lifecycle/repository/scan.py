@@ -1,8 +1,8 @@
-"""What lies in the model repositories: one look at the disk.
+"""A scan of the model repositories: which model folders are on the disk.
 
 A repository is a folder of model folders. Hidden entries (`.git`, `..data` of a mounted Kubernetes volume) and plain
-files beside the models are not models. A name that two repositories offer is ambiguous, and then belongs to neither;
-with namespaces a model is told apart by repository and name, and nothing is ambiguous here.
+files beside the models are not models. A name that two repositories have is ambiguous, and means neither model; with
+namespaces the repository is part of a model's key, and nothing is ambiguous.
 """
 
 import errno
@@ -23,16 +23,16 @@ _MODEL_SUFFIXES = frozenset(entry.suffix for entry in FORMATS) - {".py"}  # scri
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """A model's folder as it was when it was looked at.
+    """A model's folder at the time of a scan.
 
     Attributes:
         name: Name of the model: the folder's.
-        repository: The repository that it lies in.
+        repository: The repository that contains it.
         path: The folder.
         fingerprint: Compares equal as long as nothing in the folder changes; "" where it was not taken.
-        origin: URI of the store that the model lies in, "" for a folder of this machine. Its files are at `path` only
-            once they were fetched.
-        namespace: What tells it apart from others of its name, "" without namespaces.
+        origin: URI of the store that contains the model, "" for a folder of this machine. The files of a store are at
+            `path` only after they were fetched.
+        namespace: The repository's path or URI, "" without namespaces.
     """
 
     name: str
@@ -44,25 +44,25 @@ class ModelFolder:
 
     @property
     def key(self) -> str:
-        """What tells the model apart in the whole server."""
+        """The model's key, unique in the server."""
         return model_key(self.namespace, self.name)
 
     @property
     def place(self) -> str:
-        """Where it lies, for people."""
+        """Its path or URI, for messages."""
         return f"{self.origin}/{self.name}" if self.origin else str(self.path)
 
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """One look at all repositories.
+    """The result of a scan of all repositories.
 
     Attributes:
         models: Folder by key of the model, in the order of keys.
         ambiguous: Places by model name, for names that more than one repository has.
-        notes: Sentences about what was passed over and looks like a mistake.
-        folders: Every folder that was seen.
-        unread: Why stores could not be read; what they had when they last could is in the look.
+        notes: Sentences about ignored entries that look like a mistake.
+        folders: Every folder that was found.
+        unread: Why stores could not be read; the scan has their models of the last time.
     """
 
     models: Mapping[str, ModelFolder] = field(default_factory=dict)
@@ -73,15 +73,15 @@ class Scan:
 
 
 def scan(repositories: Sequence[str | Path], *, fingerprints: bool = True, has_namespaces: bool = False) -> Scan:
-    """Look at the model folders of all repositories. Blocks on the disk.
+    """Scan all repositories. Blocks on the disk.
 
     Args:
         repositories: Their paths; one given twice counts once.
-        fingerprints: Whether to look at every file of every model; without, only at the names of models.
-        has_namespaces: Whether a model is told apart by its repository, too.
+        fingerprints: Whether to take the fingerprint of every model; without, only the names of models are read.
+        has_namespaces: Whether the repository is part of a model's key.
 
     Raises:
-        ServingError: NOT_FOUND for a repository that is not there, UNAVAILABLE for one that cannot be read.
+        ServingError: NOT_FOUND for a repository that does not exist, UNAVAILABLE for one that cannot be read.
     """
     folders: list[ModelFolder] = []
     notes: list[str] = []
@@ -95,7 +95,7 @@ def scan(repositories: Sequence[str | Path], *, fingerprints: bool = True, has_n
 
 
 def gather(folders: Iterable[ModelFolder], notes: Sequence[str] = (), unread: Sequence[str] = ()) -> Scan:
-    """Return a look that saw these folders."""
+    """Return the scan that has these folders."""
     found: dict[str, list[ModelFolder]] = {}
     every = tuple(folders)
     for folder in every:
@@ -110,7 +110,7 @@ def gather(folders: Iterable[ModelFolder], notes: Sequence[str] = (), unread: Se
 
 
 def folder_at(path: str | Path) -> ModelFolder:
-    """Return the model folder at `path`, for a command that is about one model.
+    """Return the model folder at `path`, for commands that take one model.
 
     Raises:
         ServingError: NOT_FOUND when there is no folder.
@@ -151,7 +151,7 @@ def _is_folder(entry: os.DirEntry[str], repository: Path, notes: list[str]) -> b
     try:
         return entry.is_dir()
     except OSError as error:
-        if error.errno != errno.ELOOP:  # a disk that fails now and then takes no model away
+        if error.errno != errno.ELOOP:  # a temporary failure of the disk must not remove a model
             raise
         notes.append(f"repository '{repository}': {entry.name!a} is ignored, it is a link that leads in a circle")
         return False

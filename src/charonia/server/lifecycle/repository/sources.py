@@ -1,4 +1,4 @@
-"""All repositories of a server, folders and stores, looked at together. Everything blocks; any thread may call."""
+"""All repositories of a server, folders and stores, scanned together. Everything blocks; any thread may call."""
 
 import contextlib
 import logging
@@ -21,7 +21,7 @@ from charonia.server.lifecycle.repository.stores.remote import RemoteStore, open
 _log = logging.getLogger(__name__)
 
 STALE_S = 5.0
-"""Age from which what is known of a store is looked up again, in the background, when somebody asks what there is."""
+"""Age from which the known models of a store are refreshed, in the background, when a client requests the index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +29,9 @@ class StoreOptions:
     """How model stores are read.
 
     Attributes:
-        cache: Folder of what was fetched.
-        cache_bytes_max: Bytes that it keeps.
-        downloads: Parts of files that are fetched at a time.
+        cache: Folder of fetched files.
+        cache_bytes_max: Its size limit in bytes.
+        downloads: Limit of concurrent downloads of parts of files.
     """
 
     cache: Path = Path("~/.cache/charonia/stores")
@@ -45,7 +45,7 @@ class Sources:
     Args:
         repositories: Paths of folders, and URIs of stores; one given twice counts once.
         options: How stores are read.
-        has_namespaces: Whether a model is told apart by its repository, too.
+        has_namespaces: Whether the repository is part of a model's key.
         stores: Stores to use in place of those that the URIs name, by URI; for tests.
 
     Raises:
@@ -76,12 +76,12 @@ class Sources:
                 self._mirrors[address.uri] = StoreMirror(store, cache, self._pool)
 
     def look(self, *, fingerprints: bool = True) -> Scan:
-        """Look at every repository.
+        """Scan every repository.
 
-        A store that cannot be read is taken as it was last seen, and `Scan.unread` says why.
+        For a store that cannot be read, the models of the last time count, and `Scan.unread` has the reason.
 
         Raises:
-            ServingError: NOT_FOUND for a folder that is not there, UNAVAILABLE for one that cannot be read.
+            ServingError: NOT_FOUND for a folder that does not exist, UNAVAILABLE for one that cannot be read.
         """
         folders: list[ModelFolder] = []
         notes: list[str] = []
@@ -97,7 +97,7 @@ class Sources:
         return self._gathered(folders, notes, unread, fingerprints=fingerprints)
 
     def known(self) -> Scan:
-        """Look at the folders, and at what is known of stores, which are asked in the background if that is long ago.
+        """Scan the folders, and return the known models of stores, which are refreshed in the background when stale.
 
         Raises:
             ServingError: As `look`, for folders.
@@ -108,43 +108,43 @@ class Sources:
         return self._gathered(folders, (), (), fingerprints=False)
 
     def fetch(self, folder: ModelFolder) -> tuple[ModelFolder, Lease | None]:
-        """Bring a model's files to this machine, where they are not.
+        """Fetch a model's files to this machine, where they are in a store.
 
         Returns:
-            The folder with the path of its files, and what keeps them there; None for a folder of this machine.
+            The folder with the path of its files, and the lease on them; None for a folder of this machine.
 
         Raises:
-            ServingError: UNAVAILABLE when that cannot be done.
+            ServingError: UNAVAILABLE when they cannot be fetched.
         """
         if not folder.origin:
             return folder, None
         return self._mirrors[folder.origin].fetch(folder)
 
     def refreshed(self, folder: ModelFolder) -> ModelFolder:
-        """Look at one model's folder again; where that cannot be done it is returned as it was seen."""
+        """Return the present state of one model's folder; where it cannot be read, the given one."""
         if not folder.origin:
             return replace(folder, fingerprint=fingerprint(folder.path))
         mirror = self._mirrors[folder.origin]
         try:
             mirror.look()
         except ServingError as error:
-            _log.warning("%s; what it had at the last look counts", error)
+            _log.warning("%s; the last successful scan of it is used", error)
         same = [replace(each, namespace=folder.namespace) for each in mirror.known if each.name == folder.name]
         return same[0] if same else folder
 
     def size(self, folder: ModelFolder) -> int:
-        """Return the bytes of a model's files: a first guess at the memory that it takes."""
+        """Return the bytes of a model's files: a first estimate of the memory that it takes."""
         if folder.origin:
             return self._mirrors[folder.origin].size(folder.name)
         total = 0
         for top, _, files in os.walk(folder.path):
             for name in files:
-                with contextlib.suppress(OSError):  # it has just gone
+                with contextlib.suppress(OSError):  # removed meanwhile
                     total += os.stat(os.path.join(top, name)).st_size
         return total
 
     def close(self) -> None:
-        """End the threads that fetch."""
+        """Stop the threads that fetch."""
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
 

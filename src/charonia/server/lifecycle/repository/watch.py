@@ -1,7 +1,7 @@
-"""What changed in the repositories between two looks. Pure: the caller looks, and when.
+"""The changes in the repositories between two scans. Pure: the caller scans, and decides when.
 
-A change counts once two consecutive looks agree on it: a model that is still being copied differs from look to look.
-Each model settles on its own, so a long copy does not hold up the others.
+A change counts when two consecutive scans agree on it: a model that is still being copied differs between scans.
+Each model settles on its own, so a long copy does not delay the others.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from charonia.server.lifecycle.repository.scan import Scan
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Names of models that came, changed or went. False when there is none."""
+    """Names of the models that were added, changed or removed. False when there are none."""
 
     added: tuple[str, ...] = ()
     modified: tuple[str, ...] = ()
@@ -23,7 +23,7 @@ class Changes:
 
 
 def diff(old: Mapping[str, object], new: Mapping[str, object]) -> Changes:
-    """Compare two looks at the models, each a folder by name."""
+    """Compare two scans, each a mapping of names to model folders."""
     return Changes(
         added=tuple(sorted(new.keys() - old.keys())),
         modified=tuple(sorted(name for name in new.keys() & old.keys() if new[name] != old[name])),
@@ -32,19 +32,19 @@ def diff(old: Mapping[str, object], new: Mapping[str, object]) -> Changes:
 
 
 class Watch:
-    """Turns looks at the repositories into the changes to act on. A name that became ambiguous is a modified one."""
+    """Turns scans of the repositories into the changes to act on. A name that becomes ambiguous is a modified one."""
 
     def __init__(self) -> None:
         self._acted: dict[str, object] = {}
         self._last: dict[str, object] = {}
 
     def reset(self, scan: Scan) -> None:
-        """Take a look as the state that the server has acted on."""
+        """Take a scan as the state that the server has acted on."""
         self._acted = _view(scan)
         self._last = _view(scan)
 
     def look(self, scan: Scan) -> Changes:
-        """Take in a look and return the changes that have settled; each is returned once."""
+        """Compare with a new scan and return the changes that have settled; each is returned once."""
         seen = _view(scan)
         changes = diff(self._acted, seen)
         settled = Changes(
@@ -60,12 +60,12 @@ class Watch:
         return settled
 
     def forget(self, name: str) -> None:
-        """Take a model as one that was not acted on: what is there at the next look is a change."""
+        """Treat a model as new: the next scan reports it as a change."""
         self._acted.pop(name, None)
 
     @property
     def is_pending(self) -> bool:
-        """Whether a change waits for the next look: a reason to look again soon."""
+        """Whether a change waits for the next scan to confirm it: a reason to scan again soon."""
         return bool(diff(self._acted, self._last))
 
     def _agreed(self, names: tuple[str, ...], seen: Mapping[str, object]) -> tuple[str, ...]:

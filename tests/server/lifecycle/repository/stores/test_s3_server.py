@@ -132,7 +132,7 @@ def test_models_stay_while_the_store_is_down_and_what_failed_comes_when_it_is_ba
     with ServeProcess(s3.uri, *arguments) as server:
         client = http_client.InferenceServerClient(server.http)
         s3.stop()
-        until(lambda: "what it had at the last look counts" in server.log)
+        until(lambda: "the last successful scan of it is used" in server.log)
         assert infer(client, http_client) == [1, 2, 3, 4]
         s3.start()
         s3.put("n/1/model.onnx", identity(dims=(4,)))
@@ -177,9 +177,9 @@ def test_a_file_that_changes_while_it_is_fetched_is_not_taken_for_the_old_one(s3
     (listed,) = store.files()
     s3.put("m/1/a", b"new")
 
-    with pytest.raises(ServingError, match="has changed or gone"):
+    with pytest.raises(ServingError, match="was changed or removed"):
         list(store.read(listed, 0, 3))
-    with pytest.raises(ServingError, match="has changed or gone"):
+    with pytest.raises(ServingError, match="was changed or removed"):
         list(store.read(RemoteFile("m/1/none", 3, ""), 0, 3))
 
 

@@ -1,12 +1,12 @@
-"""Files and folders from stores on this machine's disk, shared by all servers that name the same folder.
+"""The cache of fetched models on this machine's disk, shared by all servers that name the same folder.
 
-    <folder>/blobs/<key>                content of one file of a store; the key says which, as it was at one time
+    <folder>/blobs/<key>                content of one file of a store; the key is a digest of path, size and tag
     <folder>/trees/<key>/<model>/       a model's folder, made of hard links to blobs
-    <folder>/trees/<key>.lock           held, shared, by each process that has the model loaded
-    <folder>/lock                       held, shared, while something is put in; alone, while something is removed
+    <folder>/trees/<key>.lock           locked, shared, by each process that has the model loaded
+    <folder>/lock                       locked, shared, to add something; exclusively, to remove something
 
-What is put in is made beside its place and renamed, so that nothing is ever seen in part. A blob that no tree links to
-and a tree that no process holds may go; they do, least recently used first, when there is more than the limit.
+Everything is added atomically, under a temporary name that is then renamed. A blob that no tree links to and a tree
+that no process holds may be evicted; the least recently used go first, when the cache exceeds its limit.
 """
 
 import contextlib
@@ -20,11 +20,11 @@ from pathlib import Path
 from charonia.core.errors import unavailable
 
 BYTES_MAX = 64 * 1024**3
-"""Default of the bytes that a cache keeps."""
+"""Default size limit of a cache."""
 
 PART_SUFFIX = ".part"
 PART_AGE_S_MAX = 24 * 3600.0
-"""Age from which what is being made belongs to a process that has ended."""
+"""Age from which a temporary file belongs to a process that has ended."""
 
 
 class Lease:
@@ -39,7 +39,7 @@ class Lease:
         self._fd = fd
 
     def release(self) -> None:
-        """Let others remove it. May be called twice."""
+        """Allow its eviction. May be called twice."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
@@ -49,8 +49,8 @@ class StoreCache:
     """A cache in a folder. Everything blocks on the disk; any thread may call.
 
     Args:
-        folder: The folder; made when something is put in.
-        bytes_max: Bytes of content that it keeps. What is in use is never removed.
+        folder: The folder; created with the first entry.
+        bytes_max: Size limit of the content. Entries in use are never removed.
     """
 
     def __init__(self, folder: Path, bytes_max: int = BYTES_MAX) -> None:
@@ -61,7 +61,7 @@ class StoreCache:
 
     @contextlib.contextmanager
     def filling(self) -> Iterator[None]:
-        """Keep everything in the cache while something is put in.
+        """Prevent evictions while something is added.
 
         Raises:
             OSError: The folder cannot be written.
@@ -72,13 +72,13 @@ class StoreCache:
             yield
 
     def blob(self, key: str) -> Path | None:
-        """Return a file's content, None where it is not there."""
+        """Return the path of a file's content, None where it is not in the cache."""
         path = self._blobs / key
         return path if path.exists() else None
 
     @contextlib.contextmanager
     def new_blob(self, key: str, size: int) -> Iterator[int]:
-        """Give a descriptor to write a file's content to; it is there when the block ends, unless that raises."""
+        """Give a descriptor to write a file's content to; the blob is added when the block ends without an error."""
         part = self._blobs / f"{key}.{secrets.token_hex(4)}{PART_SUFFIX}"
         fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o400)
         try:
@@ -90,14 +90,14 @@ class StoreCache:
             part.unlink(missing_ok=True)
 
     def lease(self, key: str, model: str) -> Lease | None:
-        """Take a tree into use, None where it is not there."""
+        """Take a tree into use, None where it is not in the cache."""
         path = self._trees / key / model
         if not path.is_dir():
             return None
         fd = os.open(self._trees / f"{key}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_SH)
-            if path.is_dir():  # nobody has removed it before the lock was there
+            if path.is_dir():  # another process may have evicted it before we had the lock
                 os.utime(path.parent)
                 return Lease(path, fd)
         except OSError:
@@ -107,12 +107,12 @@ class StoreCache:
         return None
 
     def plant(self, key: str, model: str, folders: list[str], files: Mapping[str, Path]) -> None:
-        """Make a tree.
+        """Add a tree.
 
         Args:
             key: Its key.
             model: Name of the model, and of its folder.
-            folders: Folders that may hold no file, relative to the model's.
+            folders: Folders that may be empty, relative to the model's.
             files: Blob by path relative to the model's folder.
         """
         part = self._trees / f"{key}.{secrets.token_hex(4)}{PART_SUFFIX}"
@@ -131,10 +131,10 @@ class StoreCache:
             shutil.rmtree(part, ignore_errors=True)
 
     def trim(self, needed: int = 0) -> None:
-        """Remove what is not in use, least recently used first, until `needed` more bytes fit. Best effort.
+        """Evict entries that are not in use, least recently used first, until `needed` more bytes fit. Best effort.
 
         Raises:
-            ServingError: UNAVAILABLE when they cannot fit whatever is removed.
+            ServingError: UNAVAILABLE when `needed` exceeds the size limit of the cache.
         """
         if needed > self.bytes_max:
             raise unavailable(
@@ -161,7 +161,7 @@ class StoreCache:
         return [path for path in self._trees.iterdir() if path.is_dir() and not path.name.endswith(PART_SUFFIX)]
 
     def _sweep_blobs(self, limit: int) -> None:
-        """Remove blobs that no tree links to while there is more than the limit."""
+        """Remove blobs that no tree links to while the cache exceeds the limit."""
         used = self.used_bytes()
         if used <= limit:
             return
@@ -176,7 +176,7 @@ class StoreCache:
         lock = self._trees / f"{tree.name}.lock"
         try:
             with _locked(lock, fcntl.LOCK_EX | fcntl.LOCK_NB):
-                # Out of sight first: what is removed in part is never seen.
+                # Renamed first: an incomplete tree is never visible.
                 gone = tree.with_name(f"{tree.name}.{secrets.token_hex(4)}{PART_SUFFIX}")
                 tree.rename(gone)
                 shutil.rmtree(gone, ignore_errors=True)
@@ -186,7 +186,7 @@ class StoreCache:
         return True
 
     def _remove_leftovers(self) -> None:
-        """Remove what processes that have ended were making."""
+        """Remove the temporary files of processes that have ended."""
         for folder in (self._blobs, self._trees):
             for path in folder.glob(f"*{PART_SUFFIX}"):
                 if _now(folder) - _age(path) > PART_AGE_S_MAX:
@@ -216,7 +216,7 @@ def _link(blob: Path, path: Path) -> None:
 
 
 def _age(path: Path) -> float:
-    """Return when something was last used: the time of a tree's last lease, of a blob's making."""
+    """Return the modification time: of a tree, its last lease; of a blob, its creation."""
     try:
         return path.stat().st_mtime
     except FileNotFoundError:

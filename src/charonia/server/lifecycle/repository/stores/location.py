@@ -1,4 +1,4 @@
-"""What the URI of a repository in an object store means. Pure.
+"""The URI of a repository in an object store, and the credentials to read it. Pure.
 
 s3://bucket/path                             Amazon S3
 s3://host:port/bucket/path                   another server that speaks S3, over HTTP
@@ -8,12 +8,10 @@ as://account/container/path                  Azure Blob Storage
 az://container/path, abfs://container/path   the same, the account from the environment
 abfs://container@account.dfs.core.windows.net/path
 
-With whose rights a store is read: what the environment and a credential file say. Pure.
-
-The variables are those of the clouds' own tools. What the library that reads the stores knows itself (tokens of a
-Kubernetes service account, of a virtual machine) is left to it: here are those that Triton reads, and the credential
-file, which has a section for each kind of store and in it credentials by URI; the longest that is the beginning of a
-repository's URI counts, "" for all others.
+Credentials come from the environment variables of the clouds' own tools, as in Triton, or from a credential file. That
+file has a section for each kind of store, with credentials by URI; the longest URI that is a prefix of the repository's
+counts, "" for all others. The library that reads the stores finds further credentials itself: tokens of a Kubernetes
+service account or of a virtual machine.
 """
 
 import configparser
@@ -31,7 +29,7 @@ _SCHEME = re.compile(r"([a-z0-9]+)://(.*)", re.DOTALL)
 
 
 class StoreKind(Enum):
-    """Whose protocol a store speaks. The value is the name of its section in a credential file."""
+    """The protocol of a store. The value is the name of its section in a credential file."""
 
     S3 = "s3"
     GCS = "gs"
@@ -51,13 +49,13 @@ SCHEMES = {
 
 @dataclass(frozen=True, slots=True)
 class StoreAddress:
-    """Where a repository lies.
+    """The address of a repository.
 
     Attributes:
-        uri: As it was given, without slashes at the end.
-        kind: Whose protocol the store speaks.
+        uri: As given, without trailing slashes.
+        kind: The protocol of the store.
         bucket: Bucket, or container.
-        prefix: Path of the repository in it, "" for all of it.
+        prefix: Path of the repository in it, "" for its root.
         endpoint: URL of the server, "" for the cloud's own.
         account: Account of Azure, "" where the URI does not name it.
     """
@@ -71,15 +69,15 @@ class StoreAddress:
 
 
 def is_store(text: str) -> bool:
-    """Whether a repository is in an object store: whether it is a URI and not a path."""
+    """Whether a repository is in an object store: a URI, not a path."""
     return _SCHEME.match(text) is not None
 
 
 def parse_address(text: str) -> StoreAddress:
-    """Return what a URI means.
+    """Return the address that a URI means.
 
     Raises:
-        ServingError: INVALID_ARG for a scheme that is not known, or without a bucket.
+        ServingError: INVALID_ARG for an unknown scheme, or a URI without a bucket.
     """
     match = _SCHEME.match(text)
     kind = SCHEMES.get(match[1]) if match is not None else None
@@ -144,9 +142,8 @@ _PROFILE_KEYS = {
     "region": "region",
 }
 
-
 _MACHINES = ("169.254.169.254", "metadata.google.internal")
-"""Who is asked for the rights of the machine where nobody gave any."""
+"""Metadata servers, which have the credentials of a virtual machine."""
 
 _VARIABLES = {
     StoreKind.S3: "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_SKIP_SIGNATURE=true",
@@ -157,7 +154,7 @@ _VARIABLES = {
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What a store is opened with.
+    """The settings that open a store.
 
     Attributes:
         settings: Setting by its name in the library.
@@ -172,7 +169,7 @@ def read_credential_file(text: str, path: str) -> dict[str, dict[str, object]]:
     """Return the sections of a credential file, by kind of store and URI.
 
     Raises:
-        ServingError: INVALID_ARG when it is no such file. Nothing of its content is in the message.
+        ServingError: INVALID_ARG for a malformed file. The message never quotes its content.
     """
     try:
         document = json.loads(text)
@@ -186,15 +183,15 @@ def read_credential_file(text: str, path: str) -> dict[str, dict[str, object]]:
 def credentials(
     address: StoreAddress, environment: Mapping[str, str], sections: Mapping[str, Mapping[str, object]] | None
 ) -> Credentials:
-    """Return what to open a store with.
+    """Return the settings that open a store.
 
     Args:
         address: The store.
         environment: Environment variables.
-        sections: The credential file, None where there is none. It comes before the environment.
+        sections: The credential file, None where there is none. It takes precedence over the environment.
 
     Raises:
-        ServingError: INVALID_ARG when the file's entry for the store is not what it should be.
+        ServingError: INVALID_ARG when the file's entry for the store is malformed.
     """
     entry = _entry(address, sections) if sections is not None else None
     match address.kind:
@@ -207,10 +204,10 @@ def credentials(
 
 
 def missing_credentials(kind: StoreKind, reason: str) -> str:
-    """Return the hint for a store that failed with `reason`: empty unless credentials were sought and not found."""
+    """Return the hint for a store that failed with `reason`: empty unless the credentials are missing."""
     if not any(machine in reason for machine in _MACHINES):
         return ""
-    return f"no credentials were given, and this machine has none: set {_VARIABLES[kind]} for what is public"
+    return f"no credentials were given, and this machine has none: set {_VARIABLES[kind]} for a public store"
 
 
 def profile_settings(profile: str, credential_file: str, config_file: str) -> dict[str, str]:
@@ -222,7 +219,7 @@ def profile_settings(profile: str, credential_file: str, config_file: str) -> di
         config_file: Content of `~/.aws/config`, "" where there is none.
 
     Raises:
-        ServingError: INVALID_ARG for files that cannot be read.
+        ServingError: INVALID_ARG for malformed files.
     """
     settings: dict[str, str] = {}
     for text, section in ((config_file, f"profile {profile}"), (config_file, profile), (credential_file, profile)):

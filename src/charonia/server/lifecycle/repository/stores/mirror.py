@@ -1,9 +1,9 @@
-"""A repository in a store, seen as model folders: listed at every look, fetched when a model is loaded.
+"""A repository in an object store, seen as model folders: listed at every scan, fetched when a model is loaded.
 
-A look asks for names, sizes and entity tags only. What they say is a model's fingerprint, as the names, sizes and times
-of files are on a disk, so that all that follows changes works alike. A fetch brings the files whose content is not in
-the cache, many parts at a time, and makes a folder of them that never changes: a newer state of the model is another
-folder, made of the same content where that has not changed.
+A scan reads names, sizes and entity tags only. They make a model's fingerprint, as the names, sizes and times of files
+do on a disk, so that polling works the same for both. A fetch downloads the files whose content is not in the cache,
+several parts at a time, and makes an immutable folder of them: a newer state of the model is another folder, which
+shares the content that has not changed.
 """
 
 import concurrent.futures
@@ -28,15 +28,15 @@ FILES_MAX = 1_000_000
 """Files of a repository in a store."""
 
 PART_BYTES = 32 * 1024 * 1024
-"""A longer file is fetched in parts of so many bytes, several at a time."""
+"""A longer file is fetched in parts of this size, several at a time."""
 
 DOWNLOADS = 8
-"""Default of the parts that are fetched at a time."""
+"""Default number of parts that are fetched at a time."""
 
 
 @dataclass(slots=True)
 class _Listed:
-    """A model in the store as it was listed: its files, and folders that may hold none."""
+    """A model as listed by the store: its files, and its folders, which may be empty."""
 
     files: list[RemoteFile] = field(default_factory=list)
     folders: set[str] = field(default_factory=set)
@@ -51,15 +51,15 @@ class _Listed:
 
 
 class StoreMirror:
-    """A repository in a store. Everything blocks; any thread may call.
+    """A repository in an object store. Everything blocks; any thread may call.
 
     Args:
         store: The repository.
-        cache: Where what is fetched is kept.
+        cache: Keeps the fetched files.
         pool: Threads that fetch.
 
     Attributes:
-        notes: Sentences about what was passed over at the last look.
+        notes: Sentences about entries that the last scan ignored.
     """
 
     def __init__(self, store: RemoteStore, cache: StoreCache, pool: ThreadPoolExecutor) -> None:
@@ -77,11 +77,11 @@ class StoreMirror:
 
     @property
     def known(self) -> tuple[ModelFolder, ...]:
-        """The models of the last look that succeeded."""
+        """The models of the last successful scan."""
         return self._known
 
     def look(self) -> tuple[ModelFolder, ...]:
-        """Return the models that are there. Their files are not on this machine yet: see `fetch`.
+        """Scan the store and return its models. Their files are not on this machine yet: see `fetch`.
 
         Raises:
             ServingError: UNAVAILABLE when the store cannot be read; `known` stays as it is.
@@ -96,18 +96,18 @@ class StoreMirror:
         return folders
 
     def size(self, name: str) -> int:
-        """Return the bytes of a model's files as they were listed."""
+        """Return the bytes of a model's files as listed."""
         model = self._listed.get(name)
         return sum(file.size for file in model.files) if model is not None else 0
 
     def fetch(self, folder: ModelFolder) -> tuple[ModelFolder, Lease]:
-        """Bring a model's files to this machine, as they were when `folder` was looked at or are since.
+        """Fetch a model's files to this machine, as listed by the last scan.
 
         Returns:
-            The folder with the path of its files, and what keeps them there.
+            The folder with the path of its files, and the lease on them.
 
         Raises:
-            ServingError: UNAVAILABLE when that cannot be done. Nothing is left in part.
+            ServingError: UNAVAILABLE when they cannot be fetched. Nothing incomplete is left behind.
         """
         model = self._listed.get(folder.name)
         if model is None:
@@ -119,7 +119,7 @@ class StoreMirror:
         except OSError as error:
             reason = error.strerror or str(error)
             raise unavailable(
-                f"what is fetched from '{self.uri}' cannot be kept in '{self._cache.folder}': {reason}",
+                f"files from '{self.uri}' cannot be stored in '{self._cache.folder}': {reason}",
                 hint="--model-store-cache names another folder",
             ) from error
         return replace(folder, path=lease.path, fingerprint=fingerprint), lease
@@ -141,7 +141,7 @@ class StoreMirror:
         return lease
 
     def _fetch_all(self, name: str, files: Mapping[str, RemoteFile]) -> None:
-        """Fetch files of a model into blobs. Short ones come beside each other, long ones in parts."""
+        """Fetch files of a model into blobs: short ones concurrently, long ones one by one in concurrent parts."""
         remote = {blob: replace(file, path=f"{name}/{file.path}") for blob, file in files.items()}
         short = [(blob, file) for blob, file in remote.items() if file.size <= PART_BYTES]
         futures = [self._pool.submit(self._fetch_short, blob, file) for blob, file in short]
@@ -178,7 +178,7 @@ class StoreMirror:
 
 
 def _finish(futures: Sequence["Future[None]"]) -> None:
-    """Wait for all of them; what the first one that failed raises is raised when none runs any more."""
+    """Wait until none runs any more, and raise the exception of the first that failed; it cancels the others."""
     try:
         for future in concurrent.futures.as_completed(futures):
             future.result()
@@ -189,9 +189,9 @@ def _finish(futures: Sequence["Future[None]"]) -> None:
 
 
 def _models(uri: str, files: Iterable[RemoteFile]) -> tuple[dict[str, _Listed], list[str]]:
-    """Return the models by name, and what was passed over.
+    """Return the models by name, and notes about ignored entries.
 
-    A store has no folders. An empty object that is named as a version stands for an empty one.
+    An object store has no folders. An empty object with the name of a version stands for an empty folder.
 
     Raises:
         ServingError: UNAVAILABLE for more than `FILES_MAX` files.

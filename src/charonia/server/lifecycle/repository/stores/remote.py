@@ -1,4 +1,4 @@
-"""Reads an object store through `obstore`. Blocking; for threads. The only module that knows the library."""
+"""Reads an object store through `obstore`. It blocks, so call it in threads. The only module that uses the library."""
 
 import os
 import re
@@ -21,19 +21,19 @@ from charonia.server.lifecycle.repository.stores.location import (
 )
 
 RETRIES_MAX = 4
-"""Further tries of a request to a store that fails."""
+"""Retries of a request to a store that fails."""
 
 RETRY_S_MAX = 30.0
-"""Time from a request's first try after which it is not tried again."""
+"""Time from a request's first attempt after which there are no more retries."""
 
 CONNECT_S_MAX = 5.0
-"""Time to connect to a store."""
+"""Connect timeout."""
 
 SILENCE_S_MAX = 30.0
-"""Time that a store may send nothing while it answers."""
+"""Read timeout: the longest pause in a response."""
 
 CHUNK_BYTES = 4 * 1024 * 1024
-"""Of a file that is read, so much is in memory at a time."""
+"""Bytes of a file that are in memory at a time."""
 
 REASON_CHARS_MAX = 400
 
@@ -47,7 +47,7 @@ class RemoteFile:
     Attributes:
         path: Path from the repository, with "/" between names.
         size: Bytes.
-        tag: Entity tag, or where there is none the time of its last change: equal as long as the content is.
+        tag: Entity tag, or the time of its last change where there is none: equal while the content is the same.
     """
 
     path: str
@@ -72,7 +72,7 @@ class RemoteStore(Protocol):
         """Yield the bytes from `start` up to `end` of a file, in pieces.
 
         Raises:
-            ServingError: UNAVAILABLE when that cannot be read, or is not what was listed any more.
+            ServingError: UNAVAILABLE when the file cannot be read, or has changed since it was listed.
         """
         ...
 
@@ -81,11 +81,11 @@ class ObjectStore:
     """A repository in S3, Google Cloud Storage or Azure.
 
     Args:
-        address: Where it is.
+        address: Its address.
         environment: Environment variables.
 
     Raises:
-        ServingError: INVALID_ARG for settings that cannot be used, or where the library is not installed.
+        ServingError: INVALID_ARG for invalid settings, or where the library is not installed.
     """
 
     def __init__(self, address: StoreAddress, environment: Mapping[str, str] = os.environ) -> None:
@@ -148,8 +148,8 @@ class ObjectStore:
             yield from result.stream(min_chunk_size=CHUNK_BYTES)
         except (self._errors.PreconditionError, self._errors.NotFoundError, FileNotFoundError):
             raise unavailable(
-                f"model repository '{self.uri}': '{file.path}' has changed or gone while it was fetched",
-                hint="the next look at the repository sees what is there now",
+                f"model repository '{self.uri}': '{file.path}' was changed or removed while it was fetched",
+                hint="the next scan of the repository sees its present state",
             ) from None
         except (self._errors.BaseError, OSError) as error:
             self._fail(f"'{file.path}' cannot be fetched", error)
@@ -162,10 +162,10 @@ class ObjectStore:
 
 
 def open_store(address: StoreAddress) -> ObjectStore:
-    """Return a repository in a store, opened with the environment's credentials; nothing is asked of it yet.
+    """Return a repository in a store, with the environment's credentials; no request is sent yet.
 
     Raises:
-        ServingError: INVALID_ARG for settings that cannot be used.
+        ServingError: INVALID_ARG for invalid settings.
     """
     return ObjectStore(address)
 
@@ -196,15 +196,12 @@ def _settings(address: StoreAddress, environment: Mapping[str, str]) -> dict[str
 def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
-    except (
-        OSError,
-        UnicodeDecodeError,
-    ):  # no such file: what else there is will do, or the store says that it does not
+    except (OSError, UnicodeDecodeError):  # without the file the other settings may suffice, or the store reports it
         return ""
 
 
 def _is_emulated(kind: StoreKind, environment: Mapping[str, str]) -> bool:
-    """Whether the environment names a server without TLS in the cloud's place."""
+    """Whether the environment replaces the cloud with a server without TLS."""
     variables = {
         StoreKind.S3: ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT"),
         StoreKind.GCS: ("GOOGLE_BASE_URL",),
@@ -216,7 +213,7 @@ def _is_emulated(kind: StoreKind, environment: Mapping[str, str]) -> bool:
 
 
 def _reason(error: Exception) -> str:
-    """Return an error of the library on one line, without signatures, and not longer than a person reads."""
+    """Return an error of the library on one line of limited length, without signatures."""
     text = str(error).split("\n\nDebug source:")[0]
     text = urllib.parse.unquote(" ".join(text.split()))
     return _SIGNATURES.sub(r"\1***", text)[:REASON_CHARS_MAX]

@@ -1,4 +1,4 @@
-"""Commands that end with the process that has started them."""
+"""Commands that the kernel ends together with the process that started them."""
 
 import signal
 import subprocess
@@ -8,24 +8,25 @@ import psutil
 import pytest
 from tests.support.process import wait_until_ended
 
-from charonia.die_with_parent import tethered
+from charonia.die_with_parent import with_parent_death_signal
 
 STARTER = """\
 import signal, subprocess, sys
 from tests.support.process import wait_until_ended
-from charonia.die_with_parent import tethered
+from charonia.die_with_parent import with_parent_death_signal
 program = "import signal; print('up', flush=True); signal.pause()"
-child = subprocess.Popen(tethered([sys.executable, "-c", program], signal.SIGTERM), stdout=subprocess.PIPE)
+command = with_parent_death_signal([sys.executable, "-c", program], signal.SIGTERM)
+child = subprocess.Popen(command, stdout=subprocess.PIPE)
 child.stdout.readline()
 print(child.pid, flush=True)
 signal.pause()
 """
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the system has to keep watch")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has the parent death signal")
 
 
 def test_the_program_is_the_process_that_was_started_and_its_status_is_kept() -> None:
-    command = tethered(["sh", "-c", "echo $$; exit 3"], signal.SIGKILL)
+    command = with_parent_death_signal(["sh", "-c", "echo $$; exit 3"], signal.SIGKILL)
 
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         output, _ = process.communicate(timeout=30)
@@ -43,7 +44,7 @@ def test_the_program_gets_the_signal_when_its_starter_is_killed() -> None:
 
 
 def test_a_program_whose_starter_is_gone_already_does_not_begin() -> None:
-    command = tethered(["echo", "begun"], signal.SIGKILL)
+    command = with_parent_death_signal(["echo", "begun"], signal.SIGKILL)
     of_another_starter = [*command[:6], "1" if command[6] != "1" else "2", *command[7:]]
 
     finished = subprocess.run(of_another_starter, capture_output=True, text=True, timeout=30, check=False)
