@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from charonia.cli.tune_options import PROFILE, REPORT, Subcommand, parse_profile, parse_report, subcommand
 from charonia.cli.values import integers, seconds
 from charonia.core.errors import ServingError
+from charonia.tools.perf.options import WireProtocol
 from charonia.tools.tune.api import Constraint, Metric, Objective, SearchMode
-from charonia.tools.tune.options import ClientProtocol, LaunchMode, TuneFor, TuneOptions
+from charonia.tools.tune.options import LaunchMode, TuneFor, TuneOptions
 
 BASE = ["-m", "R", "--profile-models", "add_sub"]
 QUICK_START = (
@@ -54,7 +55,7 @@ def test_the_defaults_are_those_of_model_analyzer() -> None:
         128,
     )
     assert (options.search.rate_min, options.search.rate_max) == (16, 8192)
-    assert options.measure.protocol is ClientProtocol.GRPC
+    assert options.measure.protocol is WireProtocol.GRPC
     assert options.measure.batch_sizes == (1,)
     assert options.output.inference_file == "metrics-model-inference.csv"
     assert options.output.configs_per_model == 3

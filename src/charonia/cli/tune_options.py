@@ -24,9 +24,9 @@ from charonia.cli.tune_yaml import (
 )
 from charonia.cli.values import choice, filled, integer, integers, names, number, numbers, pairs, path, seconds, switch
 from charonia.core.errors import invalid
+from charonia.tools.perf.options import WireProtocol
 from charonia.tools.tune.api import SearchMode
 from charonia.tools.tune.options import (
-    ClientProtocol,
     LaunchMode,
     LaunchOptions,
     ModelRequest,
@@ -207,7 +207,7 @@ LOAD = (
     Option("--concurrency -c", "measure.concurrency", integers(1), "LIST", "Exactly these concurrencies", default=""),
     Option("--request-rate", "measure.request_rate", numbers(0), "LIST", "Exactly these requests a second", default=""),
     Option("--batch-sizes -b", "measure.batch_sizes", integers(1), "LIST", "Items of a request"),
-    Option("--client-protocol", "measure.protocol", choice(ClientProtocol), "http|grpc", "Protocol"),
+    Option("--client-protocol", "measure.protocol", choice(WireProtocol), "http|grpc", "Protocol"),
     Option(
         *("--measurement-time", "measure.time_s", number(0, above=True), "SECONDS"),
         "Longest time of one measurement; it ends sooner where that is enough",

@@ -18,11 +18,11 @@ from charonia.core.errors import ServingError, invalid, not_found
 from charonia.tools.perf.api import MeasuredTarget
 from charonia.tools.perf.data.load import load_inputs
 from charonia.tools.perf.data.spec import model_spec
-from charonia.tools.perf.options import is_decoupled
+from charonia.tools.perf.options import WireProtocol, is_decoupled
 from charonia.tools.perf.run import ask, stopped_by_signals
 from charonia.tools.tune.api import LoadPoint
 from charonia.tools.tune.measure import Prepare, PreparedLoad
-from charonia.tools.tune.options import ClientProtocol, OutputSettings, TuneOptions, TuneRequest
+from charonia.tools.tune.options import OutputSettings, TuneOptions, TuneRequest
 from charonia.tools.tune.profile import profile
 from charonia.tools.tune.report.html import render
 from charonia.tools.tune.report.pictures import pictures, require_matplotlib
@@ -245,9 +245,9 @@ def _by_name(flags: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
     return found
 
 
-def _protocol(given: dict[str, list[str]], default: ClientProtocol) -> ClientProtocol:
+def _protocol(given: dict[str, list[str]], default: WireProtocol) -> WireProtocol:
     named = given.get("protocol") or given.get("i")
-    return ClientProtocol(named[-1].lower()) if named else default
+    return WireProtocol(named[-1].lower()) if named else default
 
 
 def _arguments(given: dict[str, list[str]]) -> list[str]:

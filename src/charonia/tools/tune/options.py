@@ -5,6 +5,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from charonia.core.errors import invalid
+from charonia.tools.perf.options import WireProtocol
 from charonia.tools.tune.api import Constraint, Objective, SearchMode
 
 BATCH_SIZE_MAX = 128
@@ -20,13 +21,6 @@ class LaunchMode(StrEnum):
     DOCKER = "docker"
     REMOTE = "remote"
     C_API = "c_api"
-
-
-class ClientProtocol(StrEnum):
-    """What requests are sent over."""
-
-    HTTP = "http"
-    GRPC = "grpc"
 
 
 class TuneFor(StrEnum):
@@ -134,7 +128,7 @@ class MeasureSettings:
         perf_flags: Options of `charonia perf` by name without dashes.
     """
 
-    protocol: ClientProtocol = ClientProtocol.GRPC
+    protocol: WireProtocol = WireProtocol.GRPC
     batch_sizes: tuple[int, ...] = (1,)
     concurrency: tuple[int, ...] = ()
     request_rate: tuple[float, ...] = ()

@@ -18,7 +18,8 @@ from typing import IO, Protocol, Self
 from charonia.client.sync_client import Client
 from charonia.core.errors import ServingError, invalid, unavailable
 from charonia.die_with_parent import tethered
-from charonia.tools.tune.options import ClientProtocol, LaunchMode, LaunchOptions
+from charonia.tools.perf.options import WireProtocol
+from charonia.tools.tune.options import LaunchMode, LaunchOptions
 
 HOST = "127.0.0.1"
 START_SECONDS_MAX = 120.0
@@ -57,7 +58,7 @@ class MeasuredServer(Protocol):
         """Return how it ended, a sentence; "" while it runs, or where nobody knows."""
         ...
 
-    def url(self, protocol: ClientProtocol) -> str:
+    def url(self, protocol: WireProtocol) -> str:
         """Return where requests are sent."""
         ...
 
@@ -117,9 +118,9 @@ class LocalServer:
         how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         return f"the server {how}"
 
-    def url(self, protocol: ClientProtocol) -> str:
+    def url(self, protocol: WireProtocol) -> str:
         """Return where requests are sent."""
-        return f"grpc://{self._grpc}" if protocol is ClientProtocol.GRPC else self.control_url
+        return f"grpc://{self._grpc}" if protocol is WireProtocol.GRPC else self.control_url
 
     def restart(self) -> None:
         """Start it again after its end."""
@@ -215,7 +216,7 @@ class RemoteServer:
 
     is_ours = False
 
-    def __init__(self, options: LaunchOptions, protocol: ClientProtocol) -> None:
+    def __init__(self, options: LaunchOptions, protocol: WireProtocol) -> None:
         self._options = options
         self._protocol = protocol
         self.metrics_url = options.metrics_url
@@ -226,7 +227,7 @@ class RemoteServer:
         Raises:
             ServingError: UNAVAILABLE when it does not.
         """
-        protocols = sorted(ClientProtocol, key=lambda protocol: protocol is not self._protocol)
+        protocols = sorted(WireProtocol, key=lambda protocol: protocol is not self._protocol)
         problems: dict[str, str] = {}
         for _ in range(self._options.retries):
             for url in map(self.url, protocols):
@@ -261,10 +262,10 @@ class RemoteServer:
                 return ""
         return f"the server at {self.control_url} no longer answers"
 
-    def url(self, protocol: ClientProtocol) -> str:
+    def url(self, protocol: WireProtocol) -> str:
         """Return where requests are sent."""
         options = self._options
-        endpoint = options.grpc_endpoint if protocol is ClientProtocol.GRPC else options.http_endpoint
+        endpoint = options.grpc_endpoint if protocol is WireProtocol.GRPC else options.http_endpoint
         return _with_scheme(endpoint, protocol)
 
     def restart(self) -> None:
@@ -280,7 +281,7 @@ def fate_of(server: MeasuredServer) -> str:
     return fate
 
 
-def server_of(options: LaunchOptions, protocol: ClientProtocol) -> LocalServer | RemoteServer:
+def server_of(options: LaunchOptions, protocol: WireProtocol) -> LocalServer | RemoteServer:
     """Return the server that the options ask for, not yet started; requests are sent to it over a protocol."""
     return RemoteServer(options, protocol) if options.mode is LaunchMode.REMOTE else LocalServer(options)
 
@@ -310,7 +311,7 @@ def is_there(server_path: str) -> bool:
     return server_path != THEIR_SERVER or shutil.which(THEIR_SERVER) is not None
 
 
-def _with_scheme(endpoint: str, protocol: ClientProtocol) -> str:
+def _with_scheme(endpoint: str, protocol: WireProtocol) -> str:
     return endpoint if "://" in endpoint else f"{protocol.value}://{endpoint}"
 
 
