@@ -1,11 +1,11 @@
-"""Commands that end with the process that has started them."""
+"""Commands that die with the process that started them."""
 
 import os
 import sys
 from collections.abc import Sequence
 
-# Python's own bindings lack prctl; 1 is PR_SET_PDEATHSIG, which lasts when the program takes over. A parent that is
-# gone by then has no death to come.
+# Python has no binding of prctl. 1 is PR_SET_PDEATHSIG, which survives exec. No signal follows if the parent died
+# before the call, so the script checks.
 _SCRIPT = """\
 import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, int(sys.argv[1]))
@@ -14,15 +14,15 @@ if os.getppid() == int(sys.argv[2]):
 """
 
 
-def tethered(command: Sequence[str], ends_with: int) -> list[str]:
-    """Return the command that runs `command` such that it ends with this process, however this one ends.
+def dying_with_parent(command: Sequence[str], ends_with: int) -> list[str]:
+    """Return a command that runs `command` and gets a signal when this process ends, however it ends.
 
-    The system keeps watch from the start of the program on (Linux; elsewhere nothing does, and the command is returned
-    as it is). It watches the thread that starts the program: let that be one that lasts.
+    The kernel sends the signal (Linux only; elsewhere the command is returned unchanged) when the thread that started
+    the program ends, so start it from a thread that lives as long as the process.
 
     Args:
         command: A program and its arguments.
-        ends_with: Number of the signal that the program is sent.
+        ends_with: Number of the signal.
     """
     if sys.platform != "linux":
         return list(command)

@@ -17,7 +17,7 @@ from typing import IO, Protocol, Self
 
 from charonia.client.sync_client import Client
 from charonia.core.errors import ServingError, invalid, unavailable
-from charonia.die_with_parent import tethered
+from charonia.die_with_parent import dying_with_parent
 from charonia.tools.perf.options import WireProtocol
 from charonia.tools.tune.options import LaunchMode, LaunchOptions
 
@@ -158,7 +158,7 @@ class LocalServer:
         try:
             # A session of its own: Ctrl-C reaches us, and the server is told once, by us.
             self._process = subprocess.Popen(
-                tethered([*self._command, *flags], signal.SIGTERM),
+                dying_with_parent([*self._command, *flags], signal.SIGTERM),
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=subprocess.STDOUT,

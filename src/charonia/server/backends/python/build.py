@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from charonia.core.errors import invalid, unsupported
-from charonia.die_with_parent import tethered
+from charonia.die_with_parent import dying_with_parent
 
 BUILD_S_MAX = 1800.0
 """Time that making one environment may take, downloads included."""
@@ -231,7 +231,7 @@ async def run_command(
     """
     try:
         process = await asyncio.create_subprocess_exec(
-            *tethered(command, signal.SIGKILL),
+            *dying_with_parent(command, signal.SIGKILL),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,

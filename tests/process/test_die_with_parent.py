@@ -1,4 +1,4 @@
-"""Commands that end with the process that has started them."""
+"""Commands that die with the process that started them."""
 
 import signal
 import subprocess
@@ -8,14 +8,14 @@ import psutil
 import pytest
 from tests.support.process import wait_until_ended
 
-from charonia.die_with_parent import tethered
+from charonia.die_with_parent import dying_with_parent
 
 STARTER = """\
 import signal, subprocess, sys
 from tests.support.process import wait_until_ended
-from charonia.die_with_parent import tethered
+from charonia.die_with_parent import dying_with_parent
 program = "import signal; print('up', flush=True); signal.pause()"
-child = subprocess.Popen(tethered([sys.executable, "-c", program], signal.SIGTERM), stdout=subprocess.PIPE)
+child = subprocess.Popen(dying_with_parent([sys.executable, "-c", program], signal.SIGTERM), stdout=subprocess.PIPE)
 child.stdout.readline()
 print(child.pid, flush=True)
 signal.pause()
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the system has 
 
 
 def test_the_program_is_the_process_that_was_started_and_its_status_is_kept() -> None:
-    command = tethered(["sh", "-c", "echo $$; exit 3"], signal.SIGKILL)
+    command = dying_with_parent(["sh", "-c", "echo $$; exit 3"], signal.SIGKILL)
 
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         output, _ = process.communicate(timeout=30)
@@ -33,7 +33,7 @@ def test_the_program_is_the_process_that_was_started_and_its_status_is_kept() ->
     assert (process.returncode, output) == (3, f"{process.pid}\n")
 
 
-def test_the_program_gets_the_signal_when_its_starter_is_killed() -> None:
+def test_the_program_gets_the_signal_when_its_parent_is_killed() -> None:
     with subprocess.Popen([sys.executable, "-c", STARTER], stdout=subprocess.PIPE, text=True) as starter:
         assert starter.stdout is not None
         child = psutil.Process(int(starter.stdout.readline()))
@@ -42,8 +42,8 @@ def test_the_program_gets_the_signal_when_its_starter_is_killed() -> None:
         wait_until_ended(child)
 
 
-def test_a_program_whose_starter_is_gone_already_does_not_begin() -> None:
-    command = tethered(["echo", "begun"], signal.SIGKILL)
+def test_a_program_whose_parent_is_already_gone_does_not_start() -> None:
+    command = dying_with_parent(["echo", "begun"], signal.SIGKILL)
     of_another_starter = [*command[:6], "1" if command[6] != "1" else "2", *command[7:]]
 
     finished = subprocess.run(of_another_starter, capture_output=True, text=True, timeout=30, check=False)
