@@ -1,8 +1,9 @@
-"""Every option of `charonia tune`, a line each, and what the arguments and a YAML file ask for.
+"""The options of `charonia tune`, and how arguments and a YAML file become a request.
 
-An option is `--name-with-dashes` on the command line and `name_with_underscores` in YAML. The command line beats the
-file, the file the default, which is that of the option's field in `TuneOptions`. Names, short forms and defaults are
-Model Analyzer's. What has no meaning here is accepted with a note that says why it has none.
+An option is `--name-with-dashes` on the command line and `name_with_underscores` in YAML. The command line overrides
+the file, and the file overrides the default, which is that of the option's field in `TuneOptions`. Names, short forms
+and defaults are Model Analyzer's. Options of Model Analyzer that have no effect here are accepted, with a note that
+says why.
 """
 
 from collections import deque

@@ -1,7 +1,7 @@
-"""What `charonia tune` shows while it runs: a line a trial, or a table on a terminal.
+"""The progress of `charonia tune`: a line for each trial, or a table on a terminal.
 
-The table has the latest measurements, what is tried now, and the best. It is drawn without `rich`, which takes a
-quarter of a second to import, and about ninety times as long for each change of the table on the measured machine.
+The table shows the latest measurements, the current trial and the best one. It does without `rich`, which takes a
+quarter of a second to import and about ninety times as long for each update of the table.
 """
 
 import os

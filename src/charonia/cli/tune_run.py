@@ -1,6 +1,6 @@
-"""The two things that `charonia tune` does: search for a configuration, and report on an earlier search.
+"""The subcommands of `charonia tune`: `profile` searches for a configuration, `report` reports on an earlier search.
 
-The load generator is asked by the options of `charonia perf`. Results lie in a folder of the export path.
+Load generator settings go through the options of `charonia perf`. Results are in a folder of the export path.
 """
 
 import os
@@ -173,7 +173,7 @@ def write_report(run: TuneRun, request: ReportRequest) -> tuple[list[Path], list
 
 
 def _write(path: Path, content: bytes) -> Path:
-    """Write a file such that it is either the old one or the new one, whatever happens, and return its path."""
+    """Replace a file atomically and return its path."""
     new = path.with_name(f".{path.name}.new")
     try:
         new.write_bytes(content)

@@ -1,6 +1,6 @@
-"""The file of `charonia tune -f`: YAML with the options by their names, models with settings, and goals.
+"""The YAML file of `charonia tune -f`: options by name, models with settings of their own, objectives and constraints.
 
-The readers take both what YAML holds and the text of an argument. Each raises ValueError with what it expected.
+Each reader accepts both a YAML value and the text of an argument, and raises ValueError with what it expected.
 """
 
 import json

@@ -1,7 +1,7 @@
-"""What happened to a model version of late: marks of its counters, one a second, and the difference of two. Pure.
+"""The recent activity of a model version: snapshots of its counters, one a second for a minute, and differences. Pure.
 
-Nothing is counted for this: the counters are there for statistics and metrics, and a second without a request costs a
-comparison of three numbers.
+It counts nothing itself: statistics and metrics have the counters, and a second without a request costs a comparison of
+three numbers.
 """
 
 from collections import Counter, deque

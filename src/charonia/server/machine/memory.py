@@ -1,7 +1,4 @@
-"""How much memory this process may use, and how much it and its children take.
-
-Memory of this process, where its C library is glibc.
-"""
+"""The memory of this process: how much it may use, how much it uses, and how glibc returns freed memory."""
 
 import ctypes
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Records that the parts of the configuration search share, and what a search is. Pure.
+"""The records that the parts of the configuration search share, and the `Search` protocol. Pure.
 
 Metrics are keyed by the names that users write in objectives and constraints (`Metric`), in the units of the tables:
 latencies in ms, memory in MB (10^6 bytes), rates in 1/s, utilisation in %.

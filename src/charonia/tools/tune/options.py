@@ -1,4 +1,4 @@
-"""What `charonia tune` is asked for: frozen records, with Model Analyzer's defaults and the rules among them."""
+"""The options of `charonia tune` as frozen records, with Model Analyzer's defaults, and checks across them."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -15,7 +15,7 @@ INSTANCE_COUNT_MAX = 5
 
 
 class LaunchMode(StrEnum):
-    """Where the server is from."""
+    """How the server is provided."""
 
     LOCAL = "local"
     DOCKER = "docker"

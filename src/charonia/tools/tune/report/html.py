@@ -1,7 +1,7 @@
 """A configuration search as one HTML file.
 
-Sentences and tables are written here, so they can be read without a script; `page/tune.js` draws the plots from JSON
-that the page carries.
+Python writes sentences and tables, so they are readable without JavaScript; `page/tune.js` draws the plots from JSON in
+the page.
 """
 
 from collections.abc import Iterator, Sequence

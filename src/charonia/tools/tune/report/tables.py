@@ -1,7 +1,4 @@
-"""The tables of the page of a configuration search, but those within a variant's section.
-
-The section of each variant: its configuration, what was measured of it load by load.
-"""
+"""The tables of the HTML page: the ranking, failures, and a section for each variant with its measurements by load."""
 
 from collections.abc import Sequence
 from html import escape

@@ -1,4 +1,4 @@
-"""A finished search as its reports show it: each variant once, with what was measured of it and what became of it."""
+"""A finished search as the reports show it: each variant once, with its role and measurements."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -63,7 +63,7 @@ class VariantView:
 
 
 def variant_views(group: GroupRecord) -> tuple[VariantView, ...]:
-    """Return the variants that were tried, best first, those of which nothing was measured last."""
+    """Return the variants that were tried, best first; those without a measurement come last."""
     rows: dict[str, list[Row]] = {}
     for row in rows_of(group):
         rows.setdefault(row.variant.variant.key, []).append(row)
@@ -86,7 +86,7 @@ def variant_views(group: GroupRecord) -> tuple[VariantView, ...]:
 
 
 def latency_metric(group: GroupRecord) -> Metric:
-    """Return the metric of latency that the goal is about, the 99th percentile where it is about none."""
+    """Return the latency metric of the goal, the 99th percentile if it has none."""
     for goal in group.goal.models:
         for metric in (*(limit.metric for limit in goal.constraints), *(aim.metric for aim in goal.objectives)):
             if metric in LATENCIES:
@@ -129,7 +129,7 @@ def _role(group: GroupRecord, key: str, *, is_default: bool) -> Role:
         return Role.RECOMMENDED if has_recommendation(group) else Role.CLOSEST
     if is_default:
         return Role.DEFAULT
-    # Who was only looked at has an interval that everything is within.
+    # A variant that was measured once has so wide an interval that it ties with everything.
     repeated = {tie.variant.key for tie in decision.ties if len(tie.trial_numbers) > 1}
     return Role.TIE if key in repeated else Role.OTHER
 

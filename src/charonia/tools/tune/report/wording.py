@@ -1,4 +1,4 @@
-"""Sentences and short texts of the reports."""
+"""Sentences and labels of the reports."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Which loads a variant is measured under: sweeps up to the plateau, and the edge of the constraints. Pure."""
+"""The loads that a variant is measured under: a sweep up to the plateau, and the limit that constraints set. Pure."""
 
 import itertools
 import math

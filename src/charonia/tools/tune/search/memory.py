@@ -1,4 +1,4 @@
-"""Which variants cannot fit in memory, by what was measured of others. Pure."""
+"""Predicts from the measured variants which others cannot fit in memory. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Search by the library optuna: its tree-structured Parzen estimator suggests, we measure and tell it. Seeded."""
+"""Search by the library optuna: its tree-structured Parzen estimator suggests variants and is told scores. Seeded."""
 
 import math
 from random import Random

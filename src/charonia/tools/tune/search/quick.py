@@ -1,8 +1,8 @@
-"""Hill climbing on the grid of variants, from the smallest values on. Pure.
+"""Hill climbing on the grid of variants, starting from the smallest values. Pure.
 
-Each point is measured under one load that fills its batches. A few points around home give the direction and, by how
-much is gained that way, the length of the next step. Where the steps lead nowhere, the direct neighbours decide; the
-climb ends on a point none of whose neighbours is better.
+Each point is measured under one load that fills its batches. A few points around the current one give the direction,
+and their gain gives the length of the next step. When steps no longer improve, the direct neighbours decide: the climb
+ends on a point that is better than all of its neighbours.
 """
 
 import math

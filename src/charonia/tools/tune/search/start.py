@@ -1,4 +1,4 @@
-"""The one way to start a search: its mode between the default configuration before and the finalists after. Pure."""
+"""Puts a search together: the default configuration first, then the search mode, then the finalists. Pure."""
 
 from collections.abc import Callable
 

@@ -1,8 +1,8 @@
-"""Successive halving: a brief look at every variant, then more time for fewer and fewer of them. Pure.
+"""Successive halving: a short measurement of every variant, then more time for fewer and fewer of them. Pure.
 
 Each round measures the survivors with twice the effort. A variant that is significantly worse than the leader drops
-out; where the intervals do not tell enough of them apart, only the best part goes on, so that a round never costs more
-than the one before. The last rounds, for the finalists, are `final.refine` and `final.repeat`.
+out; if the intervals overlap for too many, only the best part goes on, so a round never costs more than the one before.
+The last rounds, for the finalists, are `final.refine` and `final.repeat`.
 
 Source: Maron and Moore, Hoeffding races (1994); Karnin, Koren, Somekh, Almost optimal exploration (2013).
 """

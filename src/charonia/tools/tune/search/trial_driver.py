@@ -1,7 +1,7 @@
-"""What every search mode measures with: it numbers trials, keeps what was told, and ends in time. Pure.
+"""What all search modes measure with: numbers trials, records outcomes, and enforces the time budget. Pure.
 
-The modes are generators: they yield a trial and are sent its outcome. So a mode reads as the plain loop that it is, and
-stops wherever the next measurement is waited for.
+A mode is a generator that yields a trial and is sent its outcome. So it reads as a plain loop, and is suspended while
+the measurement runs.
 """
 
 import math
