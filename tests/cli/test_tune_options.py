@@ -65,7 +65,7 @@ def test_a_container_is_not_needed_and_the_run_goes_on_locally() -> None:
     merged = parse_profile([*BASE, "--triton-launch-mode=docker"])
 
     assert merged.options.launch.mode is LaunchMode.LOCAL
-    assert "no container is needed" in merged.notes[-1]
+    assert "without a container" in merged.notes[-1]
 
 
 def test_loading_the_server_into_this_process_is_refused_with_what_to_do_instead() -> None:

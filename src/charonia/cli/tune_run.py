@@ -45,11 +45,11 @@ SET_HERE = (
 """Options of `charonia perf` that the search sets itself."""
 
 TIMED = ("measurement-mode", "measurement-interval", "p", "request-count", "measurement-request-count")
-"""Options that say how long is measured."""
+"""Options that set the duration of a measurement."""
 
 
 def profile_models(request: TuneRequest, command: str) -> int:
-    """Tune what is asked for, write the results, and return the exit status.
+    """Tune the models, write the results, and return the exit status.
 
     Raises:
         ServingError: Nothing can be measured, or a file cannot be written.
@@ -131,7 +131,7 @@ def write_results(run: TuneRun, output: OutputSettings, names: Sequence[str] = (
     }
     document = to_json(run) + "\n"
     data = {name: text for name, text in tables.items() if text} | {JSON_FILE: document}
-    # What was measured first: it must not depend on what is made of it.
+    # The measurements first: a failure of a report must not lose them.
     written = [_write(folder / name, text.encode()) for name, text in data.items()]
     if output.json is not None and str(output.json) == JSON_STDOUT:
         sys.stdout.write(document)
@@ -145,7 +145,7 @@ def write_results(run: TuneRun, output: OutputSettings, names: Sequence[str] = (
 
 
 def read_result(request: ReportRequest) -> TuneRun:
-    """Return the run that a report is asked for.
+    """Return the run to report on.
 
     Raises:
         ServingError: NOT_FOUND when there is none, INVALID_ARG when it is not one.
@@ -162,7 +162,7 @@ def read_result(request: ReportRequest) -> TuneRun:
 
 
 def write_report(run: TuneRun, request: ReportRequest) -> tuple[list[Path], list[str]]:
-    """Write tables and page again, and return their paths and the tables.
+    """Write tables and page of an earlier run, and return their paths and the tables.
 
     Raises:
         ServingError: INVALID_ARG when one cannot be written.
@@ -188,7 +188,7 @@ def _unwritable(path: Path, error: OSError) -> ServingError:
 
 
 def loads_of(options: TuneOptions) -> Prepare:
-    """Return what makes loads ready.
+    """Return the function that prepares loads.
 
     Raises:
         ServingError: INVALID_ARG for an option of the load generator that is set here.
@@ -229,7 +229,7 @@ def loads_of(options: TuneOptions) -> Prepare:
 
 
 def _in_yaml(model: str, hint: str) -> str:
-    """Return a hint at options of the load generator as one at the file that gives them to it."""
+    """Rephrase a hint about options of the load generator in terms of the YAML file."""
     flag, _, value = hint.removeprefix("--").partition(" ")
     if not hint.startswith("--") or not value:
         return hint

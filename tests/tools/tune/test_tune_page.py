@@ -229,7 +229,7 @@ def test_without_a_gain_the_default_is_recommended_and_nothing_is_to_be_changed(
     assert "Change of" not in page.text
 
 
-def test_constraints_that_nobody_keeps_show_who_came_closest() -> None:
+def test_constraints_that_no_variant_keeps_show_the_closest_one() -> None:
     page = Page(render(synthetic_tune_run(latency_max_ms=1.0)))
 
     assert "limits not met" in page.text

@@ -416,7 +416,7 @@ class SearchOptions:
         mode: Which search.
         time_budget_s: Most wall time of all trials together, 0 for no limit.
         trials_max: Most measurements.
-        seed: Of everything that is drawn at random.
+        seed: Seed of random choices.
         finalist_count: Variants that are repeated at the end, besides the default one.
         repeats_max: Most measurements of a finalist.
         stops_early: Whether automatic brute search leaves out batch sizes beyond the plateau.

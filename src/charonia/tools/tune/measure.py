@@ -195,7 +195,7 @@ class Measurer:
         percentiles: The percentile of each model that has to be known well, None for the mean.
         composing: Models whose statistics belong to a model's, by its name.
         stop: A wish to end.
-        metrics_interval_s: Time between two looks at the metrics page, 0 for none: only GPUs need it.
+        metrics_interval_s: Interval between readings of the metrics page, 0 for none: only GPUs need it.
     """
 
     def __init__(

@@ -124,7 +124,7 @@ class MeasureSettings:
         concurrency: Exactly these concurrencies; empty for a search.
         request_rate: Exactly these request rates; empty for a search.
         time_s: Longest time of a measurement.
-        metrics_interval_s: Time between two looks at the metrics page.
+        metrics_interval_s: Interval between readings of the metrics page.
         perf_flags: Options of `charonia perf` by name without dashes.
     """
 

@@ -136,7 +136,7 @@ class TuneRun:
         server: Which server.
         is_remote: Whether the server was already running.
         options: The options that were named, by name.
-        seed: Of everything that is drawn at random.
+        seed: Seed of random choices.
         groups: What was found.
         idle_gpus: The server's GPUs before the first model was loaded.
         notes: What a reader has to know about the whole run.

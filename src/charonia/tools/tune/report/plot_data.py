@@ -158,7 +158,7 @@ def _three(estimate: Estimate, factor: float = 1.0) -> list[float]:
 
 
 def _parts(trials: Sequence[TrialRecord], model: str) -> list[dict[str, Any]]:
-    """Return what a mean request was made of in the longest of some trials, the model first."""
+    """Return the parts of a mean request, from the trial with the most requests, the model first."""
     levels = [trial.levels[model] for trial in trials if model in trial.levels]
     return _rounded(max(levels, key=lambda level: level.request_count)) if levels else []
 

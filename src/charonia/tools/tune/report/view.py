@@ -23,11 +23,11 @@ MEMORIES = {Metric.CPU_USED_RAM: "Memory", Metric.GPU_USED_MEMORY: "GPU memory"}
 
 
 class Role(StrEnum):
-    """What became of a variant."""
+    """The role of a variant in the verdict."""
 
     RECOMMENDED = "recommended"
     CLOSEST = "closest"
-    """The best one where none keeps the constraints."""
+    """The best one if none keeps the constraints."""
     DEFAULT = "default"
     TIE = "as good"
     OTHER = ""
@@ -39,7 +39,7 @@ class VariantView:
 
     Attributes:
         record: The variant and its configurations.
-        role: What became of it.
+        role: Its role in the verdict.
         rows: What was measured, a load a row, from the lightest load to the heaviest.
         best: Its best load, None where nothing was measured.
         failures: Why it was not measured under loads, by load.
@@ -53,7 +53,7 @@ class VariantView:
 
     @property
     def best_row(self) -> Row | None:
-        """What was measured under its best load."""
+        """The measurements under its best load."""
         return next((row for row in self.rows if self.best and row.point.loads == self.best.loads), None)
 
     @property
@@ -95,7 +95,7 @@ def latency_metric(group: GroupRecord) -> Metric:
 
 
 def overall(ranked: Ranked, metric: Metric) -> Estimate | None:
-    """Return a metric of all models together: the sum of rates, the worst of anything else. None: not measured."""
+    """Return a metric of all models together: the sum of rates, the worst of the rest. None if it was not measured."""
     found = [metrics[metric] for metrics in ranked.metrics.values() if metric in metrics]
     if not found:
         return None
