@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from charonia.cli.tune_options import PROFILE, REPORT, Subcommand, parse_profile, parse_report, subcommand
 from charonia.cli.values import integers, seconds
 from charonia.core.errors import ServingError
+from charonia.tools.perf.options import WireProtocol
 from charonia.tools.tune.api import Constraint, Metric, Objective, SearchMode
-from charonia.tools.tune.options import ClientProtocol, LaunchMode, TuneFor, TuneOptions
+from charonia.tools.tune.options import LaunchMode, TuneFor, TuneOptions
 
 BASE = ["-m", "R", "--profile-models", "add_sub"]
 QUICK_START = (
@@ -54,7 +55,7 @@ def test_the_defaults_are_those_of_model_analyzer() -> None:
         128,
     )
     assert (options.search.rate_min, options.search.rate_max) == (16, 8192)
-    assert options.measure.protocol is ClientProtocol.GRPC
+    assert options.measure.protocol is WireProtocol.GRPC
     assert options.measure.batch_sizes == (1,)
     assert options.output.inference_file == "metrics-model-inference.csv"
     assert options.output.configs_per_model == 3
@@ -64,7 +65,7 @@ def test_a_container_is_not_needed_and_the_run_goes_on_locally() -> None:
     merged = parse_profile([*BASE, "--triton-launch-mode=docker"])
 
     assert merged.options.launch.mode is LaunchMode.LOCAL
-    assert "no container is needed" in merged.notes[-1]
+    assert "without a container" in merged.notes[-1]
 
 
 def test_loading_the_server_into_this_process_is_refused_with_what_to_do_instead() -> None:

@@ -34,7 +34,7 @@ def test_the_program_is_the_process_that_was_started_and_its_status_is_kept() ->
     assert (process.returncode, output) == (3, f"{process.pid}\n")
 
 
-def test_the_program_gets_the_signal_when_its_starter_is_killed() -> None:
+def test_the_program_gets_the_signal_when_its_parent_is_killed() -> None:
     with subprocess.Popen([sys.executable, "-c", STARTER], stdout=subprocess.PIPE, text=True) as starter:
         assert starter.stdout is not None
         child = psutil.Process(int(starter.stdout.readline()))

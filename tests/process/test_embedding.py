@@ -353,7 +353,7 @@ def test_polling_outlives_a_look_that_fails(tmp_path: Path, monkeypatch: pytest.
         give_up = time.monotonic() + 30
         is_there = False
         while not is_there:
-            assert time.monotonic() < give_up, "nobody looks at the repository any more"
+            assert time.monotonic() < give_up, "the repository is no longer polled"
             with suppress(ServingError):  # it is unknown at first
                 is_there = server.is_ready("late")
             time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Ensembles as clients see them: identity, ONNX and Python models wired together, asked by stock clients."""
+"""Ensembles as clients see them: identity, ONNX and Python models connected, and asked by stock clients."""
 
 import json
 import queue

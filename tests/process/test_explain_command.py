@@ -171,7 +171,7 @@ def test_an_address_that_leads_nowhere_is_said(url: str, expected: str) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_certificate_that_nobody_vouches_for_is_said() -> None:
+def test_a_certificate_without_a_trusted_issuer_is_reported() -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     trustme.CA().issue_cert("127.0.0.1").configure_cert(context)
     with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor() as pool:

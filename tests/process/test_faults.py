@@ -122,7 +122,7 @@ class Load:
             thread.join()
 
     def is_fine(self) -> bool:
-        """Whether everybody got right answers so far, and gets them now."""
+        """Whether all clients got right answers so far, and get them now."""
         before = list(self.answered)
         return (
             eventually(lambda: all(now > then for now, then in zip(self.answered, before, strict=True)))
@@ -177,7 +177,7 @@ def load(server: ServeProcess) -> Iterator[Load]:
 
 
 @pytest.fixture(autouse=True)
-def nobody_else_notices(server: ServeProcess, load: Load) -> Iterator[None]:
+def other_clients_notice_nothing(server: ServeProcess, load: Load) -> Iterator[None]:
     yield
     assert load.is_fine(), load.problems
     assert answer(server.http, "GET", "/v2/health/ready")[0] == 200

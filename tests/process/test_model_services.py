@@ -1,4 +1,4 @@
-"""What models ask of the server besides answers: metrics of their own, other models loaded, and an orderly end."""
+"""Services of the server to Python models: custom metrics, loading of other models, and an orderly end."""
 
 import threading
 import time

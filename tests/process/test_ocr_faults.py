@@ -1,4 +1,4 @@
-"""What goes wrong in the middle of an OCR pipeline hits the requests that it concerns, and the error names the step."""
+"""A fault in the middle of an OCR pipeline fails only the requests that it concerns, and the error names the step."""
 
 import concurrent.futures
 import io

@@ -1,4 +1,4 @@
-"""The access log of a server: a line a request, for both protocols."""
+"""The access log of a server: a line for each request, for both protocols."""
 
 import json
 import re

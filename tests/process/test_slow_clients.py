@@ -1,7 +1,7 @@
-"""A server that stops while its answers are on their way to clients that read slowly, or not at all.
+"""A server that stops while it sends to clients that read slowly, or not at all.
 
-Nobody here is quick: slow clients pause for a small part of the time that a client may take nothing, and for longer in
-all. What takes longer on a slow machine takes longer, and that is all.
+Each pause of a slow client is a small part of the time that a client may read nothing; the sum of its pauses is more
+than that time. On a slow machine the tests take longer, with the same outcome.
 """
 
 import json

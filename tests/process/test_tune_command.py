@@ -191,7 +191,7 @@ def test_a_remote_server_of_which_one_protocol_is_reachable_is_tuned_over_that_a
     assert state(remote) == before
 
 
-def test_where_nobody_answers_both_addresses_are_named(tmp_path: Path) -> None:
+def test_without_an_answer_both_addresses_are_named(tmp_path: Path) -> None:
     nowhere = ("--triton-http-endpoint", "127.0.0.1:9", "--triton-grpc-endpoint", "127.0.0.1:10", "-r", "2")
 
     done = tune(tmp_path, "--triton-launch-mode", "remote", *nowhere)
@@ -316,7 +316,9 @@ def test_an_ensemble_is_tuned_by_the_models_that_it_is_made_of(tmp_path: Path) -
         assert client.model_ready("m_config_1")
 
 
-def test_a_constraint_that_nobody_meets_ends_in_a_status_of_its_own_and_says_how_close_it_was(tmp_path: Path) -> None:
+def test_a_constraint_that_no_variant_meets_ends_in_a_status_of_its_own_and_says_how_close_it_was(
+    tmp_path: Path,
+) -> None:
     done = tune(
         *(tmp_path, "-m", str(write(tmp_path)), "--run-config-search-max-instance-count", "1"),
         *("--min-throughput", "100000000"),
@@ -390,7 +392,7 @@ def test_what_cannot_work_is_said_before_anything_is_measured(
     assert "Traceback" not in done.stderr
 
 
-def test_a_shape_that_nobody_gave_is_asked_for_where_it_can_be_given(tmp_path: Path) -> None:
+def test_a_shape_that_is_missing_is_asked_for_where_it_can_be_given(tmp_path: Path) -> None:
     write_model(tmp_path / "models", "m", "", config=identity_pbtxt(dims=(-1,), max_batch_size=0))
 
     done = tune(tmp_path, "-m", str(tmp_path / "models"), "--run-config-search-disable")

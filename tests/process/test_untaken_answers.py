@@ -1,4 +1,4 @@
-"""A gRPC client that goes on asking but takes no answers, over a socket to a real server."""
+"""A gRPC client that sends requests but reads no answers, over a socket to a real server."""
 
 import json
 import socket

@@ -114,7 +114,7 @@ def test_the_moments_of_speech_are_those_of_the_packages_own_iterator(server: Se
     assert kinds == ["start", "end"]
 
 
-def test_the_scripts_say_when_somebody_speaks(server: ServeProcess, tmp_path: Path) -> None:
+def test_the_scripts_say_when_there_is_speech(server: ServeProcess, tmp_path: Path) -> None:
     file = tmp_path / "voice.wav"
     subprocess.run([sys.executable, str(EXAMPLE / "voice.py"), str(file)], check=True, timeout=60)
 

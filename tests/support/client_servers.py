@@ -1,4 +1,4 @@
-"""For tests of the client: a fake engine behind real ports, a server of one function, and whoever waits for answers."""
+"""For tests of the client: a fake engine behind real ports, a server of one function, and a receiver of answers."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine

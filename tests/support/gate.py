@@ -1,4 +1,4 @@
-"""Models that work until they are let go: tests of what happens meanwhile need no model that is slow enough."""
+"""Models that work until a test releases them, so that tests of what happens meanwhile need no slow model."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -58,5 +58,5 @@ class Gate:
             self.open()
 
     def open(self) -> None:
-        """Let go whoever waits."""
+        """Release the waiting models."""
         self._sign.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
 """Charonia and Triton side by side: the same repository, the same requests, the answers compared.
 
-What has to be equal: the status, and the JSON or protobuf document, without what differs by its nature (the sentences
-of errors, durations, the server's name). Triton is the one that `bench/peers.sh` installs; it has the Python backend
+The status and the JSON or protobuf document have to be equal, except for what naturally differs (the texts of errors,
+durations, the server's name). Triton is the one that `bench/peers.sh` installs; it has the Python backend
 only.
 """
 

@@ -1,9 +1,9 @@
-"""GPUs that are pretended: their driver, for several processes, with memory that is files which all of them map.
+"""A fake CUDA driver for several processes: memory of the GPUs is files that all of them map.
 
-A process that calls `install` finds this driver where the library of NVIDIA's would be. What the code under test asks
-of it is done for real: memory is allocated, opened by its handle in another process, copied, freed. A handle cannot be
-opened by the process that made it, nor after that has ended, nor where the GPU is hidden; memory that was opened has no
-handle of its own. Every call that matters is noted in a file that all processes share.
+A process that calls `install` finds this driver in place of NVIDIA's library. It really allocates memory, opens it by
+its handle in another process, copies and frees it. A handle cannot be opened by the process that made it, nor after
+that process has ended, nor if the GPU is hidden; opened memory has no handle of its own. Every relevant call is
+recorded in a file that all processes share.
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""A `charonia serve` process for tests: free ports, captured log, sure end. And how to wait for somebody else's."""
+"""A `charonia serve` process for tests: free ports, captured log, certain end; and how to wait for other processes."""
 
 import contextlib
 import re
@@ -158,7 +158,7 @@ class ServeProcess:
 
 
 def wait_until_ended(process: psutil.Process) -> None:
-    """Wait for the end of a process that is not our child; it has ended, too, where nobody asks for its status.
+    """Wait for the end of a process that is not a child of this one; a zombie counts as ended.
 
     Raises:
         TimeoutError: It goes on.

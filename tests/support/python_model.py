@@ -50,11 +50,11 @@ class Sink:
         self.done.set_result(error)
 
     def is_cancelled(self, index: int) -> bool:
-        """Nobody leaves."""
+        """Return False: no client leaves."""
         return False
 
     def frame(self) -> CallFrame:
-        """Return a frame of a model that nobody called."""
+        """Return the frame of a model that no other model called."""
         return CallFrame("m", "1", "m_0_0")
 
 

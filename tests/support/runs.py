@@ -1,4 +1,4 @@
-"""Runs of the load generator that nobody measured: records with believable numbers, for tests of what reads them."""
+"""Made-up runs of the load generator: records with plausible numbers, for tests of their readers."""
 
 import shlex
 from dataclasses import dataclass

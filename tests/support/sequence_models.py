@@ -1,4 +1,4 @@
-"""Models that work on sequences, for tests: Python models that any server with a Python backend runs, and ONNX ones."""
+"""Sequence models for tests: Python models that run on any server with a Python backend, and ONNX models."""
 
 from tests.support.onnx_writer import GraphWriter
 

@@ -1,6 +1,6 @@
 """A scheduler, slots and clients in simulated time: no thread, no sleep, the same result every time.
 
-The simulation stands where the engine does: it passes events on, plays the slots, sends a `Tick` exactly at `wake_at`.
+The simulation takes the place of the engine: it passes events on, acts as the slots, sends `Tick` exactly at `wake_at`.
 """
 
 from collections.abc import Callable

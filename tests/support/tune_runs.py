@@ -1,4 +1,4 @@
-"""Finished configuration searches of a simulated server, for tests of what reads them."""
+"""Finished configuration searches of a simulated server, for tests of their readers."""
 
 import difflib
 from collections.abc import Callable

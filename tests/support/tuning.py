@@ -1,7 +1,7 @@
-"""A server in closed form, for tests of searches: what a configuration gives is a formula, and so its optimum is known.
+"""A server in closed form for tests of searches: its performance is a formula, so the optimum is known.
 
 `m` busy instances work on batches of `k` items each; a batch takes `fixed + item * k + square * k * k` milliseconds,
-shared by the threads of its instance, and longer where instances and threads ask for more cores than there are.
+shared by the threads of its instance, and longer if instances and threads need more cores than there are.
 """
 
 import math

@@ -1,6 +1,6 @@
-"""`charonia tune`: find the configuration of a model that gives the most within its user's limits.
+"""`charonia tune`: find the configuration with which a model performs best within the user's limits.
 
-Tables and summary go to stdout, what is being tried to stderr. Exit status: see `charonia tune --help`.
+Tables and summary go to stdout, progress to stderr. Exit status: see `charonia tune --help`.
 """
 
 import shlex

@@ -1,8 +1,9 @@
-"""Every option of `charonia tune`, a line each, and what the arguments and a YAML file ask for.
+"""The options of `charonia tune`, and how arguments and a YAML file become a request.
 
-An option is `--name-with-dashes` on the command line and `name_with_underscores` in YAML. The command line beats the
-file, the file the default, which is that of the option's field in `TuneOptions`. Names, short forms and defaults are
-Model Analyzer's. What has no meaning here is accepted with a note that says why it has none.
+An option is `--name-with-dashes` on the command line and `name_with_underscores` in YAML. The command line overrides
+the file, and the file overrides the default, which is that of the option's field in `TuneOptions`. Names, short forms
+and defaults are Model Analyzer's. Options of Model Analyzer that have no effect here are accepted, with a note that
+says why.
 """
 
 from collections import deque
@@ -24,9 +25,9 @@ from charonia.cli.tune_yaml import (
 )
 from charonia.cli.values import choice, filled, integer, integers, names, number, numbers, pairs, path, seconds, switch
 from charonia.core.errors import invalid
+from charonia.tools.perf.options import WireProtocol
 from charonia.tools.tune.api import SearchMode
 from charonia.tools.tune.options import (
-    ClientProtocol,
     LaunchMode,
     LaunchOptions,
     ModelRequest,
@@ -42,7 +43,7 @@ Read = Callable[[Any], object]
 
 
 class Subcommand(StrEnum):
-    """What to do."""
+    """A subcommand of `charonia tune`."""
 
     PROFILE = "profile"
     REPORT = "report"
@@ -50,7 +51,7 @@ class Subcommand(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ReportRequest:
-    """What a report is asked for.
+    """The options of `report`.
 
     Attributes:
         config_file: File with further options.
@@ -156,13 +157,13 @@ SERVER = (
 SEARCH = (
     Option(
         *("--run-config-search-mode", "search.mode", choice(SearchMode), "race|brute|quick|optuna"),
-        "All briefly and the best again; all; uphill; by the library optuna",
+        "Successive halving, brute force, hill climbing, or the library optuna",
     ),
     Option(
         *("--time-budget", "search.time_budget_s", seconds, "TIME", "Most time for it, e.g. 90s or 5m"),
         default="",
     ),
-    Option("--seed", "search.seed", integer(0), "N", "Of everything that is drawn at random"),
+    Option("--seed", "search.seed", integer(0), "N", "Seed of random choices"),
     _switch("--run-config-search-disable", "search.disabled", "Measure only what is written down"),
     Option("--run-config-search-min-concurrency", "search.concurrency_min", integer(1), "N", "Least concurrency"),
     Option("--run-config-search-max-concurrency", "search.concurrency_max", integer(1), "N", "Largest concurrency"),
@@ -207,7 +208,7 @@ LOAD = (
     Option("--concurrency -c", "measure.concurrency", integers(1), "LIST", "Exactly these concurrencies", default=""),
     Option("--request-rate", "measure.request_rate", numbers(0), "LIST", "Exactly these requests a second", default=""),
     Option("--batch-sizes -b", "measure.batch_sizes", integers(1), "LIST", "Items of a request"),
-    Option("--client-protocol", "measure.protocol", choice(ClientProtocol), "http|grpc", "Protocol"),
+    Option("--client-protocol", "measure.protocol", choice(WireProtocol), "http|grpc", "Protocol"),
     Option(
         *("--measurement-time", "measure.time_s", number(0, above=True), "SECONDS"),
         "Longest time of one measurement; it ends sooner where that is enough",
@@ -220,7 +221,7 @@ LOAD = (
     ),
     Option(
         *("--monitoring-interval -i", "measure.metrics_interval_s", number(0, above=True), "SECONDS"),
-        "Time between two looks at the metrics page",
+        "Interval between readings of the metrics page",
     ),
 )
 
@@ -228,7 +229,13 @@ GOAL = (
     Option("--latency-budget", "goal.latency_budget_ms", integer(1), "MS", "Largest p99 latency", default=""),
     Option("--min-throughput", "goal.min_throughput", integer(1), "N", "Least inferences a second", default=""),
     Option(
-        *("--objectives", "goal.objectives", objectives, "[METRIC] or {METRIC: WEIGHT}", "What to make large or small"),
+        *(
+            "--objectives",
+            "goal.objectives",
+            objectives,
+            "[METRIC] or {METRIC: WEIGHT}",
+            "What to maximise or minimise",
+        ),
         in_file_only=True,
         default="perf_throughput",
     ),
@@ -264,13 +271,13 @@ OUTPUT = (
     Option("--verbose -v", "output.verbose", switch, "", "Print the tables too", default=""),
 )
 
-_PERF = "load is made in this process"
-_ALWAYS = "the server's memory is always looked at where it runs on this machine"
-_GPU = "the server's metrics page tells about its GPUs"
-_DOCKER = "no container is needed: a server is started as a process"
+_PERF = "the load generator is built in"
+_ALWAYS = "the memory of a server on this machine is always measured"
+_GPU = "the metrics of GPUs are read from the server's metrics page"
+_DOCKER = "the server is started as a process, without a container"
 
 WITHOUT_EFFECT = (
-    _idle("--duration-seconds -d", number(0), "SECONDS", "the idle server is looked at once"),
+    _idle("--duration-seconds -d", number(0), "SECONDS", "the idle server is measured once"),
     _idle("--collect-cpu-metrics", switch, "", _ALWAYS),
     _idle("--gpus", names, "LIST", _GPU),
     _idle("--always-report-gpu-metrics", switch, "", _GPU),
@@ -391,13 +398,13 @@ def subcommand(arguments: Sequence[str]) -> tuple[Subcommand, TuneFor, list[str]
 
 
 def parse_profile(arguments: Sequence[str], tune_for: TuneFor = TuneFor.ONLINE) -> TuneRequest:
-    """Return what the arguments of `profile` ask for; a file that they name is read.
+    """Return the request of `profile` from its arguments and the file that they name.
 
     Raises:
         ServingError: INVALID_ARG with a line for every problem.
     """
     given = _split(PROFILE, arguments)
-    # The record that knows the defaults has a model and a repository, or it would not be valid.
+    # The record with the defaults needs a model and a repository to be valid.
     updates = {"models.profile": (), "launch.repository": None, **PROFILE.read(given), "goal.tune_for": tune_for}
     options = PROFILE.filled(updates, given)
     given.check()
@@ -407,13 +414,13 @@ def parse_profile(arguments: Sequence[str], tune_for: TuneFor = TuneFor.ONLINE) 
             for name in request.without_effect
         ]
     if options.launch.mode is LaunchMode.DOCKER:
-        given.notes.append("launch mode docker: no container is needed, a server is started as a process")
+        given.notes.append(f"launch mode docker: {_DOCKER}")
         options = replace(options, launch=replace(options.launch, mode=LaunchMode.LOCAL))
     return TuneRequest(options, _named(given), tuple(given.notes))
 
 
 def parse_report(arguments: Sequence[str]) -> ReportRequest:
-    """Return what the arguments of `report` ask for.
+    """Return the request of `report` from its arguments.
 
     Raises:
         ServingError: INVALID_ARG with a line for every problem.
@@ -458,7 +465,7 @@ def _named(given: Given) -> dict[str, str]:
 
 
 def _without_secrets(values: Mapping[str, object]) -> dict[str, object]:
-    """Return values without those of headers and environments: tokens and passwords do not belong into reports."""
+    """Return values without those of headers and environments, so that reports contain no tokens and passwords."""
     return {name: _masked(value) if name.lstrip("-") in _SECRET else _open(value) for name, value in values.items()}
 
 

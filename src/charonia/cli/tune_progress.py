@@ -1,7 +1,7 @@
-"""What `charonia tune` shows while it runs: a line a trial, or a table on a terminal.
+"""The progress of `charonia tune`: a line for each trial, or a table on a terminal.
 
-The table has the latest measurements, what is tried now, and the best. It is drawn without `rich`, which takes a
-quarter of a second to import, and about ninety times as long for each change of the table on the measured machine.
+The table shows the latest measurements, the current trial and the best one. It does without `rich`, which takes a
+quarter of a second to import and about ninety times as long for each update of the table.
 """
 
 import os
@@ -29,7 +29,7 @@ _WIDTH_UNKNOWN = 80
 
 @contextmanager
 def watched(stream: TextIO, *, quiet: bool, verbose: bool) -> Iterator[Progress]:
-    """Yield what shows progress: a table on a terminal, else a line a measurement.
+    """Yield the progress display: a table on a terminal, else a line for each measurement.
 
     Args:
         stream: Where to.
@@ -47,12 +47,12 @@ def watched(stream: TextIO, *, quiet: bool, verbose: bool) -> Iterator[Progress]
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Whether a stream is a terminal that moves its cursor when told to."""
+    """Whether a stream is a terminal with cursor control."""
     return stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
 
 
 class TunePrinter:
-    """Prints what happens.
+    """Prints a line for each event.
 
     Args:
         out: Where to.
@@ -101,7 +101,7 @@ class TunePrinter:
 
 
 class LiveTable:
-    """The table. Notes are printed above it and stay; the table itself is gone at the end.
+    """The table. Notes are printed above it and stay; the table is cleared at the end.
 
     Args:
         stream: The terminal.
@@ -136,7 +136,7 @@ class LiveTable:
         self._draw()
 
     def wipe(self) -> None:
-        """Leave nothing of the table, and the cursor where it began."""
+        """Clear the table, and return the cursor to where it started."""
         if self._drawn:
             self._write(f"\r\x1b[{self._drawn}A\x1b[J")
             self._drawn = 0
@@ -187,7 +187,7 @@ class LiveTable:
         self._drawn = len(lines)
 
     def _write(self, text: str) -> None:
-        # A terminal that has gone shows no progress, and must not end the run.
+        # A closed terminal must not end the run.
         with suppress(OSError, ValueError):
             self._stream.write(text)
             self._stream.flush()
@@ -200,7 +200,7 @@ class LiveTable:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows as lines with columns below each other, numbers to the right, names cut."""
+    """Return rows as lines with aligned columns, numbers to the right, long names cut."""
     shown = [[_plain(cell) for cell in row] for row in rows]
     for row in shown:
         row[1] = row[1] if len(row[1]) <= _NAME_LENGTH_MAX else f"…{row[1][1 - _NAME_LENGTH_MAX :]}"
@@ -220,7 +220,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    """Return a text without what a terminal would obey."""
+    """Return a text without control characters."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 

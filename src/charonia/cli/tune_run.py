@@ -1,6 +1,6 @@
-"""The two things that `charonia tune` does: search for a configuration, and report on an earlier search.
+"""The subcommands of `charonia tune`: `profile` searches for a configuration, `report` reports on an earlier search.
 
-The load generator is asked by the options of `charonia perf`. Results lie in a folder of the export path.
+Load generator settings go through the options of `charonia perf`. Results are in a folder of the export path.
 """
 
 import os
@@ -18,11 +18,11 @@ from charonia.core.errors import ServingError, invalid, not_found
 from charonia.tools.perf.api import MeasuredTarget
 from charonia.tools.perf.data.load import load_inputs
 from charonia.tools.perf.data.spec import model_spec
-from charonia.tools.perf.options import is_decoupled
+from charonia.tools.perf.options import WireProtocol, is_decoupled
 from charonia.tools.perf.run import ask, stopped_by_signals
 from charonia.tools.tune.api import LoadPoint
 from charonia.tools.tune.measure import Prepare, PreparedLoad
-from charonia.tools.tune.options import ClientProtocol, OutputSettings, TuneOptions, TuneRequest
+from charonia.tools.tune.options import OutputSettings, TuneOptions, TuneRequest
 from charonia.tools.tune.profile import profile
 from charonia.tools.tune.report.html import render
 from charonia.tools.tune.report.pictures import pictures, require_matplotlib
@@ -45,11 +45,11 @@ SET_HERE = (
 """Options of `charonia perf` that the search sets itself."""
 
 TIMED = ("measurement-mode", "measurement-interval", "p", "request-count", "measurement-request-count")
-"""Options that say how long is measured."""
+"""Options that set the duration of a measurement."""
 
 
 def profile_models(request: TuneRequest, command: str) -> int:
-    """Tune what is asked for, write the results, and return the exit status.
+    """Tune the models, write the results, and return the exit status.
 
     Raises:
         ServingError: Nothing can be measured, or a file cannot be written.
@@ -131,7 +131,7 @@ def write_results(run: TuneRun, output: OutputSettings, names: Sequence[str] = (
     }
     document = to_json(run) + "\n"
     data = {name: text for name, text in tables.items() if text} | {JSON_FILE: document}
-    # What was measured first: it must not depend on what is made of it.
+    # The measurements first: a failure of a report must not lose them.
     written = [_write(folder / name, text.encode()) for name, text in data.items()]
     if output.json is not None and str(output.json) == JSON_STDOUT:
         sys.stdout.write(document)
@@ -145,7 +145,7 @@ def write_results(run: TuneRun, output: OutputSettings, names: Sequence[str] = (
 
 
 def read_result(request: ReportRequest) -> TuneRun:
-    """Return the run that a report is asked for.
+    """Return the run to report on.
 
     Raises:
         ServingError: NOT_FOUND when there is none, INVALID_ARG when it is not one.
@@ -162,7 +162,7 @@ def read_result(request: ReportRequest) -> TuneRun:
 
 
 def write_report(run: TuneRun, request: ReportRequest) -> tuple[list[Path], list[str]]:
-    """Write tables and page again, and return their paths and the tables.
+    """Write tables and page of an earlier run, and return their paths and the tables.
 
     Raises:
         ServingError: INVALID_ARG when one cannot be written.
@@ -173,7 +173,7 @@ def write_report(run: TuneRun, request: ReportRequest) -> tuple[list[Path], list
 
 
 def _write(path: Path, content: bytes) -> Path:
-    """Write a file such that it is either the old one or the new one, whatever happens, and return its path."""
+    """Replace a file atomically and return its path."""
     new = path.with_name(f".{path.name}.new")
     try:
         new.write_bytes(content)
@@ -188,7 +188,7 @@ def _unwritable(path: Path, error: OSError) -> ServingError:
 
 
 def loads_of(options: TuneOptions) -> Prepare:
-    """Return what makes loads ready.
+    """Return the function that prepares loads.
 
     Raises:
         ServingError: INVALID_ARG for an option of the load generator that is set here.
@@ -229,7 +229,7 @@ def loads_of(options: TuneOptions) -> Prepare:
 
 
 def _in_yaml(model: str, hint: str) -> str:
-    """Return a hint at options of the load generator as one at the file that gives them to it."""
+    """Rephrase a hint about options of the load generator in terms of the YAML file."""
     flag, _, value = hint.removeprefix("--").partition(" ")
     if not hint.startswith("--") or not value:
         return hint
@@ -245,9 +245,9 @@ def _by_name(flags: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
     return found
 
 
-def _protocol(given: dict[str, list[str]], default: ClientProtocol) -> ClientProtocol:
+def _protocol(given: dict[str, list[str]], default: WireProtocol) -> WireProtocol:
     named = given.get("protocol") or given.get("i")
-    return ClientProtocol(named[-1].lower()) if named else default
+    return WireProtocol(named[-1].lower()) if named else default
 
 
 def _arguments(given: dict[str, list[str]]) -> list[str]:

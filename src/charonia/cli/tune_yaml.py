@@ -1,6 +1,6 @@
-"""The file of `charonia tune -f`: YAML with the options by their names, models with settings, and goals.
+"""The YAML file of `charonia tune -f`: options by name, models with settings of their own, objectives and constraints.
 
-The readers take both what YAML holds and the text of an argument. Each raises ValueError with what it expected.
+Each reader accepts both a YAML value and the text of an argument, and raises ValueError with what it expected.
 """
 
 import json
@@ -21,11 +21,11 @@ from charonia.tools.tune.options import ModelRequest
 _NUMBER_TAGS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 FILE_BYTES_MAX = 4 * 1024 * 1024
-"""Files are written by hand; anything larger is another file."""
+"""Size limit: files are written by hand, so anything larger is not one of them."""
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML's safe loader, without numbers to the base of 60, which ranges look like, and without keys twice."""
+    """YAML's safe loader, without base-60 numbers (ranges look like them) and without duplicate keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[object, object]:
         seen: set[str] = set()
@@ -132,7 +132,7 @@ def metric(name: object) -> Metric:
 
 
 def variant_names(value: object) -> tuple[str, ...]:
-    """Read names of variants: as names, or by name as Model Analyzer has them, with settings that mean nothing here."""
+    """Read names of variants: a list, or Model Analyzer's mapping by name, whose settings are ignored."""
     if isinstance(value, Mapping):
         value = list(value)
     if isinstance(value, list):
@@ -148,7 +148,7 @@ _FIELDS: dict[str, tuple[str, Read]] = {
     "perf_analyzer_flags": ("perf_flags", pairs),
 }
 _ONE_SERVER = "all models are measured on one server; at the top of the file it is set for all of them"
-_NO_CONTAINER = "no container is needed: a server is started as a process"
+_NO_CONTAINER = "the server is started as a process, without a container"
 SETTINGS_WITHOUT_EFFECT = {
     "triton_server_flags": _ONE_SERVER,
     "triton_server_environment": _ONE_SERVER,
@@ -156,7 +156,7 @@ SETTINGS_WITHOUT_EFFECT = {
     "triton_docker_labels": _NO_CONTAINER,
     "genai_perf_flags": "models are measured by requests, not by tokens",
 }
-"""Settings of a model that are accepted without an effect, and why they have none."""
+"""Settings of a model that are accepted without effect, and the reason."""
 
 _LOADS: dict[str, Read] = {
     "concurrency": integers(1),

@@ -1,8 +1,8 @@
-"""Completes a configuration: from its own parts and the names of files, from the model itself, and with the defaults.
+"""Completes a configuration: from its own fields and file names, from the model itself, and with defaults.
 
-There are three steps: `derive_backend` determines the backend; `merge_signature` is used by backends whose models have
-a signature; `normalise` fills in the defaults. `check_signature` compares the result with the model. Source: Triton's
-documentation of auto-generated model configuration, and its ONNX Runtime backend.
+The steps are `derive_backend`, which determines the backend; `merge_signature`, for backends whose models have a
+signature; and `normalise`, which fills in the defaults. `check_signature` compares the result with the model. Source:
+Triton's documentation of auto-generated model configuration, and its ONNX Runtime backend.
 """
 
 from collections.abc import Collection, Sequence

@@ -4,13 +4,12 @@ Field names are those of config.pbtxt. Every scalar and list is written even at 
 numbers, enumerations are names, and messages and members of a "one of" are written only if set. Keys of maps are
 strings, because JSON has no others.
 
+Input is checked against the fields of the message before Protobuf's Python parser reads it, because that parser is less
+strict than Protobuf's others: it accepts `""` and `[]` as a message without fields, reads a string in place of a
+message character by character, accepts `true` as 1, and accepts both spellings of a field name. For some numbers that
+are out of range, it cannot name the field.
+
 Source: Triton's model configuration protocol extension.
-
-Type checks of the members of a JSON object against the fields of a message.
-
-Protobuf's Python parser is less strict than its others: it accepts `""` and `[]` as a message without fields, reads a
-string in place of a message character by character, accepts `true` as 1, and one of two spellings of the same name. For
-some numbers that do not fit, it does not know the path.
 """
 
 import json

@@ -1,9 +1,8 @@
 """The model configuration as frozen records.
 
-Field for field the `ModelConfig` message of `charonia/schema/model_config.proto`, with the same names, so that a path
-such as `dynamic_batching.max_queue_delay_microseconds` means the same in config.pbtxt, in JSON and here. A message
-field that is not set and has a meaning of its own when absent is None here; repeated fields are tuples, maps are
-dicts.
+They mirror the `ModelConfig` message of `charonia/schema/model_config.proto` field by field, so a path such as
+`dynamic_batching.max_queue_delay_microseconds` means the same in config.pbtxt, in JSON and here. A message field whose
+absence has a meaning is None if it is not set; repeated fields are tuples, maps are dicts.
 
 Source of meanings and defaults: Triton's model configuration documentation.
 """

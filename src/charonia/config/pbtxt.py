@@ -1,15 +1,12 @@
 """Parsing and writing of config.pbtxt.
 
-Protobuf's own parser reads the text, so its variants are accepted: commas or semicolons between fields, lists as
-`dims: [1, 2]` or as repeated fields, `name { }` and `name: { }`, `#` comments, enumerations by name or number. If it
-and Triton's C++ parser read a literal differently, C++ is right (`charonia.config.pbtxt`). Its errors are turned
-into one sentence with line, column and, for a misspelt name, the nearest known one.
+Protobuf's own parser reads the text, so its variants are accepted: commas or semicolons between fields, lists as `dims:
+[1, 2]` or as repeated fields, `name { }` and `name: { }`, `#` comments, enumerations by name or number. Its errors
+become one sentence with line, column and, for a misspelt name, the nearest known one.
 
-Literals of a config.pbtxt as protobuf's C++ parser reads them, which Triton uses.
-
-Python's parser unescapes strings by Python's rules, and requires a minus sign right before its number.
-`python_literals` rewrites such literals for it, so that a file means the same to both. Comments may contain anything,
-even bytes in another encoding than UTF-8, which are lone surrogates here.
+Triton uses Protobuf's C++ parser, which reads some literals differently: Python's parser unescapes strings by Python's
+rules, and requires a minus sign directly before its number. `python_literals` rewrites such literals, so that a file
+means the same to both. Comments may contain any bytes; those that are not UTF-8 are lone surrogates here.
 
 Source: the grammar of protobuf's text format.
 """

@@ -1,7 +1,4 @@
-"""Problems of a configuration, collected so that all of them can be reported at once.
-
-Wording of errors about a user's text: suggestions of similar names, and quotes of limited length.
-"""
+"""Problems of a configuration, collected so that all are reported at once, and how their messages quote and suggest."""
 
 import difflib
 from collections.abc import Iterable, Iterator, Sequence

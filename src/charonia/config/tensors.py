@@ -1,4 +1,4 @@
-"""Checks of a configuration's inputs and outputs, and of its batch inputs and outputs."""
+"""Checks of the inputs and outputs of a configuration, and of its batch inputs and batch outputs."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence, Set

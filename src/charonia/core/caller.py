@@ -1,4 +1,4 @@
-"""The origin of a request that a model made."""
+"""The origin of a request that another model, or an ensemble, made."""
 
 from collections.abc import Iterator
 

@@ -1,7 +1,4 @@
-"""Keys that identify models: by name, or with namespaces by repository and name.
-
-A key is a model's name, or with namespaces its repository and its name as a path. Names contain no "/".
-"""
+"""Keys of models: the name, or with namespaces `REPOSITORY/NAME`. Names contain no "/"."""
 
 
 def model_key(namespace: str, name: str) -> str:

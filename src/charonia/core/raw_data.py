@@ -1,4 +1,4 @@
-"""Tensors from the data files of a model's folder. Pure."""
+"""Tensors read from the data files of a model's folder. Pure."""
 
 import struct
 from collections.abc import Sequence

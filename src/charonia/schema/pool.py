@@ -1,12 +1,12 @@
-"""Message classes of the protocol, from a descriptor pool of our own.
+"""Message classes of the protocol, from a private descriptor pool.
 
-Protobuf's default pool is one for the process and refuses a second file that defines `inference.ModelConfig`. A private
-pool lets a program import `tritonclient`, or generated code of its own, beside Charonia.
+Protobuf's default pool is shared by the whole process and refuses a second file that defines `inference.ModelConfig`.
+With a private pool, a program can import `tritonclient`, or generated code of its own, beside Charonia.
 
-Models are loaded by several threads, and classes of two pools do not fit together. So pool and classes are made when
-this module is imported, which happens once.
+Classes of two pools are not compatible, and models are loaded by several threads. So the pool and the classes are made
+once, when this module is imported.
 
-`descriptors.binpb` is made from the .proto files of this folder by `tools/compile_schema.py`.
+`tools/compile_schema.py` makes `descriptors.binpb` from the .proto files of this folder.
 """
 
 from importlib.resources import files

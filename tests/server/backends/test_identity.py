@@ -84,11 +84,11 @@ def test_a_batch_takes_as_long_as_the_configuration_says() -> None:
 
 def test_the_delay_of_an_instance_grows_with_its_number() -> None:
     parameters = {"execute_delay_ms": "10", "instance_wise_delay_multiplier": "2"}
-    lanes = instances(replace(CONFIG, parameters=parameters), 2)
+    made = instances(replace(CONFIG, parameters=parameters), 2)
     took = []
-    for lane in lanes:
+    for instance in made:
         start = time.monotonic_ns()
-        lane.execute([request(1, 1)])
+        instance.execute([request(1, 1)])
         took.append(time.monotonic_ns() - start)
 
     assert took[0] >= 20_000_000

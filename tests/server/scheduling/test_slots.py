@@ -29,7 +29,7 @@ def idle(*slots: tuple[int, int]) -> IdleSlots:
     return made
 
 
-def test_of_idle_lanes_the_one_that_was_used_last_is_next() -> None:
+def test_of_idle_instances_the_one_used_last_is_next() -> None:
     slots = idle((0, 0), (1, 1), (2, 2))
 
     taken = [slots.take(), slots.take(), slots.take()]
@@ -38,7 +38,7 @@ def test_of_idle_lanes_the_one_that_was_used_last_is_next() -> None:
     assert not slots.by_instance
 
 
-def test_an_idle_lane_comes_before_the_line_of_a_busy_one() -> None:
+def test_an_idle_instance_comes_before_the_queue_of_a_busy_one() -> None:
     slots = idle((0, 0), (1, 1), (2, 0), (3, 1))
 
     assert [slots.take() % 2 for _ in range(4)] == [1, 0, 1, 0]

@@ -1,4 +1,4 @@
-"""Queue delays: tried for the best variants alone, where batches can form by waiting, as long as they bring more."""
+"""Queue delays: tried only for the best variants, if waiting can fill batches, and as long as they gain."""
 
 from dataclasses import replace
 
@@ -83,7 +83,7 @@ def test_the_default_configuration_is_tried_with_a_delay_where_it_batches() -> N
     assert (None, 100) in batching
 
 
-def test_requests_as_large_as_the_batches_wait_for_nobody() -> None:
+def test_requests_as_large_as_the_batches_do_not_wait() -> None:
     space = space_of(FACTS)
 
     assert delays_tried(replace(space, load=replace(space.load, batch_sizes=(8,)))) == set()

@@ -1,4 +1,4 @@
-"""What measurements say: pooling, scores, constraints, the plateau and the edges, and the verdict."""
+"""Statistics of measurements: pooling, scores, constraints, the plateau, the limits of load, and the verdict."""
 
 import math
 import sys
@@ -202,7 +202,7 @@ def test_keeping_a_limit_that_the_default_misses_is_better_even_with_less_throug
     )
 
 
-def test_nobody_meets_a_least_throughput() -> None:
+def test_no_variant_reaches_the_least_throughput() -> None:
     goal = Goal((ModelGoal("m", constraints=(Constraint(Metric.THROUGHPUT, minimum=1000),)),))
 
     decision = decide(goal, [told(DEFAULT, exact(100)), told(OTHER, exact(800))])

@@ -161,7 +161,7 @@ def test_a_search_without_dimensions_still_measures_the_default(mode: SearchMode
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_limit_that_nobody_keeps_gives_the_closest_and_by_how_much(mode: SearchMode) -> None:
+def test_a_limit_that_no_variant_keeps_gives_the_closest_and_by_how_much(mode: SearchMode) -> None:
     goal = p99_goal(1)
     server = SimulatedServer(SMALL)
     search = make_search(SMALL, goal, SearchOptions(mode))
@@ -304,7 +304,7 @@ def test_what_cannot_be_searched_is_refused(space: SearchSpace, goal: Goal, mess
         make_search(space, goal, SearchOptions())
 
 
-def test_an_outcome_that_nobody_asked_for_is_refused() -> None:
+def test_an_outcome_without_a_trial_is_refused() -> None:
     search = make_search(SMALL, THROUGHPUT, SearchOptions())
 
     with pytest.raises(ServingError, match="no trial"):

@@ -1,4 +1,4 @@
-"""Dimensions and what they stand for."""
+"""The dimensions of a search space and their values."""
 
 import itertools
 import json

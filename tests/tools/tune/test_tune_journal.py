@@ -1,4 +1,4 @@
-"""The journal: what was measured is found again, whatever happened to the file."""
+"""The journal: measurements are found again, even after damage to the file."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What one instance takes of memory, and what is left of it."""
+"""The memory that one instance takes, and the free memory."""
 
 from pathlib import Path
 

@@ -173,6 +173,20 @@ def test_what_is_compared_is_the_best_first_and_the_rest_folded_away() -> None:
     assert f"{sum(variant['best'] >= 0 for variant in variants) - ROWS_MAX} more" in page.text
 
 
+def test_each_variant_that_matters_has_a_colour_of_its_own() -> None:
+    page = render(better_run())
+    (group,) = Page(page).data["groups"]
+    shades = [variant["shade"] for variant in group["variants"] if variant["shade"]]
+    phases = [shade for _, shade in group["phases"]]
+
+    assert (group["variants"][0]["shade"], group["variants"][0]["label"][-14:]) == ("s0", " (recommended)")
+    assert [variant["shade"] for variant in group["variants"] if variant["default"]] == ["s5"]
+    assert len(shades) == len(set(shades)) == 5
+    assert {purpose for purpose, _ in group["phases"]} == {trial["purpose"] for trial in group["trials"]}
+    for name in (*shades, *phases, *(f"p-{part}" for part, _ in Page(page).data["parts"])):
+        assert f"--{name}: #" in page.decode(), "a colour of the style sheet"
+
+
 def test_points_of_the_plots_are_what_was_measured() -> None:
     run = better_run()
     best = group_of(run).decision.best
@@ -215,7 +229,7 @@ def test_without_a_gain_the_default_is_recommended_and_nothing_is_to_be_changed(
     assert "Change of" not in page.text
 
 
-def test_constraints_that_nobody_keeps_show_who_came_closest() -> None:
+def test_constraints_that_no_variant_keeps_show_the_closest_one() -> None:
     page = Page(render(synthetic_tune_run(latency_max_ms=1.0)))
 
     assert "limits not met" in page.text
@@ -241,7 +255,7 @@ def test_a_run_in_which_everything_failed_is_a_page_that_says_so() -> None:
 
     assert "Nothing was measured" in page.text
     assert "no such file" in page.text
-    assert "g0-tradeoff" not in page.ids
+    assert "g0-latency" not in page.ids
 
 
 def test_a_run_that_ended_early_says_so_at_the_top() -> None:
@@ -258,7 +272,7 @@ def test_a_run_that_ended_early_says_so_at_the_top() -> None:
 def test_several_models_have_their_own_parts_of_the_page() -> None:
     page = Page(render(synthetic_tune_run("a", "b")))
 
-    assert {"g0-tradeoff", "g1-tradeoff", "g0-v0", "g1-v0"} <= page.ids
+    assert {"g0-latency", "g1-latency", "g0-v0", "g1-v0"} <= page.ids
     assert [group["models"] for group in page.data["groups"]] == [["a"], ["b"]]
 
 
@@ -374,7 +388,7 @@ def test_requests_of_several_sizes_have_a_plot_that_comes_first_in_the_offline_p
 
     online, offline = (render(replace(run, is_offline=value)).decode() for value in (False, True))
 
-    assert online.index("g0-tradeoff") < online.index("g0-sizes")
-    assert offline.index("g0-sizes") < offline.index("g0-tradeoff")
+    assert online.index("g0-latency") < online.index("g0-sizes")
+    assert offline.index("g0-sizes") < offline.index("g0-latency")
     assert "for batches of work (offline)" in Page(offline.encode()).text
     assert "offline" not in Page(online.encode()).text

@@ -1,4 +1,4 @@
-"""Variants: what they make of a configuration, what they are called, and the folders that they are written to."""
+"""Variants: the configurations that they produce, their names and their folders."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -212,7 +212,7 @@ def test_folders_of_the_same_run_are_gone_on_with_and_those_of_another_are_not(t
         OutputRepository(out, None, override=False).open(["m"], "another scope")
 
 
-def test_a_folder_that_somebody_else_made_is_never_touched(tmp_path: Path) -> None:
+def test_a_folder_that_the_tool_did_not_make_is_never_touched(tmp_path: Path) -> None:
     (tmp_path / "m_config_0").mkdir()
 
     with pytest.raises(ServingError, match="was not made by charonia tune"):

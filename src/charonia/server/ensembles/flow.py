@@ -1,7 +1,7 @@
 """The data flow of one ensemble request: which step runs when, and when there is a response. Pure.
 
-Pure: values are opaque, steps are run by the caller. What has to run is a `graph.Plan`, shared by all
-requests that give and want the same; a `Flow` is one request on its way through it.
+Values are opaque, and the caller runs the steps. A `graph.Plan` says what has to run; requests with the same inputs and
+the same wanted outputs share it. A `Flow` is the progress of one request through the plan.
 
 Rules:
 
@@ -10,9 +10,8 @@ Rules:
    branch also sees the tensors of the branches around it, up to those of the request itself.
 3. A branch gives one response: when all wanted outputs are there. Responses leave in the order in which their branches
    were opened. A response without tensors opens no branch.
-4. With a limit, at most so many branches of one step are open at once in one request. Further responses of the step are
-   held back, in order, and open their branches as earlier ones close. A branch needs nothing of a later one, so this
-   cannot block.
+4. A limit bounds the open branches of a step in one request. Further responses of the step are held back, in order, and
+   open their branches as earlier ones close. No branch depends on a later one, so this cannot deadlock.
 5. A tensor may be absent: an optional input that was not given, or an output that a model left out. A step that reads
    it through an optional input runs without it. A step that needs it cannot run, and what it would write is absent too.
    A wanted output that is absent is an error.

@@ -1,6 +1,6 @@
-"""The calls of one connection: which stream belongs to which call, and how a call's responses become HTTP/2 frames.
+"""The open calls of a connection by HTTP/2 stream, and how their responses become frames.
 
-The table knows no transport. It puts frames into the HTTP/2 connection and asks for a flush; the connection writes.
+It does no I/O: it adds frames to the HTTP/2 connection and asks for a flush; the connection writes them.
 """
 
 import logging

@@ -1,8 +1,8 @@
-"""A batching strategy of the model's own: what the dynamic batcher asks beside its own rules. Pure.
+"""Custom batching: what the dynamic batcher asks a model's own strategy in addition to its own rules. Pure.
 
-While a batch is gathered, its `Gathering` is asked of each request in turn, from the first one on, whether it joins.
-The first request of a batch is always in it, whatever the answer: a batch is not empty. What is gathered may be dropped
-and gathered anew when the line changes before the batch is sent, so a strategy must not count what it is asked.
+While the batcher forms a batch, it asks the strategy (`Gathering`) for each request in turn whether the request joins.
+The first request always joins, since a batch cannot be empty. If the queue changes before the batch is sent, the
+batcher may discard the batch and form it again, so a strategy must not keep totals across batches.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,8 +1,8 @@
-"""Confidence intervals of measurements whose neighbours resemble each other. Pure.
+"""Confidence intervals for autocorrelated measurements. Pure.
 
-Requests that follow each other share queues and stalls, so the textbook interval of independent samples is far too
-narrow. Here samples are joined into batches long enough that the batches' means hardly depend on each other; what
-dependence is left widens the interval.
+Consecutive requests share queues and stalls, so the textbook interval for independent samples is far too narrow. Here
+samples are grouped into batches long enough that the batch means are almost uncorrelated; the correlation that is left
+widens the interval.
 
 Source: method of batch means (Law, Simulation Modeling and Analysis, chapter 9); warm-up by MSER-5 (White, 1997).
 """

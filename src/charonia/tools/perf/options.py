@@ -42,7 +42,7 @@ RANGES = {
 
 
 class WireProtocol(Enum):
-    """What requests are sent over."""
+    """The protocol of the requests."""
 
     HTTP = "http"
     GRPC = "grpc"

@@ -1,6 +1,7 @@
-"""What the plots of the HTML page draw, as lists and numbers. Pure.
+"""The data of the plots of the HTML page, as lists and numbers. Pure.
 
-Times are nanoseconds, but along the time line milliseconds from the begin of the run. `page.js` reads these names.
+Times are in nanoseconds, except along the time line: there they are milliseconds from the start of the run. `page.js`
+reads these names.
 """
 
 import math
@@ -18,7 +19,19 @@ STEPS_A_DECADE = 24
 PERCENTILES = (50.0, 90.0, 95.0, 99.0, 99.9)
 """Percentiles drawn against the throughput."""
 
+PARTS = {
+    "outside": "Network and client",
+    "other": "Server, other",
+    "cache": "Cache",
+    "queue": "Queue",
+    "input": "Compute input",
+    "infer": "Compute infer",
+    "output": "Compute output",
+}
+"""The parts of a request's time, in the order of the bar. The style sheet has a colour `--p-NAME` for each."""
+
 _MILLISECOND = 1_000_000
+_OUTLIER_FACTOR = 20
 
 
 def plot_data(runs: Sequence[PerfRun], names: Sequence[str]) -> dict[str, Any]:
@@ -28,10 +41,33 @@ def plot_data(runs: Sequence[PerfRun], names: Sequence[str]) -> dict[str, Any]:
         runs: What was measured.
         names: Name of each.
     """
+    latencies = [
+        [result.percentile(percent) for percent in PERCENTILES]
+        for run in runs
+        for result in run.levels
+        if result.request_count
+    ]
     return {
         "percentiles": list(PERCENTILES),
-        "runs": [{"name": name, "levels": _levels(run)} for run, name in zip(runs, names, strict=True)],
+        "parts": list(PARTS.items()),
+        "axis": latency_axis([values[0] for values in latencies], [values[-1] for values in latencies]),
+        "runs": [
+            {"name": name, "axis": _time_axis(run), "levels": _levels(run)}
+            for run, name in zip(runs, names, strict=True)
+        ],
     }
+
+
+def latency_axis(usual: Sequence[float], slowest: Sequence[float]) -> str:
+    """Return the kind of axis for latencies: "log" where outliers would squeeze the usual ones on a linear axis."""
+    usable = sorted(value for value in usual if value > 0)
+    has_outliers = usable and max(slowest, default=0) > _OUTLIER_FACTOR * usable[len(usable) // 2]
+    return "log" if has_outliers else "linear"
+
+
+def _time_axis(run: PerfRun) -> str:
+    pieces = [piece for result in run.levels for piece in result.timeline if piece.end_ns > piece.begin_ns]
+    return latency_axis([piece.p50_ns for piece in pieces], [piece.max_ns for piece in pieces])
 
 
 def _levels(run: PerfRun) -> list[dict[str, Any]]:

@@ -1,1 +1,1 @@
-"""The configuration search behind `charonia tune`: which settings of a model give the most within the user's limits."""
+"""The configuration search behind `charonia tune`: which settings of a model perform best within the user's limits."""

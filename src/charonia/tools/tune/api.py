@@ -1,4 +1,4 @@
-"""Records that the parts of the configuration search share, and what a search is. Pure.
+"""The records that the parts of the configuration search share, and the `Search` protocol. Pure.
 
 Metrics are keyed by the names that users write in objectives and constraints (`Metric`), in the units of the tables:
 latencies in ms, memory in MB (10^6 bytes), rates in 1/s, utilisation in %.
@@ -416,7 +416,7 @@ class SearchOptions:
         mode: Which search.
         time_budget_s: Most wall time of all trials together, 0 for no limit.
         trials_max: Most measurements.
-        seed: Of everything that is drawn at random.
+        seed: Seed of random choices.
         finalist_count: Variants that are repeated at the end, besides the default one.
         repeats_max: Most measurements of a finalist.
         stops_early: Whether automatic brute search leaves out batch sizes beyond the plateau.

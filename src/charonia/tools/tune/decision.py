@@ -1,4 +1,4 @@
-"""The verdict of a search: what is recommended, how sure that is, and what else would do as well. Pure."""
+"""The verdict of a search: the recommendation, how certain it is, and which variants are equally good. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class Ranked:
 
 
 class Conclusion(StrEnum):
-    """What a search ends with."""
+    """The conclusion of a search."""
 
     BETTER = "better"
     """The best variant is significantly better than the default configuration."""
@@ -90,7 +90,7 @@ def decide(goal: Goal, history: Sequence[Told], options: SearchOptions = _USUAL)
         return Decision(Conclusion.NOTHING_MEASURED, None, None, (), (), _nothing(goal, history))
     level = confidence_of_looks(goal, options)
     default = evidence.best(Variant())
-    # What was repeated decides. Who was only looked at and looked better would have been repeated, but for time.
+    # Repeated points decide. A point measured once that seems better was not repeated only for lack of time.
     ranking = tuple(_ranked(point, default, level) for point in points)
     conclusion, best = _conclude(points, default, level)
     tied = [point for point in points if point.variant != best.variant and _is_tie(point, best, level)]
@@ -166,7 +166,7 @@ def _nothing(goal: Goal, history: Sequence[Told]) -> tuple[str, ...]:
 
 
 def missed_constraints(ranked: Ranked, goal: Goal) -> list[str]:
-    """Return each constraint that a variant misses, with the value that it has and by how much that is off."""
+    """Return each constraint that a variant misses, with its value and how far off that is."""
     lines = []
     for model in goal.models:
         for constraint in model.constraints:

@@ -1,7 +1,7 @@
-"""The models of a server as variants want them: loaded one after the other, and at the end as they were before.
+"""Loads variants into the server one after the other, and restores the models at the end.
 
-Only models that are tuned are ever loaded with another configuration. Others are loaded again where a reload has taken
-them along, as servers do with the ensembles of a model.
+Only tuned models are ever loaded with another configuration. Other models are loaded again if a reload unloaded them,
+as servers do with the ensembles of a model.
 """
 
 import contextlib
@@ -18,10 +18,10 @@ from charonia.tools.tune.variants import BaseModel, depth, load_text
 from charonia.wire.transport import Failure
 
 PROBE = "charonia-tune-is-this-mode-explicit"
-"""Name of a model that nobody has: asking to load it tells whether the server loads models when asked to."""
+"""Name of a model that does not exist: a request to load it tells whether the server is in mode explicit."""
 
 NOT_EXPLICIT = "explicit model load"
-"""What servers say that do not."""
+"""What servers in another mode answer."""
 
 Note = Callable[[str], None]
 
@@ -63,11 +63,11 @@ class Deployment:
 
     @property
     def client(self) -> Client:
-        """To ask the server with."""
+        """The client of the server."""
         return self._server.client
 
     def check_explicit(self) -> None:
-        """Check that the server loads models when asked to.
+        """Check that the server loads models on request.
 
         Raises:
             ServingError: INVALID_ARG when it does not.
@@ -102,7 +102,7 @@ class Deployment:
                 self._before[name] = Before(is_ready, dict(self.client.model_config(name)) if is_ready else None)
 
     def load_own(self, model: str) -> dict[str, object]:
-        """Load a model with its own configuration, unless it is ready, and return what the server makes of it.
+        """Load a model with its own configuration unless it is ready, and return the completed configuration.
 
         Raises:
             ServingError: It cannot be loaded.
@@ -112,7 +112,7 @@ class Deployment:
         return dict(self.client.model_config(model))
 
     def load(self, bases: Mapping[str, BaseModel], configs: Mapping[str, ModelConfig]) -> None:
-        """Load the models of a variant, those that others are made of first.
+        """Load the models of a variant, the steps of an ensemble before the ensemble.
 
         Args:
             bases: The models as they were found.
@@ -128,24 +128,24 @@ class Deployment:
             if self._loaded.get(name) != texts[name] or set(changed) & set(bases[name].composing):
                 changed.append(name)
         try:
-            # An ensemble that is loaded would be checked against its models while they change, and refuse them.
+            # A loaded ensemble is checked against its models while they change, and would refuse them.
             for name in reversed(changed):
                 if bases[name].composing:
                     self._unload(name)
             for name in changed:
                 self._load(name, texts[name])
         except ServingError:
-            # A server may have taken other models along.
+            # The server may have unloaded other models with them.
             self._loaded.clear()
             raise
 
     def forget(self) -> None:
-        """Take into account that the server has been started again."""
+        """Forget what is loaded, because the server was restarted."""
         self._loaded.clear()
         self._overridden.clear()
 
     def restore(self, note: Note) -> None:
-        """Bring the server back to how it was. What fails is told, and the rest goes on.
+        """Restore the server's models. A failure is noted, and the rest continues.
 
         A server of our own is to serve other models next: those that were tuned are unloaded.
         """
@@ -168,7 +168,7 @@ class Deployment:
                     continue
                 self.client.load_model(name)
                 if before.config is not None and dict(self.client.model_config(name)) != before.config:
-                    # It had been loaded with a configuration of somebody's own.
+                    # A client had loaded it with another configuration.
                     self.client.load_model(name, config=before.config)
         with _told(note, "models that depend on others may not be loaded"):
             ready = {entry.name for entry in self.client.repository_index(ready=True)}
@@ -179,8 +179,8 @@ class Deployment:
     def _text(self, base: BaseModel, config: ModelConfig) -> str:
         """Return what a load request says of a configuration.
 
-        Triton does not load a model again whose files have not changed, though it has another configuration: once one
-        was loaded, the model's own is said in full, too.
+        Triton does not reload a model whose files have not changed, even if it runs with another configuration. So
+        after such a load, the model's own configuration is sent in full, too.
         """
         return "" if config == base.config and base.name not in self._overridden else load_text(config)
 
@@ -195,7 +195,7 @@ class Deployment:
         self._loaded.pop(name, None)
         with self._watched():
             if self._server.is_ours and self.client.model_ready(name):
-                # The new one would be loaded beside the old one: memory for both, and its peak stays on the books.
+                # Loaded side by side, both would need memory, and the measured peak would include both.
                 self.client.unload_model(name)
             self.client.load_model(name, config=text)
         self._loaded[name] = text
@@ -204,7 +204,7 @@ class Deployment:
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
-        """Tell what fails because the server is gone from what it refuses."""
+        """Raise ServerLostError for errors of the connection, and let refusals of the server pass."""
         try:
             yield
         except ClientError as error:

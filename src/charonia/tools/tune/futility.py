@@ -1,7 +1,7 @@
-"""Whether more measurements can still tell two variants apart. Pure.
+"""Whether further measurements can still tell two variants apart. Pure.
 
-The rule is that of a trial which ends early for futility: what is still to come may move the difference by about its
-present uncertainty, and where even that is not likely to make it significant, the verdict is known already.
+This is the futility rule of clinical trials: the remaining measurements may move the difference by about its present
+uncertainty. If even that is unlikely to make it significant, the verdict is already known.
 
 Source: Lan, Simon, Halperin, Stochastically curtailed testing in long-term clinical trials (1982).
 """
@@ -14,7 +14,7 @@ from charonia.tools.results.student import student
 from charonia.tools.tune.objective import Point, Score, counted
 
 CHANCE_MIN = 0.2
-"""Least chance of a verdict that is worth further measurements."""
+"""Probability of a verdict below which further measurements are not worth their time."""
 
 
 def may_decide(one: Point, other: Point, level: float, left: int) -> bool:
@@ -37,7 +37,7 @@ def may_decide(one: Point, other: Point, level: float, left: int) -> bool:
 
 
 def _after(point: Point, left: int) -> Score:
-    """Return the score as it will be known with so many measurements more, were its value to stay."""
+    """Return the score with the uncertainty that it would have after more measurements with the same mean."""
     before, later = (counted(count) for count in (point.count, point.count + left))
     error = point.score.error * math.sqrt(before / later)
     return replace(point.score, error=error, freedom=point.score.freedom + 2 * left)

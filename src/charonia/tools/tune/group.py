@@ -1,4 +1,4 @@
-"""One search carried out: trials asked for, looked up in the journal or measured, and told back."""
+"""Runs one search: asks for trials, finds each in the journal or measures it, and reports the outcome to the search."""
 
 import difflib
 import time
@@ -29,19 +29,19 @@ from charonia.tools.tune.variants import (
 )
 
 RESTARTS_MAX = 3
-"""How often a server of our own that ended is started again, in a whole run."""
+"""How often a server that this tool started is restarted after a crash, in a whole run."""
 
 
 @dataclass(slots=True)
 class SearchContext:
-    """What the searches of a run have in common.
+    """The state that the searches of a run share.
 
     Attributes:
         server: The server.
         deployment: Its models.
-        journal: Where trials are kept.
-        output: Where variants are written.
-        progress: Is told what happens.
+        journal: The measurements so far.
+        output: The repository that variants are written to.
+        progress: Called with each event.
         names: Names of configurations.
         restarts: How often the server was started again.
     """
@@ -74,8 +74,8 @@ class GroupSearch:
     """A search for models that are tuned together.
 
     Args:
-        context: What it has in common with others.
-        problem: What is searched.
+        context: The state shared with other searches.
+        problem: The search space, goal and limits.
         bases: Its models as they were found.
         scope: Digest of what its results depend on.
         measurer: Measures its trials.
@@ -106,7 +106,7 @@ class GroupSearch:
         self._resumed: dict[str, bool] = {}
 
     def run(self) -> SearchEnd:
-        """Carry it out. What was measured is returned in any case.
+        """Run the search. What was measured is returned in any case.
 
         Raises:
             ServingError: There is nothing to search.
@@ -119,7 +119,7 @@ class GroupSearch:
         except (InterruptedTrialError, KeyboardInterrupt):
             is_interrupted = True
         except ServingError as error:
-            # The server is gone, or nothing can be written any more: what was measured is reported.
+            # The server is gone, or a write failed: report what was measured.
             problem = str(error)
         decision = decide(self._problem.goal, search.history, self._problem.options)
         self._tell(SearchDone(decision, search.skipped))
@@ -150,7 +150,7 @@ class GroupSearch:
             self._tell(TrialDone(trial, record.outcome, best, record.is_resumed))
 
     def _outcome(self, trial: Trial, configs: Mapping[str, ModelConfig]) -> TrialRecord:
-        """Return a trial's record: from the journal, from a variant that makes the same server, or measured now."""
+        """Return a trial's record: from the journal, from a variant with the same effect, or measured now."""
         key = self._key(trial, configs)
         entry = self._context.journal.find(self._scope, key)
         if entry is None or (entry.failed is not None and not entry.failed.loading):
@@ -160,14 +160,13 @@ class GroupSearch:
             return TrialRecord(trial, entry.measured, entry.failed, entry.levels)
         measured = entry.measured
         if key in self._resumed and measured is not None:
-            measured = replace(
-                measured, elapsed_s=0.0
-            )  # of a variant that makes the same server: it takes no more time
+            # Another variant had the same effect and was measured: this one takes no time.
+            measured = replace(measured, elapsed_s=0.0)
         is_resumed = self._resumed.setdefault(key, True)
         return TrialRecord(trial, measured, entry.failed, entry.levels, is_resumed)
 
     def _key(self, trial: Trial, configs: Mapping[str, ModelConfig]) -> str:
-        """Return a text that is the same for the same measurement of the same server."""
+        """Return a text that is equal for equal measurements."""
         variant = effective_text(self._bases, trial.variant) if configs else trial.variant.key
         loads = [[load.model, load.mode.value, load.value, load.batch_size] for load in trial.loads]
         return scope_of({"variant": variant, "loads": loads, "repeat": trial.repeat, "effort": trial.effort})
@@ -200,7 +199,7 @@ class GroupSearch:
         return Entry(self._scope, key, measured=outcome, levels=levels)
 
     def _load(self, variant: Variant, configs: Mapping[str, ModelConfig]) -> bool:
-        """Load a variant, and return whether it was not loaded already."""
+        """Load a variant, and return whether that was necessary."""
         wanted = effective_text(self._bases, variant)
         if self._loaded == wanted or not self._loads_variants:
             is_first, self._loaded = not self._loaded, wanted
@@ -210,10 +209,10 @@ class GroupSearch:
         return True
 
     def _bring_back(self, error: ServerLostError) -> None:
-        """Start a server of our own again, so that the search goes on with other variants.
+        """Restart a server that this tool started, so that the search goes on with other variants.
 
         Raises:
-            ServerLostError: It is not ours, or it ended too often.
+            ServerLostError: It is a remote server, or it crashed too often.
         """
         self._measurer.close()
         if not self._context.server.is_ours or self._context.restarts == RESTARTS_MAX:

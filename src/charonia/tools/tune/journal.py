@@ -1,8 +1,8 @@
-"""What was measured, line by line in a file that only grows, so that a run goes on where another one was interrupted.
+"""The journal of measurements: an append-only file, so that an interrupted run can be resumed.
 
-A line is found again by its scope, a digest of all that the result depends on besides the trial itself (the model's
-files and configuration, the server, the options that matter), and by the trial's key. Whatever of it changes is
-measured again. A line that is cut off, or not ours, is passed over.
+A line is identified by its scope, a digest of everything besides the trial that the result depends on (the model's
+files and configuration, the server, the relevant options), and by the trial's key. If any of it changes, the trial is
+measured again. Truncated and foreign lines are skipped.
 """
 
 import contextlib
@@ -49,12 +49,12 @@ class Entry:
 
     @property
     def outcome(self) -> Outcome:
-        """What came of the trial."""
+        """The outcome of the trial."""
         return self.measured or self.failed or Failed("nothing is known of it")
 
 
 class Journal:
-    """The journal of a folder. Use it as a context manager: one process at a time has it.
+    """The journal of a folder. A context manager that locks the folder: one process at a time uses it.
 
     Args:
         folder: The folder; made where it does not exist.
@@ -67,7 +67,7 @@ class Journal:
         self.bad_line_count = 0
 
     def __enter__(self) -> Self:
-        """Open it and read what is there.
+        """Open it and read its lines.
 
         Raises:
             ServingError: INVALID_ARG when it cannot be read or written, or another process has it.
@@ -97,11 +97,11 @@ class Journal:
         self._close()
 
     def find(self, scope: str, key: str) -> Entry | None:
-        """Return what was written of a trial, None for nothing. Of several lines, the last counts."""
+        """Return the entry of a trial, None if there is none. Of several lines, the last counts."""
         return self._entries.get((scope, key))
 
     def append(self, entry: Entry) -> None:
-        """Write a line, so that it is on the disk before this returns.
+        """Write a line and sync it to disk.
 
         Raises:
             ServingError: INVALID_ARG when it cannot be written.
@@ -135,7 +135,7 @@ class Journal:
 
 
 def scope_of(facts: Mapping[str, object]) -> str:
-    """Return a digest of what results depend on; the facts are what JSON has."""
+    """Return a digest of what results depend on. The facts must be representable in JSON."""
     text = json.dumps(facts, sort_keys=True, default=str)
     return blake2b(text.encode(), digest_size=16).hexdigest()
 

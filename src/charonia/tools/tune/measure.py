@@ -1,9 +1,7 @@
-"""Measuring a trial: load on one model or several at once, made by the load generator in processes that are kept.
+"""Measures a trial: puts load on one or several models and turns the results into metrics.
 
-A process that sends load takes longer to start than a short measurement, so those of a model and batch size stay for
-the next trial; the connections to the server stay with them.
-
-From what the load generator found to the metrics of a trial.
+The load comes from processes of the load generator. Starting one takes longer than a short measurement, so the
+processes of a model and batch size, with their connections, are kept for the next trial.
 """
 
 import math
@@ -32,7 +30,7 @@ from charonia.tools.tune.servers import MeasuredServer, fate_of
 
 CONFIDENCE = 0.95
 ERROR_SHARE_MAX = 0.5
-"""Share of failed requests from which a trial has failed; below it is noted."""
+"""Share of failed requests from which a trial has failed; a smaller share is a note."""
 
 _PERCENTILES = {
     Metric.LATENCY_P50: 50.0,
@@ -152,7 +150,7 @@ STEADY_SHARE = 0.4
 """Least part of the longest time of a measurement: a steady model needs no more."""
 
 REQUESTS_MIN = 10
-"""Fewer answers say too little: a slow model is measured again, for longer."""
+"""With fewer answers, a slow model is measured again, for longer."""
 
 SLOW_SECONDS_MAX = 60.0
 ATTEMPTS_MAX = 4
@@ -180,11 +178,11 @@ class PreparedLoad:
 
 
 Prepare = Callable[[Client, LoadPoint, MeasuredServer], PreparedLoad]
-"""Makes a load ready; raises ServingError where the model takes no such requests."""
+"""Prepares a load; raises ServingError if the model does not accept such requests."""
 
 
 class InterruptedTrialError(Exception):
-    """The user wants the end; the trial was not measured to the end."""
+    """The user ended the run before the trial was finished."""
 
 
 class Measurer:
@@ -197,7 +195,7 @@ class Measurer:
         percentiles: The percentile of each model that has to be known well, None for the mean.
         composing: Models whose statistics belong to a model's, by its name.
         stop: A wish to end.
-        metrics_interval_s: Time between two looks at the metrics page, 0 for none: only GPUs need it.
+        metrics_interval_s: Interval between readings of the metrics page, 0 for none: only GPUs need it.
     """
 
     def __init__(
@@ -230,16 +228,16 @@ class Measurer:
         self._has_looked = False
 
     def check(self) -> None:
-        """Check that nobody wants the end.
+        """Check whether the run is to end.
 
         Raises:
-            InterruptedTrialError: Somebody does.
+            InterruptedTrialError: It is.
         """
         if self._stop.requested:
             raise InterruptedTrialError
 
     def memory_mb(self) -> float | None:
-        """Return the memory of the server's processes, None where they are not here."""
+        """Return the memory of the server's processes, None if they are on another machine."""
         processes = self._find()
         sample = processes.sample() if processes is not None else None
         return sample[1] / 1e6 if sample is not None else None
@@ -280,7 +278,7 @@ class Measurer:
         return results
 
     def _takes_longer(self, load: LoadPoint, context: Context, result: LevelResult) -> bool:
-        """Return whether a slow model needs more time than it had; it is given it from now on."""
+        """Return whether a slow model needs more time than it had; if so, it gets that from now on."""
         plan = context.settings.measure
         if plan.mode is not MeasurementMode.ADAPTIVE or result.error_count or result.request_count >= REQUESTS_MIN:
             return False

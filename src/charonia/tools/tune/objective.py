@@ -1,12 +1,12 @@
-"""What measurements say about variants: repeats pooled, scores and differences with intervals, constraints. Pure.
+"""Statistics of variants: pooled repeats, scores and differences with confidence intervals, constraints. Pure.
 
 The score of a point (a variant under a load) is the weighted sum of the logarithms of its objectives' metrics, so the
 difference of two scores is a relative gain: a ratio of throughputs for the usual single objective. Scores are
-transitive, which sums of pairwise percentages are not.
+transitive; sums of pairwise percentages are not.
 
-An interval from within one measurement knows nothing of what changes from one measurement to the next (another
-reload, another neighbour on the machine). Therefore the scatter of repeats counts too, pooled over all variants, as
-few repeats of a single one say little.
+An interval from within one measurement does not cover what changes between measurements (another reload, another
+process on the machine). Therefore the scatter of repeats counts too, pooled over all variants, because the few repeats
+of one variant say little.
 """
 
 import math
@@ -22,7 +22,7 @@ from charonia.tools.tune.api import Constraint, Goal, LoadPoint, Measured, Metri
 Loads = tuple[LoadPoint, ...]
 
 UNKNOWN_SPREAD = 0.1
-"""Half-width that is assumed of a measurement that came without an interval, as a share of its value."""
+"""Half-width assumed for a measurement without an interval, as a share of its value."""
 
 KEEPS_UP = 0.95
 """A server that answers less than this share of an offered rate is overloaded: latencies would grow without end."""
@@ -93,7 +93,7 @@ class Evidence:
         self._noise: dict[tuple[str, float], tuple[float, int]] | None = None
 
     def add(self, told: Told) -> None:
-        """Take what was measured. Failures say nothing, and a measurement without an objective's metric neither."""
+        """Add an outcome. Failures, and measurements that lack an objective's metric, are ignored."""
         if not isinstance(told.outcome, Measured) or self.lacks(told.outcome):
             return
         key = told.trial.variant.key
@@ -102,7 +102,7 @@ class Evidence:
         self._noise = None
 
     def lacks(self, outcome: Measured) -> tuple[str, ...]:
-        """Return the objectives and constraints that a measurement says nothing about, as `model: metric`."""
+        """Return the objectives and constraints whose metric a measurement lacks, as `model: metric`."""
         missing = []
         for model in self._goal.models:
             measured = outcome.metrics.get(model.model, {})
@@ -141,8 +141,8 @@ class Evidence:
     def ranking(self) -> list[Point]:
         """Return the best point of each variant, best first.
 
-        Of those that keep the constraints, whoever was measured with more effort comes first: the others were passed
-        over when they were compared at equal effort, and one of them may look better by now by luck alone.
+        Of those that keep the constraints, a point measured with more effort comes first: the others lost the
+        comparison at equal effort, and may look better only by chance.
         """
         points = [point for variant in self.variants() if (point := self.best(variant))]
         most = max((point.effort for point in points if not point.variant.is_default), default=0.0)
@@ -252,7 +252,7 @@ _LOG_MAX = 100.0  # a gain of e^100 is as good as infinite, and a float
 
 
 def standard_error(estimate: Estimate) -> float:
-    """Return the standard error that an interval stands for."""
+    """Return the standard error that corresponds to an interval."""
     if not estimate.confidence:
         return UNKNOWN_SPREAD * abs(estimate.value) / student(0.95)
     return (estimate.high - estimate.low) / 2 / student(estimate.confidence)
@@ -279,7 +279,7 @@ def run_to_run_noise(groups: Iterable[Sequence[Told]]) -> dict[tuple[str, float]
 
 
 def _values(group: Sequence[Told]) -> dict[tuple[str, float], list[float]]:
-    """Return the values of a point by metric and effort. Of several models the first that has the metric stands."""
+    """Return the values of a point by metric and effort. Of several models, the first that has the metric counts."""
     found: dict[tuple[str, float], list[float]] = defaultdict(list)
     for told in group:
         if isinstance(told.outcome, Measured):
@@ -303,7 +303,7 @@ def _counted(group: Sequence[Told]) -> tuple[list[Measured], float]:
 
 
 def counted(count: int) -> int:
-    """Return how many of so many measurements of a point count: all, or all but the first."""
+    """Return how many of a point's measurements count: all, or all but the first."""
     return count - 1 if count > 2 else count
 
 
@@ -316,7 +316,7 @@ def _is_number(estimate: Estimate | None) -> bool:
 
 
 def _offered(model: str, loads: Loads) -> Iterator[Constraint]:
-    """Yield what an open loop demands beside the user's constraints: that the server keeps up."""
+    """Yield the constraint that an open loop adds to the user's: the server has to keep up."""
     for load in loads:
         if load.model == model and load.mode is LoadMode.REQUEST_RATE:
             yield Constraint(Metric.THROUGHPUT, minimum=KEEPS_UP * load.value * load.batch_size)

@@ -1,10 +1,11 @@
-"""What `charonia tune` is asked for: frozen records, with Model Analyzer's defaults and the rules among them."""
+"""The options of `charonia tune` as frozen records, with Model Analyzer's defaults, and checks across them."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
 from charonia.core.errors import invalid
+from charonia.tools.perf.options import WireProtocol
 from charonia.tools.tune.api import Constraint, Objective, SearchMode
 
 BATCH_SIZE_MAX = 128
@@ -14,19 +15,12 @@ INSTANCE_COUNT_MAX = 5
 
 
 class LaunchMode(StrEnum):
-    """Where the server is from."""
+    """How the server is provided."""
 
     LOCAL = "local"
     DOCKER = "docker"
     REMOTE = "remote"
     C_API = "c_api"
-
-
-class ClientProtocol(StrEnum):
-    """What requests are sent over."""
-
-    HTTP = "http"
-    GRPC = "grpc"
 
 
 class TuneFor(StrEnum):
@@ -130,11 +124,11 @@ class MeasureSettings:
         concurrency: Exactly these concurrencies; empty for a search.
         request_rate: Exactly these request rates; empty for a search.
         time_s: Longest time of a measurement.
-        metrics_interval_s: Time between two looks at the metrics page.
+        metrics_interval_s: Interval between readings of the metrics page.
         perf_flags: Options of `charonia perf` by name without dashes.
     """
 
-    protocol: ClientProtocol = ClientProtocol.GRPC
+    protocol: WireProtocol = WireProtocol.GRPC
     batch_sizes: tuple[int, ...] = (1,)
     concurrency: tuple[int, ...] = ()
     request_rate: tuple[float, ...] = ()

@@ -1,8 +1,8 @@
-"""The output repository: a folder for each configuration, ready to serve.
+"""The output repository: a model folder for each tried configuration, ready to serve.
 
-A list in the repository says which folders are ours. Nothing else is ever removed or written to. The first folder of a
-model is a copy of the model's folder, the others link to its versions; where the model's files are not at hand, as with
-a remote server, there is config.pbtxt alone.
+A list in the repository names the folders that this tool made; it never writes to or removes any other. The first
+folder of a model is a copy of the model's folder, and the others link to its version folders. If the model's files are
+not on this machine, as with a remote server, a folder contains only config.pbtxt.
 """
 
 import json
@@ -18,7 +18,7 @@ from charonia.core.errors import ServingError, internal, invalid
 from charonia.tools.tune.variants import serving_text
 
 LIST = ".charonia-tune.json"
-"""File that lists our folders."""
+"""File that lists the folders that this tool made."""
 
 CONFIG_FILE = "config.pbtxt"
 _OURS = re.compile(r".+_config_(?:default|\d+)")
@@ -88,7 +88,7 @@ class OutputRepository:
             raise _unwritable(self.path, error) from error
 
     def write(self, model: str, name: str, config: ModelConfig, variants: dict[str, str] | None = None) -> Path:
-        """Write a configuration of a model as a folder and return it; a folder that is there gets the same content.
+        """Write a configuration of a model as a folder and return the folder; an existing one is overwritten.
 
         Args:
             model: Name of the model.
@@ -136,7 +136,7 @@ class OutputRepository:
                 copy(entry, target)
 
     def _read_list(self) -> dict[str, str]:
-        """Return the digest of what each of our folders is about, by the folder's name."""
+        """Return the digest of each folder that this tool made, by the folder's name."""
         try:
             document = json.loads((self.path / LIST).read_text(encoding="utf-8"))
             return {str(name): str(scope) for name, scope in document["folders"].items()}

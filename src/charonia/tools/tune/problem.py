@@ -1,4 +1,4 @@
-"""What is to be searched: from the options and the models as they were found to what a search takes. Pure."""
+"""Turns the options and the models found on the server into the problem of a search: space, goal, limits. Pure."""
 
 import json
 import math
@@ -32,12 +32,12 @@ QUEUE_DELAYS_US = (100, 500, 2000, 10_000)
 """Queue delays that the best variants are tried with, as long as they bring more."""
 
 _SMALL_REPEATS_MAX = 3
-"""Where there is little to choose from, the best is less likely a lucky one: fewer repeats tell."""
+"""In a small space, the best variant is less likely to be a lucky one, so fewer repeats are enough."""
 
 
 @dataclass(frozen=True, slots=True)
 class SearchProblem:
-    """What a search takes.
+    """The arguments of a search.
 
     Attributes:
         space: What may be tried.
@@ -86,7 +86,7 @@ def problem_of(
 
 
 def goal_of(options: TuneOptions, requests: Sequence[ModelRequest]) -> Goal:
-    """Return what is wanted of the profiled models of a group."""
+    """Return the goal of the profiled models of a group."""
     return Goal(tuple(model_goal(request, options.goal) for request in requests))
 
 
@@ -107,7 +107,7 @@ def percentiles(goal: Goal) -> dict[str, float | None]:
 
 
 def _is_automatic(options: TuneOptions, request: ModelRequest | None) -> bool:
-    """Return whether the values to try are ours to choose."""
+    """Return whether the search chooses the values to try."""
     named = request is not None and bool(request.config_parameters)
     return not (named or options.search.disabled or options.launch.reload_disabled)
 
@@ -190,12 +190,12 @@ def _search_options(options: TuneOptions, space: SearchSpace, time_budget_s: flo
 
 
 def _part(size: int, share: int, usual: int) -> int:
-    """Return so many percent of the space, 0 for the search's own choice where nobody asked for another."""
+    """Return that many percent of the space, 0 (the search's own choice) for the default."""
     return 0 if share == usual else max(1, math.ceil(size * share / 100))
 
 
 def model_goal(request: ModelRequest, settings: GoalSettings) -> ModelGoal:
-    """Return what is wanted of a model: its own goals where it has some, else those of all models."""
+    """Return the goal of a model: its own if it has one, else that of all models."""
     wanted = request.objectives or settings.objectives or (Objective(Metric.THROUGHPUT),)
     limits = list(settings.constraints if request.constraints is None else request.constraints)
     if settings.latency_budget_ms and not _limits(limits, Metric.LATENCY_P99):

@@ -1,6 +1,7 @@
-"""A whole run of `charonia tune profile`: a server, its models, one search after the other, and everything put back.
+"""A whole run of `charonia tune profile`: starts or finds the server, searches model by model, restores everything.
 
-How much memory is left here, in this machine or its control group (container, pod), and what an instance takes.
+It also measures the memory that variants may take (of this machine, its control group or its GPUs) and what one more
+instance needs.
 """
 
 import signal
@@ -38,7 +39,7 @@ from charonia.tools.tune.servers import MeasuredServer, is_there, server_of
 from charonia.tools.tune.variants import BaseModel, config_of, instance_kind
 
 SHARED_MB = 100.0
-"""What the first instance of a model may load for all others too: libraries."""
+"""Memory of the first instance that further instances share: libraries."""
 
 SHARED_GPU_MB = 600.0
 """The same on a GPU: the context of its process."""
@@ -46,43 +47,11 @@ SHARED_GPU_MB = 600.0
 _GROUP = Path("/sys/fs/cgroup")
 _FILES = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
 
-
-def available_mb(group: Path = _GROUP) -> float:
-    """Return the memory that can still be taken, in MB (10^6 bytes)."""
-    left = float(psutil.virtual_memory().available)
-    for limit_name, used_name in _FILES:
-        limit, used = _number(group / limit_name), _number(group / used_name)
-        if limit is not None and used is not None:
-            left = min(left, max(0.0, limit - used))
-    return left / 1e6
-
-
-def of_one_instance(before_mb: float | None, after_mb: float | None, count: int, *, on_gpu: bool = False) -> float:
-    """Return the least that one more instance of a model takes, in MB; 0 where that cannot be told.
-
-    Args:
-        before_mb: Memory of the server before the model was loaded, None for unknown.
-        after_mb: Memory of the server afterwards.
-        count: Instances of the model.
-        on_gpu: Whether it is the memory of GPUs.
-    """
-    if before_mb is None or after_mb is None:
-        return 0.0
-    return max(0.0, after_mb - before_mb - (SHARED_GPU_MB if on_gpu else SHARED_MB)) / count
-
-
-def _number(path: Path) -> float | None:
-    try:
-        return float(path.read_text(encoding="ascii"))
-    except (OSError, ValueError):  # no such file, or "max"
-        return None
-
-
 COMPOSING_DEPTH_MAX = 8
 """Ensembles within ensembles."""
 
 MEMORY_SHARE = 0.95
-"""Part of the memory that is free at the begin which variants may take."""
+"""Share of the memory free at the start that variants may take."""
 
 
 @dataclass(slots=True)
@@ -211,7 +180,7 @@ class _Run:
                 self.context.deployment.restore(self._note)
 
     def _bases(self, requests: tuple[ModelRequest, ...]) -> dict[str, BaseModel]:
-        """Return the models of a group as they are: the profiled ones, and those that they are made of or call."""
+        """Return the models of a group as found: the profiled ones, and those that they call or are composed of."""
         wanted = {request.name: request for request in requests}
         wanted |= {request.name: request for request in self.options.models.composing if request.name not in wanted}
         found: dict[str, BaseModel] = {}
@@ -243,14 +212,14 @@ class _Run:
         return replace(base, instance_memory_mb=taken)
 
     def _used_mb(self) -> tuple[float | None, float | None]:
-        """Return the server's memory on this machine, and that of its GPUs; None where nobody can see it."""
+        """Return the server's memory on this machine, and that of its GPUs; None where it is unknown."""
         processes = resources.find(self.context.server.control_url)
         sample = processes.sample() if processes is not None else None
         gpus = _gpus(self.context.server) if self.done.idle_gpus else ()
         return (sample[1] / 1e6 if sample is not None else None), (_used_on(gpus) if gpus else None)
 
     def _written(self, name: str) -> ModelConfig | None:
-        """Return what the model's own config.pbtxt says, None where it has none at hand."""
+        """Return the configuration in the model's own config.pbtxt, None if it has no such file here."""
         path = self.source / name / CONFIG_FILE if self.source is not None else None
         if path is None or not path.is_file():
             return None
@@ -260,7 +229,7 @@ class _Run:
             raise invalid(f"{path}: cannot be read: {error}") from error
 
     def _scope(self, bases: Mapping[str, BaseModel], requests: tuple[ModelRequest, ...]) -> str:
-        """Return a digest of what results depend on beside the trial."""
+        """Return a digest of what results depend on besides the trial."""
         measure = self.options.measure
         flags = {request.name: sorted((*measure.perf_flags, *request.perf_flags)) for request in requests}
         files = {name: content_of(self.source / name) for name in bases} if self.source is not None else {}
@@ -283,7 +252,7 @@ class _Run:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Let no Ctrl-C keep a server from being brought back to how it was."""
+    """Ignore Ctrl-C and SIGTERM, so that the server is restored completely."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -321,7 +290,7 @@ def _used_on(gpus: tuple[Gpu, ...]) -> float:
 
 
 def _memory(measurer: Measurer, bases: Mapping[str, BaseModel], gpus: tuple[Gpu, ...]) -> MemoryLimit | None:
-    """Return the memory that variants may take: of the GPUs where models run on them; None where nobody can see it."""
+    """Return the memory that variants may take, of the GPUs if models run on them; None if it is unknown."""
     totals = [gpu.memory_total_bytes for gpu in gpus if gpu.memory_total_bytes]
     if totals and any(base.kind is InstanceKind.KIND_GPU for base in bases.values()):
         return MemoryLimit(Metric.GPU_USED_MEMORY, sum(totals) / 1e6, base_mb=_used_on(gpus))
@@ -329,3 +298,34 @@ def _memory(measurer: Measurer, bases: Mapping[str, BaseModel], gpus: tuple[Gpu,
     if used is None:
         return None
     return MemoryLimit(Metric.CPU_USED_RAM, used + available_mb() * MEMORY_SHARE, base_mb=used)
+
+
+def available_mb(group: Path = _GROUP) -> float:
+    """Return the free memory of this machine or control group, in MB (10^6 bytes)."""
+    left = float(psutil.virtual_memory().available)
+    for limit_name, used_name in _FILES:
+        limit, used = _number(group / limit_name), _number(group / used_name)
+        if limit is not None and used is not None:
+            left = min(left, max(0.0, limit - used))
+    return left / 1e6
+
+
+def of_one_instance(before_mb: float | None, after_mb: float | None, count: int, *, on_gpu: bool = False) -> float:
+    """Return a lower bound of what one more instance of a model takes, in MB; 0 if that is unknown.
+
+    Args:
+        before_mb: Memory of the server before the model was loaded, None for unknown.
+        after_mb: Memory of the server afterwards.
+        count: Instances of the model.
+        on_gpu: Whether it is the memory of GPUs.
+    """
+    if before_mb is None or after_mb is None:
+        return 0.0
+    return max(0.0, after_mb - before_mb - (SHARED_GPU_MB if on_gpu else SHARED_MB)) / count
+
+
+def _number(path: Path) -> float | None:
+    try:
+        return float(path.read_text(encoding="ascii"))
+    except (OSError, ValueError):  # no such file, or "max"
+        return None

@@ -1,4 +1,4 @@
-"""What a search tells while it runs. Pure."""
+"""The events that a search reports while it runs. Pure."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ class TrialDone:
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """Something that people want to know on the way.
+    """A note for the user.
 
     Attributes:
         text: A sentence.
@@ -67,4 +67,4 @@ class SearchDone:
 
 Event = TrialBegun | TrialDone | Noted | SearchDone
 Progress = Callable[[Event], None]
-"""Is told what happens."""
+"""Called with each event."""

@@ -1,4 +1,4 @@
-"""What a whole run of `charonia tune` found: frozen records and their JSON."""
+"""The result of a run of `charonia tune`: frozen records and their JSON."""
 
 import json
 from dataclasses import dataclass, field
@@ -57,7 +57,7 @@ class VariantRecord:
 
 @dataclass(frozen=True, slots=True)
 class TrialRecord:
-    """A trial and what came of it.
+    """A trial and its outcome.
 
     Attributes:
         trial: The trial.
@@ -75,13 +75,13 @@ class TrialRecord:
 
     @property
     def outcome(self) -> Outcome:
-        """What came of it."""
+        """The outcome."""
         return self.measured or self.failed or Failed("nothing is known of it")
 
 
 @dataclass(frozen=True, slots=True)
 class GroupRecord:
-    """Models that were tuned together: mostly one, and those that it is made of.
+    """Models that were tuned together: usually one, with the models that it is composed of.
 
     Attributes:
         goal: What was wanted.
@@ -134,9 +134,9 @@ class TuneRun:
         duration_s: Wall time.
         machine: Where the load was made.
         server: Which server.
-        is_remote: Whether the server was somebody else's.
+        is_remote: Whether the server was already running.
         options: The options that were named, by name.
-        seed: Of everything that is drawn at random.
+        seed: Seed of random choices.
         groups: What was found.
         idle_gpus: The server's GPUs before the first model was loaded.
         notes: What a reader has to know about the whole run.

@@ -1,4 +1,4 @@
-"""The server that is measured: one of our own, as a process on free ports of this machine, or one that runs already."""
+"""The measured server: a process that this tool starts on free ports of this machine, or a running remote server."""
 
 import contextlib
 import os
@@ -18,7 +18,8 @@ from typing import IO, Protocol, Self
 from charonia.client.sync_client import Client
 from charonia.core.errors import ServingError, invalid, unavailable
 from charonia.die_with_parent import with_parent_death_signal
-from charonia.tools.tune.options import ClientProtocol, LaunchMode, LaunchOptions
+from charonia.tools.perf.options import WireProtocol
+from charonia.tools.tune.options import LaunchMode, LaunchOptions
 
 HOST = "127.0.0.1"
 START_SECONDS_MAX = 120.0
@@ -44,7 +45,7 @@ class MeasuredServer(Protocol):
     Attributes:
         control_url: Where it is asked and told about its models.
         metrics_url: Its metrics page.
-        is_ours: Whether it was started for this and has nobody else to serve.
+        is_ours: Whether this tool started it, so that it has no other clients.
         client: To ask it with.
     """
 
@@ -54,15 +55,15 @@ class MeasuredServer(Protocol):
     client: Client
 
     def fate(self) -> str:
-        """Return how it ended, a sentence; "" while it runs, or where nobody knows."""
+        """Return how it ended, as a sentence; "" while it runs or if that is unknown."""
         ...
 
-    def url(self, protocol: ClientProtocol) -> str:
+    def url(self, protocol: WireProtocol) -> str:
         """Return where requests are sent."""
         ...
 
     def restart(self) -> None:
-        """Start it again after its end.
+        """Restart it after it ended.
 
         Raises:
             ServingError: UNAVAILABLE when it does not start, or is not ours to start.
@@ -71,7 +72,7 @@ class MeasuredServer(Protocol):
 
 
 class LocalServer:
-    """A server of our own, in mode explicit, without any model at first. Use it as a context manager.
+    """A server that this tool starts, in mode explicit, at first without models. Use it as a context manager.
 
     Args:
         options: Which program, repository and flags.
@@ -117,12 +118,12 @@ class LocalServer:
         how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         return f"the server {how}"
 
-    def url(self, protocol: ClientProtocol) -> str:
+    def url(self, protocol: WireProtocol) -> str:
         """Return where requests are sent."""
-        return f"grpc://{self._grpc}" if protocol is ClientProtocol.GRPC else self.control_url
+        return f"grpc://{self._grpc}" if protocol is WireProtocol.GRPC else self.control_url
 
     def restart(self) -> None:
-        """Start it again after its end."""
+        """Restart it after it ended."""
         self.client.close()
         self._stop()
         self._start()
@@ -137,7 +138,7 @@ class LocalServer:
     def _open_log(self) -> None:
         path = self._options.server_log
         try:
-            # Kept open for the server's whole life; closed in `_end`.
+            # Open as long as the server runs; closed in `_end`.
             self._log = (
                 path.open("ab") if path is not None else tempfile.NamedTemporaryFile(prefix="charonia-tune-")  # noqa: SIM115
             )
@@ -155,7 +156,7 @@ class LocalServer:
         flags += [f"--{name}={value}" if value else f"--{name}" for name, value in self._options.server_flags]
         environment = os.environ | dict(self._options.server_environment)
         try:
-            # A session of its own: Ctrl-C reaches us, and the server is told once, by us.
+            # In a session of its own, so that Ctrl-C reaches this process only, which then stops the server.
             self._process = subprocess.Popen(
                 with_parent_death_signal([*self._command, *flags], signal.SIGTERM),
                 stdin=subprocess.DEVNULL,
@@ -215,7 +216,7 @@ class RemoteServer:
 
     is_ours = False
 
-    def __init__(self, options: LaunchOptions, protocol: ClientProtocol) -> None:
+    def __init__(self, options: LaunchOptions, protocol: WireProtocol) -> None:
         self._options = options
         self._protocol = protocol
         self.metrics_url = options.metrics_url
@@ -226,7 +227,7 @@ class RemoteServer:
         Raises:
             ServingError: UNAVAILABLE when it does not.
         """
-        protocols = sorted(ClientProtocol, key=lambda protocol: protocol is not self._protocol)
+        protocols = sorted(WireProtocol, key=lambda protocol: protocol is not self._protocol)
         problems: dict[str, str] = {}
         for _ in range(self._options.retries):
             for url in map(self.url, protocols):
@@ -255,32 +256,32 @@ class RemoteServer:
         self.client.close()
 
     def fate(self) -> str:
-        """Return how it ended: that cannot be seen, but whether it still answers can."""
+        """Return that it no longer answers; how a remote server ended is unknown."""
         with contextlib.suppress(ServingError):
             if self.client.server_live():
                 return ""
         return f"the server at {self.control_url} no longer answers"
 
-    def url(self, protocol: ClientProtocol) -> str:
+    def url(self, protocol: WireProtocol) -> str:
         """Return where requests are sent."""
         options = self._options
-        endpoint = options.grpc_endpoint if protocol is ClientProtocol.GRPC else options.http_endpoint
+        endpoint = options.grpc_endpoint if protocol is WireProtocol.GRPC else options.http_endpoint
         return _with_scheme(endpoint, protocol)
 
     def restart(self) -> None:
-        """Do not start it: it is not ours."""
+        """Refuse: a remote server is not started from here."""
         raise unavailable(self.fate() or f"the server at {self.control_url} was lost")
 
 
 def fate_of(server: MeasuredServer) -> str:
-    """Return how a server ended that has just stopped answering; one of our own may take a moment to be gone."""
+    """Return how a server ended that has just stopped answering; a local process may take a moment to exit."""
     give_up = time.monotonic() + (END_SECONDS_MAX if server.is_ours else 0.0)
     while not (fate := server.fate()) and time.monotonic() < give_up:
         time.sleep(RETRY_SECONDS)
     return fate
 
 
-def server_of(options: LaunchOptions, protocol: ClientProtocol) -> LocalServer | RemoteServer:
+def server_of(options: LaunchOptions, protocol: WireProtocol) -> LocalServer | RemoteServer:
     """Return the server that the options ask for, not yet started; requests are sent to it over a protocol."""
     return RemoteServer(options, protocol) if options.mode is LaunchMode.REMOTE else LocalServer(options)
 
@@ -306,11 +307,11 @@ def command_of(options: LaunchOptions) -> list[str]:
 
 
 def is_there(server_path: str) -> bool:
-    """Return whether a server is to be started as named: Model Analyzer's default may be named where it is missing."""
+    """Return whether the named server can be started: Model Analyzer's default may not be installed."""
     return server_path != THEIR_SERVER or shutil.which(THEIR_SERVER) is not None
 
 
-def _with_scheme(endpoint: str, protocol: ClientProtocol) -> str:
+def _with_scheme(endpoint: str, protocol: WireProtocol) -> str:
     return endpoint if "://" in endpoint else f"{protocol.value}://{endpoint}"
 
 

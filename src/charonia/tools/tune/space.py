@@ -1,6 +1,7 @@
-"""The variants of a search: dimensions, their values within bounds, and what cannot work. Pure.
+"""The search space: the dimensions of a variant, the values each can take, and combinations that cannot work. Pure.
 
-Bounds are bounds of the dimensions themselves: no two coordinates ever stand for the same configuration.
+The limits that a user sets are limits of the dimensions, not clipped afterwards, so no two points of the space are the
+same configuration.
 """
 
 import itertools
@@ -27,7 +28,7 @@ VARIANTS_MAX = 100_000
 """Most variants that a space may have: a larger product is a mistake in the ranges."""
 
 SMALL_SPACE = 8
-"""Up to so many variants each is measured well at once, and the best are repeated less often."""
+"""In spaces up to this size, each variant is measured thoroughly at once, and the best are repeated less often."""
 
 
 def doubling(minimum: float, maximum: float) -> tuple[float, ...]:
@@ -166,7 +167,7 @@ class Grid:
 
     @property
     def is_small(self) -> bool:
-        """Whether there is little to choose from."""
+        """Whether the space is small."""
         return math.prod(self.shape) <= SMALL_SPACE
 
     def coordinates(self) -> Iterator[Coordinate]:
@@ -206,7 +207,7 @@ class Grid:
             yield from self._within(moved, square - (other - index) ** 2, axis + 1)
 
     def misfit(self, variant: Variant) -> str:
-        """Return why a variant is not worth a try, "" where it is: its threads do not find cores."""
+        """Return why a variant is not worth trying (more threads than cores), "" if it is."""
         cores = self.space.core_count
         for change in variant.changes:
             threads, count = change.thread_count or 1, instance_count(self._facts(change.model), change)

@@ -1,4 +1,4 @@
-"""What a terminal shows at the end: the recommendation, why, what it changes, and the best configurations. Pure."""
+"""The summary on the terminal: the recommendation, its reasons, its changes, and the best configurations. Pure."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ _COLUMNS = ("configuration", "instances", "max batch", "load", "infer/s", "p99 m
 _CHANGE_LINES_MAX = 60
 _SKIPPED_MAX = 6
 _GAIN_MAX = 10.0
-"""An interval that reaches beyond says that nothing is known."""
+"""An interval that reaches further means that nothing is known."""
 
 
 def summary(run: TuneRun, configs_per_model: int = 3, names: Sequence[str] = (), top_configs: int = 0) -> str:
@@ -81,7 +81,7 @@ def _line(group: GroupRecord, ranked: Ranked) -> list[str]:
         "; ".join(dict.fromkeys(str(load) for load in ranked.loads)),
         _metric(ranked, Metric.THROUGHPUT, 0),
         _metric(ranked, Metric.LATENCY_P99, 2),
-        _metric(ranked, Metric.CPU_USED_RAM, 0).partition("; ")[0],  # that of the server, whatever the model
+        _metric(ranked, Metric.CPU_USED_RAM, 0).partition("; ")[0],  # the server's, the same for every model
         "" if ranked.gain is None or ranked.variant.is_default else _percent(ranked.gain),
     ]
 

@@ -1,7 +1,7 @@
 """The result tables as CSV, with Model Analyzer's names, headers and order. Pure.
 
-Rows come best configuration first; those of a configuration in the order of what keeps the constraints, and of what is
-better. Repeated measurements of one load are one row, pooled. A file ends with a blank line.
+The best configuration comes first. Within a configuration, rows that keep the constraints come first, then better ones.
+Repeated measurements of a load are pooled into one row. A file ends with a blank line.
 """
 
 import csv
@@ -19,7 +19,7 @@ SERVER_NAME = "triton-server"
 """Name of the idle server in its table."""
 
 BACKEND_PARAMETER = "backend_parameter/"
-"""Begin of the name of a field that shows a parameter of the model."""
+"""Prefix of the name of a field that shows a parameter of the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Row:
 
     @property
     def tuned(self) -> tuple[ModelConfigRecord, ...]:
-        """Configurations whose settings were searched: of the models that an ensemble is made of, in its place."""
+        """Configurations whose settings were searched: for an ensemble, those of its composing models."""
         return tuple(config for config in self.variant.configs if not config.is_profiled) or self.profiled
 
 
@@ -98,7 +98,7 @@ def rows_of(group: GroupRecord) -> Iterator[Row]:
 
 
 def header_of(name: str) -> str:
-    """Return the header of a field; a name that nobody knows is its own."""
+    """Return the header of a field; an unknown name is its own header."""
     return HEADERS.get(name, name)
 
 
@@ -175,7 +175,7 @@ def _over_models(row: Row, of: Callable[[TrialRecord, str], float | None], name:
 
 
 def _together(values: Sequence[float], name: str) -> str:
-    """Return the value of a model, or the sum of those of several, of latencies the largest, and each in brackets."""
+    """Return the value of a model; for several, the sum (of latencies the largest), with each in brackets."""
     if not values:
         return ""
     if len(values) == 1:

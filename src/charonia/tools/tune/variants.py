@@ -1,7 +1,7 @@
-"""What a variant makes of the configurations of its models, and the names of the configurations. Pure.
+"""Applies a variant to the configurations of its models, and names the resulting configurations. Pure.
 
-The base of every variant is the model's own configuration, and only what the variant changes differs. A configuration
-is numbered when it is first asked for; two variants with the same text have the same number.
+A variant is based on the model's own configuration; only what it changes differs. Configurations are numbered in the
+order in which they are first used; variants with the same text share a number.
 """
 
 import json
@@ -43,7 +43,7 @@ class BaseModel:
 
     @property
     def composing(self) -> tuple[str, ...]:
-        """Models that it is made of; none unless it is an ensemble."""
+        """Its composing models; none unless it is an ensemble."""
         scheduling = self.complete.ensemble_scheduling
         return tuple(dict.fromkeys(step.model_name for step in scheduling.step)) if scheduling is not None else ()
 
@@ -69,7 +69,7 @@ def instance_kind(complete: ModelConfig, *, cpu_only: bool) -> InstanceKind:
     for kind in (InstanceKind.KIND_GPU, InstanceKind.KIND_MODEL, InstanceKind.KIND_CPU):
         if kind in kinds:
             return kind
-    # Whoever leaves it open has not looked for GPUs; what has none would refuse KIND_GPU.
+    # KIND_AUTO does not tell whether the server has GPUs, and one without them refuses KIND_GPU.
     return InstanceKind.KIND_CPU
 
 
@@ -93,7 +93,7 @@ def apply_change(base: BaseModel, change: ModelChange) -> ModelConfig:
 
 
 def apply_variant(bases: Mapping[str, BaseModel], variant: Variant) -> dict[str, ModelConfig]:
-    """Return the configuration of each model in a variant; an ensemble batches no more than the models it is made of.
+    """Return the configuration of each model in a variant; an ensemble batches no more than its composing models.
 
     Raises:
         ServingError: INVALID_ARG for a field that is no such value.
@@ -111,7 +111,7 @@ def apply_variant(bases: Mapping[str, BaseModel], variant: Variant) -> dict[str,
 
 
 def effective_text(bases: Mapping[str, BaseModel], variant: Variant) -> str:
-    """Return text that is equal for variants that make the same server: what is written down may be the default."""
+    """Return a text that is equal for variants with the same effect, since a change may spell out the default."""
     complete = {name: replace(base, config=base.complete) for name, base in bases.items()}
     return "\n".join(render(config) for config in apply_variant(complete, variant).values())
 
@@ -148,7 +148,7 @@ class Names:
     def names(
         self, bases: Mapping[str, BaseModel], configs: Mapping[str, ModelConfig], profiled: Sequence[str]
     ) -> dict[str, str]:
-        """Return the name of each configuration of a variant, by model; those that others are made of come first."""
+        """Return the name of each configuration of a variant, by model; composing models come first."""
         found: dict[str, str] = {}
         for model in sorted(configs, key=lambda model: (model in profiled, depth(bases, model))):
             base = bases[model]
@@ -158,13 +158,13 @@ class Names:
 
 
 def depth(bases: Mapping[str, BaseModel], name: str) -> int:
-    """Return how many models lie below one another from this model on, itself included."""
+    """Return the depth of a model: 1, or for an ensemble one more than its deepest composing model."""
     below = [inner for inner in bases[name].composing if inner in bases and inner != name]
     return 1 + max((depth(bases, inner) for inner in below), default=0)
 
 
 def instance_group_text(config: ModelConfig) -> str:
-    """Return the instances as tables have them: `2:CPU`, groups of a kind together."""
+    """Return the instances in the form of the tables: `2:CPU`, groups of a kind together."""
     counts: dict[str, int] = {}
     for group in config.instance_group:
         kind = group.kind.name.removeprefix("KIND_")
@@ -181,7 +181,7 @@ def load_text(config: ModelConfig) -> str:
 
 
 def config_of(document: Mapping[str, Any]) -> ModelConfig:
-    """Return the configuration that a server has told.
+    """Return the configuration that a server reported.
 
     Raises:
         ServingError: INVALID_ARG when it is none.

@@ -1,6 +1,7 @@
-"""Completes configurations from PyTorch models, and loads them.
+"""The PyTorch backend: completes configurations from models, loads them, and warms up compiled ones.
 
-Runs a compiled model before it is ready: compiling takes seconds to minutes, and no request is to wait for it.
+A compiled model runs on zeros before it is ready: compiling takes seconds to minutes, and no request should wait for
+it.
 """
 
 import asyncio

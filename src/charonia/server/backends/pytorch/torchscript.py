@@ -1,4 +1,4 @@
-"""TorchScript: `model.pt`."""
+"""Loads models in TorchScript format (`model.pt`) and reads the parameters of their `forward`."""
 
 from collections.abc import Iterator
 from pathlib import Path

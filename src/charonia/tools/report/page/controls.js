@@ -57,22 +57,16 @@ function percentName(percent) {
   return `p${percent}`;
 }
 
-// The axis of latencies to begin with: where the slowest dwarf the usual ones, a linear axis shows the slowest only.
-function fittingAxis(usual, slowest) {
-  const usable = usual.filter((value) => value > 0).sort((a, b) => a - b);
-  return usable.length && slowest.some((value) => value > 20 * usable[usable.length >> 1]) ? "log" : "linear";
-}
-
 function axisChoice(kind, change) {
   return choice("Latency axis", ["Linear", "Log"], kind === "log" ? 1 : 0, (place) => change(place ? "log" : "linear"));
 }
 
 // ---- where the time goes
 
-const PARTS = [
-  ["outside", "Network and client"], ["other", "Server, other"], ["cache", "Cache"], ["queue", "Queue"], ["input", "Compute input"],
-  ["infer", "Compute infer"], ["output", "Compute output"],
-];
+// The parts of a request's time that some row has.
+function usedParts(rows) {
+  return data.parts.filter(([key]) => rows.some(([, part]) => part[key] > 0));
+}
 
 function stacks(rows, used) {
   const total = (part) => used.reduce((sum, [key]) => sum + (part[key] || 0), 0);

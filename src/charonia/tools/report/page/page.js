@@ -22,8 +22,7 @@ function loadName(levels) {
 function drawTradeoff() {
   const several = data.runs.length > 1;
   let percentile = data.percentiles.indexOf(99);
-  const latencies = data.runs.flatMap((run) => answered(run).map((level) => level.latencies));
-  let kind = fittingAxis(latencies.map((values) => values[0]), latencies.flat());
+  let kind = data.axis;
   const body = element("div");
   const redraw = () => body.replaceChildren(several ? tradeoffOfRuns(percentile, kind) : tradeoffOfRun(data.runs[0], kind));
   const controls = element("div", { class: "controls" });
@@ -152,7 +151,7 @@ function drawTimeline(run) {
   const levels = run.levels.filter((level) => level.time.begin.length);
   if (!levels.length) return;
   let chosen = 0;
-  let kind = fittingAxis(levels.flatMap((level) => level.time.p50), levels.flatMap((level) => level.time.max));
+  let kind = run.axis;
   const body = element("div");
   const redraw = () => body.replaceChildren(...timelinePlots(chosen ? [levels[chosen - 1]] : levels, kind));
   const controls = element("div", { class: "controls" });
@@ -226,7 +225,7 @@ function drawParts(run) {
   const body = element("div");
   const redraw = (name) => {
     const rows = levels.map((level) => [level.label, level.parts.find((part) => part.model === name)]).filter(([, part]) => part);
-    const used = PARTS.filter(([key]) => rows.some(([, part]) => part[key] > 0));
+    const used = usedParts(rows);
     body.replaceChildren(stacks(rows, used), legend(used.map(([key, text]) => [text, `var(--p-${key})`]), "square"));
   };
   const controls = element("div", { class: "controls" });

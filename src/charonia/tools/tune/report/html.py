@@ -1,7 +1,7 @@
 """A configuration search as one HTML file.
 
-Sentences and tables are written here, so they can be read without a script; `page/tune.js` draws the plots from JSON
-that the page carries.
+Python writes sentences and tables, so they are readable without JavaScript; `page/tune.js` draws the plots from JSON in
+the page.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ from charonia.tools.report.document import asset, document
 from charonia.tools.report.quantities import clock, number, size
 from charonia.tools.tune.api import Metric
 from charonia.tools.tune.decision import Conclusion, Ranked
-from charonia.tools.tune.report.plot_data import plot_data
+from charonia.tools.tune.report.plot_data import TITLES, plot_data
 from charonia.tools.tune.report.tables import diff_markup, failures_table, ranking_table, variant_section
 from charonia.tools.tune.report.view import (
     LATENCIES,
@@ -76,15 +76,15 @@ def _group(run: TuneRun, group: GroupRecord, views: Sequence[VariantView], ident
     yield '<section class="summary">' + "".join(_summary(group, views)) + "</section>"
     if any(view.rows for view in views):
         plots = [
-            _plot(identity, "tradeoff", "Latency against throughput", _TRADEOFF),
-            _plot(identity, "sizes", "Throughput by the size of a request", _SIZES),
+            _plot(identity, "latency", _LATENCY),
+            _plot(identity, "sizes", _SIZES),
         ]
         yield from reversed(plots) if run.is_offline else plots
         table = ranking_table(group, views, identity)
         yield f"<section><h2>Configurations compared</h2><p class='about'>{_COMPARED}</p>{table}</section>"
-        yield _plot(identity, "memory", "Memory against throughput", "Each configuration under its best load.")
+        yield _plot(identity, "memory", "Each configuration under its best load.")
     if any(trial.measured for trial in group.trials):
-        yield _plot(identity, "search", "How the search went", _SEARCH)
+        yield _plot(identity, "search", _SEARCH)
     sections = "".join(variant_section(group, view, f"{identity}-v{place}") for place, view in enumerate(views))
     if sections:
         yield f"<section class='variants'><h2>Every configuration</h2>{sections}</section>"
@@ -93,20 +93,21 @@ def _group(run: TuneRun, group: GroupRecord, views: Sequence[VariantView], ident
         yield f"<section><h2>Left out</h2>{left_out}</section>"
 
 
-_TRADEOFF = (
+_LATENCY = (
     "A line is a configuration under more and more load. Right is more work done, low is a shorter wait; hollow points "
     "miss a limit, the shade around a point is its interval. Click a point, or press Enter, to follow a configuration."
 )
 _SIZES = "Each configuration with requests of so many items, under the load that brings the most."
 _COMPARED = (
     "Each under its best load. The bar is the interval of the gain over the default configuration: where it reaches "
-    "across the line in the middle, nobody knows which is better."
+    "across the line in the middle, it is not known which is better."
 )
 _SEARCH = "Every measurement in order. What did not look promising was dropped, what was close was repeated."
 
 
-def _plot(identity: str, kind: str, title: str, text: str) -> str:
-    return f'<section class="plot" id="{identity}-{kind}" hidden><h2>{title}</h2><p class="about">{text}</p></section>'
+def _plot(identity: str, kind: str, text: str) -> str:
+    title = f"<h2>{TITLES[kind]}</h2>"
+    return f'<section class="plot" id="{identity}-{kind}" hidden>{title}<p class="about">{text}</p></section>'
 
 
 def _measured(run: TuneRun, group: GroupRecord) -> str:

@@ -1,20 +1,38 @@
-"""What the plots draw, as lists and numbers: those of the page, and the pictures of `pictures.py`. Pure.
+"""The data of the plots of a configuration search, for the HTML page and for the PNG files. Pure.
 
-Latencies and times of a request are nanoseconds, times of the search milliseconds from its begin, memory MB, gains
-percent.
-`page/tune.js` reads these names.
+It decides what both must agree on: labels, titles, colours, and whether an axis is logarithmic. A colour is the
+name of one in the style sheet of the page. Latencies and times of a request are in nanoseconds, times of the search in
+milliseconds from its start, memory is in MB, gains are in percent. `page/tune.js` reads these names.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import cycle
 from typing import Any
 
-from charonia.tools.report.plot_data import parts
+from charonia.tools.report.plot_data import PARTS, latency_axis, parts
 from charonia.tools.results.records import Estimate, LevelResult
 from charonia.tools.tune.api import Measured, Metric
-from charonia.tools.tune.report.view import LATENCIES, MEMORIES, VariantView, latency_metric
+from charonia.tools.tune.report.view import LATENCIES, MEMORIES, Role, VariantView, latency_metric
 from charonia.tools.tune.report.wording import constraint_text, settings_of, value_text
 from charonia.tools.tune.result import GroupRecord, TrialRecord, TuneRun
 from charonia.tools.tune.tables import Row
+
+TITLES = {
+    "latency": "Latency against throughput",
+    "sizes": "Throughput by the size of a request",
+    "memory": "Memory against throughput",
+    "search": "How the search went",
+    "breakdown": "Where the time of a mean request goes",
+    "gain": "Gain over the default configuration, with its interval",
+}
+"""Titles of the plots by their kind."""
+
+THROUGHPUT = "Inferences per second"
+"""Name of the axis of throughputs."""
+
+_BEST, _DEFAULT, _OTHERS = "s0", "s5", ("s1", "s2", "s3", "s4")
+_COLORED_MAX = 5
+_PHASES = ("s5", "s2", "s4", "s3", "s0", "s1")
 
 _NANOSECONDS = 1e6  # of a millisecond
 
@@ -26,20 +44,50 @@ def plot_data(run: TuneRun, views: Sequence[Sequence[VariantView]]) -> dict[str,
         run: What was found.
         views: The variants of each of its groups.
     """
-    return {"groups": [_group(group, shown) for group, shown in zip(run.groups, views, strict=True)]}
+    return {
+        "titles": TITLES,
+        "parts": list(PARTS.items()),
+        "throughput": THROUGHPUT,
+        "groups": [_group(group, shown) for group, shown in zip(run.groups, views, strict=True)],
+    }
 
 
 def _group(group: GroupRecord, views: Sequence[VariantView]) -> dict[str, Any]:
     places = {view.record.variant.key: place for place, view in enumerate(views)}
-    names = [LATENCIES[metric] for metric in LATENCIES if _is_measured(views, metric)]
+    shades = dict(_shades(views))
     return {
         "models": list(group.models),
-        "latencies": names,
+        "latencies": [LATENCIES[metric] for metric in LATENCIES if _is_measured(views, metric)],
         "latency": LATENCIES[latency_metric(group)],
+        "memories": [(metric.value, MEMORIES[metric]) for metric in reversed(MEMORIES) if _is_measured(views, metric)],
+        "axes": [_axis(views, model, latency_metric(group)) for model in group.models],
         "limits": [_limits(group, model) for model in group.models],
-        "variants": [_variant(group, view) for view in views],
+        "variants": [_variant(group, view, shades.get(place, "")) for place, view in enumerate(views)],
+        "phases": list(zip(dict.fromkeys(record.trial.purpose for record in group.trials), cycle(_PHASES))),
         "trials": _trials(group, places),
     }
+
+
+def _shades(views: Sequence[VariantView]) -> Iterator[tuple[int, str]]:
+    """Yield the variants with a colour of their own: those with a role first, then the best of the others."""
+    measured = [(place, view) for place, view in enumerate(views) if view.rows]
+    measured.sort(key=lambda pair: not (pair[1].role or pair[1].is_default))
+    others = iter(_OTHERS)
+    for place, view in measured[:_COLORED_MAX]:
+        if _is_best(view):
+            yield place, _BEST
+        else:
+            yield place, _DEFAULT if view.is_default else next(others, "")
+
+
+def _is_best(view: VariantView) -> bool:
+    return view.role in (Role.RECOMMENDED, Role.CLOSEST)
+
+
+def _axis(views: Sequence[VariantView], model: str, metric: Metric) -> str:
+    points = [row.point.metrics[model] for view in views for row in view.rows]
+    values = [metrics[metric].value for metrics in points if metric in metrics]
+    return latency_axis(values, values)
 
 
 def _is_measured(views: Sequence[VariantView], metric: Metric) -> bool:
@@ -61,11 +109,13 @@ def _limits(group: GroupRecord, model: str) -> list[dict[str, Any]]:
     ]
 
 
-def _variant(group: GroupRecord, view: VariantView) -> dict[str, Any]:
+def _variant(group: GroupRecord, view: VariantView, shade: str) -> dict[str, Any]:
     best = view.best_row
     return {
         "name": view.record.name,
         "settings": settings_of(view.record.variant),
+        "label": f"{view.record.name} ({view.role})" if _is_best(view) else view.record.name,
+        "shade": shade,
         "role": view.role.value,
         "default": view.is_default,
         "best": view.rows.index(best) if best is not None else -1,
@@ -108,7 +158,7 @@ def _three(estimate: Estimate, factor: float = 1.0) -> list[float]:
 
 
 def _parts(trials: Sequence[TrialRecord], model: str) -> list[dict[str, Any]]:
-    """Return what a mean request was made of in the longest of some trials, the model first."""
+    """Return the parts of a mean request, from the trial with the most requests, the model first."""
     levels = [trial.levels[model] for trial in trials if model in trial.levels]
     return _rounded(max(levels, key=lambda level: level.request_count)) if levels else []
 

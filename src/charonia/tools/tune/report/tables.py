@@ -1,7 +1,4 @@
-"""The tables of the page of a configuration search, but those within a variant's section.
-
-The section of each variant: its configuration, what was measured of it load by load.
-"""
+"""The tables of the HTML page: the ranking, failures, and a section for each variant with its measurements by load."""
 
 from collections.abc import Sequence
 from html import escape
@@ -23,7 +20,7 @@ _SPAN_MIN, _SPAN_ROOM = 0.05, 1.25
 
 
 def ranking_table(group: GroupRecord, views: Sequence[VariantView], identity: str) -> str:
-    """Return a row a variant under its best load, best first, with the gain over the default as a bar."""
+    """Return a row for each variant under its best load, best first, with the gain over the default as a bar."""
     ranked = [(place, view, view.best) for place, view in enumerate(views) if view.best is not None]
     span = _span([best for _, _, best in ranked[:ROWS_MAX]])
     latency = latency_metric(group)
@@ -97,7 +94,7 @@ def measured(metric: Metric, estimate: Estimate | None, *, is_plain: bool = Fals
 
 
 def _span(ranked: Sequence[Ranked]) -> float:
-    """Return how far the axis of the gains reaches, to either side; intervals that are longer are cut off."""
+    """Return the half-width of the axis of gains; longer intervals are cut off."""
     values = [_SPAN_ROOM * abs(each.gain.value) for each in ranked if each.gain]
     widths = [each.gain.high - each.gain.low for each in ranked if each.gain]
     return max([_SPAN_MIN, *values, *(min(width, 1.0) for width in widths)])
@@ -161,7 +158,7 @@ def variant_section(group: GroupRecord, view: VariantView, identity: str) -> str
 
 
 def diff_markup(diff: str) -> str:
-    """Return a unified diff with what is new and what is gone marked."""
+    """Return a unified diff as markup, with insertions and deletions marked."""
     lines = [line for line in diff.splitlines() if not line.startswith(_DIFF_HEADER)]
     return f"<pre class='diff' tabindex='0'>{''.join(map(_diff_line, lines))}</pre>"
 

@@ -1,4 +1,4 @@
-"""A finished search as its reports show it: each variant once, with what was measured of it and what became of it."""
+"""A finished search as the reports show it: each variant once, with its role and measurements."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,11 +23,11 @@ MEMORIES = {Metric.CPU_USED_RAM: "Memory", Metric.GPU_USED_MEMORY: "GPU memory"}
 
 
 class Role(StrEnum):
-    """What became of a variant."""
+    """The role of a variant in the verdict."""
 
     RECOMMENDED = "recommended"
     CLOSEST = "closest"
-    """The best one where none keeps the constraints."""
+    """The best one if none keeps the constraints."""
     DEFAULT = "default"
     TIE = "as good"
     OTHER = ""
@@ -39,7 +39,7 @@ class VariantView:
 
     Attributes:
         record: The variant and its configurations.
-        role: What became of it.
+        role: Its role in the verdict.
         rows: What was measured, a load a row, from the lightest load to the heaviest.
         best: Its best load, None where nothing was measured.
         failures: Why it was not measured under loads, by load.
@@ -53,7 +53,7 @@ class VariantView:
 
     @property
     def best_row(self) -> Row | None:
-        """What was measured under its best load."""
+        """The measurements under its best load."""
         return next((row for row in self.rows if self.best and row.point.loads == self.best.loads), None)
 
     @property
@@ -63,7 +63,7 @@ class VariantView:
 
 
 def variant_views(group: GroupRecord) -> tuple[VariantView, ...]:
-    """Return the variants that were tried, best first, those of which nothing was measured last."""
+    """Return the variants that were tried, best first; those without a measurement come last."""
     rows: dict[str, list[Row]] = {}
     for row in rows_of(group):
         rows.setdefault(row.variant.variant.key, []).append(row)
@@ -86,7 +86,7 @@ def variant_views(group: GroupRecord) -> tuple[VariantView, ...]:
 
 
 def latency_metric(group: GroupRecord) -> Metric:
-    """Return the metric of latency that the goal is about, the 99th percentile where it is about none."""
+    """Return the latency metric of the goal, the 99th percentile if it has none."""
     for goal in group.goal.models:
         for metric in (*(limit.metric for limit in goal.constraints), *(aim.metric for aim in goal.objectives)):
             if metric in LATENCIES:
@@ -95,7 +95,7 @@ def latency_metric(group: GroupRecord) -> Metric:
 
 
 def overall(ranked: Ranked, metric: Metric) -> Estimate | None:
-    """Return a metric of all models together: the sum of rates, the worst of anything else. None: not measured."""
+    """Return a metric of all models together: the sum of rates, the worst of the rest. None if it was not measured."""
     found = [metrics[metric] for metrics in ranked.metrics.values() if metric in metrics]
     if not found:
         return None
@@ -129,7 +129,7 @@ def _role(group: GroupRecord, key: str, *, is_default: bool) -> Role:
         return Role.RECOMMENDED if has_recommendation(group) else Role.CLOSEST
     if is_default:
         return Role.DEFAULT
-    # Who was only looked at has an interval that everything is within.
+    # A variant that was measured once has so wide an interval that it ties with everything.
     repeated = {tie.variant.key for tie in decision.ties if len(tie.trial_numbers) > 1}
     return Role.TIE if key in repeated else Role.OTHER
 

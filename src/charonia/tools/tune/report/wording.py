@@ -1,4 +1,4 @@
-"""Sentences and short texts of the reports."""
+"""Sentences and labels of the reports."""
 
 import json
 
@@ -93,7 +93,7 @@ def constraint_text(constraint: Constraint) -> str:
 
 
 def goal_text(goal: ModelGoal) -> str:
-    """Return what is wanted of a model: `most throughput, p99 latency at most 20 ms`."""
+    """Return the goal of a model: `most throughput, p99 latency at most 20 ms`."""
     aims = [
         f"{'most' if aim.metric.larger_is_better else 'least'} {METRIC_NAMES[aim.metric]}"
         + (f" (weight {aim.weight:g})" if len(goal.objectives) > 1 else "")
@@ -113,7 +113,7 @@ def value_text(metric: Metric, value: float) -> str:
 
 
 def megabytes(value: float) -> str:
-    """Return memory of so many MB (10^6 bytes)."""
+    """Return memory in MB (10^6 bytes) as text."""
     return f"{number(value / 1000)} GB" if value >= 999.5 else f"{number(value)} MB"
 
 

@@ -1,1 +1,1 @@
-"""Which variant is measured next: search modes as pure state machines. No clock, no network: ask, measure, tell."""
+"""Search modes as pure state machines that decide what is measured next. No clock, no network: ask, measure, tell."""

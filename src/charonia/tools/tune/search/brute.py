@@ -1,4 +1,4 @@
-"""Brute force: every variant under every load that may bring something. Pure."""
+"""Brute force: every variant under every load that may improve it. Pure."""
 
 import math
 

@@ -1,7 +1,7 @@
-"""Whether the best variants gain by waiting for fuller batches: queue delays, for those few alone. Pure.
+"""Queue delays: whether the best variants gain by waiting for fuller batches. Pure.
 
-As a dimension of the grid the delay would multiply it, and it matters little where the batch size is wrong: so it comes
-last.
+As a dimension of the grid, the delay would multiply its size, and it matters little while the batch size is wrong. So
+it is tried last, and only for the best few variants.
 """
 
 from dataclasses import replace
@@ -12,7 +12,7 @@ from charonia.tools.tune.search.trial_driver import USUAL, Steps, TrialDriver
 from charonia.tools.tune.space import instance_count, max_batch_size
 
 LATENCY_SHARE_MAX = 0.5
-"""A delay beyond this share of the mean response time costs more than fuller batches bring."""
+"""A delay beyond this share of the mean response time costs more than fuller batches gain."""
 
 
 def explore(driver: TrialDriver) -> Steps[None]:
@@ -50,7 +50,7 @@ def delayed(driver: TrialDriver, variant: Variant, model: str, delay_us: int) ->
 
 
 def _can_wait(point: Point, facts: ModelFacts) -> bool:
-    """Return whether batches form by waiting: they are allowed, and there are requests for more than one each."""
+    """Return whether waiting can fill batches: batching is on, and more than one request per batch is in flight."""
     change = point.variant.change(facts.name)
     size = max_batch_size(facts, change)
     if not facts.queue_delays_us or size < 2 or not _batches(facts, change):
@@ -65,7 +65,7 @@ def _batches(facts: ModelFacts, change: ModelChange) -> bool:
 
 
 def _items(load: LoadPoint, point: Point) -> float:
-    """Return how many items are on their way at a time: by Little's law, what arrives in a response time."""
+    """Return how many items are in flight, by Little's law: those that arrive in a response time."""
     return _value(point, load.model, Metric.THROUGHPUT) * _value(point, load.model, Metric.LATENCY_AVG) / 1e3
 
 
@@ -74,6 +74,6 @@ def _longest_us(point: Point) -> float:
 
 
 def _value(point: Point, model: str, metric: Metric) -> float:
-    """Return a metric, 0 where it was not measured: then no delay is tried."""
+    """Return a metric, 0 if it was not measured: then no delay is tried."""
     estimate = point.metrics[model].get(metric)
     return estimate.value if estimate else 0.0

@@ -1,4 +1,4 @@
-"""The end of every search: the edges of the constraints for the best variants, then repeats until it is decided."""
+"""The end of every search: finds the best variants' limits of load, then repeats them until the verdict is certain."""
 
 from charonia.tools.tune.api import Variant
 from charonia.tools.tune.futility import may_decide
@@ -7,14 +7,14 @@ from charonia.tools.tune.search import load
 from charonia.tools.tune.search.trial_driver import USUAL, Steps, TrialDriver
 
 TIE = 0.02
-"""Variants whose gains over each other lie within this share, interval and all, are as good as each other."""
+"""Variants are equally good if the interval of their difference lies within this share."""
 
 _REFINED_MAX = 12
 _REPEATS_MIN = 2
 
 
 def refine(driver: TrialDriver) -> Steps[None]:
-    """Sweep the loads of the best variants, and approach the edges of the constraints while that may win."""
+    """Sweep the loads of the best variants, and approach the limits of the constraints while that may win."""
     for best in driver.evidence.ranking()[: driver.options.finalist_count]:
         yield from _sweep(driver, best.variant)
     yield from _sweep(driver, driver.default)
@@ -65,7 +65,7 @@ def repeat(driver: TrialDriver) -> Steps[None]:
 def _is_early_enough(driver: TrialDriver, points: list[Point], left: int) -> bool:
     """Return whether one repeat is enough: all were measured twice, and nothing better than the default is in sight.
 
-    Whoever is said to be better was picked for a measurement that may have been lucky, and is measured again.
+    A variant that seems better may owe that to one lucky measurement, so it is measured again.
     """
     default = [point for point in points if point.variant.is_default]
     if not default or min(point.count for point in points) < _REPEATS_MIN:
@@ -91,7 +91,7 @@ def may_win(leader: Point, point: Point, level: float) -> bool:
 
 
 def _settled(driver: TrialDriver, points: list[Point], left: int) -> bool:
-    """Return whether nobody can be told from the leader: they are as good, or no measurement to come would tell."""
+    """Return whether the rest are as good as the leader, or no further measurement would tell them apart."""
     leader = max(points, key=lambda point: point.order)
     if leader.violation:
         return False

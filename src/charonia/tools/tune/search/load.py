@@ -1,4 +1,4 @@
-"""Which loads a variant is measured under: sweeps up to the plateau, and the edge of the constraints. Pure."""
+"""The loads that a variant is measured under: a sweep up to the plateau, and the limit that constraints set. Pure."""
 
 import itertools
 import math
@@ -12,7 +12,7 @@ from charonia.tools.tune.search.trial_driver import Steps, TrialDriver
 from charonia.tools.tune.space import load_values
 
 PLATEAU = 0.05
-"""Three loads in a row that bring no more than this over the one before them are the plateau."""
+"""Three loads in a row that gain no more than this over the load before them are the plateau."""
 
 _PLATEAU_LOADS = 3
 _RATE_PRECISION = 0.02
@@ -20,7 +20,7 @@ _FAILED_LOADS_MAX = 2
 
 
 def sweep(driver: TrialDriver, variant: Variant, effort: float, purpose: str) -> Steps[None]:
-    """Measure a variant under growing loads, until they bring nothing any more or the constraints are missed."""
+    """Measure a variant under growing loads, until throughput no longer grows or the constraints are missed."""
     load = driver.grid.space.load
     for batch_size in load.batch_sizes:
         if load.formula:
@@ -57,7 +57,7 @@ def _missed(points: Sequence[Point]) -> bool:
 
 
 def _levelled(driver: TrialDriver, points: list[Point], effort: float) -> Steps[bool]:
-    """Return whether the last loads brought nothing. What noise could have made look so is measured once more."""
+    """Return whether the last loads gained nothing. If noise may be the reason, they are measured once more."""
     if len(points) <= _PLATEAU_LOADS:
         return False
     before, best = points[-_PLATEAU_LOADS - 1], max(points[-_PLATEAU_LOADS:], key=lambda point: point.order)
@@ -84,7 +84,7 @@ def _fresh(driver: TrialDriver, point: Point) -> Point:
 
 
 def edges(driver: TrialDriver, variant: Variant) -> list[tuple[Point, Point]]:
-    """Return neighbouring points of a variant of which one keeps the constraints: the one that does comes first.
+    """Return two neighbouring points of a variant: the first keeps the constraints, the second does not.
 
     At most two for each batch size: the smallest load that keeps them and the largest.
     """
@@ -103,7 +103,7 @@ def edges(driver: TrialDriver, variant: Variant) -> list[tuple[Point, Point]]:
 
 
 def potential(driver: TrialDriver, variant: Variant) -> Point | None:
-    """Return the best that a variant may reach on the edge of the constraints, None where it was not measured.
+    """Return the best score that a variant may reach at the limit of the constraints, None if it was not measured.
 
     Between a load that keeps the constraints and one that misses them, the objective lies between the two.
     """
@@ -114,13 +114,13 @@ def potential(driver: TrialDriver, variant: Variant) -> Point | None:
 
 
 def searches_edges(driver: TrialDriver) -> bool:
-    """Return whether loads between those of the sweep may be measured: not where the user named the loads."""
+    """Return whether loads between those of the sweep may be measured: not if the user named the loads."""
     load = driver.grid.space.load
     return not load.values and not load.formula and load.binary_steps_max > 0
 
 
 def approach_edges(driver: TrialDriver, variant: Variant, effort: float) -> Steps[None]:
-    """Search for the edges of the constraints by halving."""
+    """Find the limits that the constraints set, by bisection."""
     if not searches_edges(driver):
         return
     for inside, outside in edges(driver, variant):
@@ -143,7 +143,7 @@ def _middle(driver: TrialDriver, inside: Point, outside: Point) -> float | None:
 
 
 def climb(driver: TrialDriver, variant: Variant, effort: float, purpose: str) -> Steps[None]:
-    """Measure a variant where its batches are full, and go on in the direction in which that gets better."""
+    """Measure a variant with full batches, and continue in the direction that improves it."""
     load = driver.grid.space.load
     for batch_size in load.batch_sizes:
         formula = driver.formula(variant, batch_size)
@@ -177,7 +177,7 @@ def _climb(driver: TrialDriver, variant: Variant, origin: tuple[int, int], effor
 
 
 def _hopeless(driver: TrialDriver, first: Point) -> bool:
-    """Return whether no other load can make a variant win that was measured where its batches are full.
+    """Return whether no other load can make a variant win, given its measurement with full batches.
 
     Less load never brings more throughput, and more than fills the batches brings only a little.
     """
@@ -189,7 +189,7 @@ def _hopeless(driver: TrialDriver, first: Point) -> bool:
 
 
 def _better(here: Point, there: Point) -> bool:
-    """Return whether it gets better: the constraints are kept or missed by less, or there is a real gain."""
+    """Return whether a load is better: the constraints are kept or missed by less, or the gain is significant."""
     if here.violation:
         return not there.violation or there.violation < here.violation
     return not there.violation and there.score.value - here.score.value > math.log1p(_WORTH_A_STEP)
@@ -200,7 +200,7 @@ _ROOM_ABOVE = 0.2  # what more load than fills the batches may bring at most
 
 
 def check(load: LoadSpace) -> None:
-    """Check the loads that are to be measured under.
+    """Check the loads to measure.
 
     Raises:
         ServingError: INVALID_ARGUMENT for no batch size, and for loads or bounds that cannot be.

@@ -1,4 +1,4 @@
-"""Which variants cannot fit in memory, by what was measured of others. Pure."""
+"""Predicts from the measured variants which others cannot fit in memory. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,7 +8,7 @@ from charonia.tools.tune.space import instance_count
 
 
 def too_large(space: SearchSpace, variant: Variant, history: Sequence[Told]) -> str:
-    """Return why a variant cannot fit, "" where it may.
+    """Return why a variant cannot fit, "" if it may.
 
     It cannot where the instances that it adds take more than there is, or where two measured variants that differ from
     it in the number of instances alone lie on a line that leads beyond the limit.
@@ -26,7 +26,7 @@ def too_large(space: SearchSpace, variant: Variant, history: Sequence[Told]) -> 
 
 
 def _added(space: SearchSpace, variant: Variant) -> float:
-    """Return the memory of the default configuration and of what its instances lack, 0 where nothing is known."""
+    """Return the memory of the default configuration and of the missing instances, 0 if it is unknown."""
     added = sum(
         model.instance_memory_mb * (instance_count(model, variant.change(model.name)) - model.instance_count)
         for model in space.models
@@ -51,7 +51,7 @@ def _extrapolated(space: SearchSpace, variant: Variant, history: Sequence[Told],
 
 
 def _used(outcome: Measured, metric: Metric) -> float:
-    """Return the memory of the server. Every model's metrics hold the whole of it."""
+    """Return the memory of the server, which every model's metrics contain in full."""
     used = [metrics[metric] for metrics in outcome.metrics.values() if metric in metrics]
     return max((estimate.value for estimate in used), default=0.0)
 

@@ -1,4 +1,4 @@
-"""Search by the library optuna: its tree-structured Parzen estimator suggests, we measure and tell it. Seeded."""
+"""Search by the library optuna: its tree-structured Parzen estimator suggests variants and is told scores. Seeded."""
 
 import math
 from random import Random
@@ -12,11 +12,11 @@ from charonia.tools.tune.space import Coordinate, load_values
 _MIN_SHARE, _MAX_SHARE = 0.05, 0.1
 _TRIALS_MIN = 20
 _KNOWN_IN_A_ROW = 20
-"""After so many suggestions in a row that are known already, an unknown one is drawn at random."""
+"""After this many known suggestions in a row, an unknown one is drawn at random."""
 
 
 def explore(driver: TrialDriver) -> Steps[None]:
-    """Ask optuna for variants and tell it what they gave, until nothing better came for a while.
+    """Ask optuna for variants and tell it their scores, until they stop improving.
 
     Raises:
         ServingError: UNIMPLEMENTED where optuna is not installed.
@@ -62,7 +62,7 @@ def load_library() -> Any:
 
 
 def trial_counts(driver: TrialDriver, size: int) -> tuple[int, int]:
-    """Return the least and the most suggestions: as asked for, or shares of a space of so many points."""
+    """Return the minimum and maximum of suggestions: the options, or shares of the number of points."""
     options = driver.options
     at_most = min(options.optuna_trials_max or max(_TRIALS_MIN, round(size * _MAX_SHARE)), size)
     at_least = min(options.optuna_trials_min or max(_TRIALS_MIN, round(size * _MIN_SHARE)), at_most)
@@ -70,7 +70,7 @@ def trial_counts(driver: TrialDriver, size: int) -> tuple[int, int]:
 
 
 def value(point: Point) -> float:
-    """Return what optuna makes large: the score, and less than any score where the constraints are missed."""
+    """Return what optuna maximises: the score, or less than any score if the constraints are missed."""
     return -_MISSED * (1 + min(point.violation, _MISSED)) if point.violation else point.score.value
 
 
@@ -108,7 +108,7 @@ class _Choices:
         self._known_in_a_row = 0
 
     def suggest(self, study: Any) -> tuple[Any, Picked]:
-        """Return optuna's trial and what it chose."""
+        """Return optuna's trial and its choice."""
         if self._known_in_a_row >= _KNOWN_IN_A_ROW:
             study.enqueue_trial(dict(zip(self._names, self._unknown(), strict=True)))
         trial = study.ask(self._distributions)

@@ -1,8 +1,8 @@
-"""Hill climbing on the grid of variants, from the smallest values on. Pure.
+"""Hill climbing on the grid of variants, starting from the smallest values. Pure.
 
-Each point is measured under one load that fills its batches. A few points around home give the direction and, by how
-much is gained that way, the length of the next step. Where the steps lead nowhere, the direct neighbours decide; the
-climb ends on a point none of whose neighbours is better.
+Each point is measured under one load that fills its batches. A few points around the current one give the direction,
+and their gain gives the length of the next step. When steps no longer improve, the direct neighbours decide: the climb
+ends on a point that is better than all of its neighbours.
 """
 
 import math
@@ -15,7 +15,7 @@ from charonia.tools.tune.search.trial_driver import USUAL, Steps, TrialDriver
 from charonia.tools.tune.space import Coordinate
 
 RADIUS = 3
-"""How far away the points lie that give the direction."""
+"""Distance of the points that give the direction."""
 
 _SAMPLES_MIN = 3
 _STEP_GAINS = (0.09, 0.3, 1.0)
@@ -60,7 +60,7 @@ class _Climber:
         return self._points[coordinate]
 
     def leap(self, home: Coordinate) -> Steps[Coordinate]:
-        """Return where a few points around home lead, home itself where that is no better."""
+        """Return the point that samples around home lead to, or home if that is no better."""
         around = list(self._bench.grid.neighbours(home, RADIUS))
         samples = [coordinate for coordinate in around if self._points.get(coordinate)]
         while len(samples) < _SAMPLES_MIN:
@@ -76,7 +76,7 @@ class _Climber:
         return max((home, target, *samples), key=self._order)
 
     def step(self, home: Coordinate) -> Steps[Coordinate]:
-        """Return the best of home and its neighbours; a difference that may be noise is measured once more."""
+        """Return the best of home and its neighbours; points whose difference may be noise are measured once more."""
         near = [home, *self._bench.grid.neighbours(home, math.isqrt(len(home) - 1) + 1)]
         near = [other for other in near if max(abs(a - b) for a, b in zip(home, other, strict=True)) <= 1]
         for coordinate in near:
@@ -103,7 +103,7 @@ class _Climber:
         return point.order if point else (False, -math.inf)
 
     def _target(self, home: Coordinate, samples: Sequence[Coordinate]) -> Coordinate:
-        """Return where the gains of the samples over home point to."""
+        """Return the point in the direction of the samples' gains over home."""
         here = self._points.get(home)
         offsets = [(self._weight(here, self._points[other]), other) for other in samples]
         moved = []

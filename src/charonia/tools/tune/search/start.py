@@ -1,4 +1,4 @@
-"""The one way to start a search: its mode between the default configuration before and the finalists after. Pure."""
+"""Puts a search together: the default configuration first, then the search mode, then the finalists. Pure."""
 
 from collections.abc import Callable
 
@@ -15,10 +15,10 @@ _EXPLORE: dict[SearchMode, Callable[[TrialDriver], Steps[None]]] = {
 }
 
 _TIME_SHARES = (0.6, 0.75, 1.0)
-"""Up to which share of the time budget the search, the edges of the constraints and the repeats may go on."""
+"""Shares of the time budget by which the search, the limits of the constraints and the repeats have to end."""
 
 _TRIALS_SHARE = 0.5
-"""The phases after the search have at most this share of the measurements to themselves."""
+"""Share of the measurements reserved for the phases after the search."""
 
 
 def make_search(space: SearchSpace, goal: Goal, options: SearchOptions) -> Search:

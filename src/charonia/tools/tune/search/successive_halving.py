@@ -1,8 +1,8 @@
-"""Successive halving: a brief look at every variant, then more time for fewer and fewer of them. Pure.
+"""Successive halving: a short measurement of every variant, then more time for fewer and fewer of them. Pure.
 
 Each round measures the survivors with twice the effort. A variant that is significantly worse than the leader drops
-out; where the intervals do not tell enough of them apart, only the best part goes on, so that a round never costs more
-than the one before. The last rounds, for the finalists, are `final.refine` and `final.repeat`.
+out; if the intervals overlap for too many, only the best part goes on, so a round never costs more than the one before.
+The last rounds, for the finalists, are `final.refine` and `final.repeat`.
 
 Source: Maron and Moore, Hoeffding races (1994); Karnin, Koren, Somekh, Almost optimal exploration (2013).
 """
@@ -18,7 +18,7 @@ from charonia.tools.tune.search.trial_driver import USUAL, Steps, TrialDriver
 from charonia.tools.tune.space import Coordinate
 
 FIRST_LOOK_MAX = 128
-"""Most variants of the first round. Of a larger space it takes a spread, and then the neighbours of the best."""
+"""Limit of variants of the first round. It samples a larger space evenly, then the neighbours of the best."""
 
 _NEIGHBOUR_ROUNDS_MAX = 8
 _KEPT = 4  # one of so many gets a second look
@@ -27,7 +27,7 @@ _KEPT = 4  # one of so many gets a second look
 def explore(driver: TrialDriver) -> Steps[None]:
     """Narrow all variants down to a few."""
     order = _spread(driver)
-    # Shuffled, a good one comes early and throws the others out, and a short budget reaches a fair sample.
+    # In random order, a good variant comes early and eliminates others, and a short budget covers a fair sample.
     Random(driver.options.seed).shuffle(order)
     coordinates = {driver.grid.variant(coordinate).key: coordinate for coordinate in order}
     for coordinate in coordinates.values():
@@ -40,7 +40,7 @@ def explore(driver: TrialDriver) -> Steps[None]:
 
 
 def _spread(driver: TrialDriver) -> list[Coordinate]:
-    """Return the coordinates of the first round: all in order, or a spread of a large space, corners included."""
+    """Return the coordinates of the first round: all in order, or an even sample of a large space with its corners."""
     every = list(driver.grid.coordinates())
     if len(every) <= FIRST_LOOK_MAX:
         return every
@@ -64,7 +64,7 @@ def _look(driver: TrialDriver, coordinate: Coordinate) -> Steps[None]:
 
 
 def _visit_neighbours(driver: TrialDriver, seen: dict[str, Coordinate]) -> Steps[None]:
-    """Look at the neighbours of the best, and at those of what is better then, until nothing new is near."""
+    """Measure the neighbours of the best, then those of any better ones, until there are no new neighbours."""
     for _ in range(_NEIGHBOUR_ROUNDS_MAX):
         best = [point.variant.key for point in driver.evidence.ranking()[: driver.options.finalist_count]]
         near = [other for key in best if key in seen for other in driver.grid.neighbours(seen[key])]
@@ -78,7 +78,7 @@ def _visit_neighbours(driver: TrialDriver, seen: dict[str, Coordinate]) -> Steps
 
 
 def _survivors(driver: TrialDriver, count: int) -> list[Variant]:
-    """Return at most so many variants that may still win, the most promising first."""
+    """Return a limited number of variants that may still win, the most promising first."""
     ranking = driver.evidence.ranking()
     if not ranking:
         return []
@@ -94,7 +94,7 @@ def _survivors(driver: TrialDriver, count: int) -> list[Variant]:
 
 
 def _hopeful(driver: TrialDriver, leader: Point, point: Point, hope: Point) -> bool:
-    """Return whether a variant may win, by its best point and what it may reach at the edge of the constraints."""
+    """Return whether a variant may win, by its best point or by what it may reach at the limit of the constraints."""
     if leader.violation:
         return True
     return not point.surely_violates and gain(hope, leader, driver.goal.confidence).high >= 0

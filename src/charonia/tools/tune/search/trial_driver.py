@@ -1,7 +1,7 @@
-"""What every search mode measures with: it numbers trials, keeps what was told, and ends in time. Pure.
+"""What all search modes measure with: numbers trials, records outcomes, and enforces the time budget. Pure.
 
-The modes are generators: they yield a trial and are sent its outcome. So a mode reads as the plain loop that it is, and
-stops wherever the next measurement is waited for.
+A mode is a generator that yields a trial and is sent its outcome. So it reads as a plain loop, and is suspended while
+the measurement runs.
 """
 
 import math
@@ -28,13 +28,13 @@ from charonia.tools.tune.space import Grid, batch_slots, load_values
 
 _Result = TypeVar("_Result")
 Steps = Generator[Trial, Outcome, _Result]
-"""Yields trials, is sent their outcomes, returns what it found."""
+"""A generator that yields trials, is sent their outcomes, and returns a result."""
 
 BRIEF, USUAL, FULL = 0.25, 0.5, 1.0
-"""Efforts: a first look, a search's measurement, and one that decides."""
+"""Efforts: of a first short measurement, of one during the search, and of one that decides."""
 
 FAILURES_MAX = 5
-"""After so many trials without a single success a search gives up: nothing works at all."""
+"""After this many trials without a success, a search gives up."""
 
 
 class OutOfBudget(Exception):  # noqa: N818 - the end of a phase, no error
@@ -82,7 +82,7 @@ class TrialDriver:
 
     @property
     def left(self) -> int:
-        """Most trials to come, were every point measured twice."""
+        """Upper bound of the remaining trials, if every point is measured twice."""
         return max(0, min(self.options.trials_max, self._bound) - len(self.history))
 
     def _points_max(self) -> int:
@@ -94,7 +94,7 @@ class TrialDriver:
         return (math.prod(self.grid.shape) + 1) * each + (options.finalist_count + 2) * options.repeats_max + delays
 
     def begin(self, share: float, reserve: int) -> None:
-        """Begin a phase that may use a share of the time budget and leaves a number of trials to later ones."""
+        """Start a phase with a share of the time budget, and reserve a number of trials for later phases."""
         self._share = share
         self._reserve = reserve
 
@@ -113,7 +113,7 @@ class TrialDriver:
         )
 
     def measure(self, variant: Variant, loads: Loads, effort: float, purpose: str) -> Steps[Point | None]:
-        """Have a point measured unless it was already, with at least this effort; None where that is not possible.
+        """Measure a point unless it was already measured with at least this effort; None if it cannot be measured.
 
         Raises:
             OutOfBudget: Where it is not worth a try any more.
@@ -124,7 +124,7 @@ class TrialDriver:
         return self.evidence.point(variant, loads)
 
     def again(self, variant: Variant, loads: Loads, effort: float, purpose: str) -> Steps[bool]:
-        """Have a point measured, once more if it was before; return whether that went well.
+        """Measure a point, again if it was measured before; return whether that succeeded.
 
         Raises:
             OutOfBudget: As for `measure`.
@@ -148,7 +148,7 @@ class TrialDriver:
         return True
 
     def note(self, text: str) -> None:
-        """Keep a sentence about the way of the search, once."""
+        """Note a decision of the search; duplicates are dropped."""
         if text not in self.notes:
             self.notes.append(text)
 
@@ -181,6 +181,6 @@ class TrialDriver:
             raise OutOfBudget(f"of the time budget of {budget:g} s")
 
     def _expected_s(self, effort: float) -> float:
-        """Return how long a trial takes, by those of the same effort, or by all where there was none."""
+        """Return the expected duration of a trial, from those of the same effort, or from all if there was none."""
         total, count = self._elapsed_s.get(effort, (self._spent_s, len(self.history)))
         return total / count if count else 0.0

@@ -1,12 +1,10 @@
 // The plots of a configuration search.
 
-const NAMED_MAX = 5;
-const LANES_MAX = 40;
-const PHASES = ["var(--s5)", "var(--s2)", "var(--s4)", "var(--s3)", "var(--s0)", "var(--s1)"];
+const ROWS_MAX = 40;
 
 // What is chosen is shown in every plot of its group.
 function groupState(group, place) {
-  return { ...group, id: `g${place}`, model: 0, chosen: -1, latency: group.latency, kind: "linear", redraws: [] };
+  return { ...group, id: `g${place}`, model: 0, chosen: -1, latency: group.latency, kind: group.axes[0], redraws: [] };
 }
 
 function pick(state, variant) {
@@ -19,14 +17,10 @@ function pick(state, variant) {
   if (at >= 0) requestAnimationFrame(() => requestAnimationFrame(() => reachable()[at]?.focus({ preventScroll: true })));
 }
 
-// Colours for those that matter; all others are alike until one is chosen.
+// Colours of the variants that have one; all others are alike until one is chosen.
 function shades(state) {
-  const main = state.variants.map((variant, place) => [variant, place]).filter(([variant]) => variant.loads.length);
-  const named = main.filter(([variant]) => variant.role || variant.default).concat(main.filter(([variant]) => !variant.role && !variant.default)).slice(0, NAMED_MAX);
   const found = new Map();
-  let next = 1;
-  for (const [variant, place] of named)
-    found.set(place, variant.role === "recommended" || variant.role === "closest" ? color(0) : variant.default ? "var(--s5)" : color(next++));
+  state.variants.forEach(({ shade }, place) => shade && found.set(place, `var(--${shade})`));
   if (state.chosen >= 0 && !found.has(state.chosen)) found.set(state.chosen, color(1));
   return found;
 }
@@ -38,7 +32,7 @@ function metricRows(state, load) {
   if (of.throughput) rows.push(["Throughput", null, `${threeDigits(of.throughput[0])}/s${between(of.throughput, threeDigits)}`]);
   for (const name of state.latencies)
     if (of[name]) rows.push([name, null, durationText(of[name][0]) + (name === state.latency ? between(of[name], durationText) : "")]);
-  for (const [key, name] of [["cpu_used_ram", "Memory"], ["gpu_used_memory", "GPU memory"]])
+  for (const [key, name] of state.memories)
     if (of[key]) rows.push([name, null, UNITS.megabytes(Math.round(of[key][0]))]);
   if (!load.keeps) rows.push(["Limits", null, "missed"]);
   return rows;
@@ -66,9 +60,7 @@ function pickedLine(state) {
 function chips(state) {
   const group = element("fieldset", { class: "choices", "aria-label": "Configurations" });
   for (const [place, shade] of shades(state)) {
-    const { name, role } = state.variants[place];
-    const text = role === "recommended" || role === "closest" ? `${name} (${role})` : name;
-    group.append(toggle(text, state.chosen < 0 || state.chosen === place, () => pick(state, place), shade));
+    group.append(toggle(state.variants[place].label, state.chosen < 0 || state.chosen === place, () => pick(state, place), shade));
   }
   return group;
 }
@@ -86,8 +78,6 @@ function modelChoice(state) {
 function drawTradeoff(state) {
   const usable = state.variants.some((variant) => variant.loads.some((load) => load.of[state.model][state.latency] && load.of[state.model].throughput));
   if (!usable) return;
-  const values = state.variants.flatMap((variant) => variant.loads.map((load) => load.of[0][state.latency]?.[0] ?? 0));
-  state.kind = fittingAxis(values, values);
   const body = element("div");
   const redraw = () => body.replaceChildren(chips(state), tradeoffPlot(state), pickedLine(state));
   const controls = element("div", { class: "controls" }, ...modelChoice(state));
@@ -95,7 +85,7 @@ function drawTradeoff(state) {
     controls.append(captioned("Latency", choice("Latency", state.latencies, state.latencies.indexOf(state.latency), (place) => { state.latency = state.latencies[place]; redraw(); })));
   controls.append(axisChoice(state.kind, (kind) => { state.kind = kind; redraw(); }));
   state.redraws.push(redraw);
-  section(`${state.id}-tradeoff`, controls, body);
+  section(`${state.id}-latency`, controls, body);
   redraw();
 }
 
@@ -136,7 +126,7 @@ function tradeoffPlot(state) {
   return plot({
     title: `${state.latency} latency against throughput of every configuration`, series: withoutGaps(series), limits, height: 400,
     stops: stops.sort((a, b) => a.x - b.x), pick: (stop) => pick(state, stop.variant),
-    x: { kind: "linear", unit: "count", name: "Inferences per second" },
+    x: { kind: "linear", unit: "count", name: data.throughput },
     y: { kind: state.kind, unit: "duration", name: `${state.latency} latency` },
   });
 }
@@ -199,15 +189,14 @@ function sizesPlot(state) {
     title: "Throughput of every configuration by the size of a request", series, height: 320,
     stops: stops.sort((a, b) => a.x - b.x), pick: (stop) => pick(state, stop.variant),
     x: { kind: "linear", unit: "count", name: "Items of a request" },
-    y: { kind: "linear", unit: "count", name: "Inferences per second" },
+    y: { kind: "linear", unit: "count", name: data.throughput },
   });
 }
 
 // ---- memory against throughput
 
 function drawMemory(state) {
-  const kinds = [["gpu_used_memory", "GPU memory"], ["cpu_used_ram", "Server's memory"]]
-    .filter(([key]) => state.variants.some((variant) => variant.loads.some((load) => load.of[state.model][key])));
+  const kinds = state.memories.filter(([key]) => state.variants.some((variant) => variant.loads.some((load) => load.of[state.model][key])));
   const measured = state.variants.filter((variant) => variant.best >= 0);
   if (!kinds.length || measured.length < 2) return;
   let [key, name] = kinds[0];
@@ -238,7 +227,7 @@ function memoryPlot(state, key, name) {
   const limits = state.limits[state.model].filter((limit) => limit.metric === key).map((limit) => ({ y: limit.value, text: limit.text }));
   return plot({
     title: `${name} against throughput`, series, stops, limits, height: 300, pick: (stop) => pick(state, stop.variant),
-    x: { kind: "linear", unit: "count", name: "Inferences per second" },
+    x: { kind: "linear", unit: "count", name: data.throughput },
     y: { kind: "linear", unit: "megabytes", name },
   });
 }
@@ -246,11 +235,12 @@ function memoryPlot(state, key, name) {
 // ---- how the search went
 
 function drawSearch(state) {
-  const phases = [...new Set(state.trials.map((trial) => trial.purpose))];
-  const shade = (purpose) => PHASES[phases.indexOf(purpose) % PHASES.length];
+  const phases = state.phases.map(([phase]) => phase);
+  const colors = new Map(state.phases);
+  const shade = (purpose) => `var(--${colors.get(purpose)})`;
   const body = element("div");
   const redraw = () => body.replaceChildren(
-    legend([...phases.map((phase) => [phase, shade(phase)]), ...(state.trials.some((trial) => trial.failed) ? [["failed", "var(--bad)"]] : [])], "square"), searchPlot(state, phases, shade), lanes(state, shade));
+    legend([...phases.map((phase) => [phase, shade(phase)]), ...(state.trials.some((trial) => trial.failed) ? [["failed", "var(--bad)"]] : [])], "square"), searchPlot(state, phases, shade), rowsOfTrials(state, shade));
   state.redraws.push(redraw);
   section(`${state.id}-search`, body);
   redraw();
@@ -279,52 +269,52 @@ function searchPlot(state, phases, shade) {
       points: state.trials.filter((trial) => trial.variant === state.chosen && trial.throughput !== null).map((trial) => [(trial.begin + trial.end) / 2, trial.throughput]) });
   const stops = state.trials.filter((trial) => trial.throughput !== null).map((trial) => trialStop(state, trial, shade(trial.purpose)));
   return plot({
-    left: (width) => lanesLeft(state, width),
+    left: (width) => namesWidth(state, width),
     title: "Throughput of every measurement, by time", series: series.filter((line) => line.points.length), stops, height: 240,
     pick: (stop) => pick(state, stop.variant),
     x: { kind: "linear", unit: "seconds", range: [0, Math.max(...state.trials.map((trial) => trial.end), 1)] },
-    y: { kind: "linear", unit: "count", name: "Inferences per second" },
+    y: { kind: "linear", unit: "count", name: data.throughput },
   });
 }
 
-// A lane a configuration, best first: when it was measured, and with that when it was dropped.
-function lanes(state, shade) {
+// A row for each configuration, best first: when it was measured, and so when it was dropped.
+function rowsOfTrials(state, shade) {
   const figure = element("figure");
   let width = 0;
   const redraw = () => {
     if (!figure.clientWidth) return;
     width = figure.clientWidth;
-    figure.replaceChildren(lanesDrawn(state, shade, width));
+    figure.replaceChildren(rowsDrawn(state, shade, width));
   };
   new ResizeObserver(() => figure.clientWidth !== width && redraw()).observe(figure);
   return figure;
 }
 
-// Room for the names of the lanes; the plot above has the same, so that times stand below each other.
-function lanesLeft(state, width) {
+// The width of the names beside the rows. The plot above leaves the same, so both have one time axis.
+function namesWidth(state, width) {
   const letters = Math.max(...state.variants.map((variant) => variant.name.length), 1);
   return Math.max(52, Math.min(letters * 6.3 + 14, width * (width < 520 ? 0.36 : 0.24)));
 }
 
-function lanesDrawn(state, shade, width) {
+function rowsDrawn(state, shade, width) {
   const used = [...state.variants.keys()].filter((place) => state.trials.some((trial) => trial.variant === place));
-  const shown = used.slice(0, LANES_MAX);
+  const shown = used.slice(0, ROWS_MAX);
   if (state.chosen >= 0 && !shown.includes(state.chosen)) shown.push(state.chosen);
-  const frame = { left: lanesLeft(state, width), right: width - 14 };
+  const frame = { left: namesWidth(state, width), right: width - 14 };
   const step = 17;
   const height = shown.length * step + 24;
   const x = scale("linear", 0, Math.max(...state.trials.map((trial) => trial.end), 1), frame.left, frame.right);
   const hidden = used.length - shown.length;
-  const svg = shape("svg", { class: "lanes", viewBox: `0 0 ${width} ${height}`, height, role: "img",
+  const svg = shape("svg", { class: "trials", viewBox: `0 0 ${width} ${height}`, height, role: "img",
     "aria-label": `When each of ${shown.length} configurations was measured, best first${hidden ? `; ${hidden} more are not shown` : ""}` });
   const room = Math.max(4, Math.floor((frame.left - 12) / 6.3));
   shown.forEach((place, row) => {
     const top = row * step;
     const chosen = place === state.chosen;
     const { name } = state.variants[place];
-    const lane = shape("g");
-    lane.append(
-      shape("rect", { class: `lane-band${chosen ? " chosen" : ""}`, x: 0, y: top, width, height: step }),
+    const line = shape("g");
+    line.append(
+      shape("rect", { class: `band${chosen ? " chosen" : ""}`, x: 0, y: top, width, height: step }),
       // The end of a name tells it from the others.
       shape("text", { x: frame.left - 8, y: top + 12, "text-anchor": "end", ...(chosen ? { class: "chosen" } : {}) }, name.length > room ? `…${name.slice(1 - room)}` : name),
       shape("line", { class: "grid", x1: frame.left, x2: frame.right, y1: top + step / 2, y2: top + step / 2 }));
@@ -332,10 +322,10 @@ function lanesDrawn(state, shade, width) {
       const bar = shape("rect", { x: x(trial.begin), y: top + 3, width: Math.max(2, x(trial.end) - x(trial.begin) - 1), height: step - 6, rx: 2,
         fill: trial.failed ? "var(--bad)" : shade(trial.purpose), opacity: state.chosen < 0 || chosen ? 1 : 0.35 });
       bar.append(shape("title", {}, `${name}, ${trial.load}: ${trial.purpose}${trial.failed ? `, failed: ${trial.failed}` : ""}`));
-      lane.append(bar);
+      line.append(bar);
     }
-    lane.addEventListener("click", () => pick(state, place));
-    svg.append(lane);
+    line.addEventListener("click", () => pick(state, place));
+    svg.append(line);
   });
   if (hidden) svg.append(shape("text", { x: frame.left, y: shown.length * step + 14 }, `and ${hidden} more`));
   return svg;
@@ -364,8 +354,8 @@ function fill(place, state, variant) {
   const names = [...new Set(variant.loads.flatMap((load) => load.parts.flat().map((part) => part.model)))];
   for (const name of names) {
     const rows = variant.loads.map((load) => [load.text, load.parts.flat().find((part) => part.model === name)]).filter(([, part]) => part);
-    const used = PARTS.filter(([key]) => rows.some(([, part]) => part[key] > 0));
-    const title = names.length > 1 ? `Where the time of a mean request goes: ${name}` : "Where the time of a mean request goes";
+    const used = usedParts(rows);
+    const title = names.length > 1 ? `${data.titles.breakdown}: ${name}` : data.titles.breakdown;
     place.append(element("h3", {}, title), stacks(rows, used), legend(used.map(([key, text]) => [text, `var(--p-${key})`]), "square"));
   }
 }

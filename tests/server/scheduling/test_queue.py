@@ -43,7 +43,7 @@ def test_a_request_that_left_twice_was_only_there_once() -> None:
     assert len(line.entries) == 0
 
 
-def test_levels_and_lanes_are_served_by_rank() -> None:
+def test_levels_are_served_by_rank_and_delayed_requests_after_the_others() -> None:
     late = QueueLimits(timeout_ns=10, delay_expired=True)
     line = WaitingLine(QueueLimits(), {1: late, 2: late})
     for request_id, level in ((1, 2), (2, 1), (3, 3)):
