@@ -86,7 +86,7 @@ def measure(options: PerfOptions, settings_for: Callable[[Mapping[str, Any]], Ru
         ServingError: Nothing can be measured, or a report cannot be written.
     """
     wanted = target(options)
-    with Client(wanted.url, options=wanted.wire) as client:
+    with Client(wanted.url, options=wanted.transport) as client:
         subject = _asked(client, options)
         settings = settings_for(subject.config)
         source = load_inputs(model_spec(subject.metadata, subject.config, options.target.version), options)

@@ -218,8 +218,10 @@ def data(*expected: int) -> InputSource:
 
 
 def settings(url: str, load: LoadPlan, measure: MeasurePlan = SETTLING, **more: Any) -> RunSettings:
-    wire = WireOptions(timeout_s=more.pop("timeout_s", 0.0))
-    return RunSettings(MeasuredTarget(url, "m", wire=wire, json_inputs=True, json_outputs=True), load, measure, **more)
+    transport = WireOptions(timeout_s=more.pop("timeout_s", 0.0))
+    return RunSettings(
+        MeasuredTarget(url, "m", transport=transport, json_inputs=True, json_outputs=True), load, measure, **more
+    )
 
 
 def measured(
