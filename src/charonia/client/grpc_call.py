@@ -130,7 +130,7 @@ class GrpcCall:
             return
         encoding = fields.get(b"grpc-encoding", b"identity")
         if encoding not in ENCODINGS:
-            self.break_off(Failure.GARBLED, f"grpc-encoding '{encoding.decode('latin-1'):.40}' was not asked for")
+            self.break_off(Failure.GARBLED, f"grpc-encoding '{encoding.decode('latin-1'):.40}' was not requested")
         else:
             self._encoding = encoding
 

@@ -78,7 +78,7 @@ class ClientExchange:
         self.on_answer(answer)
 
     def _leave(self) -> None:
-        # An outstanding response could not be told from the next one.
+        # An outstanding response would be taken for the next one.
         if self.connection is not None:
             self.connection.abort()
 
@@ -138,7 +138,7 @@ class HttpClientConnection(asyncio.Protocol):
         """Process a part of the response."""
         exchange = self._exchange
         if exchange is None:
-            self.abort()  # unsolicited data, which could not be told from the next response
+            self.abort()  # unsolicited data, which would be taken for the next response
             return
         if not exchange.first_byte_ns:
             exchange.first_byte_ns = _now_ns()

@@ -190,7 +190,7 @@ def test_a_level_that_is_not_to_be_trusted_is_doubted() -> None:
 
     text = as_text(compare(synthetic_run(ONE), overloaded), ("a.json", "b.json"))
 
-    assert "with care:\n  concurrency 4: the verdict of the second run is 'overloaded'" in text
+    assert "caution:\n  concurrency 4: the verdict of the second run is 'overloaded'" in text
 
 
 def test_what_a_run_says_of_itself_is_passed_on() -> None:
@@ -198,7 +198,7 @@ def test_what_a_run_says_of_itself_is_passed_on() -> None:
 
     text = as_text(compare(run, replace(run, notes=("It was cut off.",))), ("a", "b"))
 
-    assert "with care:\n  second run: It was cut off." in text
+    assert "caution:\n  second run: It was cut off." in text
 
 
 def test_the_text_shows_every_figure_with_its_interval() -> None:

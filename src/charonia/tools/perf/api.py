@@ -210,7 +210,7 @@ class ServerPlan:
     Attributes:
         composing: Models (name, version or "") whose statistics are part of the measured model's.
         metrics_url: URL of the metrics page, "" to skip it.
-        metrics_interval_ms: Time between two readings of it.
+        metrics_interval_ms: Time between two readings of the metrics page.
         resources: Whether to sample the server's processes if they are on this machine.
         trace: Trace settings to apply before the load, values by name; empty to leave them unchanged.
     """

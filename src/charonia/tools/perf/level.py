@@ -147,13 +147,14 @@ _COUNT_WINDOW_NS_MAX = 60_000_000_000
 _OVERLOAD_NS = 2_000_000_000
 
 _INTERRUPTED = {
-    Interruption.STOPPED: (Verdict.INTERRUPTED, "The run was stopped before this level was measured to the end."),
-    Interruption.LOST: (Verdict.SERVER_LOST, "The server stopped answering and takes no connections."),
+    Interruption.STOPPED: (
+        Verdict.INTERRUPTED,
+        "The run was stopped before the measurement of this level was complete.",
+    ),
+    Interruption.LOST: (Verdict.SERVER_LOST, "The server stopped responding and accepts no connections."),
     Interruption.FINISHED: (Verdict.COMPLETE, "All requests were sent and have ended."),
 }
-_OVERLOADED = (
-    "Requests pile up: the server answers fewer than are sent, so response times grow as long as this goes on."
-)
+_OVERLOADED = "A backlog builds up: the server completes fewer requests than are sent, so response times keep growing."
 
 
 def measure(context: Context, level: LoadLevel) -> LevelResult:

@@ -382,6 +382,6 @@ def _report_problems(options: PerfOptions) -> list[str]:
         if path is None:
             continue
         if path in seen:
-            problems.append(f"{name}: expected a file of its own, got that of {seen[path]}, {path}")
+            problems.append(f"{name}: expected a separate file, got that of {seen[path]}, {path}")
         seen[path] = name
     return problems

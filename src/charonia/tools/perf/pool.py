@@ -60,7 +60,7 @@ class WorkerPool:
         limit = time.monotonic() + START_SECONDS_MAX
         while waiting:
             if time.monotonic() > limit:
-                raise internal(f"processes that send load: not ready within {START_SECONDS_MAX:g} s")
+                raise internal(f"worker processes: not ready within {START_SECONDS_MAX:g} s")
             for number, message in self._messages(0.1):
                 if isinstance(message, WorkerReady):
                     waiting.discard(number)
@@ -175,4 +175,4 @@ _REQUESTS_PER_PROCESS = 8
 
 
 def _ended() -> ServingError:
-    return internal("a process that sends load ended unexpectedly", hint="Its error is above.")
+    return internal("a worker process exited unexpectedly", hint="Its error is above.")

@@ -30,7 +30,7 @@ def difference(before: Reading, after: Reading, model: str, version: str = "") -
         before: First reading.
         after: Second reading.
         model: Model name.
-        version: Its version, "" for the active one.
+        version: Model version, "" for the active one.
     """
     versions = sorted((key[1] for key in after if key[0] == model), key=_number)
     if version:
@@ -65,7 +65,7 @@ def server_side(
     others = counted > ended + slack
     if others:
         notes.append(
-            f"The server counted {counted} requests and this client {ended}: other clients are part of its times."
+            f"The server counted {counted} requests and this client {ended}: so its times include other clients."
         )
     elif counted < ended - slack and counted:
         notes.append(f"The server counted only {counted} of this client's {ended} requests.")
