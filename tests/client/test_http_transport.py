@@ -31,7 +31,7 @@ def output(answer: Answer) -> list[float]:
     "form", [RequestForm(), RequestForm(json_inputs=True), RequestForm(json_outputs=True)], ids=repr
 )
 @pytest.mark.parametrize("coding", ["", "gzip", "deflate"])
-def test_a_request_is_answered_whatever_its_form(play: Play, form: RequestForm, coding: str) -> None:
+def test_a_request_of_any_form_is_answered(play: Play, form: RequestForm, coding: str) -> None:
     async def scenario() -> None:
         async with served() as server:
             transport = http(server.urls["http"], request_compression=coding, response_compression=coding)
@@ -245,7 +245,7 @@ BROKEN = {
         Failure.GARBLED,
         "",
     ),
-    "codes as nobody asked": (
+    "unrequested coding": (
         b"HTTP/1.1 200 OK\r\nContent-Encoding: br\r\nContent-Length: 2\r\n\r\n{}",
         Failure.GARBLED,
         "content coding 'br'",

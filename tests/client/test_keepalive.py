@@ -39,7 +39,7 @@ class Link:
         self._sockets.append(writer.get_extra_info("socket"))
 
     def lose(self) -> None:
-        """From now on nothing that clients send arrives, and nobody is told."""
+        """Drop all further data of clients silently."""
         drop_all = ctypes.create_string_buffer(struct.pack("HBBI", RETURN, 0, 0, 0))
         program = struct.pack("HL", 1, ctypes.addressof(drop_all))
         for each in self._sockets:

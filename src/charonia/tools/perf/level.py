@@ -205,7 +205,7 @@ def _adaptively(context: Context, load: RunningLoad) -> ResultSpan:
             verdict, reason = _INTERRUPTED[interruption]
         elif decision.settled(seen, load.ledger.request_count):
             verdict, reason = Verdict.STABLE, f"Both confidence intervals are within {plan.precision:.0%}."
-        elif _piles_up(load, now_ns):
+        elif _is_overloaded(load, now_ns):
             verdict, reason = Verdict.OVERLOADED, _OVERLOADED
         elif decision.out_of_time(now_ns):
             verdict = Verdict.UNSTABLE
@@ -277,7 +277,7 @@ class _Windows:
         context.progress(WindowDone(self._load.level, len(self._windows), shown, measured.deviation_ns))
 
     def _verdict(self) -> tuple[Verdict, tuple[str, ...]] | None:
-        if _piles_up(self._load, self._windows[-1].end_ns):
+        if _is_overloaded(self._load, self._windows[-1].end_ns):
             return Verdict.OVERLOADED, (_OVERLOADED,)
         stability = self._plan.stability
         if windows.throughput_agrees(self._windows, stability) and windows.latency_agrees(self._windows, stability):
@@ -334,7 +334,7 @@ def _used_window(context: Context, load: RunningLoad, begin_ns: int, end_ns: int
     return replace(measured.window, used=True)
 
 
-def _piles_up(load: RunningLoad, now_ns: int) -> bool:
+def _is_overloaded(load: RunningLoad, now_ns: int) -> bool:
     if not is_open(load.level) or now_ns - load.begin_ns < _OVERLOAD_NS or load.ledger.may_be_lost:
         return False
     return level_backlog(load.ledger, load.begin_ns, now_ns).is_overload

@@ -67,7 +67,7 @@ class WorkerReady:
 
 
 @dataclass(frozen=True, slots=True)
-class Broken:
+class WorkerFailed:
     """A worker failed.
 
     Attributes:

@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection, wait
 
 from charonia.core.errors import Code, ServingError, internal
 from charonia.tools.perf.api import InputSource, RunSettings
-from charonia.tools.perf.messages import Begin, Broken, End, Go, WorkerReady, WorkerSetup
+from charonia.tools.perf.messages import Begin, End, Go, WorkerFailed, WorkerReady, WorkerSetup
 from charonia.tools.perf.samples import Chunk
 from charonia.tools.perf.shared_memory import SharedLayout
 
@@ -137,7 +137,7 @@ class WorkerPool:
                 message = connection.recv()
             except (EOFError, OSError):
                 raise _ended() from None
-            if isinstance(message, Broken):
+            if isinstance(message, WorkerFailed):
                 raise ServingError(Code[message.code], message.message, hint=message.hint)
             yield number, message
 

@@ -155,7 +155,7 @@ class Sender:
         transport: Connections to the server.
         source: The requests.
         form_of: Returns the encoding of a request.
-        journal: Records the outcomes.
+        log: Records the outcomes.
         validator: Checks the responses, None for no check.
     """
 
@@ -164,17 +164,17 @@ class Sender:
         transport: Transport,
         source: InputSource,
         form_of: FormOf,
-        journal: RequestLog,
+        log: RequestLog,
         validator: Validator | None = None,
     ) -> None:
         self._transport = transport
         self._source = source
         self._form_of = form_of
-        self.journal = journal
+        self.log = log
         self._prepared: dict[int, PreparedRequest] = {}
         self._prepared_bytes = 0
         self._validator = validator
-        self.inspects = validator is not None or journal.keep_responses
+        self.inspects = validator is not None or log.keep_responses
         self.in_flight: set[SentRequest] = set()
         self.is_recording = True
 
@@ -195,7 +195,7 @@ class Sender:
         request = SentRequest(self, part, intended_ns, then)
         self.in_flight.add(request)
         if intended_ns and self.is_recording:
-            self.journal.sent(intended_ns, time.monotonic_ns())
+            self.log.sent(intended_ns, time.monotonic_ns())
         request.handle = self._transport.send(prepared, request.on_answer, keep_body=self._validator is not None)
         return request
 
@@ -214,7 +214,7 @@ class Sender:
         if request.recorded:
             part = request.part
             done_ns = answer.done_ns if kind or not request.response_count else request.last_ns
-            self.journal.ended(
+            self.log.ended(
                 (
                     request.intended_ns or answer.sent_ns,
                     answer.sent_ns,
@@ -222,7 +222,7 @@ class Sender:
                     request.first_ns,
                     request.receive_ns,
                     done_ns,
-                    self.journal.kind(kind, request.wrong_message) if kind else 0,
+                    self.log.kind(kind, request.wrong_message) if kind else 0,
                     request.response_count,
                     part.stream << 32 | part.step,
                     sequence_mark(part.sequence_id, part.end),
@@ -240,7 +240,7 @@ class Sender:
 
     def inspect(self, request: SentRequest, answer: Answer) -> None:
         """Record the time of a response, and validate it."""
-        if self.journal.keep_responses:
+        if self.log.keep_responses:
             request.responses_ns += (answer.done_ns,)
         if self._validator is not None and not request.wrong_kind:
             request.wrong_message = self._validator.problem(request.part, answer)

@@ -20,7 +20,7 @@ from charonia.client.http_transport import HttpTransport
 from charonia.core.errors import ServingError
 from charonia.tools.perf import schedule
 from charonia.tools.perf.loops import ClosedLoopLoad, Loop, OpenLoop, PeriodicLoop, Slot
-from charonia.tools.perf.messages import Begin, Broken, End, Go, WorkerReady, WorkerSetup
+from charonia.tools.perf.messages import Begin, End, Go, WorkerFailed, WorkerReady, WorkerSetup
 from charonia.tools.perf.sending import RequestLog, Sender
 from charonia.tools.perf.sequences import Part, SequenceIds, SequenceSlot, steps
 from charonia.tools.perf.validation import Validator
@@ -114,25 +114,25 @@ class Worker:
     async def run(self) -> None:
         """Execute messages until the connection closes."""
         try:
-            while (message := await self._told()) is not None:
+            while (message := await self._next_message()) is not None:
                 if isinstance(message, Begin):
                     await self._load(message)
                 else:
-                    self._tell(self._sender.journal.chunk(0, finished=True))
+                    self._tell(self._sender.log.chunk(0, finished=True))
         finally:
             self._events.remove_reader(self._commands.fileno())
             self._sender.cancel()
             await self._transport.close()
 
     async def _load(self, begin: Begin) -> None:
-        self._sender.journal = RequestLog(self._setup.settings.keep_requests)
+        self._sender.log = RequestLog(self._setup.settings.keep_requests)
         slots = self._slots(begin)
         await self._transport.open(self._connection_count(begin, len(slots)))
         self._sender.warm()
         gc.collect()
         gc.freeze()
         self._tell(WorkerReady())
-        go = await self._told()
+        go = await self._next_message()
         if not isinstance(go, Go):
             return
         loop = self._make(begin, slots, go.begin_ns)
@@ -140,9 +140,9 @@ class Worker:
         give_up_s = 0.0
         while not loop.is_finished and not (give_up_s and self._events.time() >= give_up_s):
             await self._pause(loop, is_ending=bool(begin.request_count or give_up_s))
-            self._tell(self._sender.journal.chunk(len(self._sender.in_flight), finished=False))
+            self._tell(self._sender.log.chunk(len(self._sender.in_flight), finished=False))
             if self._next.is_set() and not give_up_s:
-                message = await self._told()
+                message = await self._next_message()
                 if message is None:
                     raise EOFError
                 if isinstance(message, End):
@@ -151,7 +151,7 @@ class Worker:
         loop.stop()
         unanswered = len(self._sender.in_flight)
         self._sender.cancel()
-        self._tell(self._sender.journal.chunk(unanswered, finished=True))
+        self._tell(self._sender.log.chunk(unanswered, finished=True))
 
     async def _pause(self, loop: Loop, *, is_ending: bool) -> None:
         """Wait until the next chunk is due or a message arrives; near the end, until the load has ended."""
@@ -198,7 +198,7 @@ class Worker:
             return -(-wanted // CALLS_PER_CONNECTION)
         return wanted
 
-    async def _told(self) -> Begin | Go | End | None:
+    async def _next_message(self) -> Begin | Go | End | None:
         await self._next.wait()
         self._next.clear()
         message, self._message = self._message, None
@@ -213,7 +213,7 @@ class Worker:
         self._next.set()
 
 
-class Teller:
+class MessageWriter:
     """Sends messages from its own thread, because a busy measuring process must not delay the load.
 
     Args:
@@ -246,13 +246,13 @@ class Teller:
 def main(commands_descriptor: int, answers_descriptor: int) -> None:
     """Run a worker, with the file descriptors of the sockets from and to the measuring process."""
     commands = Connection(commands_descriptor)
-    teller = Teller(Connection(answers_descriptor))
+    writer = MessageWriter(Connection(answers_descriptor))
     try:
         setup = commands.recv()
-        _run(_work(commands, teller.tell, setup))
+        _run(_work(commands, writer.tell, setup))
     except ServingError as error:
-        teller.tell(Broken(error.code.name, error.message, error.hint))
-        teller.close()
+        writer.tell(WorkerFailed(error.code.name, error.message, error.hint))
+        writer.close()
     except (EOFError, OSError):
         pass  # the measuring process has exited
     # Skips the interpreter's clean-up, which takes long for big inputs.
