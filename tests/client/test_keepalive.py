@@ -147,7 +147,7 @@ def test_a_server_out_of_reach_is_told_from_one_that_closes_the_connection(numbe
 
     lost = loss(endpoint, OSError(number, "it is"), "before any response")
 
-    assert lost.startswith("the connection to grpc://far:8001 was lost before any response: nothing reaches the server")
+    assert lost.startswith("the connection to grpc://far:8001 was lost before any response: the server is unreachable")
     assert "(hint: " in lost
     for closed in (None, ConnectionResetError(errno.ECONNRESET, "reset")):
         assert (
