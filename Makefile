@@ -2,7 +2,7 @@
 # make test-fast  the tests that need neither processes nor files of models: under a minute, for the inner loop
 # make test       all tests
 # make check      format, lint, types, import contracts, architecture tests, coverage of the pure core
-# make mutants    put faults into the files changed since HEAD~1, print those that no test notices (tools/mutants.py);
+# make mutants    put faults into the files changed since HEAD~1, print those that no test detects (tools/mutants.py);
 #                 make mutants MUTANTS_ARGS='src/charonia/core/names.py --count 60 --seed 7'
 #
 # Each of them makes the virtual environment that it needs. On the machine: Python 3.11 or newer with venv, and make.

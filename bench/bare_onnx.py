@@ -1,10 +1,10 @@
-"""The least that a Python server can do with the perceptron: uvloop, ONNX Runtime in place, and nothing of a protocol.
+"""A minimal Python server for the perceptron: uvloop, ONNX Runtime in place, and no protocol.
 
 python -m bench.compare charonia:mlp bare:mlp --protocol http --concurrency 1
 
-It takes the tensor from the end of the request and puts the result behind a head that was made before. It parses,
-checks, schedules, counts and encodes nothing, so what it is faster by is what all that takes. It stays awake between
-requests, as the server does for a lone caller.
+It takes the tensor from the end of the request and sends the result after a fixed head. It does not parse, check,
+schedule, count or encode; how much faster it is shows the cost of all that. It busy-polls between requests, as the
+server does for a single client.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """The classic picture of dynamic batching, in simulated time: `python bench/batching_picture.py`.
 
-Five requests arrive within 1.2 units of time, and one execution takes 1 unit whatever its batch size (up to 4). When is
+Five requests arrive within 1.2 units of time, and one execution takes 1 unit for any batch size up to 4. When is
 the last one answered: each alone, batched without a delay, batched with a queue delay of half a unit? It computes, it
 does not measure: the result is the same on every machine.
 """
@@ -19,7 +19,7 @@ SIZE_MAX = 4
 
 
 def schedulers() -> dict[str, Scheduler]:
-    """Return the three ways to serve, by what to call them."""
+    """Return the three ways to serve, by name."""
     return {
         "no batching": DefaultScheduler(QueueLimits()),
         "dynamic batching": DynamicBatcher(BatchPolicy(SIZE_MAX)),

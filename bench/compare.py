@@ -3,7 +3,7 @@
 python -m bench.compare charonia:identity triton:python_identity
 
 Both servers run the whole time and only one has load at a time; every other round begins with the other one.
-What the machine does meanwhile strikes both alike, so the ratio of a pair varies far less than the figures do.
+Disturbances of the machine affect both alike, so the ratio of a pair varies far less than the figures.
 """
 
 import argparse

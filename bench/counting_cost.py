@@ -1,7 +1,7 @@
-"""What statistics, metrics and histograms cost: their CPU time of a request, by itself and as a share of the server's.
+"""The cost of statistics, metrics and histograms: their CPU time per request, and its share of the server's.
 
-The counters cannot be switched off, so their time is taken in this process and set against the server's whole CPU time
-of a small inference, which is measured from outside.
+The counters cannot be switched off, so their time is measured in this process and compared with the server's total CPU
+time of a small inference, which is measured from outside.
 
 python -m bench.counting_cost
 """

@@ -1,9 +1,9 @@
-"""What an ensemble costs beside the slowest of its steps: an identity, a model, an identity against the model alone.
+"""The overhead of an ensemble over its slowest step: an identity, a model and an identity against the model alone.
 
 python -m bench.ensemble
 
-Two servers, one with the ensemble and one with the model, have the same load in turn; a ratio is of one pair. At a
-rate of 0.9 of the model's own, the two other steps and all that connects them take a tenth of the time.
+Two servers, one with the ensemble and one with the model, get the same load in turn; a ratio is of one pair. A ratio of
+0.9 means that the two other steps and the ensemble itself take a tenth of the time.
 """
 
 import argparse

@@ -1,9 +1,9 @@
-"""A server that computes nothing: the same answer to every inference, so long after its arrival. One thread, HTTP only.
+"""A server without a model: the same response to every inference after a fixed time. One thread, HTTP only.
 
 python -m bench.compare charonia:mlp fixed:mlp --protocol http --concurrency 1 --flag-b=--after-us=40
 
-What is left when the time that it was told to take is subtracted is the client's and the system's. It is asked for
-nothing but what perf_analyzer and wrk ask for, and stays awake all the time.
+A measured latency minus that time is the share of the client and the system. It implements only what perf_analyzer and
+wrk need, and polls all the time.
 """
 
 import argparse
@@ -90,7 +90,7 @@ def inference(model: str) -> tuple[bytes, int]:
 
 
 def documents(model: str) -> dict[str, bytes]:
-    """Return the answers to whatever else the clients ask for, by path."""
+    """Return the responses to the clients' other requests, by path."""
     batch = [-1] * is_batched(model)
     tensors = {
         key: [{"name": name, "datatype": "FP32", "shape": batch + shape}]

@@ -1,4 +1,4 @@
-"""What more instances of a model give and cost: rate, latency and memory for 1, 2, 4 and 8 of them.
+"""The effect of more instances of a model: rate, latency and memory for 1, 2, 4 and 8.
 
 python -m bench.instances
 """

@@ -15,7 +15,7 @@ from bench.servers import PEERS, Server
 RUN_TIMEOUT_S = 300.0
 
 TRIES_MAX = 5
-"""Runs of perf_analyzer until one of them ends with a measurement: it gives up on a disturbed one."""
+"""Attempts to run perf_analyzer, which fails if the measurement is disturbed."""
 
 _WRK_SCRIPT = """\
 local file = io.open("{body}", "rb")
@@ -76,7 +76,7 @@ def _perf_analyzer(server: Server, load: Load) -> tuple[float, float, float]:
             str(PEERS / "bin" / "perf_analyzer"),
             *("-m", MODEL, "-u", server.http if load.protocol == "http" else server.grpc, "-i", load.protocol),
             *("--concurrency-range", str(load.concurrency), "-f", str(table)),
-            # Three windows, whatever their spread: the pairs show it.
+            # Three windows of any spread, as the pairs show it.
             *("-p", str(round(load.seconds * 1000)), "-s", "999", "-r", "3"),
         ]
         _check(command, tries=TRIES_MAX)

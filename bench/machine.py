@@ -1,4 +1,4 @@
-"""The machine that figures come from: figures without one cannot be compared."""
+"""The machine of a measurement, without which figures are not comparable."""
 
 import os
 import platform
@@ -11,7 +11,7 @@ from charonia.server.doctor.machine import is_optimised
 
 
 def machine() -> dict[str, str | int | float]:
-    """Return what has an influence on the figures."""
+    """Return the facts that influence the figures."""
     return {
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)),

@@ -1,4 +1,4 @@
-"""The models that are compared, as model repositories of one model each."""
+"""The compared models, as model repositories of one model each."""
 
 from collections.abc import Callable
 from itertools import pairwise

@@ -1,9 +1,9 @@
-"""Reading a picture with one request to a pipeline, against a client that calls the steps one by one.
+"""Compares reading a picture by one request to a pipeline with a client that calls the steps one by one.
 
 python -m bench.ocr
 
 One server, the public asynchronous client, the demo's two pictures. A round measures a pipeline and the client in turn,
-and every other round begins with the other one; a ratio is of one pair, above 1 the pipeline is better.
+in alternating order; a ratio is of one pair, and above 1 the pipeline is better.
 """
 
 import argparse

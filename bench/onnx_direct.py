@@ -1,9 +1,9 @@
 """What the onnxruntime backend adds to ONNX Runtime: `python -m bench.onnx_direct`.
 
 The same batches, with the same threads: once through `execute` of the backend, as the engine calls it, with one request
-for each row, and once by calling `InferenceSession.run` on arrays that are put together already. Rounds alternate; a
-ratio is of the two medians of one round, above 1 where the backend is slower. CPU time is less disturbed by what else
-the machine does; with one thread its ratio is the truer one. With more, the two differ in how long idle threads spin.
+for each row, and once by calling `InferenceSession.run` on arrays that are already batched. Rounds alternate; a ratio
+is of the two medians of one round, and above 1 the backend is slower. Other load of the machine disturbs CPU time less,
+so with one thread trust its ratio. With more threads, the two differ in how long idle threads spin.
 """
 
 import argparse

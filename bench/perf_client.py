@@ -1,10 +1,10 @@
 """Compare two load generators on the same server: `charonia perf` and perf_analyzer, with the same command line.
 
-python -m bench.perf_client                        how much load each of them makes
+python -m bench.perf_client                        how much load each of them generates
 python -m bench.perf_client charonia:python_slow   whether they agree on a server that is slower than both
 
-Both run in turn, and every other round begins with the other one. Each also says what it found, so agreement is the
-ratio of the figures they report; CPU time is that of the tool and its processes.
+Both run in turn, in alternating order. Agreement is the ratio of the figures that they report; CPU time is that of the
+tool and its processes.
 """
 
 import argparse
@@ -51,7 +51,7 @@ class Report:
 
 
 def run(tool: str, server: Server, protocol: str, concurrency: int, seconds: float) -> Report:
-    """Run a tool once: three windows, whatever their spread."""
+    """Run a tool once, with three windows of any spread."""
     with tempfile.TemporaryDirectory() as folder:
         table = Path(folder) / "table.csv"
         command = [

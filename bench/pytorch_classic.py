@@ -5,15 +5,15 @@
 
 For a ResNet-50-shaped and a BERT-base-shaped network, in fp32 and in fp16 (bf16 on a CPU):
 
-1. the module called directly in a loop, with batches of 1, 2, 4, ...: the best batch size, and what is to be reached;
+1. the module called directly in a loop, with batches of 1, 2, 4, ...: the best batch size, and the target throughput;
 2. 1, 2, 4 and 8 instances, without batching, against throughput, latency and memory;
 3. dynamic batching off, on, and with a delay; its largest batch is the best one of the loop;
-4. requests that are batches of that size already;
-5. the same, alternated with the loop: what the server keeps of its throughput. The other lines are minutes away from
-   the loop, and a machine shared with others changes its speed by more than a server costs.
+4. requests that already are batches of that size;
+5. the same, alternating with the loop: the share of its throughput that the server reaches. The other lines are
+   minutes apart from the loop, in which the speed of a shared machine changes by more than the server's overhead.
 
-Throughput and latency are those that `charonia perf` measures. A line that the results file has is not measured again
-(--again does), so a run that was interrupted goes on.
+`charonia perf` measures throughput and latency. A line in the results file is not measured again, except with --again,
+so an interrupted run resumes.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""The servers that are compared, as processes: start, CPU time, memory, stop."""
+"""The compared servers as processes: start, CPU time, memory, stop."""
 
 import json
 import os
@@ -137,7 +137,7 @@ class Server:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return different ports that nobody listens at."""
+    """Return different free ports."""
     with ExitStack() as stack:
         probes = [stack.enter_context(socket.socket()) for _ in range(count)]
         for probe in probes:

@@ -1,4 +1,4 @@
-"""How long `charonia serve` takes to its first answer, and the memory it has then.
+"""The time from the start of `charonia serve` to its first response, and its memory then.
 
 python -m bench.startup
 """

@@ -1,4 +1,4 @@
-"""Networks of the shapes that everybody knows, with random weights: what they cost does not depend on the weights."""
+"""Networks with well-known shapes and random weights, as their cost does not depend on the weights."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ WORDS = 30522
 
 
 class Bottleneck(nn.Module):
-    """Three convolutions and a way around them."""
+    """Three convolutions and a residual connection."""
 
     def __init__(self, inner: int, channels: int, stride: int) -> None:
         super().__init__()

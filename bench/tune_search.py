@@ -3,13 +3,13 @@
 python -m bench.tune_search quick_start             the limits of model-analyzer's quick start
 python -m bench.tune_search search                  5 instance counts x 8 batch sizes x concurrency to 64
 
-Both search the same Python model. In `search` each starts the same tritonserver for itself; in `quick_start` `charonia
-tune` is run as its users run it, which is on its own server. What counts is the wall time until the result is written.
-Then both winners are served by Triton side by side, each gets load in turn under the concurrency that its tool
-recommends for it, and the median of the ratios of the pairs says which is better.
+Both search the same Python model. In `search` each starts its own copy of the same tritonserver; in `quick_start`
+`charonia tune` uses its default, its own server. The measure is the wall time until the result is written. Then Triton
+serves both winners side by side, each gets load in turn with the concurrency that its tool recommends, and the median
+of the ratios of the pairs shows which is better.
 
-A result that is there is not measured again, so an interrupted comparison goes on; --fresh begins anew. A tool that was
-interrupted goes on from its own checkpoint, and the time that it had spent counts.
+Existing results are not measured again, so an interrupted comparison resumes; --fresh starts again. An interrupted tool
+resumes from its own checkpoint, and the time that it had spent counts.
 """
 
 import argparse

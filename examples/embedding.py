@@ -1,4 +1,4 @@
-"""Serves a model from this program and calls it: `python examples/embedding.py`. It needs nothing but charonia."""
+"""Serves a model from this program and calls it: `python examples/embedding.py`. It needs only charonia."""
 
 import tempfile
 from pathlib import Path

@@ -1,13 +1,13 @@
-"""Put faults into changed files, one at a time, and say which of them no test notices.
+"""Put faults into changed files, one at a time, and report those that no test detects.
 
     python tools/mutants.py                          a sample over the files of src/charonia changed since HEAD~1
     python tools/mutants.py --base main --count 60   ... changed since main, more of it
     python tools/mutants.py src/charonia/core/names.py --seed 7
 
-A fault changes a comparison, a bound, an operator, a constant or a returned value, turns a condition round or drops a
+A fault changes a comparison, a bound, an operator, a constant or a returned value, negates a condition or drops a
 statement. The tests of the file's folder run against a copy of the sources that has the fault; the sources themselves
-are never touched. What nothing notices is printed as `file:line`, what stood there and what stood there instead: it
-needs a test, or makes no difference. The same seed and sources give the same sample.
+are never touched. An undetected fault is printed as `file:line`, the original code and the changed code: it needs a
+test, or makes no difference. The same seed and sources give the same sample.
 
 mutmut first runs the whole suite to learn which test reaches which function, and cosmic-ray knows one test command for
 all files and drops neither statements nor returned values; each brings some 30 packages.
@@ -75,7 +75,7 @@ class Fault:
 
 
 def faults_of(path: Path, source: str) -> list[Fault]:
-    """Return every fault that can be put into a file."""
+    """Return every possible fault of a file."""
     tree = ast.parse(source)
     found = []
     for parent, field, index, node in list(_places(tree)):
@@ -88,7 +88,7 @@ def faults_of(path: Path, source: str) -> list[Fault]:
 
 
 def _places(node: ast.AST) -> Iterator[tuple[ast.AST, str, int | None, ast.expr | ast.stmt]]:
-    """Yield parent, field, index in the field and node of what may be changed, top down."""
+    """Yield parent, field, index in the field and node of everything that may be changed, top down."""
     for field, value in ast.iter_fields(node):
         if field in UNTOUCHED_FIELDS:
             continue
@@ -111,7 +111,7 @@ def _is_for_readers(node: ast.AST) -> bool:
 
 
 def _changes(node: ast.expr | ast.stmt) -> Iterator[ast.expr | ast.stmt]:
-    """Yield what a node may be changed into."""
+    """Yield the faulty variants of a node."""
     match node:
         case ast.Compare(left, ops, comparators):
             for index, op in enumerate(ops):
@@ -153,13 +153,13 @@ def _first_line(node: ast.AST) -> str:
     return ast.unparse(ast.fix_missing_locations(copy.deepcopy(node))).splitlines()[0]
 
 
-def room_tests(path: Path) -> Path | None:
-    """Return the folder of tests for a source file: the one named like its folder, or like the nearest folder above."""
-    folder = path.parent.relative_to(PACKAGE)
-    for parts in (folder.parts[:end] for end in range(len(folder.parts), 0, -1)):
-        for name in (Path(*parts), Path("_".join(parts)), Path(parts[-1])):
-            if (ROOT / "tests" / name).is_dir():
-                return Path("tests") / name
+def tests_of(path: Path) -> Path | None:
+    """Return the folder of tests for a source file: that of its folder, or of the nearest folder above that has one."""
+    parts = path.parent.relative_to(PACKAGE).parts
+    for end in range(len(parts), 0, -1):
+        tests = Path("tests", *parts[:end])
+        if (ROOT / tests).is_dir():
+            return tests
     return None
 
 
@@ -171,7 +171,7 @@ def changed_files(base: str) -> list[Path]:
 
 
 def run_tests(tests: Path, fault: Fault | None, limit_s: float | None) -> int | None:
-    """Run a folder of tests, with a fault in the sources; return pytest's status, None when it took too long."""
+    """Run a folder of tests, with a fault in the sources; return pytest's status, None after a timeout."""
     with tempfile.TemporaryDirectory(prefix="mutant") as folder:
         shutil.copytree(ROOT / PACKAGE, Path(folder, PACKAGE))
         if fault is not None:
@@ -191,7 +191,7 @@ def run_tests(tests: Path, fault: Fault | None, limit_s: float | None) -> int | 
         except subprocess.TimeoutExpired:
             return None
         finally:
-            # The servers and workers that its tests have started go with it.
+            # Its process group has the servers and workers that its tests started.
             if process.poll() is None:
                 os.killpg(process.pid, 9)
                 process.wait()
@@ -199,7 +199,7 @@ def run_tests(tests: Path, fault: Fault | None, limit_s: float | None) -> int | 
 
 @cache
 def seconds_of(tests: Path) -> float:
-    """Return how long a folder of tests takes without a fault; exit where they fail."""
+    """Return how long a folder of tests takes without a fault; exit if they fail."""
     begin = time.monotonic()
     if run_tests(tests, None, None) != 0:
         raise SystemExit(f"{tests} fails as it is")
@@ -207,8 +207,8 @@ def seconds_of(tests: Path) -> float:
 
 
 def survives(fault: Fault, end_s: float) -> bool | None:
-    """Whether no test notices a fault; None when the time is over."""
-    tests = room_tests(fault.path)
+    """Whether no test detects a fault; None when the time is over."""
+    tests = tests_of(fault.path)
     if tests is None or time.monotonic() > end_s:
         return None
     return run_tests(tests, fault, seconds_of(tests) * TIMES_LONGER_MAX + SECONDS_MORE) == 0
@@ -217,23 +217,23 @@ def survives(fault: Fault, end_s: float) -> bool | None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run as a program; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="*", type=Path, help="files under src/charonia, instead of those that changed")
-    parser.add_argument("--base", default="HEAD~1", help="what changed files are compared to (default: %(default)s)")
-    parser.add_argument("--count", type=int, default=20, help="faults to try at most (default: %(default)s)")
+    parser.add_argument("files", nargs="*", type=Path, help="files under src/charonia, instead of the changed ones")
+    parser.add_argument("--base", default="HEAD~1", help="commit to compare with (default: %(default)s)")
+    parser.add_argument("--count", type=int, default=20, help="limit of faults to try (default: %(default)s)")
     parser.add_argument(
-        "--budget", type=float, default=600, help="seconds after which none begins (default: %(default)s)"
+        "--budget", type=float, default=600, help="seconds after which no more faults are tried (default: %(default)s)"
     )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=2, help="how many at a time (default: %(default)s)")
+    parser.add_argument("--jobs", type=int, default=2, help="faults tried concurrently (default: %(default)s)")
     options = parser.parse_args(arguments)
     end_s = time.monotonic() + options.budget
     files = [path.resolve().relative_to(ROOT) for path in options.files] or changed_files(options.base)
-    tested = [path for path in files if room_tests(path) is not None]
+    tested = [path for path in files if tests_of(path) is not None]
     for path in sorted(set(files) - set(tested)):
-        print(f"{path}: no folder of tests has the name of its folder")
+        print(f"{path}: no folder of tests corresponds to its folder")
     faults = [fault for path in tested for fault in faults_of(path, (ROOT / path).read_text(encoding="utf-8"))]
     sample = random.Random(options.seed).sample(faults, min(options.count, len(faults)))
-    for tests in sorted({str(room_tests(fault.path)) for fault in sample}):
+    for tests in sorted({str(tests_of(fault.path)) for fault in sample}):
         print(f"{tests}: {seconds_of(Path(tests)):.0f} s as it is")
     with ThreadPoolExecutor(options.jobs) as pool:
         outcomes = list(pool.map(lambda fault: survives(fault, end_s), sample))
@@ -241,7 +241,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if outcome:
             print(fault)
     tried = sum(outcome is not None for outcome in outcomes)
-    print(f"{tried} of {len(faults)} possible faults tried with seed {options.seed}: {outcomes.count(False)} noticed")
+    print(f"{tried} of {len(faults)} possible faults tried with seed {options.seed}: {outcomes.count(False)} detected")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Requests with Triton's own client library, what they carried and how long they took."""
+"""Requests with Triton's client library, with their sizes and latencies."""
 
 import asyncio
 import time
@@ -35,7 +35,7 @@ class Client:
         self._connection = connection
 
     async def infer(self, model: str, inputs: Arrays, outputs: Sequence[str] = (), class_count: int = 0) -> Arrays:
-        """Return the outputs of a model, or those named; with `class_count` the best classes in place of values."""
+        """Return all or the named outputs of a model; with `class_count`, the best classes instead of values."""
         tensors = []
         for name, array in inputs.items():
             tensor = self._module.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
@@ -62,7 +62,7 @@ def payload_bytes(array: NDArray[Any]) -> int:
 
 @asynccontextmanager
 async def connected(ports: Ports) -> AsyncIterator[dict[str, Client]]:
-    """Connect over both protocols; close the connections at the end."""
+    """Connect over both protocols; close the connections on exit."""
     async with (
         tritonclient.http.aio.InferenceServerClient(f"{HOST}:{ports.http}") as http,
         tritonclient.grpc.aio.InferenceServerClient(f"{HOST}:{ports.grpc}") as grpc,
@@ -72,7 +72,7 @@ async def connected(ports: Ports) -> AsyncIterator[dict[str, Client]]:
 
 @dataclass(frozen=True)
 class Answers:
-    """What came back: the outputs of each request, their latencies, and how long all took together."""
+    """The outputs of all requests, their latencies, and the total time."""
 
     outputs: list[Arrays]
     latencies_ms: list[float]

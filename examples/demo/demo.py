@@ -1,4 +1,4 @@
-"""What `charonia demo` runs: it serves models that packages ship, sends them real inputs and prints what came back."""
+"""The demo of `charonia demo`: serves models from installed packages, sends real inputs and prints the responses."""
 
 import asyncio
 from pathlib import Path
@@ -17,7 +17,7 @@ CONCURRENCY = 16
 
 
 def run(repository: Path, once: bool) -> None:
-    """Run the demo, then serve until Ctrl-C unless it is to run once.
+    """Run the demo, then serve until Ctrl-C, unless it runs once.
 
     Raises:
         charonia.ServingError: A package or a port that it needs is not there, or the server does not start.

@@ -1,4 +1,4 @@
-"""The demo's pictures: a scanned page that a package ships, and a notice on a wall as a camera would see it."""
+"""The demo's pictures: a scanned page from a package, and a notice on a wall as a camera would see it."""
 
 import io
 from pathlib import Path

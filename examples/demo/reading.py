@@ -1,4 +1,4 @@
-"""The OCR part of the demo: one request to a pipeline a picture, against a client that calls the steps one by one."""
+"""The OCR part of the demo: one request per picture to a pipeline, and a client that calls the steps one by one."""
 
 import functools
 import time
@@ -13,7 +13,7 @@ from ..ocr import make_repository as ocr
 from .client import Arrays, Client
 from .pictures import annotated, photo, scanned_page
 
-# Each way is timed so many times, in turn with the others, after one time that is not counted.
+# Number of timed repetitions of each way, in turn with the others, after one for warm-up.
 ROUNDS = 3
 COLUMN = 24
 
@@ -65,14 +65,14 @@ WAYS: dict[str, Callable[[Client, bytes], Awaitable[Arrays]]] = {
 
 @dataclass
 class Cost:
-    """What reading a picture took, one time after the other, and what it sent and received each time."""
+    """The times of reading a picture repeatedly, and the bytes sent and received each time."""
 
     times_ms: list[float] = field(default_factory=list)
     request_count: int = 0
     payload_bytes: int = 0
 
     def times(self) -> str:
-        """Return the median, and the least and the greatest."""
+        """Return median, minimum and maximum."""
         return f"{median(self.times_ms):.0f} ms [{min(self.times_ms):.0f}-{max(self.times_ms):.0f}]"
 
 
@@ -81,7 +81,7 @@ Costs = dict[tuple[str, str], Cost]
 
 
 async def show_reading(clients: dict[str, Client], folder: Path) -> None:
-    """Read the demo's pictures, print what they say and what reading took, and write them with their boxes."""
+    """Read the demo's pictures, print their text and the times, and write them with their boxes."""
     print("\n== OCR: a picture in, text and boxes out, in one request")
     for name, title, picture in (("page", "A scanned page", scanned_page()), ("photo", "A photograph", photo())):
         read, different, costs = await read_in_every_way(clients, picture)
@@ -100,7 +100,7 @@ async def show_reading(clients: dict[str, Client], folder: Path) -> None:
 
 
 async def read_in_every_way(clients: dict[str, Client], picture: bytes) -> tuple[Arrays, int, Costs]:
-    """Return what the first way reads, how many ways read another text, and what each way costs."""
+    """Return the text that the first way reads, how many ways read another text, and the cost of each way."""
     costs = {(way, protocol): Cost() for way in WAYS for protocol in clients}
     results = [await WAYS[way](clients[protocol], picture) for way, protocol in costs]
     different = sum(not np.array_equal(each["TEXT"], results[0]["TEXT"]) for each in results)

@@ -13,7 +13,7 @@ MAGIKA = "magika/models/standard_v3_3"
 
 
 def build_repository(folder: Path) -> None:
-    """Write the demo's models to `folder`, in place of those that are there."""
+    """Write the demo's models to `folder`, replacing earlier ones."""
     build_ocr(folder)
     templates = Path(__file__).parent / "models"
     shutil.copytree(templates, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))

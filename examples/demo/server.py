@@ -28,14 +28,14 @@ class Ports(NamedTuple):
 
 
 def free_ports() -> Ports:
-    """Return three ports that no program listens on at this moment."""
+    """Return three ports that are free now."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.create_server((HOST, 0))) for _ in Ports()]
         return Ports(*(each.getsockname()[1] for each in sockets))
 
 
 def demand_free(ports: Ports) -> None:
-    """Check that no program listens on the ports: the demo would talk to a server that is not its own."""
+    """Check that the ports are free, because the demo must not talk to another server."""
     taken = [str(port) for port in ports if not is_free(port)]
     if taken:
         hint = "`charonia demo --once` takes free ports"
@@ -52,17 +52,17 @@ def is_free(port: int) -> bool:
 
 @contextmanager
 def running_server(repository: Path, ports: Ports) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a server and wait until it is ready; stop it at the end, with what is in flight answered."""
+    """Start a server and wait until it is ready; stop it gracefully on exit."""
     command = [sys.executable, "-m", "charonia", "serve", f"--model-repository={repository}"]
     for name, port in ports._asdict().items():
         command += [f"--{name}-address={HOST}", f"--{name}-port={port}"]
-    # A session of its own: Ctrl-C reaches this program, which then tells the server, once.
+    # In its own session: Ctrl-C reaches this program only, which then stops the server.
     process = subprocess.Popen(command, start_new_session=True)
     try:
         wait_until_ready(process, ports)
         yield process
     finally:
-        process.send_signal(signal.SIGTERM)  # does nothing to a process that has ended
+        process.send_signal(signal.SIGTERM)  # has no effect on a process that has exited
         try:
             process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:

@@ -14,7 +14,7 @@ PADDING = 256
 
 
 def detection_input(content: bytes) -> np.ndarray[Any, np.dtype[np.int32]]:
-    """Return a file's content as the model takes it: INT32 [1, 2048], the first 1024 bytes and the last."""
+    """Return a file's content as the model's input: INT32 [1, 2048], the first 1024 bytes and the last."""
     head = content[:BLOCK_BYTES].lstrip()[:END_BYTES]
     tail = content[-BLOCK_BYTES:].rstrip()[-END_BYTES:]
     tensor = np.full((1, 2 * END_BYTES), PADDING, np.int32)

@@ -1,4 +1,4 @@
-"""Send an audio file piece by piece, as a microphone would, and say when somebody speaks.
+"""Send an audio file piece by piece, as a microphone would, and report when there is speech.
 
 Usage: python examples/voice_activity/listen.py FILE.wav [HOST:PORT]
 
@@ -26,7 +26,7 @@ def pieces(samples: NDArray[np.float32]) -> list[NDArray[np.float32]]:
 
 
 def speech(address: str, audio: Iterable[NDArray[np.float32]], stream_id: str | int = "") -> Iterator[float]:
-    """Yield for each piece of a stream the probability that somebody speaks in it."""
+    """Yield the probability of speech in each piece of a stream."""
     stream_id = stream_id or uuid.uuid4().hex
     answers: queue.Queue[grpcclient.InferResult | Exception] = queue.Queue()
     with grpcclient.InferenceServerClient(address) as client:

@@ -6,7 +6,7 @@ def point(rate_per_s: float, p50_us: float) -> Point:
     return Point(rate_per_s, p50_us, p99_us=2 * p50_us, cpu_us=10)
 
 
-def test_a_ratio_above_one_means_that_a_is_better_whatever_the_figure() -> None:
+def test_a_ratio_above_one_means_that_a_is_better_for_every_figure() -> None:
     pairs = [(point(200, 5), point(100, 10))]
 
     assert ratios(pairs, "rate_per_s") == [2]

@@ -34,7 +34,7 @@ def test_the_complete_configuration_goes_to_stdout_and_remarks_to_stderr(
     assert isinstance(completed, ModelConfig)
     assert (completed.name, completed.backend, completed.max_batch_size) == ("echo", "identity", 8)
     assert len(completed.instance_group) == 1
-    assert printed.err.startswith(("Inferred:\n", "Nothing had to be inferred."))
+    assert printed.err.startswith(("Inferred:\n", "Nothing was inferred."))
 
 
 def test_json_is_that_of_the_protocol(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,7 +85,7 @@ def test_settings_of_backends_are_read_as_by_the_server() -> None:
 
 
 def test_remarks_and_problems_have_a_line_each() -> None:
-    assert notes_text(()) == "Nothing had to be inferred."
+    assert notes_text(()) == "Nothing was inferred."
     assert notes_text(("backend 'python', from model.py", "dims")) == (
         "Inferred:\n  backend 'python', from model.py\n  dims"
     )

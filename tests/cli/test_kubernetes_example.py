@@ -35,7 +35,7 @@ def test_its_command_line_tunes_a_remote_server(pod: dict[str, Any]) -> None:
     assert str(options.output.json) == "-"
 
 
-def test_whatever_it_writes_lies_in_a_volume_of_its_own(pod: dict[str, Any]) -> None:
+def test_everything_that_it_writes_lies_in_its_own_volume(pod: dict[str, Any]) -> None:
     output = parse_profile(pod["containers"][0]["command"][3:]).options.output
 
     assert all(volume.keys() == {"name", "emptyDir"} for volume in pod["volumes"])

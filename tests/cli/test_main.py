@@ -40,7 +40,7 @@ def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None
         ("sevre", "charonia: unknown command 'sevre' (hint: did you mean serve?)\n"),
         (
             "--http-port",
-            "charonia: unknown option '--http-port' (hint: options go behind the command: charonia serve --http-port)",
+            "charonia: unknown option '--http-port' (hint: options follow the command: charonia serve --http-port)",
         ),
         ("xyzzy", "charonia: unknown command 'xyzzy' (hint: known are serve, perf, "),
     ],

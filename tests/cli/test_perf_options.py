@@ -345,13 +345,13 @@ def test_other_services_are_refused(kind: str) -> None:
         (("-f", "/"), "--csv: expected a file, got the folder '/'"),
         (
             ("--ssl-grpc-private-key-file", "/no/such"),
-            "--ssl-grpc-private-key-file: expected a file, got '/no/such', which is none",
+            "--ssl-grpc-private-key-file: expected a file, got '/no/such', which is not one",
         ),
         (("--shape", "X:a"), "--shape: expected NAME:D1,D2,... with dimensions of at least 1, got 'X:a'"),
         (("--input-range", "X:a:b"), "--input-range: expected NAME:LOW:HIGH with LOW not above HIGH, got 'X:a:b'"),
         (
             ("--concurrency-range", "1:2", "-t", "3"),
-            "--concurrency-range: expected none of its old names with it, got -t",
+            "--concurrency-range: expected none of its old names, got -t",
         ),
         (
             ("--periodic-concurrency-range", "1:4:2"),
@@ -361,7 +361,7 @@ def test_other_services_are_refused(kind: str) -> None:
         (("-b", "0"), "--batch-size: expected an integer from 1 to 2147483647, got '0'"),
         (
             ("--shared-memory", "cuda"),
-            "--shared-memory: expected none or system, got 'cuda': memory of GPUs is not offered",
+            "--shared-memory: expected none or system, got 'cuda': GPU memory is not supported",
         ),
         (("--measurement-modus", "x"), "unknown option '--measurement-modus' (hint: did you mean --measurement-mode?)"),
         (("-w",), "unknown option '-w' (hint: charonia perf --help lists the options)"),
@@ -411,7 +411,7 @@ def test_an_export_never_replaces_a_file(tmp_path: Path) -> None:
 def test_two_reports_do_not_share_a_file(tmp_path: Path) -> None:
     file = str(tmp_path / "out")
 
-    assert problems(*M, "-f", file, "--json", file) == [f"--json: expected a file of its own, got that of -f, {file}"]
+    assert problems(*M, "-f", file, "--json", file) == [f"--json: expected a separate file, got that of -f, {file}"]
 
 
 @pytest.mark.parametrize("columns", [80, 100])

@@ -107,7 +107,7 @@ def test_results_are_printed_on_an_empty_line(terminal: Terminal) -> None:
 
 
 @pytest.mark.parametrize("report", [ReportOptions(progress=False), ReportOptions(quiet=True)])
-def test_nothing_is_shown_where_nobody_wants_it(report: ReportOptions, terminal: Terminal) -> None:
+def test_no_progress_is_shown_if_it_is_not_wanted(report: ReportOptions, terminal: Terminal) -> None:
     with watched(report, None) as tell:
         tell(TICK)
 

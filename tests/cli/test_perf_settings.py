@@ -65,9 +65,9 @@ def test_the_connection_is_as_asked_for(tmp_path: Path) -> None:
         *("--ssl-https-client-certificate-type", "DER", "--input-tensor-format", "json"),
     )
 
-    assert made.wire.headers == (("A", "b"),)
-    assert made.wire.timeout_s == 0.5
-    assert made.wire.tls == TlsOptions(
+    assert made.transport.headers == (("A", "b"),)
+    assert made.transport.timeout_s == 0.5
+    assert made.transport.tls == TlsOptions(
         certificate_file=str(pem), key_file=str(pem), certificate_is_der=True, verify_peer=False
     )
     assert (made.json_inputs, made.json_outputs) == (True, False)
@@ -76,8 +76,8 @@ def test_the_connection_is_as_asked_for(tmp_path: Path) -> None:
 def test_what_only_one_protocol_has_is_left_out_of_the_other() -> None:
     grpc = target_of("-i", "grpc", "--grpc-compression-algorithm", "gzip", "--input-tensor-format", "json")
 
-    assert (grpc.wire.request_compression, grpc.json_inputs) == ("gzip", False)
-    assert target_of("--grpc-compression-algorithm", "gzip").wire.request_compression == ""
+    assert (grpc.transport.request_compression, grpc.json_inputs) == ("gzip", False)
+    assert target_of("--grpc-compression-algorithm", "gzip").transport.request_compression == ""
 
 
 def test_a_range_without_end_is_infinite() -> None:

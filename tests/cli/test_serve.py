@@ -164,7 +164,7 @@ def test_a_process_with_threads_that_still_compute_is_ended_without_waiting_for_
     finishes: bool, ended: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = FakeServer(send(signal.SIGTERM), finishes=finishes)
-    parts = SimpleNamespace(Server=server, new_event_loop=asyncio.new_event_loop)
+    parts = SimpleNamespace(InferenceServer=server, new_event_loop=asyncio.new_event_loop)
     calls: list[int] = []
     monkeypatch.setitem(sys.modules, "charonia.server.app", parts)
     monkeypatch.setattr(logs, "configure", lambda options: None)
@@ -179,7 +179,7 @@ def test_a_repository_that_looks_like_a_model_is_remarked_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "config.pbtxt").write_text("")
-    parts = SimpleNamespace(Server=FakeServer(send(signal.SIGTERM)), new_event_loop=asyncio.new_event_loop)
+    parts = SimpleNamespace(InferenceServer=FakeServer(send(signal.SIGTERM)), new_event_loop=asyncio.new_event_loop)
     monkeypatch.setitem(sys.modules, "charonia.server.app", parts)
     monkeypatch.setattr(logs, "configure", lambda options: None)
 

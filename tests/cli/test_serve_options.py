@@ -38,7 +38,7 @@ def test_without_options_everything_is_as_by_default() -> None:
     assert remarks == ()
 
 
-def test_repositories_add_up_whatever_way_they_are_given() -> None:
+def test_repositories_given_in_different_ways_add_up() -> None:
     arguments = ["--model-store=old", "c", "--model-repository", "a", "--model-repository=b", "d"]
 
     assert parse(arguments, {})[0].models.repositories == ("a", "b", "c", "d", "old")

@@ -159,13 +159,13 @@ def test_spoiled_http2_ends_every_call_exactly_once(
     cut: tuple[int, int, bytes], messages: int, splits: set[int]
 ) -> None:
     async def scenario() -> None:
-        wire = GrpcTransport(ENDPOINT, WireOptions(keepalive_time_s=0))  # there is no socket to watch
-        connection = GrpcClientConnection(wire)
+        owner = GrpcTransport(ENDPOINT, WireOptions(keepalive_time_s=0))  # there is no socket to watch
+        connection = GrpcClientConnection(owner)
         transport = SilentTransport(connection)
         connection.connection_made(transport)
-        wire._made(connection)
+        owner._made(connection)
         answers = Answers()
-        wire.send(wire.prepare(identity_request()), answers.take)
+        owner.send(owner.prepare(identity_request()), answers.take)
         await asyncio.sleep(0)
         data = spoiled(server_bytes(bytes(transport.written), messages), cut)
         edges = [0, *sorted(split for split in splits if split < len(data)), len(data)]
@@ -174,7 +174,7 @@ def test_spoiled_http2_ends_every_call_exactly_once(
             if not transport.is_closed:
                 connection.data_received(data[start:end])
         transport.close()
-        await wire.close()
+        await owner.close()
         await asyncio.sleep(0)
 
         assert len(answers.all) == 1

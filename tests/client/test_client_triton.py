@@ -178,9 +178,9 @@ def test_tensors_lie_in_shared_memory(urls: dict[str, str], protocol: str) -> No
     request = InferRequest("numbers", {"INPUT0": Tensor("INPUT0", DataType.FP32, given)})
 
     async def send(request: InferRequest) -> Answer:
-        wire = connect(urls[protocol])
-        answer = await ask(wire, request, form)
-        await wire.close()
+        transport = connect(urls[protocol])
+        answer = await ask(transport, request, form)
+        await transport.close()
         return answer
 
     try:

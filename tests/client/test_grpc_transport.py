@@ -37,14 +37,14 @@ def output(answer: Answer) -> list[float]:
 def test_a_call_is_answered(play: Play, coding: str) -> None:
     async def scenario() -> None:
         async with served() as server:
-            wire = grpc(server.urls["grpc"], request_compression=coding, response_compression=coding)
+            transport = grpc(server.urls["grpc"], request_compression=coding, response_compression=coding)
 
-            answer = await ask(wire, identity_request(rows=40))
+            answer = await ask(transport, identity_request(rows=40))
 
             assert output(answer) == list(range(640))
             assert answer.final
             assert 0 < answer.sent_ns <= answer.send_end_ns <= answer.first_byte_ns <= answer.done_ns
-            await wire.close()
+            await transport.close()
 
     play(scenario())
 
@@ -52,10 +52,10 @@ def test_a_call_is_answered(play: Play, coding: str) -> None:
 def test_responses_that_the_server_compresses_are_read(play: Play) -> None:
     async def scenario() -> None:
         async with served(replace(GrpcLimits(), compression_level=1)) as server:
-            wire = grpc(server.urls["grpc"])
+            transport = grpc(server.urls["grpc"])
 
-            assert output(await ask(wire, identity_request(rows=40))) == list(range(640))
-            await wire.close()
+            assert output(await ask(transport, identity_request(rows=40))) == list(range(640))
+            await transport.close()
 
     play(scenario())
 
@@ -64,11 +64,11 @@ def test_many_calls_share_a_connection(play: Play) -> None:
     async def scenario() -> None:
         async with served() as server:
             server.engine.hold = True
-            wire = grpc(server.urls["grpc"])
-            assert await wire.open(1) == 1
+            transport = grpc(server.urls["grpc"])
+            assert await transport.open(1) == 1
             answers = Answers()
             for _ in range(50):
-                wire.send(wire.prepare(identity_request()), answers.take)
+                transport.send(transport.prepare(identity_request()), answers.take)
             while len(server.engine.tickets) < 50:
                 await asyncio.sleep(0)
 
@@ -78,7 +78,7 @@ def test_many_calls_share_a_connection(play: Play) -> None:
                 await answers.final()
 
             assert {answer.failure for answer in answers.all} == {None}
-            await wire.close()
+            await transport.close()
 
     play(scenario())
 
@@ -86,15 +86,15 @@ def test_many_calls_share_a_connection(play: Play) -> None:
 def test_more_calls_than_the_server_allows_wait_and_are_answered(play: Play) -> None:
     async def scenario() -> None:
         async with served(replace(GrpcLimits(), streams_max=4)) as server:
-            wire = grpc(server.urls["grpc"])
+            transport = grpc(server.urls["grpc"])
             answers = Answers()
             for _ in range(100):
-                wire.send(wire.prepare(identity_request()), answers.take)
+                transport.send(transport.prepare(identity_request()), answers.take)
             while len(answers.all) < 100:
                 await answers.final()
 
             assert {answer.failure for answer in answers.all} == {None}
-            await wire.close()
+            await transport.close()
 
     play(scenario())
 
@@ -102,20 +102,20 @@ def test_more_calls_than_the_server_allows_wait_and_are_answered(play: Play) -> 
 def test_a_prepared_request_becomes_a_part_of_a_sequence_or_gets_an_id(play: Play) -> None:
     async def scenario() -> None:
         async with served() as server:
-            wire = grpc(server.urls["grpc"])
-            prepared = wire.prepare(identity_request(parameters={"custom": 1.5}, priority=2, timeout_us=9))
+            transport = grpc(server.urls["grpc"])
+            prepared = transport.prepare(identity_request(parameters={"custom": 1.5}, priority=2, timeout_us=9))
             for part in (prepared.with_sequence(7, True, False), prepared.with_sequence("s", False, True).with_id("a")):
                 answers = Answers()
-                wire.send(part, answers.take)
+                transport.send(part, answers.take)
                 await answers.final()
             answers = Answers()
-            wire.send(prepared, answers.take)
+            transport.send(prepared, answers.take)
             await answers.final()
 
             requests = [ticket.request for ticket in server.engine.tickets]
             assert [(r.correlation_id, r.flags, r.id) for r in requests] == [(7, 1, ""), ("s", 2, "a"), (0, 0, "")]
             assert [(r.parameters, r.priority, r.timeout_us) for r in requests] == [({"custom": 1.5}, 2, 9)] * 3
-            await wire.close()
+            await transport.close()
 
     play(scenario())
 
@@ -123,12 +123,12 @@ def test_a_prepared_request_becomes_a_part_of_a_sequence_or_gets_an_id(play: Pla
 def test_a_stream_gives_each_response_and_then_its_end(play: Play) -> None:
     async def scenario() -> None:
         async with served() as server:
-            wire = grpc(server.urls["grpc"])
+            transport = grpc(server.urls["grpc"])
             responses = [InferResponse("identity", "1", str(number), []) for number in range(3)]
             server.engine.outcomes.append([(response, response is responses[-1]) for response in responses])
             answers = Answers()
 
-            wire.send(wire.prepare(identity_request(), STREAM), answers.take, keep_body=True)
+            transport.send(transport.prepare(identity_request(), STREAM), answers.take, keep_body=True)
             end = await answers.final()
 
             assert [answer.final for answer in answers.all] == [False, False, False, True]
@@ -136,7 +136,7 @@ def test_a_stream_gives_each_response_and_then_its_end(play: Play) -> None:
             ids = [decode_stream_response(answer.body) for answer in answers.all[:-1]]
             assert [response.id for response in ids if isinstance(response, InferResponse)] == ["0", "1", "2"]
             assert all(0 < answer.first_byte_ns <= answer.done_ns for answer in answers.all[:-1])
-            await wire.close()
+            await transport.close()
 
     play(scenario())
 
@@ -144,16 +144,16 @@ def test_a_stream_gives_each_response_and_then_its_end(play: Play) -> None:
 def test_an_error_in_a_stream_is_an_answer_that_failed(play: Play) -> None:
     async def scenario() -> None:
         async with served() as server:
-            wire = grpc(server.urls["grpc"])
+            transport = grpc(server.urls["grpc"])
             server.engine.errors["identity"] = ServingError(Code.INTERNAL, "the model broke")
             answers = Answers()
 
-            wire.send(wire.prepare(identity_request(), STREAM), answers.take)
+            transport.send(transport.prepare(identity_request(), STREAM), answers.take)
             await answers.final()
 
             first = answers.all[0]
             assert (first.failure, first.message) == (Failure.STATUS, "the model broke")
-            await wire.close()
+            await transport.close()
 
     play(scenario())
 
@@ -161,14 +161,14 @@ def test_an_error_in_a_stream_is_an_answer_that_failed(play: Play) -> None:
 def test_an_error_of_the_server_comes_with_its_words(play: Play) -> None:
     async def scenario() -> None:
         async with served() as server:
-            wire = grpc(server.urls["grpc"])
+            transport = grpc(server.urls["grpc"])
             server.engine.errors["identity"] = ServingError(Code.NOT_FOUND, "100 % gone: über")
 
-            answer = await ask(wire)
+            answer = await ask(transport)
 
             assert (answer.failure, answer.code, answer.status) == (Failure.STATUS, Code.NOT_FOUND, 5)
             assert answer.message == "100 % gone: über"
-            await wire.close()
+            await transport.close()
 
     play(scenario())
 
@@ -178,18 +178,18 @@ def test_a_call_that_is_late_times_out_and_is_cancelled_at_the_server(play: Play
     async def scenario() -> None:
         async with served() as server:
             server.engine.hold = True
-            wire = grpc(server.urls["grpc"])
-            await wire.open(1)
+            transport = grpc(server.urls["grpc"])
+            await transport.open(1)
 
             answers = []
             while not server.engine.tickets:  # a machine that stands still lets a call be late before it arrives
-                answers.append(await ask(wire, form=form, timeout_s=0.05))
+                answers.append(await ask(transport, form=form, timeout_s=0.05))
             while not server.engine.tickets[0].cancelled:
                 await asyncio.sleep(0)
 
             assert {(answer.failure, answer.code) for answer in answers} == {(Failure.TIMEOUT, Code.UNAVAILABLE)}
-            assert wire.failures[Failure.TIMEOUT] == len(answers)
-            await wire.close()
+            assert transport.failures[Failure.TIMEOUT] == len(answers)
+            await transport.close()
 
     play(scenario())
 
@@ -199,9 +199,9 @@ def test_a_call_that_is_cancelled_is_cancelled_at_the_server_and_gets_no_answer(
     async def scenario() -> None:
         async with served() as server:
             server.engine.hold = True
-            wire = grpc(server.urls["grpc"])
+            transport = grpc(server.urls["grpc"])
             answers = Answers()
-            handle = wire.send(wire.prepare(identity_request(), form), answers.take)
+            handle = transport.send(transport.prepare(identity_request(), form), answers.take)
             while not server.engine.tickets:
                 await asyncio.sleep(0)
 
@@ -210,7 +210,7 @@ def test_a_call_that_is_cancelled_is_cancelled_at_the_server_and_gets_no_answer(
                 await asyncio.sleep(0)
 
             assert answers.all == []
-            await wire.close()
+            await transport.close()
 
     play(scenario())
 
@@ -218,17 +218,17 @@ def test_a_call_that_is_cancelled_is_cancelled_at_the_server_and_gets_no_answer(
 def test_a_connection_that_the_server_retires_is_replaced_without_a_failure(play: Play) -> None:
     async def scenario() -> None:
         async with served(replace(GrpcLimits(), connection_age_max_s=0.02)) as server:
-            wire = grpc(server.urls["grpc"])
+            transport = grpc(server.urls["grpc"])
             begin = asyncio.get_running_loop().time()
             count = 0
 
             while asyncio.get_running_loop().time() - begin < 0.5 or count < 100:
-                answers = [ask(wire) for _ in range(8)]
+                answers = [ask(transport) for _ in range(8)]
                 assert {answer.failure for answer in await asyncio.gather(*answers)} == {None}
                 count += 8
 
-            assert sum(wire.failures.values()) == 0
-            await wire.close()
+            assert sum(transport.failures.values()) == 0
+            await transport.close()
 
     play(scenario())
 
@@ -237,16 +237,16 @@ def test_a_server_that_is_not_there_is_an_answer_and_not_a_storm(play: Play) -> 
     async def scenario() -> None:
         async with scripted(lambda reader, writer: asyncio.sleep(0), "grpc") as url:
             pass
-        wire = grpc(url)
+        transport = grpc(url)
 
         begin = asyncio.get_running_loop().time()
-        answers = [await ask(wire) for _ in range(5)]
+        answers = [await ask(transport) for _ in range(5)]
         took_s = asyncio.get_running_loop().time() - begin
 
         assert {answer.failure for answer in answers} == {Failure.REFUSED}
         assert all(answer.message.startswith(f"no connection to {url}: ") for answer in answers)
         assert took_s > 0.1
-        await wire.close()
+        await transport.close()
 
     play(scenario())
 
@@ -258,12 +258,12 @@ def test_a_server_that_dies_in_the_middle_fails_what_is_in_flight(play: Play) ->
                 pass
 
         async with scripted(talk, "grpc") as url:
-            wire = grpc(url)
+            transport = grpc(url)
 
-            answers = await asyncio.gather(*(ask(wire) for _ in range(3)))
+            answers = await asyncio.gather(*(ask(transport) for _ in range(3)))
 
             assert {answer.failure for answer in answers} == {Failure.RESET}
-            await wire.close()
+            await transport.close()
 
     play(scenario())
 
@@ -351,16 +351,16 @@ def test_a_server_that_answers_wrongly_is_an_answer_and_the_next_call_is_served(
     async def scenario() -> None:
         tries = 4 if failure is Failure.REFUSED else 1
         async with scripted(speaking(*[wrong] * tries, respond()), "grpc") as url:
-            wire = grpc(url, response_bytes_max=1000)
+            transport = grpc(url, response_bytes_max=1000)
 
-            answer = await ask(wire, timeout_s=10)
-            after = await ask(wire, timeout_s=10)
+            answer = await ask(transport, timeout_s=10)
+            after = await ask(transport, timeout_s=10)
 
             assert answer.failure is failure
             assert message in answer.message
-            assert wire.failures[failure] == 1
+            assert transport.failures[failure] == 1
             assert after.failure is None
-            await wire.close()
+            await transport.close()
 
     play(scenario())
 
@@ -369,12 +369,12 @@ def test_a_server_that_answers_wrongly_is_an_answer_and_the_next_call_is_served(
 def test_what_the_server_has_not_looked_at_is_sent_again(play: Play, case: Reply) -> None:
     async def scenario() -> None:
         async with scripted(speaking(case, respond()), "grpc") as url:
-            wire = grpc(url)
+            transport = grpc(url)
 
-            answer = await ask(wire, timeout_s=10)
+            answer = await ask(transport, timeout_s=10)
 
             assert answer.failure is None
-            await wire.close()
+            await transport.close()
 
     play(scenario())
 
@@ -387,14 +387,14 @@ def test_a_server_that_speaks_http1_is_said_to(play: Play) -> None:
             await reader.read()
 
         async with scripted(talk, "grpc") as url:
-            wire = grpc(url)
+            transport = grpc(url)
 
-            answer = await ask(wire, timeout_s=10)
+            answer = await ask(transport, timeout_s=10)
 
             assert answer.failure is Failure.GARBLED
             assert "expected HTTP/2" in answer.message
             assert "HTTP/1.1 400" in answer.message
-            await wire.close()
+            await transport.close()
 
     play(scenario())
 
@@ -405,26 +405,26 @@ def test_a_server_that_says_nothing_times_out(play: Play) -> None:
             await reader.read(-1)
 
         async with scripted(talk, "grpc") as url:
-            wire = grpc(url)
+            transport = grpc(url)
 
-            assert (await ask(wire, timeout_s=0.05)).failure is Failure.TIMEOUT
-            await wire.close()
+            assert (await ask(transport, timeout_s=0.05)).failure is Failure.TIMEOUT
+            await transport.close()
 
     play(scenario())
 
 
-def test_a_wire_that_is_closed_answers_what_is_in_flight_and_what_comes_after(play: Play) -> None:
+def test_a_transport_that_is_closed_answers_what_is_in_flight_and_what_comes_after(play: Play) -> None:
     async def scenario() -> None:
         async with served() as server:
             server.engine.hold = True
-            wire = grpc(server.urls["grpc"])
+            transport = grpc(server.urls["grpc"])
             answers = Answers()
-            wire.send(wire.prepare(identity_request()), answers.take)
+            transport.send(transport.prepare(identity_request()), answers.take)
             while not server.engine.tickets:
                 await asyncio.sleep(0)
 
-            await wire.close()
-            after = await ask(wire)
+            await transport.close()
+            after = await ask(transport)
 
             assert [answer.failure for answer in answers.all] == [Failure.CLOSED]
             assert after.failure is Failure.CLOSED
@@ -435,12 +435,12 @@ def test_a_wire_that_is_closed_answers_what_is_in_flight_and_what_comes_after(pl
 def test_calls_that_wait_for_a_connection_have_a_limit(play: Play) -> None:
     async def scenario() -> None:
         async with served() as server:
-            wire = grpc(server.urls["grpc"], waiting_max=2)
+            transport = grpc(server.urls["grpc"], waiting_max=2)
 
-            answers = await asyncio.gather(*(ask(wire) for _ in range(3)))
+            answers = await asyncio.gather(*(ask(transport) for _ in range(3)))
 
             assert [answer.failure for answer in answers] == [None, None, Failure.EXHAUSTED]
-            await wire.close()
+            await transport.close()
 
     play(scenario())
 
@@ -460,12 +460,12 @@ def test_metadata_of_the_options_is_sent_and_checked(play: Play) -> None:
                         seen.extend((bytes(name), bytes(value)) for name, value in event.headers)
 
         async with scripted(talk, "grpc") as url:
-            wire = grpc(url, headers=(("X-Tag", "a"),))
-            await ask(wire, timeout_s=30)
+            transport = grpc(url, headers=(("X-Tag", "a"),))
+            await ask(transport, timeout_s=30)
 
             assert (b"x-tag", b"a") in seen
             assert any(name == b"grpc-timeout" and value.endswith(b"u") for name, value in seen)
-            await wire.close()
+            await transport.close()
             with pytest.raises(ServingError, match="metadata 'grpc-x'"):
                 grpc(url, headers=(("grpc-x", "a"),))
 
@@ -475,13 +475,13 @@ def test_metadata_of_the_options_is_sent_and_checked(play: Play) -> None:
 def test_a_large_tensor_goes_there_and_back(play: Play) -> None:
     async def scenario() -> None:
         async with served() as server:
-            wire = grpc(server.urls["grpc"])
+            transport = grpc(server.urls["grpc"])
 
-            answer = await ask(wire, identity_request(rows=200_000))
+            answer = await ask(transport, identity_request(rows=200_000))
 
             array = decode_response(answer.body).outputs[0].array
             assert np.array_equal(array.ravel(), np.arange(3_200_000, dtype=np.float32))
             assert answer.send_end_ns <= answer.done_ns
-            await wire.close()
+            await transport.close()
 
     play(scenario())

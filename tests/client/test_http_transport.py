@@ -31,16 +31,16 @@ def output(answer: Answer) -> list[float]:
     "form", [RequestForm(), RequestForm(json_inputs=True), RequestForm(json_outputs=True)], ids=repr
 )
 @pytest.mark.parametrize("coding", ["", "gzip", "deflate"])
-def test_a_request_is_answered_whatever_its_form(play: Play, form: RequestForm, coding: str) -> None:
+def test_a_request_of_any_form_is_answered(play: Play, form: RequestForm, coding: str) -> None:
     async def scenario() -> None:
         async with served() as server:
-            wire = http(server.urls["http"], request_compression=coding, response_compression=coding)
+            transport = http(server.urls["http"], request_compression=coding, response_compression=coding)
 
-            answer = await ask(wire, identity_request(rows=40), form)
+            answer = await ask(transport, identity_request(rows=40), form)
 
             assert output(answer) == list(range(640))
             assert 0 < answer.sent_ns <= answer.send_end_ns <= answer.first_byte_ns <= answer.done_ns
-            await wire.close()
+            await transport.close()
 
     play(scenario())
 
@@ -57,12 +57,12 @@ def test_requests_one_after_another_share_a_connection(play: Play) -> None:
                 writer.write(OK)
 
         async with scripted(talk) as url:
-            wire = http(url)
-            answers = [await ask(wire) for _ in range(5)]
+            transport = http(url)
+            answers = [await ask(transport) for _ in range(5)]
 
             assert [answer.body for answer in answers] == [b"{}"] * 5
             assert connections == 1
-            await wire.close()
+            await transport.close()
 
     play(scenario())
 
@@ -71,13 +71,13 @@ def test_requests_at_the_same_time_each_have_a_connection(play: Play) -> None:
     async def scenario() -> None:
         async with served() as server:
             server.engine.hold = True
-            wire = http(server.urls["http"])
-            assert await wire.open(2) == 2
+            transport = http(server.urls["http"])
+            assert await transport.open(2) == 2
             answers = Answers()
-            prepared = wire.prepare(identity_request())
+            prepared = transport.prepare(identity_request())
 
             for _ in range(4):
-                wire.send(prepared, answers.take)
+                transport.send(prepared, answers.take)
             while len(server.engine.tickets) < 4:
                 await asyncio.sleep(0)
             for index in range(4):
@@ -86,7 +86,7 @@ def test_requests_at_the_same_time_each_have_a_connection(play: Play) -> None:
                 await answers.final()
 
             assert [answer.failure for answer in answers.all] == [None] * 4
-            await wire.close()
+            await transport.close()
 
     play(scenario())
 
@@ -94,21 +94,21 @@ def test_requests_at_the_same_time_each_have_a_connection(play: Play) -> None:
 def test_a_prepared_request_becomes_a_part_of_a_sequence_or_gets_an_id(play: Play) -> None:
     async def scenario() -> None:
         async with served() as server:
-            wire = http(server.urls["http"])
-            prepared = wire.prepare(identity_request(parameters={"custom": 1.5}))
+            transport = http(server.urls["http"])
+            prepared = transport.prepare(identity_request(parameters={"custom": 1.5}))
             answers = Answers()
 
-            wire.send(prepared.with_sequence(7, True, False), answers.take)
+            transport.send(prepared.with_sequence(7, True, False), answers.take)
             await answers.final()
-            wire.send(prepared.with_sequence("s", False, True).with_id("a"), answers.take)
+            transport.send(prepared.with_sequence("s", False, True).with_id("a"), answers.take)
             await answers.final()
-            wire.send(prepared, answers.take)
+            transport.send(prepared, answers.take)
             await answers.final()
 
             seen = [(t.request.correlation_id, t.request.flags, t.request.id) for t in server.engine.tickets]
             assert seen == [(7, 1, ""), ("s", 2, "a"), (0, 0, "")]
             assert [t.request.parameters for t in server.engine.tickets] == [{"custom": 1.5}] * 3
-            await wire.close()
+            await transport.close()
 
     play(scenario())
 
@@ -123,12 +123,12 @@ def test_headers_of_the_options_are_sent(play: Play) -> None:
             writer.write(OK)
 
         async with scripted(talk) as url:
-            wire = http(url + "/prefix/", headers=(("Authorization", "Bearer x"), ("X-Tag", "a"), ("X-Tag", "b")))
-            await ask(wire)
+            transport = http(url + "/prefix/", headers=(("Authorization", "Bearer x"), ("X-Tag", "a"), ("X-Tag", "b")))
+            await ask(transport)
 
             assert seen.startswith(b"POST /prefix/v2/models/identity/infer HTTP/1.1\r\n")
             assert b"\r\nAuthorization: Bearer x\r\nX-Tag: a\r\nX-Tag: b\r\n" in seen
-            await wire.close()
+            await transport.close()
 
     play(scenario())
 
@@ -136,15 +136,15 @@ def test_headers_of_the_options_are_sent(play: Play) -> None:
 def test_an_error_of_the_server_comes_with_its_words(play: Play) -> None:
     async def scenario() -> None:
         async with served() as server:
-            wire = http(server.urls["http"])
+            transport = http(server.urls["http"])
             server.engine.errors["identity"] = ServingError(Code.UNAVAILABLE, "the queue is full")
 
-            answer = await ask(wire)
+            answer = await ask(transport)
 
             assert (answer.failure, answer.code, answer.status) == (Failure.STATUS, Code.UNAVAILABLE, 503)
             assert answer.message == "the queue is full"
-            assert wire.failures[Failure.STATUS] == 1
-            await wire.close()
+            assert transport.failures[Failure.STATUS] == 1
+            await transport.close()
 
     play(scenario())
 
@@ -152,18 +152,18 @@ def test_an_error_of_the_server_comes_with_its_words(play: Play) -> None:
 def test_a_request_in_time_has_no_timeout_and_one_that_is_late_has_and_disturbs_no_other(play: Play) -> None:
     async def scenario() -> None:
         async with served() as server:
-            wire = http(server.urls["http"])
-            assert (await ask(wire, timeout_s=10)).failure is None
+            transport = http(server.urls["http"])
+            assert (await ask(transport, timeout_s=10)).failure is None
             server.engine.hold = True
 
-            late = await ask(wire, timeout_s=0.05)
+            late = await ask(transport, timeout_s=0.05)
             server.engine.hold = False
-            after = await ask(wire)
+            after = await ask(transport)
 
             assert (late.failure, late.code) == (Failure.TIMEOUT, Code.UNAVAILABLE)
             assert late.message.endswith("did not respond within 0.05 s")
             assert after.failure is None
-            await wire.close()
+            await transport.close()
 
     play(scenario())
 
@@ -172,20 +172,20 @@ def test_a_request_that_is_cancelled_gets_no_answer(play: Play) -> None:
     async def scenario() -> None:
         async with served() as server:
             server.engine.hold = True
-            wire = http(server.urls["http"])
-            await wire.open(1)
+            transport = http(server.urls["http"])
+            await transport.open(1)
             answers = Answers()
 
-            sent = wire.send(wire.prepare(identity_request()), answers.take)
-            waiting = wire.send(wire.prepare(identity_request()), answers.take)
+            sent = transport.send(transport.prepare(identity_request()), answers.take)
+            waiting = transport.send(transport.prepare(identity_request()), answers.take)
             sent.cancel()
             waiting.cancel()
             server.engine.hold = False
-            after = await ask(wire)
+            after = await ask(transport)
 
             assert after.failure is None
             assert answers.all == []
-            await wire.close()
+            await transport.close()
 
     play(scenario())
 
@@ -194,16 +194,16 @@ def test_a_server_that_is_not_there_is_an_answer_and_not_a_storm(play: Play) -> 
     async def scenario() -> None:
         async with scripted(lambda reader, writer: asyncio.sleep(0)) as url:
             pass
-        wire = http(url)
+        transport = http(url)
 
         begin = asyncio.get_running_loop().time()
-        answers = [await ask(wire) for _ in range(5)]
+        answers = [await ask(transport) for _ in range(5)]
         took_s = asyncio.get_running_loop().time() - begin
 
         assert {answer.failure for answer in answers} == {Failure.REFUSED}
         assert all(answer.message.startswith(f"no connection to {url}: ") for answer in answers)
         assert took_s > 0.1
-        await wire.close()
+        await transport.close()
 
     play(scenario())
 
@@ -211,11 +211,11 @@ def test_a_server_that_is_not_there_is_an_answer_and_not_a_storm(play: Play) -> 
 def test_a_server_that_comes_back_is_used_again(play: Play) -> None:
     async def scenario() -> None:
         async with served() as first:
-            wire = http(first.urls["http"])
-            assert (await ask(wire)).failure is None
-        gone = await ask(wire)
+            transport = http(first.urls["http"])
+            assert (await ask(transport)).failure is None
+        gone = await ask(transport)
         assert gone.failure in (Failure.REFUSED, Failure.RESET)
-        await wire.close()
+        await transport.close()
 
     play(scenario())
 
@@ -245,7 +245,7 @@ BROKEN = {
         Failure.GARBLED,
         "",
     ),
-    "codes as nobody asked": (
+    "unrequested coding": (
         b"HTTP/1.1 200 OK\r\nContent-Encoding: br\r\nContent-Length: 2\r\n\r\n{}",
         Failure.GARBLED,
         "content coding 'br'",
@@ -275,17 +275,17 @@ def test_a_server_that_answers_wrongly_is_an_answer_and_the_next_request_gets_a_
                     return
 
         async with scripted(talk) as url:
-            wire = http(url, response_bytes_max=1000)
+            transport = http(url, response_bytes_max=1000)
 
-            answer = await ask(wire, timeout_s=10)
+            answer = await ask(transport, timeout_s=10)
             is_broken = False
-            after = await ask(wire, timeout_s=10)
+            after = await ask(transport, timeout_s=10)
 
             assert answer.failure is failure
             assert message in answer.message
-            assert wire.failures[failure] == 1
+            assert transport.failures[failure] == 1
             assert after.failure is None
-            await wire.close()
+            await transport.close()
 
     play(scenario())
 
@@ -297,10 +297,10 @@ def test_a_connection_that_the_server_closes_after_its_answer_is_not_used_again(
             writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}")
 
         async with scripted(talk) as url:
-            wire = http(url)
+            transport = http(url)
 
-            assert [(await ask(wire)).failure for _ in range(3)] == [None] * 3
-            await wire.close()
+            assert [(await ask(transport)).failure for _ in range(3)] == [None] * 3
+            await transport.close()
 
     play(scenario())
 
@@ -309,33 +309,33 @@ def test_connections_have_a_limit(play: Play) -> None:
     async def scenario() -> None:
         async with served() as server:
             server.engine.hold = True
-            wire = http(server.urls["http"], connections_max=2)
+            transport = http(server.urls["http"], connections_max=2)
             held = Answers()
             for _ in range(2):
-                wire.send(wire.prepare(identity_request()), held.take)
+                transport.send(transport.prepare(identity_request()), held.take)
 
-            answer = await ask(wire)
+            answer = await ask(transport)
 
             assert (answer.failure, answer.code) == (Failure.EXHAUSTED, Code.UNAVAILABLE)
             assert "all 2 connections" in answer.message
-            await wire.close()
+            await transport.close()
             assert [answer.failure for answer in held.all] == [Failure.CLOSED] * 2
 
     play(scenario())
 
 
-def test_a_wire_that_is_closed_answers_what_is_in_flight_and_what_comes_after(play: Play) -> None:
+def test_a_transport_that_is_closed_answers_what_is_in_flight_and_what_comes_after(play: Play) -> None:
     async def scenario() -> None:
         async with served() as server:
             server.engine.hold = True
-            wire = http(server.urls["http"])
-            await wire.open(1)
+            transport = http(server.urls["http"])
+            await transport.open(1)
             answers = Answers()
-            wire.send(wire.prepare(identity_request()), answers.take)  # written
-            wire.send(wire.prepare(identity_request()), answers.take)  # waits for a connection
+            transport.send(transport.prepare(identity_request()), answers.take)  # written
+            transport.send(transport.prepare(identity_request()), answers.take)  # waits for a connection
 
-            await wire.close()
-            after = await ask(wire)
+            await transport.close()
+            after = await ask(transport)
 
             assert [answer.failure for answer in answers.all] == [Failure.CLOSED] * 2
             assert after.failure is Failure.CLOSED
@@ -346,8 +346,8 @@ def test_a_wire_that_is_closed_answers_what_is_in_flight_and_what_comes_after(pl
 def test_a_callback_may_send_the_next_request(play: Play) -> None:
     async def scenario() -> None:
         async with served() as server:
-            wire = http(server.urls["http"])
-            prepared = wire.prepare(identity_request())
+            transport = http(server.urls["http"])
+            prepared = transport.prepare(identity_request())
             done = asyncio.get_running_loop().create_future()
             count = 0
 
@@ -357,13 +357,13 @@ def test_a_callback_may_send_the_next_request(play: Play) -> None:
                 if count == 200:
                     done.set_result(None)
                 else:
-                    wire.send(prepared, next_one)
+                    transport.send(prepared, next_one)
 
-            wire.send(prepared, next_one)
+            transport.send(prepared, next_one)
             await done
 
-            assert sum(wire.failures.values()) == 0
-            await wire.close()
+            assert sum(transport.failures.values()) == 0
+            await transport.close()
 
     play(scenario())
 
@@ -371,14 +371,14 @@ def test_a_callback_may_send_the_next_request(play: Play) -> None:
 def test_a_large_tensor_goes_there_and_back(play: Play) -> None:
     async def scenario() -> None:
         async with served() as server:
-            wire = http(server.urls["http"])
+            transport = http(server.urls["http"])
 
-            answer = await ask(wire, identity_request(rows=50_000))
+            answer = await ask(transport, identity_request(rows=50_000))
 
             array = decode_response(answer.body, answer.json_bytes).outputs[0].array
             assert array.shape == (50_000, 16)
             assert answer.sent_ns < answer.send_end_ns < answer.done_ns
             assert np.array_equal(array.ravel(), np.arange(800_000, dtype=np.float32))
-            await wire.close()
+            await transport.close()
 
     play(scenario())

@@ -39,7 +39,7 @@ class Link:
         self._sockets.append(writer.get_extra_info("socket"))
 
     def lose(self) -> None:
-        """From now on nothing that clients send arrives, and nobody is told."""
+        """Drop all further data of clients silently."""
         drop_all = ctypes.create_string_buffer(struct.pack("HBBI", RETURN, 0, 0, 0))
         program = struct.pack("HL", 1, ctypes.addressof(drop_all))
         for each in self._sockets:
@@ -147,7 +147,7 @@ def test_a_server_out_of_reach_is_told_from_one_that_closes_the_connection(numbe
 
     lost = loss(endpoint, OSError(number, "it is"), "before any response")
 
-    assert lost.startswith("the connection to grpc://far:8001 was lost before any response: nothing reaches the server")
+    assert lost.startswith("the connection to grpc://far:8001 was lost before any response: the server is unreachable")
     assert "(hint: " in lost
     for closed in (None, ConnectionResetError(errno.ECONNRESET, "reset")):
         assert (
@@ -163,21 +163,21 @@ def test_a_request_that_waits_on_a_lost_connection_fails_and_the_next_one_is_ans
     async def scenario() -> None:
         async with served() as server, relayed(server.urls[protocol]) as link:
             server.engine.hold = True
-            wire = connect(link.url, WireOptions(keepalive_time_s=1, keepalive_timeout_s=1))
+            transport = connect(link.url, WireOptions(keepalive_time_s=1, keepalive_timeout_s=1))
             answers = Answers()
-            wire.send(wire.prepare(identity_request()), answers.take)
+            transport.send(transport.prepare(identity_request()), answers.take)
             while not server.engine.tickets:
                 await asyncio.sleep(0.001)
 
             link.lose()  # the server has the request: only asking shows that it is out of reach
             lost = await answers.final()
             server.engine.hold = False
-            after = await ask(wire)
+            after = await ask(transport)
 
             assert (lost.failure, lost.code) == (Failure.RESET, Code.UNAVAILABLE)
             assert lost.message.startswith(f"the connection to {link.url} was lost before ")
             assert after.failure is None
-            await wire.close()
+            await transport.close()
 
     play(scenario())
 
@@ -186,16 +186,16 @@ def test_a_request_that_waits_on_a_lost_connection_fails_and_the_next_one_is_ans
 def test_a_request_on_a_connection_that_was_lost_before_fails_and_the_next_one_is_answered(play: Play) -> None:
     async def scenario() -> None:
         async with served() as server, relayed(server.urls["grpc"]) as link:
-            wire = connect(link.url, WireOptions(keepalive_time_s=1, keepalive_timeout_s=1))
-            assert (await ask(wire)).failure is None
+            transport = connect(link.url, WireOptions(keepalive_time_s=1, keepalive_timeout_s=1))
+            assert (await ask(transport)).failure is None
 
             link.lose()
-            lost = await ask(wire)
-            after = await ask(wire)
+            lost = await ask(transport)
+            after = await ask(transport)
 
             assert (lost.failure, lost.code) == (Failure.RESET, Code.UNAVAILABLE)
             assert lost.message.startswith(f"the connection to {link.url} was lost before ")
             assert after.failure is None
-            await wire.close()
+            await transport.close()
 
     play(scenario())

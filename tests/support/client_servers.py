@@ -116,11 +116,11 @@ class Answers:
 
 
 async def ask(
-    wire: Transport, request: InferRequest | None = None, form: RequestForm | None = None, timeout_s: float = 0.0
+    transport: Transport, request: InferRequest | None = None, form: RequestForm | None = None, timeout_s: float = 0.0
 ) -> Answer:
     """Send a request, by default `identity_request()`, and return its final answer, with its body."""
     answers = Answers()
-    wire.send(
-        wire.prepare(request or identity_request(), form or RequestForm()), answers.take, timeout_s, keep_body=True
+    transport.send(
+        transport.prepare(request or identity_request(), form or RequestForm()), answers.take, timeout_s, keep_body=True
     )
     return await answers.final()

@@ -97,7 +97,7 @@ def test_a_parameter_that_grpc_cannot_carry_is_refused() -> None:
         (b"", "HTTP status 502"),
     ],
 )
-def test_an_error_has_a_message_whatever_the_body(body: bytes, message: str) -> None:
+def test_an_error_with_any_body_has_a_message(body: bytes, message: str) -> None:
     assert error_message(body, 502) == message
 
 

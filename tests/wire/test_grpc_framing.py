@@ -51,7 +51,7 @@ def test_the_messages_do_not_depend_on_how_the_bytes_are_split(messages: list[by
 
 @given(st.binary(max_size=60), st.lists(st.integers(0, 30), max_size=12))
 @settings(max_examples=200)
-def test_whatever_comes_the_outcome_does_not_depend_on_the_split(data: bytes, sizes: list[int]) -> None:
+def test_the_outcome_does_not_depend_on_the_split(data: bytes, sizes: list[int]) -> None:
     assert read(data, sizes, b"gzip", 40) == read(data, [], b"gzip", 40)
 
 

@@ -5,9 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from charonia.wire.http_response import (
+    CACHED_HEADS_MAX,
     HEAD_BYTES_MAX,
     INTERIMS_MAX,
-    REMEMBERED_MAX,
     BadResponseError,
     Heads,
     ResponseReader,
@@ -157,7 +157,7 @@ def test_a_connection_that_is_to_be_closed_is_said_so() -> None:
 def test_the_heads_that_are_remembered_have_a_limit() -> None:
     heads: Heads = {}
 
-    for number in range(REMEMBERED_MAX + 1):
+    for number in range(CACHED_HEADS_MAX + 1):
         outcome([b"HTTP/1.1 200 OK\r\nX: %d\r\nContent-Length: 0\r\n\r\n" % number], heads=heads)
 
     assert len(heads) == 1

@@ -106,8 +106,8 @@ def test_a_request_that_says_the_same_again_is_decoded_the_same() -> None:
 
 
 def test_what_a_decoder_remembers_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(v2_request, "REMEMBERED_MAX", 2)
-    monkeypatch.setattr(v2_request, "REMEMBERED_BYTES_MAX", 120)
+    monkeypatch.setattr(v2_request, "CACHED_MAX", 2)
+    monkeypatch.setattr(v2_request, "CACHED_BYTES_MAX", 120)
     decoder = InferDecoder(1024)
 
     for name in ("a", "b", "c", "d", "e" * 100):

@@ -1,11 +1,11 @@
-"""The command line of every command: one record for an option, one splitter, one help, one way to name a mistake.
+"""The command-line layer of all commands: the record of an option, the splitter, the help, and error messages.
 
 Arguments are split as getopt_long does it: order is free, `--option value` and `--option=value` are the same, short
-options may be joined with their value or with each other, and `--` ends the options. A value may begin with a dash
+options may be joined with their values or with each other, and `--` ends the options. A value may begin with a dash
 unless it is the name of an option. Where a command abbreviates, a unique prefix of a long option is enough.
 
-An option is a row of a table: it names the field of a record that it fills and the reader of its text. The default of
-an option is that of its field, so no table repeats it. All mistakes are reported at once, a line each.
+An option is a row of a table: it names the field of a record that it sets, and the reader of its text. The default of
+an option is that of its field, so no table repeats it. All errors are reported together, a line each.
 """
 
 import difflib
@@ -25,10 +25,10 @@ from charonia.core.errors import ServingError, invalid
 HELP_NAMES = frozenset({"--help", "-h", "-?"})
 HELP_COLUMNS_MAX = 110
 SIMILARITY_MIN = 0.6
-"""Similarity from which a name is suggested for an unknown one."""
+"""Minimal similarity of a suggested name."""
 
 NEVER = -1
-"""Rank of an option that is understood in full only."""
+"""Rank of an option that cannot be abbreviated."""
 
 _HELP_INDENT = 34
 _HELP_NARROW = 80
@@ -37,17 +37,17 @@ T = TypeVar("T")
 
 
 def last(values: Sequence[Any]) -> Any:
-    """Of an option given more than once, the last counts."""
+    """Return the last value: of an option given several times, the last counts."""
     return values[-1]
 
 
 def joined(values: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
-    """Return the tuples of all occurrences, one behind the other."""
+    """Return the concatenated tuples of all occurrences."""
     return tuple(item for value in values for item in value)
 
 
 class Fields(dict[str, object]):
-    """Values by field, of an option that sets several."""
+    """Values by field, for an option that sets several fields."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,19 +55,19 @@ class Option:
     """One option.
 
     Attributes:
-        names: Its long name, then its short one and that of an argument without a name that means the same, each
-            where there is one, separated by blanks: "--model -m". An argument that only its place names has no dashes.
+        names: Its long name, optionally its short name and the name of an equivalent positional argument,
+            separated by spaces: "--model -m". The name of a positional argument has no dashes.
         field: Path of the field that it sets, "" for none or several.
-        read: From the text of an argument, "" for an option without one, to a value; raises ValueError.
-        metavar: What the argument is, "" for an option without one.
+        read: Reads a value from the text of an argument, "" for an option without one; raises ValueError.
+        metavar: Placeholder of the argument, "" for an option without one.
         help: One sentence without a full stop.
-        collect: From the values of all occurrences to that of the field, or to `Fields`.
-        default: Default as text where it is not the field's.
-        rank: Among which options a prefix is looked for first: 0, then 1; `NEVER` for none.
-        unsupported: Why it has no effect, or is refused; "" for an option that works.
-        is_refused: Whether it is a mistake to use it.
-        harmless: Values, in lower case, that ask for what happens anyway.
-        in_file_only: Whether it is an option of a configuration file and not of the command line.
+        collect: Combines the values of all occurrences into that of the field, or into `Fields`.
+        default: Default as text, None for that of the field.
+        rank: Priority of abbreviations: prefixes match options of rank 0 first, then 1; `NEVER` for no match.
+        unsupported: Reason why it has no effect or is refused; "" for a supported option.
+        is_refused: Whether using it is an error.
+        harmless: Values, in lower case, that request the actual behaviour.
+        in_file_only: Whether it exists in configuration files only.
     """
 
     names: str
@@ -85,7 +85,7 @@ class Option:
 
     @property
     def name(self) -> str:
-        """The first of its names, by which messages call it."""
+        """The first of its names, used in messages."""
         return self.names.split()[0]
 
     @property
@@ -95,7 +95,7 @@ class Option:
 
     @property
     def place(self) -> str:
-        """The name of the argument that means it by its place, "" for none."""
+        """The name of its positional argument, "" for none."""
         final = self.names.split()[-1]
         return "" if final.startswith("-") else final
 
@@ -121,7 +121,7 @@ def flag(
 
 
 def refused(reason: str, *names: str, metavar: str = "VALUE", harmless: frozenset[str] = frozenset()) -> list[Option]:
-    """Return options whose behaviour is not offered, with the reason."""
+    """Return options that are refused, with the reason."""
     return [Option(n, "", str, metavar, "", unsupported=reason, is_refused=True, harmless=harmless) for n in names]
 
 
@@ -132,14 +132,14 @@ def without_effect(reason: str, *names: str) -> list[Option]:
 
 @dataclass(slots=True)
 class Given:
-    """What the arguments name.
+    """The given options.
 
     Attributes:
-        values: Texts by name of the option, in order; values of a configuration file too.
-        sources: Where a value is from, by name of the option, for those that are not from the command line.
-        problems: What cannot be understood, a line each.
-        notes: What is understood and deserves a remark.
-        unread: Names of options whose values cannot be read.
+        values: Texts by name of the option, in order, including values of a configuration file.
+        sources: Sources of values that are not from the command line, by name of the option.
+        problems: Errors, a line each.
+        notes: Remarks, a line each.
+        unread: Names of options with invalid values.
     """
 
     values: dict[str, list[Any]] = field(default_factory=dict)
@@ -149,11 +149,11 @@ class Given:
     unread: list[str] = field(default_factory=list)
 
     def add(self, option: Option, text: str) -> None:
-        """Note a text of an option."""
+        """Add a text of an option."""
         self.values.setdefault(option.name, []).append(text)
 
     def check(self) -> None:
-        """Raise ServingError, INVALID_ARG with a line for every problem, where there is one."""
+        """Raise ServingError, INVALID_ARG with a line for every problem, if there are any."""
         if self.problems:
             raise invalid("\n".join(self.problems))
 
@@ -163,14 +163,14 @@ class CommandLine(Generic[T]):
     """The options of a command.
 
     Attributes:
-        command: How it is called: "charonia perf".
-        intro: What the help says before the options: usage, purpose.
-        groups: Options by the heading they stand under.
-        record: What the options fill; it knows the defaults.
-        unlisted: Options that the help only names, by the words that it puts before them.
-        epilog: What the help says behind the options.
-        abbreviates: Whether a unique prefix of a long option is enough.
-        hint: What to do about an argument that has no place.
+        command: The command: "charonia perf".
+        intro: Start of the help: usage and purpose.
+        groups: Options by heading.
+        record: The record that the options fill, with the defaults.
+        unlisted: Options that the help lists by name only, by heading.
+        epilog: End of the help.
+        abbreviates: Whether a unique prefix of a long option is accepted.
+        hint: Hint for an unexpected positional argument.
     """
 
     command: str
@@ -188,7 +188,7 @@ class CommandLine(Generic[T]):
             yield from options
 
     def parse(self, arguments: Sequence[str]) -> T:
-        """Return the record that the arguments ask for.
+        """Return the record that the arguments describe.
 
         Raises:
             ServingError: INVALID_ARG with a line for every problem.
@@ -199,7 +199,7 @@ class CommandLine(Generic[T]):
         return record
 
     def split(self, arguments: Sequence[str]) -> Given:
-        """Return the options that arguments name, with their texts."""
+        """Return the given options with their texts."""
         given = Given()
         known = {
             name: option
@@ -229,7 +229,7 @@ class CommandLine(Generic[T]):
         return given
 
     def read(self, given: Given) -> dict[str, Any]:
-        """Return the values of the options by field; problems and notes are added to what is given."""
+        """Return the values of the options by field; problems and notes are added to `given`."""
         updates: dict[str, Any] = {}
         for option in self._understood():
             if option.name not in given.values:
@@ -247,11 +247,11 @@ class CommandLine(Generic[T]):
         return updates
 
     def filled(self, updates: Mapping[str, Any], given: Given) -> T:
-        """Return the record with other values in some fields; rules that they break are added to the problems."""
+        """Return the record with updated fields; violated rules are added to the problems."""
         try:
             record: T = _replaced(self.record, updates)
         except ServingError as error:
-            # What follows from an option that could not be read is no news.
+            # Omit consequences of options with invalid values.
             given.problems += [
                 line
                 for line in error.message.splitlines()
@@ -261,7 +261,7 @@ class CommandLine(Generic[T]):
         return record
 
     def default_text(self, option: Option) -> str:
-        """Return an option's default as it would be written on the command line, "" where there is none."""
+        """Return an option's default as on the command line, "" if there is none."""
         if option.default is not None or not option.field:
             return option.default or ""
         match attrgetter(option.field)(self.record):
@@ -278,7 +278,7 @@ class CommandLine(Generic[T]):
         return ""
 
     def help(self) -> str:
-        """Return the help, as wide as the terminal."""
+        """Return the help, wrapped to the width of the terminal."""
         width = min(shutil.get_terminal_size().columns, HELP_COLUMNS_MAX)
         blocks = [self.intro.rstrip()]
         for title, options in self.groups.items():
@@ -297,7 +297,7 @@ class CommandLine(Generic[T]):
             yield from options
 
     def _find(self, name: str, known: Mapping[str, Option], problems: list[str]) -> Option | None:
-        """Return the option that a name or a prefix of it means, None after adding to `problems` if there is none."""
+        """Return the option with a name or unique prefix; if there is none, add a problem and return None."""
         if name in known:
             return known[name]
         for rank in (0, 1) if self.abbreviates else ():
@@ -312,7 +312,7 @@ class CommandLine(Generic[T]):
         return None
 
     def _take_letters(self, given: Given, letters: str, rest: deque[str], known: Mapping[str, Option]) -> None:
-        """Take joined short options, of which the last may have its value behind it."""
+        """Process joined short options; the last may be followed by its value."""
         while letters:
             name, letters = f"-{letters[0]}", letters[1:]
             if name not in known:
@@ -324,7 +324,7 @@ class CommandLine(Generic[T]):
             _take(given, known[name], None, rest, known)
 
     def _place(self, given: Given, placed: Sequence[str]) -> None:
-        """Give the arguments without a name to the options that have a place, all that are left to the last one."""
+        """Assign positional arguments to their options; the last one gets all that are left."""
         left = deque(placed)
         for option in self.options():
             if not option.place:
@@ -354,13 +354,13 @@ class CommandLine(Generic[T]):
 
 
 def unknown(kind: str, name: str, known: Sequence[str], otherwise: str = "") -> str:
-    """Return a sentence on an unknown name, with the nearest known one.
+    """Return a message about an unknown name, with the most similar known one.
 
     Args:
-        kind: What it is the name of.
-        name: The name.
-        known: The names that there are.
-        otherwise: Hint where no known name is similar; "" for all of them.
+        kind: Kind of the named thing.
+        name: The unknown name.
+        known: The known names.
+        otherwise: Hint if no known name is similar; "" to list all of them.
     """
     similar = difflib.get_close_matches(name, known, n=1, cutoff=SIMILARITY_MIN)
     hint = f"did you mean {similar[0]}?" if similar else otherwise or f"known are {', '.join(known)}"
@@ -368,7 +368,7 @@ def unknown(kind: str, name: str, known: Sequence[str], otherwise: str = "") -> 
 
 
 def complain(prefix: str, error: ServingError) -> None:
-    """Print what is wrong to stderr, a line a problem, with the hint behind the last."""
+    """Print an error to stderr, a line per problem, with the hint after the last."""
     lines = error.message.splitlines() or [""]
     if error.hint:
         lines[-1] += f" (hint: {error.hint})"
@@ -377,13 +377,13 @@ def complain(prefix: str, error: ServingError) -> None:
 
 
 def carry_out(line: CommandLine[T], arguments: Sequence[str], act: Callable[[T], int], *, failed: int = 1) -> int:
-    """Run a command and return its exit status, 2 for a mistake in the arguments.
+    """Run a command and return its exit status, 2 for invalid arguments.
 
     Args:
         line: Its options.
-        arguments: What it is given.
-        act: Does the work and returns the exit status.
-        failed: Exit status where it raises ServingError.
+        arguments: Its arguments.
+        act: Executes the command and returns the exit status.
+        failed: Exit status if it raises ServingError.
     """
     if not HELP_NAMES.isdisjoint(arguments):
         print(line.help())
@@ -402,7 +402,7 @@ def carry_out(line: CommandLine[T], arguments: Sequence[str], act: Callable[[T],
 
 
 def _take(given: Given, option: Option, text: str | None, rest: deque[str], known: Mapping[str, Option]) -> None:
-    """Note an option with its value, which may be the next argument."""
+    """Add an option with its value, which may be the next argument."""
     if text is None and option.metavar:
         if not rest or rest[0].partition("=")[0] in known:
             given.problems.append(f"{option.name}: expected a value behind it, got none")
@@ -413,7 +413,7 @@ def _take(given: Given, option: Option, text: str | None, rest: deque[str], know
 
 
 def _is_usable(option: Option, texts: Sequence[Any], given: Given) -> bool:
-    """Note that an option has no effect or is refused, and return whether its values are worth reading."""
+    """Report an option that has no effect or is refused, and return whether to read its values."""
     for text in texts:
         if str(text).strip().lower() in option.harmless:
             continue
@@ -426,7 +426,7 @@ def _is_usable(option: Option, texts: Sequence[Any], given: Given) -> bool:
 
 
 def _add(updates: dict[str, Any], path: str, value: object) -> None:
-    """Note the value of a field; of two options that set a tuple both count, of others the one further down."""
+    """Set the value of a field; tuples of several options are concatenated, otherwise the later option counts."""
     earlier = updates.get(path)
     if isinstance(value, Fields):
         updates.update(value)

@@ -1,6 +1,6 @@
-"""`charonia config MODEL_DIR`: the configuration that the server would use for a model, and how it came about.
+"""`charonia config MODEL_DIR`: the configuration that the server would use for a model, and what it inferred.
 
-The configuration goes to stdout, ready to be saved as config.pbtxt; what was inferred, or is wrong, goes to stderr.
+The configuration goes to stdout, ready to be saved as config.pbtxt; inferred parts and errors go to stderr.
 Exit status: 0 done, 1 the model cannot be configured, 2 misuse.
 """
 
@@ -20,7 +20,7 @@ from charonia.core.errors import ServingError
 
 @dataclass(frozen=True, slots=True)
 class ConfigOptions:
-    """Which model, and how its configuration is made and printed."""
+    """The model, and how to complete and print its configuration."""
 
     model_dir: str = ""
     json: bool = False
@@ -39,12 +39,12 @@ Print the complete configuration of a model to stdout and what was inferred to s
 """,
     groups={
         "Options": (
-            Option("MODEL_DIR", "model_dir", str, "MODEL_DIR", "Folder of the model, the one that holds its versions"),
+            Option("MODEL_DIR", "model_dir", str, "MODEL_DIR", "Folder of the model, which contains its versions"),
             flag("--json", "json", True, "Print JSON instead of config.pbtxt"),
             Option("--model-config-name", "config_name", str, "NAME", "Start from configs/NAME.pbtxt"),
             flag(
                 *("--disable-auto-complete-config", "auto_complete", False),
-                "Do not fill in missing parts from the model",
+                "Do not complete the configuration from the model",
             ),
             Option(
                 *("--backend-directory", "backend_directory", Path, "PATH"),
@@ -52,7 +52,7 @@ Print the complete configuration of a model to stdout and what was inferred to s
             ),
             Option(
                 *("--backend-config", "backends", assignment, "[BACKEND,]KEY=VALUE"),
-                "Setting of one backend, or of all; repeatable",
+                "Setting of one or all backends; repeatable",
                 backend_settings,
             ),
         )
@@ -78,9 +78,9 @@ def _print(given: ConfigOptions) -> int:
 
 
 def notes_text(notes: Sequence[str]) -> str:
-    """Return what was inferred, a line each."""
+    """Return the inferred parts, a line each."""
     if not notes:
-        return "Nothing had to be inferred."
+        return "Nothing was inferred."
     return "\n".join(["Inferred:", *(f"  {note}" for note in notes)])
 
 
@@ -91,7 +91,7 @@ def problem_text(model_dir: str, error: ServingError) -> str:
 
 
 async def _configure(given: ConfigOptions) -> tuple[str, Sequence[str]]:
-    # Imported late: they read the backends and the schema, which `--help` does not need.
+    # Imported late, because they import backends and schema, which `--help` does not need.
     from charonia.config.json_form import to_json
     from charonia.config.pbtxt import render
     from charonia.server.backends.registry import installed_backends

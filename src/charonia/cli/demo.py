@@ -1,6 +1,6 @@
-"""`charonia demo`: serve models that packages ship, send them real inputs, print the answers and what was measured.
+"""`charonia demo`: serve models from installed packages, send real inputs, and print responses and measurements.
 
-Exit status: 0 done, 1 something did not work, 2 misuse.
+Exit status: 0 done, 1 a step failed, 2 misuse.
 """
 
 import signal
@@ -16,7 +16,7 @@ from charonia.cli.command_line import CommandLine, Option, carry_out, flag
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """Where the models are written, and whether the server is stopped afterwards."""
+    """The folder of the models, and whether to stop the server afterwards."""
 
     repository: Path = Path("demo-repository")
     once: bool = False
@@ -27,7 +27,7 @@ LINE = CommandLine(
     intro="""\
 usage: charonia demo [OPTIONS]
 
-Serve models that packages ship, send real inputs over HTTP and gRPC, print what came back.
+Serve models from installed packages, send real inputs over HTTP and gRPC, print the responses.
 """,
     groups={
         "Options": (
@@ -51,7 +51,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _run(given: DemoOptions) -> int:
-    # As Ctrl-C does: leave through every `finally`, so that the server is stopped.
+    # Like Ctrl-C: unwinds the stack, so that the server is stopped.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         _demo(given.repository, given.once)
@@ -62,10 +62,10 @@ def _run(given: DemoOptions) -> int:
 
 
 def _demo(repository: Path, once: bool) -> None:
-    # Imported late: it needs packages of the extra `demo`, and `--help` does not.
+    # Imported late, because it needs packages of the extra `demo`, and `--help` does not.
     package = "charonia.examples"
     if find_spec(package) is None:
-        # A wheel carries a copy of the examples; in a checkout they are read where they are.
+        # A wheel contains a copy of the examples; a checkout has them in its root.
         package = "examples"
         sys.path.insert(0, str(Path(__file__).parents[3]))
     import_module(f"{package}.demo.demo").run(repository, once)

@@ -1,6 +1,6 @@
 """`charonia doctor`: what this machine offers, and what the models of a repository need.
 
-Exit status: 0 nothing is wrong, 1 something is, 2 misuse.
+Exit status: 0 no problem was found, 1 a problem was found, 2 misuse.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from charonia.cli.command_line import CommandLine, Option, carry_out, flag
 
 @dataclass(frozen=True, slots=True)
 class DoctorOptions:
-    """Which repositories are looked at, and whether JSON is printed."""
+    """The repositories to examine, and whether to print JSON."""
 
     repositories: tuple[str, ...] = ()
     json: bool = False
@@ -30,7 +30,7 @@ Show what this machine offers to models, and what the models of a repository nee
         "Options": (
             Option(
                 *("--model-repository", "repositories", str, "PATH"),
-                "Also look at the models of this folder; nothing is loaded; repeatable",
+                "Also examine the models of this folder, without loading them; repeatable",
                 tuple,
             ),
             flag("--json", "json", True, "Print JSON"),
@@ -46,7 +46,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _look(given: DoctorOptions) -> int:
-    # Imported late: they read the engine, which `--help` does not need.
+    # Imported late, because they import the engine, which `--help` does not need.
     from charonia.server.doctor.machine import look
     from charonia.server.doctor.report import problem_count, to_json, to_text
     from charonia.server.doctor.repository import examine

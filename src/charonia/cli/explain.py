@@ -1,6 +1,6 @@
 """`charonia explain`: what the scheduler did for a model in the last minute, what limits it, and what to change.
 
-Exit status: 0 done, 1 the server does not answer or has no such model, 2 misuse.
+Exit status: 0 done, 1 the server does not respond or has no such model, 2 misuse.
 """
 
 import json
@@ -24,7 +24,7 @@ ANSWER_SECONDS_MAX = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ExplainOptions:
-    """Which model of which server, and how it is printed."""
+    """The model, its server, and the format of the output."""
 
     model: str = ""
     url: str = "localhost:8000"
@@ -43,7 +43,7 @@ Show what the scheduler did for a model in the last minute, what limits it, and 
 """,
     groups={
         "Options": (
-            Option("MODEL", "model", str, "MODEL", "Name of a model that is loaded"),
+            Option("MODEL", "model", str, "MODEL", "Name of a loaded model"),
             Option("--url -u", "url", str, "URL", "HOST:PORT of the server's HTTP endpoint, or a URL"),
             Option("--model-version", "version", str, "VERSION", "That version", default="the newest"),
             Option("--header -H", "headers", header, "NAME:VALUE", "Header; repeatable", tuple),
@@ -68,10 +68,10 @@ def _explain(given: ExplainOptions) -> int:
 
 
 def fetch(given: ExplainOptions) -> dict[str, Any]:
-    """Return what the server says.
+    """Return the server's explanation of a model.
 
     Raises:
-        ServingError: It does not answer, or refuses.
+        ServingError: The server does not respond, or refuses.
     """
     base = given.url if "://" in given.url else f"http://{given.url}"
     version = f"/versions/{quote(given.version, safe='')}" if given.version else ""
@@ -100,7 +100,7 @@ def _no_answer(base: str, reason: object) -> ServingError:
 
 
 def _reason(error: urllib.error.HTTPError) -> str:
-    """Return what the server says is wrong; one that is not ours has no such route."""
+    """Return the server's error message; other servers have no such route."""
     if error.code == HTTPStatus.HTTP_VERSION_NOT_SUPPORTED:
         return "this port speaks gRPC (hint: -u names that of HTTP, 8000 by default)"
     try:

@@ -12,14 +12,14 @@ from charonia.core.errors import ServingError
 from charonia.server.access.rules import Scope, digest_of, parse_keys
 
 KEY_BYTES = 32
-"""Randomness of a key."""
+"""Random bytes in a key."""
 
 _FILE_MODE = 0o600
 
 
 @dataclass(frozen=True, slots=True)
 class KeyOptions:
-    """Whose key it is, what it is good for, and the file of keys to add it to."""
+    """The owner of the key, its scopes, and the file of keys to add it to."""
 
     name: str = ""
     scopes: str = ""
@@ -31,13 +31,13 @@ LINE = CommandLine(
     intro="""\
 usage: charonia key [OPTIONS] NAME SCOPES
 
-Make an API key for `charonia serve --api-keys`. The key is printed once and kept nowhere.
+Make an API key for `charonia serve --api-keys`. The key is printed once and not stored.
 """,
     groups={
         "Options": (
-            Option("NAME", "name", str, "NAME", "Whose key it is"),
+            Option("NAME", "name", str, "NAME", "Owner of the key"),
             Option("SCOPES", "scopes", str, "SCOPES", f"Of {', '.join(s.value for s in Scope)}, with commas between"),
-            Option("--file", "file", Path, "PATH", "File of keys to add it to; made where there is none"),
+            Option("--file", "file", Path, "PATH", "File of keys to add it to; created if it does not exist"),
         )
     },
     record=KeyOptions(),
@@ -50,7 +50,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _make(given: KeyOptions) -> int:
-    """Make a key: print it, and add its digest to the file where one is given."""
+    """Print a new key, and add its digest to the file, if one is given."""
     key = secrets.token_urlsafe(KEY_BYTES)
     line = f"{given.name} {given.scopes} {digest_of(key)}"
     try:

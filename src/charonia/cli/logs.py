@@ -3,8 +3,8 @@
     I1121 04:02:41.123456 4711 lifecycle.py:120] "loading: resnet:1"
     2026-11-21T04:02:41Z I 4711 lifecycle.py:120] "loading: resnet:1"
 
-A message is quoted as JSON text and control characters are spelt out, so that nothing a client sends can forge a line
-or drive a terminal. Tables and tracebacks follow their line as a block of lines that all begin with two spaces.
+A message is quoted as JSON text with control characters escaped, so that no input of a client can forge a line or
+control a terminal. Tables and tracebacks follow their line as a block of lines that are indented by two spaces.
 """
 
 import json
@@ -18,9 +18,9 @@ from charonia.core.errors import invalid
 from charonia.wire.log_settings import LogFormat, LogOptions
 
 BLOCK = "block"
-"""Key of `extra` for text to write below the line, with control characters spelt out but its lines kept."""
+"""Key of `extra` for text to write below the line, with control characters escaped, except line breaks."""
 
-# JSON spells out control characters below U+0020 only; these also move cursors, break lines or cannot be encoded.
+# JSON escapes control characters below U+0020 only; these also move cursors, break lines or cannot be encoded.
 _UNSAFE = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _UNSAFE_IN_BLOCK = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
@@ -28,7 +28,7 @@ _LETTERS = {logging.CRITICAL: "E", logging.ERROR: "E", logging.WARNING: "W"}
 
 
 class LineFormatter(logging.Formatter):
-    """Makes the lines of one record.
+    """Formats a record.
 
     Args:
         line_format: How a line begins.
@@ -44,13 +44,13 @@ class LineFormatter(logging.Formatter):
         """Return the record's line and its block."""
         message = record.getMessage()
         if self._escape:
-            message = _UNSAFE.sub(_spelt_out, json.dumps(message, ensure_ascii=False))
+            message = _UNSAFE.sub(_escaped, json.dumps(message, ensure_ascii=False))
         lines = [f"{self._prefix(record)} {os.getpid()} {record.filename}:{record.lineno}] {message}"]
         block = getattr(record, BLOCK, "")
         if record.exc_info:
             block = f"{block}\n{self.formatException(record.exc_info)}".strip("\n")
         if block:
-            lines += [f"  {_UNSAFE_IN_BLOCK.sub(_spelt_out, line)}".rstrip() for line in block.split("\n")]
+            lines += [f"  {_UNSAFE_IN_BLOCK.sub(_escaped, line)}".rstrip() for line in block.split("\n")]
         return "\n".join(lines)
 
     def _prefix(self, record: logging.LogRecord) -> str:
@@ -62,14 +62,14 @@ class LineFormatter(logging.Formatter):
 
 
 class SeverityFilter(logging.Filter):
-    """Lets through the severities that are switched on; each can be off on its own."""
+    """Passes records of the enabled severities; each can be disabled separately."""
 
     def __init__(self, options: LogOptions) -> None:
         super().__init__()
         self._by_severity = {"E": options.error, "W": options.warning, "I": options.info}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the record is written; the logger's level has already dropped what is too verbose."""
+        """Whether the record is written; the logger's level has already dropped verbose records."""
         return record.levelno < logging.INFO or self._by_severity[_LETTERS.get(record.levelno, "I")]
 
 
@@ -77,7 +77,7 @@ class ServerLogControl:
     """The root logger as the server's log.
 
     Attributes:
-        options: How it is written now.
+        options: The current settings.
     """
 
     def __init__(self, handler: logging.Handler, options: LogOptions) -> None:
@@ -85,7 +85,7 @@ class ServerLogControl:
         self.change(options)
 
     def change(self, options: LogOptions) -> None:
-        """Write it like this from now on; the file stays."""
+        """Change the settings, except for the file."""
         self.options = options
         self._handler.setFormatter(LineFormatter(options.format, escape=options.escape))
         self._handler.filters = [SeverityFilter(options)]
@@ -93,10 +93,10 @@ class ServerLogControl:
 
 
 def configure(options: LogOptions) -> ServerLogControl:
-    """Set up the root logger, in place of what was set up before, and return what changes its settings.
+    """Set up the root logger, replacing earlier handlers, and return its control.
 
     Raises:
-        ServingError: INVALID_ARG when the log file cannot be written.
+        ServingError: INVALID_ARG if the log file cannot be written.
     """
     handler = _handler(options.file)
     root = logging.getLogger()
@@ -109,7 +109,7 @@ def configure(options: LogOptions) -> ServerLogControl:
 
 
 def level_of(verbose: int) -> int:
-    """Return the lowest level that is written: INFO for 0, DEBUG for 1, and one less for each further step."""
+    """Return the lowest level to write: INFO for 0, DEBUG for 1, and one less for each further step."""
     return logging.INFO if verbose == 0 else max(1, logging.DEBUG + 1 - verbose)
 
 
@@ -124,5 +124,5 @@ def _handler(path: str) -> logging.Handler:
         raise invalid(f"--log-file: cannot write '{path}': {(error.strerror or str(error)).lower()}") from error
 
 
-def _spelt_out(found: "re.Match[str]") -> str:
+def _escaped(found: "re.Match[str]") -> str:
     return f"\\u{ord(found[0]):04x}"

@@ -1,7 +1,7 @@
-"""The command `charonia`: finds the subcommand and gives it the arguments.
+"""The command `charonia`, which dispatches to its subcommands.
 
-Every subcommand is a module of this package with `run(arguments) -> exit status`. It is imported when it is asked for,
-so that `charonia --help` does not read a server.
+Each subcommand is a module of this package with `run(arguments) -> exit status`. It is imported on demand, so that
+`charonia --help` does not import the server.
 
 Exit status: 0 done, 1 the command failed, 2 misuse.
 """
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader has gone. Python would try to flush once more at exit, and complain.
+        # The reader closed the pipe. Without this, Python would flush again at exit and report an error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
@@ -81,7 +81,7 @@ def usage() -> str:
 
 
 def unknown_command(name: str) -> str:
-    """Return what to say about a command that does not exist."""
+    """Return the message about an unknown command."""
     if name.startswith("-"):
-        return f"unknown option '{name}' (hint: options go behind the command: charonia serve {name})"
+        return f"unknown option '{name}' (hint: options follow the command: charonia serve {name})"
     return unknown("command", name, list(COMMANDS))

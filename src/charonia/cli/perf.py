@@ -1,4 +1,4 @@
-"""`charonia perf`: send load to a model of any KServe v2 server, and say what was measured.
+"""`charonia perf`: send load to a model of any KServe v2 server, and report latency and throughput.
 
 Results go to stdout, everything else to stderr. `charonia perf --help` lists the exit status.
 """
@@ -35,11 +35,11 @@ class ExitStatus(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """What the command line asks for.
+    """The parsed command line.
 
     Attributes:
         options: The options.
-        named: Those that were named on the command line, as text by name.
+        named: The options given on the command line, as text by name.
         command: The command line, for the record.
         notes: Remarks, one sentence each.
     """
@@ -50,10 +50,10 @@ class Parsed:
     notes: tuple[str, ...] = ()
 
     def settings(self, config: Mapping[str, Any]) -> RunSettings:
-        """Return the run that is asked for, without its input data, for a model with this configuration.
+        """Return the settings of the run for a model with this configuration.
 
         Raises:
-            ServingError: INVALID_ARG when the options do not fit the model.
+            ServingError: INVALID_ARG if the options do not fit the model.
         """
         return run_settings(self.options, config, described(self.named), self.command)
 
@@ -79,7 +79,7 @@ def run(arguments: Sequence[str]) -> int:
         return ExitStatus.REFUSED
     for note in parsed.notes:
         print(f"note: {note}", file=sys.stderr)
-    # Imported late: the help and a mistake in the arguments need none of it.
+    # Imported late, because the help and invalid arguments do not need it.
     from charonia.cli.perf_run import measure
 
     try:
@@ -90,7 +90,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def parse(arguments: Sequence[str]) -> Parsed:
-    """Return what the arguments ask for.
+    """Parse the arguments.
 
     Raises:
         ServingError: INVALID_ARG with a line for every problem.
@@ -114,7 +114,7 @@ def parse(arguments: Sequence[str]) -> Parsed:
 
 
 def described(named: Mapping[str, str]) -> dict[str, str]:
-    """Return the options in force as text by name without dashes: those named, and the defaults of the others."""
+    """Return the effective options as text by name without dashes: the given ones, and the defaults of the others."""
     defaults = {option.name: text for option in LINE.options() if (text := LINE.default_text(option))}
     return {name.removeprefix("--"): text for name, text in (defaults | dict(named)).items()}
 
@@ -134,7 +134,7 @@ def status_of(run: PerfRun) -> ExitStatus:
 
 
 def _with_new_names(given: Given) -> None:
-    """Replace perf_analyzer's old names of options by the new ones, with a note for each."""
+    """Replace perf_analyzer's old option names with the new ones, with a note for each."""
     old = {option.name: given.values.pop(option.name) for option in OLD_NAMES if option.name in given.values}
     given.notes += [f"{option.name} is an old name: {option.help}" for option in OLD_NAMES if option.name in old]
     sources = old.get("--data-directory", []) + (["zero"] if "-z" in old else [])
@@ -144,7 +144,7 @@ def _with_new_names(given: Given) -> None:
     if not levels:
         return
     if "--concurrency-range" in given.values:
-        given.problems.append(f"--concurrency-range: expected none of its old names with it, got {' '.join(levels)}")
+        given.problems.append(f"--concurrency-range: expected none of its old names, got {' '.join(levels)}")
         return
     if "-c" in old and "-d" not in old:
         given.problems.append("-c: expected -d with it, got none (hint: --concurrency-range START:END)")
@@ -167,6 +167,6 @@ def _note_without_effect(given: Given) -> None:
 
 
 def _without_secrets(values: Mapping[str, list[str]]) -> dict[str, list[str]]:
-    """Return headers without their values: tokens and passwords do not belong into reports."""
+    """Return headers without their values, to keep tokens and passwords out of reports."""
     headers = values.get("--header", [])
     return {"--header": [f"{text.partition(':')[0]}:***" for text in headers]} if headers else {}

@@ -1,6 +1,6 @@
-"""`charonia perf compare BEFORE AFTER`: what changed between two runs, and what is noise.
+"""`charonia perf compare BEFORE AFTER`: significant changes between two runs.
 
-Exit status: 0 nothing got worse, 1 something did, 2 misuse or files that cannot be compared.
+Exit status: 0 no figure got worse, 1 a figure got worse, 2 misuse or files that cannot be compared.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from charonia.cli.values import number
 
 @dataclass(frozen=True, slots=True)
 class CompareOptions:
-    """Which runs are compared, and what counts as a change."""
+    """The runs to compare, and what counts as a change."""
 
     before: Path = Path()
     after: Path = Path()
@@ -28,23 +28,23 @@ LINE = CommandLine(
     intro="""\
 usage: charonia perf compare [OPTIONS] BEFORE AFTER
 
-Compare two runs level by level: what changed, and what is noise.
+Compare two runs level by level: significant changes, and noise.
 """,
     groups={
         "Options": (
             Option("BEFORE", "before", Path, "BEFORE", "File that `charonia perf --json` wrote", default=""),
-            Option("AFTER", "after", Path, "AFTER", "Another one, measured later", default=""),
+            Option("AFTER", "after", Path, "AFTER", "File of a later run", default=""),
             flag("--json", "json", True, "Print JSON instead of a table"),
             Option(
                 *("--confidence -c", "confidence", number(50, 99.99), "PERCENT"),
                 "Probability that all intervals hold",
             ),
             Option("--threshold -t", "threshold", number(0, 1000), "PERCENT", "Smallest change that counts"),
-            flag("--any-model", "any_model", True, "Compare runs of models with different names too"),
+            flag("--any-model", "any_model", True, "Also compare runs of models with different names"),
         )
     },
     record=CompareOptions(),
-    epilog="Exit status: 0 nothing got worse, 1 something did, 2 misuse or files that cannot be compared.",
+    epilog="Exit status: 0 no figure got worse, 1 a figure got worse, 2 misuse or files that cannot be compared.",
 )
 
 
@@ -54,7 +54,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _compare(given: CompareOptions) -> int:
-    # Imported late: `--help` needs no numpy.
+    # Imported late, because `--help` does not need numpy.
     from charonia.tools.report.compare import Criteria, Outcome, compare
     from charonia.tools.report.compare_text import as_json, as_text
     from charonia.tools.report.run_files import read_run

@@ -1,8 +1,7 @@
 """Every option of `charonia perf`, a line each: the one place to add one.
 
-Names, short forms and defaults are perf_analyzer's. Our own long options, of rank 1, come second where a prefix is
-looked for, so that a prefix that worked with perf_analyzer means the same here. The default of an option is that of
-its field in `PerfOptions`.
+Names, short forms and defaults are perf_analyzer's. Our own long options have rank 1, so prefixes match them last, and
+abbreviations of perf_analyzer keep their meaning. The default of an option is that of its field in `PerfOptions`.
 """
 
 from charonia.cli import perf_values as read
@@ -21,7 +20,7 @@ def _processes(text: str) -> int:
 
 TARGET = (
     Option("--model -m", "target.model", filled, "NAME", "Model to measure", default="", rank=1),
-    Option("--model-version -x", "target.version", filled, "VERSION", "Its version", default="newest", rank=1),
+    Option("--model-version -x", "target.version", filled, "VERSION", "Model version", default="newest", rank=1),
     Option(
         *("--url -u", "target.url", filled, "HOST:PORT", "Server, https://HOST:PORT for HTTPS"),
         default="localhost:8000, localhost:8001 for grpc",
@@ -42,27 +41,27 @@ TARGET = (
     ),
     Option(
         *("--request-timeout", "target.timeout_s", seconds, "TIME"),
-        "Time after which a request has failed, e.g. 500ms or 2 for seconds",
+        "Timeout of a request, e.g. 500ms, or 2 for seconds",
         default="none",
         rank=1,
     ),
-    Option("--service-kind", "", read.service_kind, "triton", "Kind of server: of the KServe v2 protocol"),
+    Option("--service-kind", "", read.service_kind, "triton", "Kind of server: KServe v2 protocol"),
 )
 
 LOAD = (
     Option(
         *("--concurrency-range", "", read.concurrency_range, "START[:END[:STEP]]"),
-        "Requests kept in flight, level by level; an END of 0 goes on to --latency-threshold",
+        "Requests kept in flight, level by level; an END of 0 continues to --latency-threshold",
         default="1",
     ),
     Option(
         *("--request-rate-range", "", read.rate_range, "START[:END[:STEP]]"),
-        "Requests/s sent whatever the answers do, level by level; an END of 0 goes on to --latency-threshold",
+        "Requests/s sent independently of responses, level by level; an END of 0 continues to --latency-threshold",
         default="",
     ),
     Option(
         *("--request-distribution", "load.distribution", choice(Distribution), "constant|poisson"),
-        "Gaps between the requests of a rate",
+        "Distribution of the gaps between requests of --request-rate-range",
     ),
     Option(
         *("--request-intervals", "", read.intervals, "FILE"),
@@ -71,23 +70,21 @@ LOAD = (
     ),
     Option(
         *("--periodic-concurrency-range", "", read.periodic_range, "START:END[:STEP]"),
-        "Start with START requests and add STEP more until END were sent; needs --streaming and --profile-export-file",
+        "Start with START requests and add STEP more until END are sent; needs --streaming and --profile-export-file",
         default="",
     ),
     Option(
         *("--request-period", "load.request_period", integer(1), "N"),
         "Responses of each request after which --periodic-concurrency-range adds more",
     ),
-    flag(
-        "--async -a", "report.call_style", CallStyle.ASYNC, "Send without waiting for answers, as is always done here"
-    ),
+    flag("--async -a", "report.call_style", CallStyle.ASYNC, "Accepted: requests are always sent asynchronously"),
     flag("--sync", "report.call_style", CallStyle.SYNC, "Accepted: one request at a time is --concurrency-range 1"),
     Option(
         *("--seed", "load.seed", integer(0), "N", "Seed of arrivals, sequence lengths and generated data"),
         rank=1,
     ),
     Option(
-        *("--processes", "load.process_count_max", _processes, "N", "Processes that send, 0 for as many as help"),
+        *("--processes", "load.process_count_max", _processes, "N", "Worker processes that send load, 0 for automatic"),
         default="0",
         rank=1,
     ),
@@ -105,15 +102,15 @@ MEASUREMENT = (
     ),
     Option(
         *("--measurement-interval -p", "measure.interval_ms", integer(1), "MS"),
-        "Length of a window; a fifth is added",
+        "Length of a window; actual windows are a fifth longer",
     ),
     Option(
         *("--measurement-request-count", "measure.window_request_count", integer(1), "N"),
-        "Requests in a window of count_windows, at least",
+        "Minimum of requests in a window of count_windows",
     ),
     Option(
         *("--stability-percentage -s", "measure.stability", read.share(0), "PERCENT"),
-        "Spread of the last three windows that counts as stable",
+        "Largest difference among the last three windows of a stable level",
         default="10",
     ),
     Option(
@@ -123,22 +120,22 @@ MEASUREMENT = (
     ),
     Option(
         *("--max-trials -r", "measure.trials_max", integer(1), "N"),
-        "Windows after which a level ends without being stable",
+        "Limit of windows, after which a level ends as unstable",
     ),
     Option(
         *("--warmup-request-count", "measure.warmup_request_count", integer(0), "N"),
-        "Requests sent before a level that do not count",
+        "Requests sent before a level that are not measured",
     ),
     Option(
         *("--request-count", "measure.request_count", integer(0), "N"),
-        "Send exactly so many requests in place of windows, 0 for windows",
+        "Send exactly this number of requests instead of windows, 0 for windows",
     ),
     Option(
         *("--latency-threshold -l", "measure.latency_limit_ns", lambda text: integer(0)(text) * 1_000_000, "MS"),
         "Latency at which a range ends, 0 for none",
         default="0",
     ),
-    flag("--binary-search", "load.binary_search", True, "Halve the range in place of stepping through it"),
+    flag("--binary-search", "load.binary_search", True, "Binary search of the range instead of steps"),
     Option(
         *("--goodput", "measure.objectives", read.objectives, "latency:TIME"),
         "Also count the requests that were answered within TIME, e.g. latency:50ms",
@@ -150,7 +147,7 @@ MEASUREMENT = (
 DATA = (
     Option(
         *("--input-data", "data.sources", read.data_source, "random|zero|FOLDER|FILE"),
-        "What the requests hold: generated, a folder with a file an input, or a JSON file; JSON files are repeatable",
+        "Input data: generated, a folder with a file per input, or a JSON file; JSON files are repeatable",
         tuple,
     ),
     Option(
@@ -159,7 +156,9 @@ DATA = (
         tuple,
     ),
     Option("--string-length", "data.string_length", integer(1, 2**24), "N", "Characters of generated strings"),
-    Option("--string-data", "data.string_data", str, "TEXT", "Every generated string, beats --string-length"),
+    Option(
+        "--string-data", "data.string_data", str, "TEXT", "Text of all generated strings, overrides --string-length"
+    ),
     Option(
         *("--input-range", "data.ranges", read.value_range, "NAME:LOW:HIGH"),
         "Range of an input's generated values; repeatable",
@@ -168,55 +167,55 @@ DATA = (
     ),
     Option(
         *("--validation-tolerance", "data.validation_tolerance", number(0), "X"),
-        "Deviation, absolute and relative, of floating-point outputs from validation data that passes",
+        "Absolute and relative tolerance of floating-point outputs compared with validation data",
         rank=1,
     ),
     Option(
         *("--input-tensor-format", "target.json_inputs", read.word(binary=False, json=True), "binary|json"),
-        "How inputs travel over HTTP",
+        "Encoding of inputs over HTTP",
         default="binary",
     ),
     Option(
         *("--output-tensor-format", "target.json_outputs", read.word(binary=False, json=True), "binary|json"),
-        "How outputs travel over HTTP",
+        "Encoding of outputs over HTTP",
         default="binary",
     ),
     Option(
         *("--shared-memory", "target.shared_memory", read.shared_memory, "none|system"),
-        "Where the tensors are: in the messages, or in shared memory with a server on this machine",
+        "Location of tensors: in the requests, or in shared memory with a server on this machine",
     ),
     Option(
         *("--output-shared-memory-size", "target.output_bytes", integer(1), "BYTES"),
-        "Shared memory of an output whose size is not known",
+        "Shared memory of an output of unknown size",
     ),
 )
 
 SEQUENCES = (
     Option(
         *("--num-of-sequences", "sequences.concurrent", integer(1), "N"),
-        "Sequences at a time when requests are sent by a rate or intervals",
+        "Concurrent sequences with a request rate or intervals",
     ),
     Option(
-        *("--sequence-length", "", read.sequence_length, "N", "Requests of a sequence"),
+        *("--sequence-length", "", read.sequence_length, "N", "Requests in a sequence"),
         default="20, or that of the data",
     ),
     Option(
         *("--sequence-length-variation", "sequences.variation", read.share(0, 100), "PERCENT"),
-        "How far lengths deviate from that",
+        "Variation of the length of sequences",
         default="20",
     ),
     Option(
         *("--sequence-id-range", "", read.id_range, "START[:END]"),
-        "Correlation ids, without END",
+        "Correlation ids, END excluded",
         default="1 and up",
     ),
-    flag("--serial-sequences", "sequences.serial", True, "A sequence waits for each answer before it goes on"),
+    flag("--serial-sequences", "sequences.serial", True, "Requests of a sequence never overlap"),
 )
 
 SERVER = (
     Option(
         *("--bls-composing-models", "server.composing", read.composing_models, "NAME[:VERSION],..."),
-        "Models that a Python model calls, to report their statistics too",
+        "Models called by a Python model, whose statistics are reported too",
         joined,
     ),
     flag("--collect-metrics", "collect_metrics", True, "Also read the server's metrics page"),
@@ -224,62 +223,71 @@ SERVER = (
         *("--metrics-url", "server.metrics_url", filled, "URL", "Metrics page"),
         default="port 8002 of the server's host",
     ),
-    Option(*("--metrics-interval", "server.metrics_interval_ms", integer(1), "MS"), "Time between two readings of it"),
+    Option(
+        *("--metrics-interval", "server.metrics_interval_ms", integer(1), "MS"),
+        "Time between two readings of the metrics page",
+    ),
     Option(
         *("--trace-level", "server.trace", read.trace_level, "OFF|TIMESTAMPS|TENSORS"),
-        "Have the server trace this of requests; repeatable",
+        "Trace level to set on the server; repeatable",
         read.trace_levels,
         default="the server's",
     ),
     Option(
-        *("--trace-rate", "server.trace", read.traced("trace_rate", 0), "N", "Have the server trace one of N requests"),
+        *(
+            "--trace-rate",
+            "server.trace",
+            read.traced("trace_rate", 0),
+            "N",
+            "Trace rate to set on the server: one of N requests",
+        ),
         default="the server's",
     ),
     Option(
         *("--trace-count", "server.trace", read.traced("trace_count", -1), "N"),
-        "Have the server make N traces in all, -1 for no end",
+        "Trace count to set on the server, -1 for no limit",
         default="the server's",
     ),
     Option(
         *("--log-frequency", "server.trace", read.traced("log_frequency", 0), "N"),
-        "Have the server put N traces into a file, 0 for all",
+        "Log frequency to set on the server: traces per file, 0 for all",
         default="the server's",
     ),
 )
 
 TLS = (
-    flag("--ssl-grpc-use-ssl", "target.grpc_uses_tls", True, "Speak gRPC over TLS"),
+    flag("--ssl-grpc-use-ssl", "target.grpc_uses_tls", True, "Use gRPC over TLS"),
     Option(
         *("--ssl-grpc-root-certifications-file", "target.grpc_tls.ca_file", read.present_file, "PEM"),
-        "Certificates that vouch for the server",
+        "Certificates to trust",
         default="the system's",
     ),
     Option(
         *("--ssl-grpc-private-key-file", "target.grpc_tls.key_file", read.present_file, "PEM"),
-        "The client's own private key",
+        "Private key of the client",
     ),
     Option(
         *("--ssl-grpc-certificate-chain-file", "target.grpc_tls.certificate_file", read.present_file, "PEM"),
-        "The client's own certificate",
+        "Certificate of the client",
     ),
     Option(
         *("--ssl-https-verify-peer", "target.http_tls.verify_peer", boolean, "0|1"),
-        "Demand that the server's certificate is vouched for",
+        "Verify the server's certificate",
         default="1",
     ),
     Option(
         *("--ssl-https-verify-host", "target.http_tls.verify_host", lambda text: integer(0, 2)(text) > 0, "0|1|2"),
-        "Demand that it is for the host asked for",
+        "Verify that the certificate matches the host",
         default="2",
     ),
     Option(
         *("--ssl-https-ca-certificates-file", "target.http_tls.ca_file", read.present_file, "PEM"),
-        "Certificates that vouch for the server",
+        "Certificates to trust",
         default="the system's",
     ),
     Option(
         *("--ssl-https-client-certificate-file", "target.http_tls.certificate_file", read.present_file, "FILE"),
-        "The client's own certificate",
+        "Certificate of the client",
     ),
     Option(
         *(
@@ -293,7 +301,7 @@ TLS = (
     ),
     Option(
         *("--ssl-https-private-key-file", "target.http_tls.key_file", read.present_file, "FILE"),
-        "The client's own private key",
+        "Private key of the client",
     ),
     Option(
         *("--ssl-https-private-key-type", "target.http_tls.key_is_der", _IS_DER, "PEM|DER", "Format of that file"),
@@ -307,8 +315,8 @@ TLS = (
 )
 
 REPORT = (
-    Option("--csv -f", "report.csv", read.output_file, "FILE", "Write a CSV file, a row a level", rank=1),
-    flag("--verbose-csv", "report.verbose_csv", True, "With more columns"),
+    Option("--csv -f", "report.csv", read.output_file, "FILE", "Write a CSV file with a row per level", rank=1),
+    flag("--verbose-csv", "report.verbose_csv", True, "Add columns to the CSV file"),
     Option(
         *("--profile-export-file", "report.profile_export", read.new_file, "FILE"),
         "Write a JSON file with every request; must not exist yet",
@@ -318,8 +326,10 @@ REPORT = (
         rank=1,
     ),
     Option("--html", "report.html", read.output_file, "FILE", "Write a page with plots", rank=1),
-    flag("--verbose -v", "report.verbosity", 1, "A line a window and more detail; twice for more", sum, rank=1),
-    flag("--quiet", "report.quiet", True, "Print nothing but errors and warnings", rank=1),
+    flag(
+        "--verbose -v", "report.verbosity", 1, "Print a line per window and more detail; repeat for more", sum, rank=1
+    ),
+    flag("--quiet", "report.quiet", True, "Print only errors and warnings", rank=1),
     flag("--no-progress", "report.progress", False, "Do not show progress on a terminal", rank=1),
 )
 
@@ -333,22 +343,22 @@ OLD_NAMES = (
 )
 """Old names of perf_analyzer, with the new ones."""
 
-_IN_PROCESS = "the server is measured over the wire only (hint: charonia serve MODELS, then charonia perf -m NAME)"
-_LANGUAGE_MODELS = "chats of language models are not measured here"
+_IN_PROCESS = "the server is measured over the network only (hint: charonia serve MODELS, then charonia perf -m NAME)"
+_LANGUAGE_MODELS = "chats of language models are not supported"
 _OTHER_SERVICE = "only servers of the KServe v2 protocol are measured"
 
 REFUSED = (
     *refused(_IN_PROCESS, "--triton-server-directory", "--model-repository"),
     *refused("MPI is not offered (hint: --processes sends from several processes)", "--enable-mpi", metavar=""),
     *refused(_OTHER_SERVICE, "--model-signature-name", "--grpc-method"),
-    # In perf_analyzer's documentation and not in its parser, so that it takes no part in its prefixes.
+    # In perf_analyzer's documentation but not in its parser, so prefixes must not match it.
     Option("--proto", "", str, "FILE", "", unsupported=_OTHER_SERVICE, is_refused=True, rank=NEVER),
     *refused(_LANGUAGE_MODELS, "--endpoint", "--session-concurrency"),
     *refused(
         *(f"{_LANGUAGE_MODELS} (hint: --request-intervals replays gaps from a file)", "--fixed-schedule"), metavar=""
     ),
 )
-"""Options of perf_analyzer whose behaviour is not offered, with the reason."""
+"""Options of perf_analyzer that are refused, with the reason."""
 
 LINE = CommandLine(
     command="charonia perf",

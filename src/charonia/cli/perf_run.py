@@ -1,4 +1,4 @@
-"""A run of `charonia perf`: the measurement, what is shown while it goes on, and the files that it leaves."""
+"""A run of `charonia perf`: the measurement, its progress display, and its reports."""
 
 import json
 import math
@@ -47,19 +47,19 @@ from charonia.tools.results.records import PerfRun
 from charonia.wire.transport import Failure
 
 EXPORT_ELEMENTS_MAX = 4096
-"""Largest input that is written to an export; a larger one is null."""
+"""Largest input in an export; larger ones are null."""
 
 STDOUT = Path("-")
 
-UNFINISHED = "The run had not ended when this was written."
-"""Note of a run in a file that was written between two levels."""
+UNFINISHED = "The run was still in progress when this file was written."
+"""Note in a file that was written between two levels."""
 
 _WIDTH_UNKNOWN = 80
 _BAR = 12
 _SEPARATOR = "  "
 
 CONTEXT = "failed to get model metadata"
-"""What perf_analyzer says before the reason why there is no such model or server."""
+"""Prefix of errors about the model or the server, as in perf_analyzer."""
 
 _OTHER_PROTOCOL = (
     "does another protocol have that port? HTTP has 8000, -i grpc 8001; "
@@ -72,21 +72,21 @@ _HINTS = {
     "certificate is not trusted": "options of `charonia perf --help`, under TLS, name certificates to trust",
     "needs an API key": "-H 'authorization: Bearer KEY'",
 }
-"""What to do, by what the client says."""
+"""Hints by a part of the client's error message."""
 
 
 def measure(options: PerfOptions, settings_for: Callable[[Mapping[str, Any]], RunSettings]) -> PerfRun:
-    """Run what the options ask for, print and write what they want, and return what was measured.
+    """Measure, print and write the reports, and return the run.
 
     Args:
-        options: What is asked for.
-        settings_for: Returns the run that they ask for, for a model with a configuration.
+        options: The options.
+        settings_for: Returns the settings of the run for a model's configuration.
 
     Raises:
         ServingError: Nothing can be measured, or a report cannot be written.
     """
     wanted = target(options)
-    with Client(wanted.url, options=wanted.wire) as client:
+    with Client(wanted.url, options=wanted.transport) as client:
         subject = _asked(client, options)
         settings = settings_for(subject.config)
         source = load_inputs(model_spec(subject.metadata, subject.config, options.target.version), options)
@@ -110,7 +110,7 @@ def _asked(client: Client, options: PerfOptions) -> Subject:
 
 
 def _hint(error: ServingError) -> str:
-    """Return what to do where the server does not answer, or not in the way that it is asked."""
+    """Return a hint for a server that does not respond, or not with the expected protocol."""
     for text, hint in _HINTS.items():
         if text in error.message:
             return hint
@@ -118,18 +118,18 @@ def _hint(error: ServingError) -> str:
 
 
 def _text_output(options: PerfOptions) -> TextIO | None:
-    """Return where text goes: nowhere when it is not wanted, to stderr when stdout is taken by JSON."""
+    """Return the stream for text: None if quiet, stderr if JSON goes to stdout."""
     if options.report.quiet:
         return None
     return sys.stderr if options.report.json == STDOUT else sys.stdout
 
 
 class Printer:
-    """Prints results as they come.
+    """Prints results as they arrive.
 
     Args:
         options: The options.
-        decoupled: Whether the model is.
+        decoupled: Whether the model is decoupled.
         out: Where to print.
     """
 
@@ -146,7 +146,7 @@ class Printer:
         )
 
     def __call__(self, event: Event) -> None:
-        """Print what an event is worth."""
+        """Print the text of an event."""
         match event:
             case LevelBegun():
                 title = level_title(event.level)
@@ -158,7 +158,7 @@ class Printer:
                 self._print(level_text(event.result, self._view))
 
     def end(self, run: PerfRun) -> None:
-        """Print what is said at the end."""
+        """Print the summary."""
         self._print(summary_text(run))
 
     def _print(self, text: str) -> None:
@@ -166,7 +166,7 @@ class Printer:
 
 
 def printed_settings(options: PerfOptions, config: Mapping[str, Any]) -> Settings:
-    """Return what is said before the run."""
+    """Return the settings to print before the run."""
     measure, load = options.measure, options.load
     style = options.report.call_style
     if style is None:
@@ -192,16 +192,16 @@ def printed_settings(options: PerfOptions, config: Mapping[str, Any]) -> Setting
 
 @contextmanager
 def watched(report: ReportOptions, printer: Progress | None) -> Iterator[Progress]:
-    """Yield progress that is shown, printed and saved as the options want.
+    """Yield a receiver of progress events that displays, prints and saves them.
 
     Args:
-        report: What is wanted.
-        printer: Prints results, None where none are printed.
+        report: The options of the output.
+        printer: Prints results, None for no text.
     """
     wanted = report.progress and not report.quiet and sys.stderr.isatty()
     line = ProgressLine(sys.stderr) if wanted else None
     saved = None if report.json is None or report.json == STDOUT else SavedLevels(report.json)
-    # The line goes before something else is printed.
+    # The progress line comes first, because it must be wiped before other output.
     watchers = [watcher for watcher in (line, printer, saved) if watcher is not None]
 
     def tell(event: Event) -> None:
@@ -216,25 +216,25 @@ def watched(report: ReportOptions, printer: Progress | None) -> Iterator[Progres
 
 
 class SavedLevels:
-    """A file that has the run so far after every level: whatever ends the run, what was measured is there."""
+    """Saves the run so far after every level, so that no result is lost if the run is killed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def __call__(self, event: Event) -> None:
-        """Write the run so far when a level was measured."""
+        """Write the run so far after a level."""
         if isinstance(event, LevelDone):
-            # A disk that is full must not end the run; at its end the file is written again, and that may fail.
+            # A full disk must not end the run; the file is written again at the end, where an error is reported.
             with suppress(OSError):
                 write_run(self._path, replace(event.run, notes=(*event.run.notes, UNFINISHED)))
 
 
 class ProgressLine:
-    """One line on a terminal that tells how a run goes on.
+    """A progress line on a terminal.
 
-    It is written over itself a few times a second, and is gone before results are printed: it is drawn for ticks
-    only, and wiped for every other event. It has neither colours nor escape sequences: a carriage return and blanks do
-    on every terminal, and take microseconds, which counts on a thread that may send the load too.
+    It is redrawn for ticks, a few times a second, and wiped for every other event, before results are printed. It uses
+    a carriage return and spaces only, no colours or escape sequences: they work on every terminal and take only
+    microseconds, which matters during a measurement.
 
     Args:
         stream: The terminal.
@@ -249,7 +249,7 @@ class ProgressLine:
         self._levels_s: list[float] = []
 
     def __call__(self, event: Event) -> None:
-        """Show a tick; wipe the line for everything else."""
+        """Draw a tick; wipe the line for every other event."""
         if isinstance(event, LevelTick):
             self._elapsed_s = event.elapsed_s
             self._draw(cut(self._parts(event), self._width()))
@@ -261,14 +261,14 @@ class ProgressLine:
             self._levels_s.append(self._elapsed_s)
 
     def wipe(self) -> None:
-        """Leave nothing of the line, and the cursor where it began."""
+        """Erase the line and return the cursor to its start."""
         if self._drawn:
             self._draw("")
 
     def _draw(self, text: str) -> None:
-        # The blanks cover what is left of a longer line before.
+        # The spaces cover the rest of a longer previous line.
         end = "" if text else "\r"
-        # A terminal that has gone shows no progress, and must not end the run.
+        # A closed terminal must not end the run.
         with suppress(OSError, ValueError):
             self._stream.write(f"\r{text.ljust(self._drawn)}{end}")
             self._stream.flush()
@@ -281,7 +281,7 @@ class ProgressLine:
             return _WIDTH_UNKNOWN
 
     def _parts(self, tick: LevelTick) -> Iterator[str]:
-        """Yield what there is to say, the most important first."""
+        """Yield the parts of the line, the most important first."""
         place = f" ({self._number}/{self._count})" if self._count > 1 else ""
         yield f"{tick.level}{place}"
         if tick.left_s is not None:
@@ -300,7 +300,7 @@ class ProgressLine:
         yield f"{tick.in_flight:,} in flight"
 
     def _left_s(self, tick: LevelTick) -> float | None:
-        """Return the time left of the run, or of the level where the number of levels is unknown."""
+        """Return the time left of the run, or of the level if the number of levels is unknown."""
         if tick.left_s is None:
             return None
         others = max(0, self._count - self._number)
@@ -309,14 +309,14 @@ class ProgressLine:
 
 
 def bar(done: float, left: float) -> str:
-    """Return how much is done as a bar of `#` and `-`."""
+    """Return the progress as a bar of `#` and `-`."""
     whole = done + left
     filled = round(_BAR * done / whole) if whole > 0 else 0
     return f"[{'#' * filled}{'-' * (_BAR - filled)}]"
 
 
 def cut(parts: Iterator[str], width: int) -> str:
-    """Return as many of the parts as fit into a line, which never reaches the last column."""
+    """Return as many parts as fit into a line, without the last column."""
     line = ""
     for part in parts:
         longer = f"{line}{_SEPARATOR}{part}" if line else part[: max(0, width - 1)]
@@ -327,10 +327,10 @@ def cut(parts: Iterator[str], width: int) -> str:
 
 
 def write_reports(run: PerfRun, options: PerfOptions, source: InputSource) -> None:
-    """Write every file that was asked for.
+    """Write the requested files.
 
     Raises:
-        ServingError: UNAVAILABLE when one cannot be written; the others are written all the same.
+        ServingError: UNAVAILABLE if a file cannot be written; the others are written anyway.
     """
     problems: list[str] = []
     for write in (_write_json, _write_csv, _write_html, _write_profile):
@@ -364,7 +364,7 @@ def _write_csv(run: PerfRun, options: PerfOptions, source: InputSource) -> None:
 def _write_html(run: PerfRun, options: PerfOptions, source: InputSource) -> None:
     path = options.report.html
     if path is not None:
-        # Imported late: few runs write a page.
+        # Imported late, because few runs write a page.
         from charonia.tools.report.html import render
 
         write_whole(path, render([run]))
@@ -377,10 +377,10 @@ def _write_profile(run: PerfRun, options: PerfOptions, source: InputSource) -> N
 
 
 class ExportedInputs:
-    """The inputs of requests as JSON, each made once.
+    """The inputs of requests as cached JSON.
 
     Args:
-        source: Where the requests are from.
+        source: The requests.
     """
 
     def __init__(self, source: InputSource) -> None:
@@ -398,7 +398,7 @@ class ExportedInputs:
 
 
 def plain(tensor: Tensor) -> object:
-    """Return a tensor as JSON: one element as itself, more as a flat list, many as null."""
+    """Return a tensor as JSON: a single element as a scalar, several as a flat list, too many as null."""
     if tensor.array.size > EXPORT_ELEMENTS_MAX:
         return None
     array = from_bfloat(tensor.array) if tensor.datatype is DataType.BF16 else tensor.array

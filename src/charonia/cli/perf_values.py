@@ -1,6 +1,6 @@
-"""Values of the options of `charonia perf`: from the text of an argument to the plans of the load generator.
+"""Readers of the values of options of `charonia perf`.
 
-Each reader raises ValueError with what it expected and what came, which the parser puts behind the option's name.
+A reader raises ValueError with the expected and the actual value; the parser puts the option's name before it.
 """
 
 import math
@@ -16,16 +16,16 @@ from charonia.tools.results.records import LoadMode
 
 RATE_MAX = 1e9
 INTERVALS_MAX = 10_000_000
-"""Most lines of a file of intervals."""
+"""Limit of lines in a file of intervals."""
 
 SEQUENCE_ID_MAX = 2**32 - 1
-"""Largest correlation id where `--sequence-id-range` names no end."""
+"""Largest correlation id if `--sequence-id-range` has no end."""
 
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
 
 def word(**values: object) -> Callable[[str], object]:
-    """Return a reader of a few words, in any case, each with what it means."""
+    """Return a reader of words, in any case, that maps each to a value."""
     by_word = {name.lower(): value for name, value in values.items()}
 
     def read(text: str) -> object:
@@ -37,15 +37,15 @@ def word(**values: object) -> Callable[[str], object]:
 
 
 def share(low: float, high: float = math.inf) -> Callable[[str], float]:
-    """Return a reader of percentages into shares of one."""
+    """Return a reader of percentages, as shares of one."""
     return lambda text: number(low, high)(text) / 100
 
 
 def levels(mode: LoadMode, first: Callable[[str], float], final: Callable[[str], float]) -> Callable[[str], Fields]:
-    """Return a reader of `start[:end[:step]]`; without an end it is one level, with 0 it has none.
+    """Return a reader of `start[:end[:step]]`; without an end it is one level, an end of 0 means no limit.
 
     Args:
-        mode: What the levels are.
+        mode: Mode of the levels.
         first: Reader of the start and of the step.
         final: Reader of the end.
     """
@@ -78,7 +78,7 @@ def periodic_range(text: str) -> Fields:
 
 
 def id_range(text: str) -> Fields:
-    """Read `start[:end]` of correlation ids; the end is not one of them."""
+    """Read `start[:end]` of correlation ids, excluding the end."""
     start_text, colon, end_text = text.partition(":")
     start = integer(1, SEQUENCE_ID_MAX)(start_text)
     end = integer(1, SEQUENCE_ID_MAX)(end_text) if colon else SEQUENCE_ID_MAX
@@ -88,17 +88,17 @@ def id_range(text: str) -> Fields:
 
 
 def sequence_length(text: str) -> Fields:
-    """Read the length of sequences, which then is not that of the data."""
+    """Read the length of sequences, which overrides that of the data."""
     return Fields({"sequences.length": integer(1)(text), "sequences.length_from_data": False})
 
 
 def traced(name: str, low: int) -> Callable[[str], tuple[tuple[str, tuple[str, ...]], ...]]:
-    """Return a reader of a number of the server's trace settings, from `low` on."""
+    """Return a reader of a number in the server's trace settings, of at least `low`."""
     return lambda text: ((name, (str(integer(low)(text)),)),)
 
 
 def trace_levels(values: Sequence[str]) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Return the trace setting of all levels that were named."""
+    """Return the trace setting of all given levels."""
     return (("trace_level", tuple(values)),)
 
 
@@ -113,7 +113,7 @@ def percentile(text: str) -> float | None:
 
 
 def shape(text: str) -> tuple[str, tuple[int, ...]]:
-    """Read `name:d1,d2,...`; the name may hold colons."""
+    """Read `name:d1,d2,...`; the name may contain colons."""
     name, _, dimensions = text.rpartition(":")
     try:
         sizes = tuple(int(size) for size in dimensions.split(","))
@@ -125,7 +125,7 @@ def shape(text: str) -> tuple[str, tuple[int, ...]]:
 
 
 def value_range(text: str) -> tuple[str, float, float]:
-    """Read `name:low:high`; the name may hold colons."""
+    """Read `name:low:high`; the name may contain colons."""
     name, _, high_text = text.rpartition(":")
     name, _, low_text = name.rpartition(":")
     try:
@@ -138,7 +138,7 @@ def value_range(text: str) -> tuple[str, float, float]:
 
 
 def parameter(text: str) -> tuple[str, bool | int | str]:
-    """Read `name:value:type` with a type of bool, int or string; the value may hold colons."""
+    """Read `name:value:type` with a type of bool, int or string; the value may contain colons."""
     name, _, rest = text.partition(":")
     value, _, kind = rest.rpartition(":")
     match kind:
@@ -175,28 +175,28 @@ def shared_memory(text: str) -> SharedMemory:
     """Read the kind of shared memory."""
     word = text.strip().lower()
     if word == "cuda":
-        raise ValueError("expected none or system, got 'cuda': memory of GPUs is not offered")
+        raise ValueError("expected none or system, got 'cuda': GPU memory is not supported")
     if word not in ("none", "system"):
         raise ValueError(f"expected none or system, got '{text}'")
     return SharedMemory(word)
 
 
 def service_kind(text: str) -> str:
-    """Read the kind of service, of which there is one."""
+    """Read the kind of service, which must be triton."""
     if text.strip().lower() != "triton":
         raise ValueError(f"expected triton, got '{text}': only servers of the KServe v2 protocol are measured")
     return "triton"
 
 
 def present_file(text: str) -> str:
-    """Read the path of a file that is there."""
+    """Read the path of an existing file."""
     if not Path(filled(text)).is_file():
-        raise ValueError(f"expected a file, got '{text}', which is none")
+        raise ValueError(f"expected a file, got '{text}', which is not one")
     return text
 
 
 def output_file(text: str) -> Path:
-    """Read the path of a file to write, in a folder that is there."""
+    """Read the path of a file to write, in an existing folder."""
     path = Path(filled(text))
     if not path.parent.is_dir():
         raise ValueError(f"expected a file in a folder that exists, got '{text}'")
@@ -206,7 +206,7 @@ def output_file(text: str) -> Path:
 
 
 def new_file(text: str) -> Path:
-    """Read the path of a file to write that is not there yet."""
+    """Read the path of a file to write that does not exist yet."""
     path = output_file(text)
     if path.exists():
         raise ValueError(f"expected a file that does not exist yet, got '{text}'")
@@ -221,7 +221,7 @@ def data_source(text: str) -> str:
 
 
 def intervals(text: str) -> Fields:
-    """Read a file of one integer a line, microseconds between requests."""
+    """Read a file with one integer per line, microseconds between requests."""
     path = Path(present_file(text))
     gaps = []
     with path.open(encoding="utf-8", errors="replace") as lines:

@@ -1,7 +1,7 @@
-"""`charonia serve`: run a server until a signal ends it.
+"""`charonia serve`: run a server until a signal stops it.
 
-Exit status: 0 after a graceful shutdown; 1 when the arguments are wrong, a model fails to load at start (unless
-`--exit-on-error=false`), an endpoint cannot be opened, or the exit timeout expires. A second signal ends it at once.
+Exit status: 0 after a graceful shutdown; 1 if the arguments are invalid, a model fails to load at start (unless
+`--exit-on-error=false`), an endpoint cannot be opened, or the exit timeout expires. A second signal exits immediately.
 """
 
 import asyncio
@@ -42,26 +42,26 @@ class ListeningEndpoint(Protocol):
 
     @property
     def port(self) -> int:
-        """The port it listens on."""
+        """The port on which it listens."""
         ...
 
 
 class RunningServer(Protocol):
-    """What this command needs of `charonia.server.app.Server`."""
+    """The part of `charonia.server.app.InferenceServer` that this command uses."""
 
     @property
     def http(self) -> ListeningEndpoint | None:
-        """The HTTP front end, where it is on and started."""
+        """The HTTP front end, if it is enabled and started."""
         ...
 
     @property
     def grpc(self) -> ListeningEndpoint | None:
-        """The gRPC front end, where it is on and started."""
+        """The gRPC front end, if it is enabled and started."""
         ...
 
     @property
     def metrics(self) -> ListeningEndpoint | None:
-        """The metrics page, where it is on and started."""
+        """The metrics page, if it is enabled and started."""
         ...
 
     async def start(self) -> None:
@@ -69,7 +69,7 @@ class RunningServer(Protocol):
         ...
 
     async def shutdown(self) -> bool:
-        """Finish and close everything; whether all requests in flight were answered."""
+        """Shut down gracefully; return whether all requests in flight were answered."""
         ...
 
     def models(self) -> list[ModelIndexEntry]:
@@ -100,19 +100,19 @@ def run(arguments: Sequence[str]) -> int:
     except ServingError as error:
         _log.error("%s", error)
         return 1
-    # Imported late: a mistake in the arguments is answered before the backends and front ends are read.
+    # Imported late, so that invalid arguments are reported before backends and front ends are imported.
     from charonia.server.app import InferenceServer, new_event_loop
 
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         status, is_clean = runner.run(serve(options, partial(InferenceServer, log=log)))
         if not is_clean:
-            # Threads that still compute would hold up the end of the process.
+            # Threads that still compute would delay the exit.
             _end_now(status)
     return status
 
 
 def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[ServerOptions, tuple[str, ...]]:
-    """Return what the arguments ask for, and remarks on options without effect.
+    """Return the options, and notes about options without effect.
 
     Raises:
         ServingError: INVALID_ARG with a line for every problem.
@@ -135,10 +135,10 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[Ser
 
 
 async def serve(options: ServerOptions, make_server: Callable[[ServerOptions], RunningServer]) -> tuple[int, bool]:
-    """Run a server until it fails to start or a signal comes.
+    """Run a server until it fails to start or a signal arrives.
 
     Returns:
-        The exit status, and whether nothing is left running.
+        The exit status, and whether the shutdown was clean.
     """
     stopped = _stop_event()
     try:
@@ -159,14 +159,14 @@ async def serve(options: ServerOptions, make_server: Callable[[ServerOptions], R
         status = 1
         _log_models(server)
     else:
-        # What there is now is there to stay: without it, a full collection is too short for a request to notice.
+        # Objects of the start-up stay alive; without them, full collections are too short to affect latency.
         gc.collect()
         gc.freeze()
         _announce(options, server)
         await waiting
     waiting.cancel()
     finished = await server.shutdown()
-    # Last, so that it is not scrolled away by what was unloaded.
+    # Last, so that the messages of unloaded models do not hide it.
     if status:
         _log_failure(starting.exception())
     _log.info("server stopped")
@@ -174,9 +174,9 @@ async def serve(options: ServerOptions, make_server: Callable[[ServerOptions], R
 
 
 def models_table(entries: Sequence[ModelIndexEntry]) -> str:
-    """Return the models as a table: name, version, state with the reason where it is not ready.
+    """Return the models as a table: name, version, and state, with the reason if it is not ready.
 
-    A reason of several lines stays in its column.
+    A reason of several lines is aligned with its column.
     """
     rows = [[entry.name, entry.version or "-", *status_lines(entry)] for entry in entries]
     name_width = max(len(row[0]) for row in [list(_HEADINGS), *rows])
@@ -194,7 +194,7 @@ def models_table(entries: Sequence[ModelIndexEntry]) -> str:
 
 
 def status_lines(entry: ModelIndexEntry) -> list[str]:
-    """Return the state of a model version, and why, in lines."""
+    """Return the state of a model version and its reason, in lines."""
     if entry.state is None:
         return ["not loaded"]
     if entry.state is ModelState.READY or not entry.reason:
@@ -203,20 +203,20 @@ def status_lines(entry: ModelIndexEntry) -> list[str]:
 
 
 def summary(entries: Sequence[ModelIndexEntry]) -> str:
-    """Return how many model versions are ready, of how many that should be."""
+    """Return the number of ready model versions, and of all that should be ready."""
     asked = [entry for entry in entries if entry.state is not None]
     ready = sum(entry.state is ModelState.READY for entry in asked)
     return f"{ready} of {len(asked)} model versions ready"
 
 
 def started_line(service: str, address: str, port: int) -> str:
-    """Return the line that start scripts wait for."""
+    """Return a line that start scripts wait for."""
     host = f"[{address}]" if ":" in address else address
     return f"Started {service} at {host}:{port}"
 
 
 def _announce(options: ServerOptions, server: RunningServer) -> None:
-    """Write the table of models, then the lines that start scripts wait for, those of the metrics last."""
+    """Log the table of models, then the lines that start scripts wait for, metrics last."""
     _log_models(server)
     for service, address, endpoint in (
         ("GRPCInferenceService", options.grpc.address, server.grpc),
@@ -245,7 +245,7 @@ def _log_models(server: RunningServer) -> None:
 
 
 def _stop_event() -> asyncio.Event:
-    """Return an event that the first signal sets; the second ends the process at once."""
+    """Return an event that the first signal sets; the second exits immediately."""
     event = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -271,7 +271,7 @@ def _end_now(status: int) -> None:
 
 
 def _allow_open_files() -> None:
-    """Raise the soft limit of open files to the hard one: connections and workers take one each, or a few."""
+    """Raise the soft limit of open files to the hard one, for connections and workers."""
     if sys.platform == "win32":
         return
     import resource  # not on Windows

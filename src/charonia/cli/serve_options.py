@@ -1,8 +1,8 @@
 """Every option of `charonia serve`, a line each: the one place to add one.
 
-Names and defaults are tritonserver's. The default of an option is that of its field in `ServerOptions`. Start scripts
-are full of options that have no meaning here: one that only tunes the inside of tritonserver is accepted, and the log
-says that it does nothing; one that asks for a behaviour is refused, unless its value says that it is not wanted.
+Names and defaults are tritonserver's. The default of an option is that of its field in `ServerOptions`. Existing start
+scripts use options that do not apply here: one that only tunes tritonserver's internals is accepted, with a warning in
+the log; one that requests an unsupported behaviour is refused, unless its value turns it off.
 """
 
 from charonia.cli.command_line import CommandLine, Fields, Option, flag, refused, without_effect
@@ -56,12 +56,12 @@ MODELS = (
     Option("--model-store", "models.repositories", repository, "PATH", "Old name of --model-repository", tuple),
     Option(
         *("--model-control-mode", "models.control_mode", choice(ControlMode), "none|poll|explicit|auto"),
-        "Who decides what is loaded: all at start (none), all and whatever changes (poll), the API (explicit), "
+        "What loads models: start (none), start and changes in the repositories (poll), the API (explicit), "
         "the first request (auto)",
     ),
     Option(
         *("--repository-poll-secs", "models.poll_secs", integer(0), "SECONDS"),
-        "Time between two looks at the repositories in modes poll and auto",
+        "Time between two scans of the repositories in modes poll and auto",
     ),
     Option(
         *("--load-model", "models.load", filled, "NAME"),
@@ -70,16 +70,16 @@ MODELS = (
     ),
     Option(
         *("--model-memory-budget", "models.auto.memory_mb", integer(0, MEMORY_MB_MAX), "MIB"),
-        "Memory of the loaded models in mode auto, 0 for four fifths of what this process may use",
+        "Memory of the loaded models in mode auto, 0 for four fifths of this process's limit",
     ),
     Option(
         *("--pin-model", "models.auto.pinned", filled, "NAME"),
-        "Model that is loaded at start and stays in mode auto; repeatable",
+        "Model that is loaded at start and never evicted in mode auto; repeatable",
         tuple,
     ),
     Option(
         *("--auto-queue-size", "models.auto.waiting_max", integer(1, WAITING_MAX), "N"),
-        "Requests that wait for one model to be loaded in mode auto",
+        "Limit of requests that wait for a model to load in mode auto",
     ),
     Option(
         *("--auto-wait-secs", "models.auto.wait_secs", integer(1, WAIT_SECS_MAX), "SECONDS"),
@@ -87,16 +87,16 @@ MODELS = (
     ),
     Option(
         *("--model-store-cache", "models.stores.cache", filled, "PATH"),
-        "Folder of what is fetched from stores",
+        "Cache of files from stores",
         default="~/.cache/charonia/stores",
     ),
     Option(
         *("--model-store-cache-size", "models.stores.cache_mb", integer(1, MEMORY_MB_MAX), "MIB"),
-        "What that folder keeps; what is in use is never removed",
+        "Size of that cache; files in use are never removed",
     ),
     Option(
         *("--model-store-downloads", "models.stores.downloads", integer(1, DOWNLOADS_MAX), "N"),
-        "Parts of files that are fetched at a time",
+        "Concurrent downloads of parts of files",
     ),
     Option(
         *("--model-namespacing", "models.namespacing", boolean, _BOOL),
@@ -109,11 +109,11 @@ MODELS = (
     ),
     Option(
         *("--model-config-name", "models.config_name", str, "NAME"),
-        "Use configs/NAME.pbtxt of a model where it has one, else its config.pbtxt",
+        "Use configs/NAME.pbtxt of a model if it exists, else its config.pbtxt",
     ),
     flag(
         *("--disable-auto-complete-config", "models.auto_complete", False),
-        "Do not fill in missing configuration from the models",
+        "Do not complete configurations from the models",
         default="off",
     ),
     Option(
@@ -121,10 +121,12 @@ MODELS = (
         "Old form of --disable-auto-complete-config",
         default="false",
     ),
-    Option("--model-load-thread-count", "models.load_thread_count", integer(1, 1024), "N", "Models loaded at a time"),
+    Option(
+        "--model-load-thread-count", "models.load_thread_count", integer(1, 1024), "N", "Models loaded concurrently"
+    ),
     Option(
         *("--model-load-retry-count", "models.load_retry_count", integer(0, 1000), "N"),
-        "Further attempts after a load has failed",
+        "Retries of a failed load",
     ),
     Option(
         *("--backend-directory", "backend_directory", filled, "PATH"),
@@ -133,12 +135,12 @@ MODELS = (
     ),
     Option(
         *("--backend-config", "backends", assignment, "[BACKEND,]KEY=VALUE"),
-        "Setting of one backend, or of all; repeatable",
+        "Setting of one or all backends; repeatable",
         backend_settings,
     ),
     Option(
         *("--pinned-memory-pool-byte-size", "pinned_memory_bytes", integer(0), "BYTES"),
-        "Most memory that is pinned for copies to and from GPUs, 0 for none",
+        "Limit of pinned memory for copies to and from GPUs, 0 for none",
     ),
     Option(
         *("--cpu-cores", "cpu_cores", integer(0, CPU_CORES_MAX), "N"),
@@ -151,20 +153,24 @@ MODELS = (
     ),
     Option(
         *("--busy-poll-us", "busy_poll_us", integer(0, BUSY_POLL_US_MAX), "N"),
-        "Stay awake for so long between the requests of a lone caller, 0 for never",
+        "Microseconds of busy polling between the requests of a single client, 0 for none",
     ),
 )
 
 SERVER = (
     Option("--id", "id", filled, "NAME", "Server name in the server metadata"),
-    Option("--exit-timeout-secs", "exit_timeout_secs", integer(0), "SECONDS", "Time that requests have at shutdown"),
-    Option("--exit-on-error", "exit_on_error", boolean, _BOOL, "End when a model fails to load at start"),
-    Option("--strict-readiness", "strict_readiness", boolean, _BOOL, "Be ready only when all models are"),
-    Option("--api-keys", "api_keys", filled, "PATH", "File of API keys, each with its scopes; read when it changes"),
-    Option("--allow-client-shm", "client_shm", boolean, _BOOL, "Let clients register shared memory of this machine"),
+    Option(
+        "--exit-timeout-secs", "exit_timeout_secs", integer(0), "SECONDS", "Time for requests to finish at shutdown"
+    ),
+    Option("--exit-on-error", "exit_on_error", boolean, _BOOL, "Exit if a model fails to load at start"),
+    Option("--strict-readiness", "strict_readiness", boolean, _BOOL, "Report ready only if all models are ready"),
+    Option("--api-keys", "api_keys", filled, "PATH", "File of API keys and their scopes; reloaded when it changes"),
+    Option(
+        "--allow-client-shm", "client_shm", boolean, _BOOL, "Allow clients to register shared memory of this machine"
+    ),
     Option(
         *("--client-shm-byte-size", "client_shm_bytes_max", integer(1, _CLIENT_SHM_BYTES_MAX), "BYTES"),
-        "Most shared memory of clients that is registered at a time",
+        "Limit of registered shared memory of clients",
     ),
 )
 
@@ -172,7 +178,7 @@ HTTP = (
     Option("--allow-http", "http.enabled", boolean, _BOOL, "Serve HTTP"),
     Option("--http-address", "http.address", filled, "ADDRESS", "Address to listen on"),
     Option("--http-port", "http.port", _PORT, "PORT", "Port to listen on, 0 for any free one"),
-    Option("--reuse-http-port", "http.reuse_port", boolean, _BOOL, "Let several processes listen on the port"),
+    Option("--reuse-http-port", "http.reuse_port", boolean, _BOOL, "Allow several processes to listen on the port"),
     Option(
         "--http-max-input-size",
         "http.input_bytes_max",
@@ -182,43 +188,43 @@ HTTP = (
     ),
     Option(
         *("--http-restricted-api", "http.access.restricted", read_restriction, "API[,API]:HEADER=VALUE"),
-        "Parts of the protocol that ask for a header; repeatable",
+        "Parts of the protocol that require a header; repeatable",
         tuple,
     ),
     Option(
         *("--http-header-forward-pattern", "http.access.header_forward_pattern", str, "REGEX"),
-        "Headers that become request parameters, by a part of their name",
+        "Pattern of headers to forward as request parameters",
     ),
-    Option("--http-use-ssl", "http.tls.enabled", boolean, _BOOL, "Serve HTTPS instead"),
-    Option("--http-use-ssl-mutual", "http.tls.mutual", boolean, _BOOL, "Also demand certificates of clients"),
+    Option("--http-use-ssl", "http.tls.enabled", boolean, _BOOL, "Serve HTTPS instead of HTTP"),
+    Option("--http-use-ssl-mutual", "http.tls.mutual", boolean, _BOOL, "Also require client certificates"),
     Option("--http-server-cert", "http.tls.certificate", filled, "PATH", "Certificate chain of the server, PEM"),
     Option("--http-server-key", "http.tls.key", filled, "PATH", "Private key of the server, PEM"),
-    Option("--http-root-cert", "http.tls.root", filled, "PATH", "Certificates that vouch for clients, PEM"),
+    Option("--http-root-cert", "http.tls.root", filled, "PATH", "Certificates to trust for clients, PEM"),
 )
 
 GRPC = (
     Option("--allow-grpc", "grpc.enabled", boolean, _BOOL, "Serve gRPC"),
     Option("--grpc-address", "grpc.address", filled, "ADDRESS", "Address to listen on"),
     Option("--grpc-port", "grpc.port", _PORT, "PORT", "Port to listen on, 0 for any free one"),
-    Option("--reuse-grpc-port", "grpc.reuse_port", boolean, _BOOL, "Let several processes listen on the port"),
+    Option("--reuse-grpc-port", "grpc.reuse_port", boolean, _BOOL, "Allow several processes to listen on the port"),
     Option(
         *("--grpc-max-input-size", "grpc.input_bytes_max", integer(1, GRPC_INPUT_BYTES_MAX), "BYTES"),
         "Largest request message, decompressed",
     ),
     Option(
         *("--grpc-restricted-protocol", "grpc.access.restricted", read_restriction, "API[,API]:KEY=VALUE"),
-        "Parts of the protocol that ask for the header triton-grpc-protocol-KEY; repeatable",
+        "Parts of the protocol that require the header triton-grpc-protocol-KEY; repeatable",
         tuple,
     ),
     Option(
         *("--grpc-header-forward-pattern", "grpc.access.header_forward_pattern", str, "REGEX"),
-        "Headers that become request parameters, by a part of their name",
+        "Pattern of headers to forward as request parameters",
     ),
     Option("--grpc-use-ssl", "grpc.tls.enabled", boolean, _BOOL, "Serve gRPC over TLS"),
-    Option("--grpc-use-ssl-mutual", "grpc.tls.mutual", boolean, _BOOL, "Also demand certificates of clients"),
+    Option("--grpc-use-ssl-mutual", "grpc.tls.mutual", boolean, _BOOL, "Also require client certificates"),
     Option("--grpc-server-cert", "grpc.tls.certificate", filled, "PATH", "Certificate chain of the server, PEM"),
     Option("--grpc-server-key", "grpc.tls.key", filled, "PATH", "Private key of the server, PEM"),
-    Option("--grpc-root-cert", "grpc.tls.root", filled, "PATH", "Certificates that vouch for clients, PEM"),
+    Option("--grpc-root-cert", "grpc.tls.root", filled, "PATH", "Certificates to trust for clients, PEM"),
     Option(
         *("--grpc-infer-response-compression-level", "grpc.response_compression", choice(CompressionLevel)),
         "none|low|medium|high",
@@ -226,11 +232,11 @@ GRPC = (
     ),
     Option(
         *("--grpc-keepalive-time", "grpc.keepalive_time_ms", _MS, "MS"),
-        "Silence on a connection after which the server sends a ping",
+        "Idle time of a connection after which the server sends a ping",
     ),
     Option(
         *("--grpc-keepalive-timeout", "grpc.keepalive_timeout_ms", _MS, "MS"),
-        "Time to wait for the answer before the connection is closed",
+        "Time to wait for the reply to a ping before the connection is closed",
     ),
     Option(
         *("--grpc-keepalive-permit-without-calls", "grpc.keepalive_permit_without_calls", boolean, _BOOL),
@@ -238,12 +244,12 @@ GRPC = (
     ),
     Option(
         *("--grpc-http2-max-pings-without-data", "grpc.http2_max_pings_without_data", integer(0), "N"),
-        "Pings sent while no data is sent, 0 for no limit",
+        "Limit of pings without data, 0 for none",
     ),
     Option(
         "--grpc-http2-min-recv-ping-interval-without-data",
         *("grpc.http2_min_recv_ping_interval_without_data_ms", _MS, "MS"),
-        "Pings of a client that come faster, without data, are strikes",
+        "Shortest interval of a client's pings without data; faster ones are strikes",
     ),
     Option(
         *("--grpc-http2-max-ping-strikes", "grpc.http2_max_ping_strikes", integer(0), "N"),
@@ -251,18 +257,18 @@ GRPC = (
     ),
     Option(
         *("--grpc-max-connection-age", "grpc.max_connection_age_ms", _MS, "MS"),
-        "Age at which a connection is asked to close, 0 for none",
+        "Age at which a connection is closed gracefully, 0 for none",
     ),
     Option(
         *("--grpc-max-connection-age-grace", "grpc.max_connection_age_grace_ms", _MS, "MS"),
-        "Time that its calls then have, 0 for no limit",
+        "Time for its calls to finish, 0 for no limit",
     ),
 )
 
 METRICS = (
     Option("--allow-metrics", "metrics.enabled", boolean, _BOOL, "Serve metrics"),
-    Option("--allow-cpu-metrics", "metrics.cpu", boolean, _BOOL, "Include the CPU's figures"),
-    Option("--allow-gpu-metrics", "metrics.gpu", boolean, _BOOL, "Include the GPUs' figures"),
+    Option("--allow-cpu-metrics", "metrics.cpu", boolean, _BOOL, "Include CPU metrics"),
+    Option("--allow-gpu-metrics", "metrics.gpu", boolean, _BOOL, "Include GPU metrics"),
     Option(
         *("--metrics-address", "metrics.address", filled, "ADDRESS", "Address to listen on"),
         default="that of HTTP",
@@ -270,7 +276,7 @@ METRICS = (
     Option("--metrics-port", "metrics.port", _PORT, "PORT", "Port to listen on, 0 for any free one"),
     Option(
         *("--metrics-interval-ms", "metrics.interval_ms", integer(1), "MS"),
-        "Shortest time between two samples of the CPU's and the GPUs' figures",
+        "Shortest time between two samples of the CPU and GPU metrics",
     ),
     Option(
         *("--metrics-config", "", setting(METRICS_SETTINGS), "KEY=VALUE"),
@@ -281,11 +287,11 @@ METRICS = (
 )
 
 LOGS = (
-    Option("--log-verbose", "log.verbose", verbosity, "LEVEL", "Detail beyond information, 0 for none"),
-    Option("--log-info", "log.info", boolean, _BOOL, "Write information"),
+    Option("--log-verbose", "log.verbose", verbosity, "LEVEL", "Level of verbose messages, 0 for none"),
+    Option("--log-info", "log.info", boolean, _BOOL, "Write informational messages"),
     Option("--log-warning", "log.warning", boolean, _BOOL, "Write warnings"),
     Option("--log-error", "log.error", boolean, _BOOL, "Write errors"),
-    Option("--log-format", "log.format", choice(LogFormat), "default|ISO8601", "How a line begins"),
+    Option("--log-format", "log.format", choice(LogFormat), "default|ISO8601", "Format of the start of a line"),
     Option("--log-file", "log.file", str, "PATH", "File to append to", default="stderr"),
     Option("--access-log", "log.access", choice(AccessLogFormat), "none|text|json", "One line for each request"),
     Option("--access-log-file", "log.access_file", str, "PATH", "File to append to", default="stderr"),
@@ -313,10 +319,10 @@ TRACING = (
         *("--trace-log-frequency", "trace.log_frequency", log_frequency, "N"),
         "Old form of --trace-config triton,log-frequency",
     ),
-    # Behind the old forms, which it overrides.
+    # After the old forms, which it overrides.
     Option(
         *("--trace-config", "", setting(TRACE_SETTINGS), "[MODE,]KEY=VALUE"),
-        "Which requests are traced, and where to: mode, level, rate, count, triton,file and others; repeatable",
+        "Which requests to trace, and where to: mode, level, rate, count, triton,file and others; repeatable",
         trace_fields,
         default="",
     ),
@@ -335,16 +341,16 @@ SHARING = (
     ),
     Option(
         *("--rate-limit", "rate_limit.mode", choice(RateLimitMode), "off|execution_count"),
-        "Whether instances share the resources that their models name",
+        "Whether instances share the resources of their models' configurations",
     ),
     Option(
         *("--rate-limit-resource", "rate_limit.resources", resource_limit, "NAME:COUNT[:DEVICE]"),
-        "How much there is of a resource, else the most that an instance needs; repeatable",
+        "Amount of a resource, by default the highest demand of an instance; repeatable",
         tuple,
     ),
 )
 
-_THREADS = "an event loop takes the place of these threads"
+_THREADS = "an event loop replaces these threads"
 _POOL = "there is no such memory pool"
 _NOT_HERE = "that endpoint is not offered"
 
@@ -352,7 +358,7 @@ UNSUPPORTED = (
     *without_effect(_THREADS, "--http-thread-count", "--grpc-infer-thread-count", "--buffer-manager-thread-count"),
     *without_effect(_POOL, "--grpc-infer-allocation-pool-size", "--grpc-max-response-pool-size"),
     *without_effect(_POOL, "--cuda-memory-pool-byte-size", "--cuda-virtual-address-size"),
-    *without_effect("GPUs do not copy to each other here", "--enable-peer-access"),
+    *without_effect("there are no copies between GPUs", "--enable-peer-access"),
     *without_effect("caches are part of the server", "--cache-directory"),
     *without_effect(_NOT_HERE, "--sagemaker-port", "--sagemaker-safe-port-range", "--sagemaker-thread-count"),
     *without_effect(_NOT_HERE, "--vertex-ai-port", "--vertex-ai-thread-count", "--vertex-ai-default-model"),

@@ -1,4 +1,4 @@
-"""Values of the options of `charonia serve`: tracing, metrics, the response cache, resources, and caches on disk."""
+"""Readers of the values of options of `charonia serve`: tracing, metrics, response cache, resources, disk caches."""
 
 import os
 import re
@@ -16,7 +16,7 @@ from charonia.server.response_cache.options import cache_options
 from charonia.server.tracing.options import TraceMode
 
 CACHE_VARIABLE = "CHARONIA_CACHE"
-"""Environment variable: folder of everything that the server keeps to be faster the next time."""
+"""Environment variable: folder of all disk caches of the server."""
 
 _CACHE_BACKEND, _CACHE_SETTING = "python", "environment-cache"
 _NEXT_SETTING = re.compile(r",(?=[a-z_]+=)")
@@ -39,7 +39,7 @@ def verbosity(text: str) -> int:
 
 
 def negated(text: str) -> bool:
-    """Read a boolean for a field that says the opposite."""
+    """Read a boolean for a field with the opposite meaning."""
     return not boolean(text)
 
 
@@ -54,7 +54,7 @@ def repository(text: str) -> str:
 
 
 def backend_settings(values: Sequence[tuple[str, str, str]]) -> dict[str, dict[str, str]]:
-    """Collect `--backend-config` by backend and key; of a key given more than once, the last counts."""
+    """Collect `--backend-config` by backend and key; of a key given several times, the last counts."""
     settings: dict[str, dict[str, str]] = {}
     for backend, key, value in values:
         settings.setdefault(backend, {})[key] = value
@@ -62,7 +62,7 @@ def backend_settings(values: Sequence[tuple[str, str, str]]) -> dict[str, dict[s
 
 
 def trace_level(text: str) -> TraceLevel:
-    """Read a level; Triton's older words for one are known too."""
+    """Read a level; Triton's older names are accepted too."""
     level = _LEVELS.get(text.strip().lower())
     if level is None:
         raise ValueError(f"expected OFF, TIMESTAMPS or TENSORS, got '{text}'")
@@ -70,7 +70,7 @@ def trace_level(text: str) -> TraceLevel:
 
 
 def all_levels(levels: Sequence[TraceLevel]) -> TraceLevel:
-    """Return all levels together; OFF among them turns all off."""
+    """Return the union of all levels, or OFF if it is among them."""
     total = TraceLevel.OFF
     for level in levels:
         total |= level
@@ -96,7 +96,7 @@ def _quantile(text: str) -> float:
 
 
 def _quantiles(text: str) -> tuple[float, ...]:
-    """Read `<quantile>:<error>,...`; the errors are not needed: a quantile is exact to 0.4 % of its value."""
+    """Read `<quantile>:<error>,...`; the errors are ignored: a quantile is exact to 0.4 % of its value."""
     return tuple(_quantile(pair) for pair in text.split(","))
 
 
@@ -143,7 +143,7 @@ def setting(known: Settings) -> Callable[[str], tuple[str, object]]:
 
 
 def trace_fields(settings: Sequence[tuple[str, Any]]) -> Fields:
-    """Return all settings by field: levels and resources add up, of others the last counts."""
+    """Return the settings by field: levels and resources accumulate, of others the last counts."""
     fields = Fields(settings)
     levels = [value for field, value in settings if field == "trace.level"]
     if levels:
@@ -164,7 +164,7 @@ def cache_setting(text: str) -> tuple[str, tuple[tuple[str, str], ...]]:
 
 
 def cache_fields(values: Sequence[tuple[str, tuple[tuple[str, str], ...]]]) -> Fields:
-    """Put the settings of the response cache together; of one given twice, the last counts."""
+    """Combine the settings of the response cache; of one given several times, the last counts."""
     if len({cache for cache, _ in values}) > 1:
         raise ValueError("found multiple cache configurations, but only a single cache is supported")
     settings = {key: value for _, pairs in values for key, value in pairs}
@@ -184,10 +184,10 @@ def resource_limit(text: str) -> ResourceLimit:
 
 
 def cache_folder(environment: Mapping[str, str]) -> Path | None:
-    """Return the folder of everything that is kept, None for each part's own default.
+    """Return the folder of all disk caches, None for the default of each.
 
     Args:
-        environment: Environment variables; `CACHE_VARIABLE` comes before XDG's.
+        environment: Environment variables; `CACHE_VARIABLE` takes precedence over XDG's.
     """
     if environment.get(CACHE_VARIABLE):
         return Path(environment[CACHE_VARIABLE])
@@ -199,7 +199,7 @@ def cache_folder(environment: Mapping[str, str]) -> Path | None:
 def with_cache(
     backends: Mapping[str, Mapping[str, str]], environment: Mapping[str, str]
 ) -> Mapping[str, Mapping[str, str]]:
-    """Return backend settings with the folder for the environments of Python models, unless they name one.
+    """Return backend settings with the cache of environments of Python models, unless they set it.
 
     Args:
         backends: Settings by backend and key.

@@ -1,8 +1,8 @@
-"""Values of options: from the text of an argument, or from what a configuration file holds, to what it means.
+"""Readers of the values of options, from the text of an argument or a value in a configuration file.
 
-Each reader raises ValueError with what it expected and what came, which the parser puts behind the option's name.
-Lists are written as a list, as text with commas, as `start:stop:step`, or as a mapping of start, stop and step; both
-ends of a range count.
+A reader raises ValueError with the expected and the actual value; the parser puts the option's name before it. Lists
+are written as a list, as comma-separated text, as `start:stop:step`, or as a mapping of start, stop and step; ranges
+include both ends.
 """
 
 import math
@@ -17,7 +17,7 @@ Read = Callable[[object], object]
 
 INTEGER_MAX = 2**31 - 1
 VALUES_MAX = 10_000
-"""Most values of a range: a step of 1 from one to a million is a slip."""
+"""Limit of values in a range, because a step of 1 from one to a million is most likely a mistake."""
 
 TRUE = frozenset({"true", "1", "on", "yes"})
 FALSE = frozenset({"false", "0", "off", "no"})
@@ -38,13 +38,13 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ns|us|ms|s|m|h)?")
 
 
 def shown(value: object) -> str:
-    """Return a value as a message quotes it."""
+    """Return a value as quoted in messages."""
     text = value if isinstance(value, str) else repr(value)
     return f"'{text}'" if len(text) <= _SHOWN_MAX else f"'{text[: _SHOWN_MAX - 3]}...'"
 
 
 def filled(value: object) -> str:
-    """Read a text that is not empty; numbers of a file count as text."""
+    """Read a non-empty text; numbers in a file count as text."""
     if isinstance(value, bool) or not isinstance(value, str | int | float) or value == "":
         raise ValueError(f"expected a value, got {shown(value)}")
     return str(value)
@@ -66,7 +66,7 @@ def boolean(value: object) -> bool:
 
 
 def switch(value: object) -> bool:
-    """Read an option that needs no argument: to name it is to say true."""
+    """Read an option whose argument is optional; without one it is true."""
     return value == "" or boolean(value)
 
 
@@ -83,7 +83,7 @@ def integer(low: int, high: int = INTEGER_MAX) -> Callable[[object], int]:
 
 
 def number(low: float, high: float = math.inf, *, above: bool = False) -> Callable[[object], float]:
-    """Return a reader of finite numbers from `low` to `high`; `above` leaves `low` itself out."""
+    """Return a reader of finite numbers from `low` to `high`; `above` excludes `low`."""
 
     def read(value: object) -> float:
         found = _number(value)
@@ -144,16 +144,16 @@ def header(value: str) -> tuple[str, str]:
 
 
 def names(value: object) -> tuple[str, ...]:
-    """Read names: a list, or text with commas."""
+    """Read names: a list, or comma-separated text."""
     if isinstance(value, str):
         value = [part.strip() for part in value.split(",") if part.strip()]
     if not isinstance(value, list) or not value:
-        raise ValueError(f"expected names, as a list or with commas between them, got {shown(value)}")
+        raise ValueError(f"expected a list of names, or names separated by commas, got {shown(value)}")
     return tuple(filled(part) for part in value)
 
 
 def integers(low: int) -> Callable[[object], tuple[int, ...]]:
-    """Return a reader of integers in any form of a list, each of at least `low`; sorted, none twice."""
+    """Return a reader of integers of at least `low`, in any form of a list; sorted, without duplicates."""
     single = integer(low)
 
     def read(value: object) -> tuple[int, ...]:
@@ -164,7 +164,10 @@ def integers(low: int) -> Callable[[object], tuple[int, ...]]:
 
 
 def numbers(low: float) -> Callable[[object], tuple[float, ...]]:
-    """Return a reader of numbers above `low` in any form of a list; sorted, none twice. Ranges are of integers."""
+    """Return a reader of numbers above `low`, in any form of a list; sorted, without duplicates.
+
+    Ranges contain integers.
+    """
     single = number(low, above=True)
 
     def read(value: object) -> tuple[float, ...]:
@@ -177,7 +180,7 @@ def numbers(low: float) -> Callable[[object], tuple[float, ...]]:
 
 
 def pairs(value: object) -> tuple[tuple[str, str], ...]:
-    """Read a mapping of names to single values, such as the flags of a program; a flag without value is "" or true."""
+    """Read a mapping of names to single values, such as the flags of a program; a bare flag is "" or true."""
     if isinstance(value, list) and all(isinstance(part, Mapping) for part in value):
         value = {key: inner for part in value for key, inner in part.items()}
     if not isinstance(value, Mapping):

@@ -74,14 +74,14 @@ class AsyncClient:
     def __init__(self, url: str, *, timeout_s: float = TIMEOUT_S, options: WireOptions = _DEFAULT_OPTIONS) -> None:
         self._timeout_s = timeout_s
         endpoint = parse_url(url)
-        self._wire: HttpTransport | GrpcTransport
-        self._dialect: Dialect[Any]  # of the same protocol as the wire
+        self._transport: HttpTransport | GrpcTransport
+        self._dialect: Dialect[Any]  # of the same protocol as the transport
         if endpoint.protocol == "grpc":
-            self._wire = GrpcTransport(endpoint, options)
-            self._dialect = GrpcDialect(self._wire.encoder)
+            self._transport = GrpcTransport(endpoint, options)
+            self._dialect = GrpcDialect(self._transport.encoder)
         else:
-            self._wire = HttpTransport(endpoint, options)
-            self._dialect = HttpDialect(self._wire.encoder)
+            self._transport = HttpTransport(endpoint, options)
+            self._dialect = HttpDialect(self._transport.encoder)
         self._metadata = MetadataCache()
 
     async def __aenter__(self) -> Self:
@@ -96,7 +96,7 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Close all connections; requests in flight fail."""
-        await self._wire.close()
+        await self._transport.close()
 
     async def server_live(self) -> bool:
         """Whether the server responds."""
@@ -264,7 +264,7 @@ class AsyncClient:
         return known
 
     def _send(self, query: Query[Any, T], on_answer: OnAnswer, timeout_s: float | None) -> Handle:
-        return self._wire.send(
+        return self._transport.send(
             query.request, on_answer, self._timeout_s if timeout_s is None else timeout_s, keep_body=True
         )
 

@@ -1,11 +1,10 @@
-"""Opening connections to a server, and closing all of them.
+"""Opens connections to a server, detects dropped ones, and closes them.
 
-Detecting connections that the network dropped silently, as a NAT does when it forgets one.
-
-The operating system does this: TCP probes the other end (keep-alive), and gives up when sent data is not acknowledged
-in time (user timeout). This works for HTTP/1.1 and HTTP/2, costs a request nothing, and the other end's operating
-system replies even while the server computes. HTTP/2 pings would detect the same, but gRPC servers end connections with
-more than one ping in five minutes without data (GOAWAY, `too_many_pings`). By then, most requests have timed out.
+The network can drop a connection silently, as a NAT does when its entry expires. The operating system detects this: TCP
+probes the other end (keep-alive), and gives up if sent data is not acknowledged in time (user timeout). This works for
+HTTP/1.1 and HTTP/2, costs a request nothing, and the other end's operating system replies even while the server
+computes. HTTP/2 pings would detect the same, but gRPC servers close connections with more than one ping in five minutes
+without data (GOAWAY, `too_many_pings`). By then, most requests have timed out.
 """
 
 import asyncio
@@ -59,7 +58,7 @@ class Keepalive:
     def watch(self, transport: asyncio.BaseTransport) -> None:
         """Enable keep-alive on a new connection."""
         connection = transport.get_extra_info("socket")
-        with suppress(OSError):  # it is already lost, and will be notified next
+        with suppress(OSError):  # it is already lost; `connection_lost` follows
             for level, option, value in self._options:
                 connection.setsockopt(level, option, value)
 
@@ -73,14 +72,14 @@ def loss(endpoint: Endpoint, error: Exception | None, progress: str) -> str:
         progress: How much of the response had arrived.
     """
     if isinstance(error, OSError) and error.errno in _UNREACHABLE:
-        return f"the connection to {endpoint} was lost {progress}: nothing reaches the server any more (hint: {_HINT})"
+        return f"the connection to {endpoint} was lost {progress}: the server is unreachable (hint: {_HINT})"
     return f"{endpoint} closed the connection {progress}"
 
 
 def _socket_options(time_s: int, timeout_s: int) -> list[tuple[int, int, int]]:
     values = {
         "TCP_KEEPIDLE": time_s,
-        "TCP_KEEPALIVE": time_s,  # the same by its name on macOS
+        "TCP_KEEPALIVE": time_s,  # its name on macOS
         "TCP_KEEPINTVL": max(1, timeout_s // PROBES),
         "TCP_KEEPCNT": PROBES,
         # Unacknowledged data counts too: while there is any, the system sends no probes. If set, this timeout also ends

@@ -1,7 +1,4 @@
-"""The error that the client raises.
-
-Answers for failures.
-"""
+"""The error that the client raises, and answers that stand for failures."""
 
 import time
 

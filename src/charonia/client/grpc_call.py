@@ -20,7 +20,7 @@ _now_ns = time.monotonic_ns
 
 
 class CallOwner(Protocol):
-    """The wire, as its calls see it.
+    """The transport, as its calls see it.
 
     Attributes:
         endpoint: The server.
@@ -53,11 +53,11 @@ class GrpcCall:
         "_first_byte_ns",
         "_messages",
         "_on_answer",
+        "_owner",
         "_reader",
         "_received",
         "_sent_ns",
         "_unary",
-        "_wire",
         "connection",
         "deadline_s",
         "is_over",
@@ -70,9 +70,9 @@ class GrpcCall:
         "tries",
     )
 
-    def __init__(self, wire: CallOwner, request: GrpcRequest, on_answer: OnAnswer, keep_body: bool) -> None:
+    def __init__(self, owner: CallOwner, request: GrpcRequest, on_answer: OnAnswer, keep_body: bool) -> None:
         self._sent_ns = _now_ns()
-        self._wire = wire
+        self._owner = owner
         self._on_answer = on_answer
         self._reader: MessageReader | None = None
         self._encoding = b"identity"
@@ -101,19 +101,19 @@ class GrpcCall:
         """The timeout expired."""
         if not self.is_over:
             self._leave()
-            self.fail(Failure.TIMEOUT, f"{self._wire.endpoint} did not respond within {self.timeout_s:g} s")
+            self.fail(Failure.TIMEOUT, f"{self._owner.endpoint} did not respond within {self.timeout_s:g} s")
 
     def fail(self, failure: Failure, message: str) -> None:
         """Answer with a failure."""
         if not self.is_over:
-            self._wire.failures[failure] += 1
+            self._owner.failures[failure] += 1
             self._finish(failed(self._new_answer(), failure, message))
 
     def break_off(self, failure: Failure, message: str) -> None:
         """Answer with a failure, and reset the stream."""
         if not self.is_over:
             self._leave()
-            self.fail(failure, f"{self._wire.endpoint}: {message}")
+            self.fail(failure, f"{self._owner.endpoint}: {message}")
 
     # What the connection received.
 
@@ -130,7 +130,7 @@ class GrpcCall:
             return
         encoding = fields.get(b"grpc-encoding", b"identity")
         if encoding not in ENCODINGS:
-            self.break_off(Failure.GARBLED, f"grpc-encoding '{encoding.decode('latin-1'):.40}' was not asked for")
+            self.break_off(Failure.GARBLED, f"grpc-encoding '{encoding.decode('latin-1'):.40}' was not requested")
         else:
             self._encoding = encoding
 
@@ -144,11 +144,11 @@ class GrpcCall:
             if (
                 size >= 0
                 and not data[0]
-                and int.from_bytes(data[1:PREFIX_BYTES], "big") == size <= self._wire.options.response_bytes_max
+                and int.from_bytes(data[1:PREFIX_BYTES], "big") == size <= self._owner.options.response_bytes_max
             ):
                 self._message_received(size, memoryview(data)[PREFIX_BYTES:])
                 return
-            reader = self._reader = MessageReader(self._encoding, self._wire.options.response_bytes_max)
+            reader = self._reader = MessageReader(self._encoding, self._owner.options.response_bytes_max)
         try:
             reader.feed(data)
             while not self.is_over:
@@ -199,11 +199,11 @@ class GrpcCall:
         # The code of streams that the server refuses, that a GOAWAY excludes, and that were never sent.
         if code == ErrorCode.REFUSED_STREAM and not self._first_byte_ns:
             self.connection = None
-            self._wire.send_again(self)
+            self._owner.send_again(self)
         elif code == ErrorCode.NO_ERROR:
-            self.fail(Failure.GARBLED, f"{self._wire.endpoint}: the response ends without a status")
+            self.fail(Failure.GARBLED, f"{self._owner.endpoint}: the response ends without a status")
         else:
-            self.fail(Failure.RESET, f"{self._wire.endpoint} reset the call, HTTP/2 error code {code}")
+            self.fail(Failure.RESET, f"{self._owner.endpoint} reset the call, HTTP/2 error code {code}")
 
     def _message_received(self, size: int, message: Buffer) -> None:
         self._messages += 1
@@ -226,7 +226,7 @@ class GrpcCall:
             self.break_off(Failure.GARBLED, problem.message)
             return
         if error:
-            self._wire.failures[Failure.STATUS] += 1
+            self._owner.failures[Failure.STATUS] += 1
             answer.failure = Failure.STATUS
             answer.message = error
         if self.keep_body:
@@ -235,9 +235,9 @@ class GrpcCall:
 
     def _refused(self, status: int, message: str) -> None:
         if status == Status.DEADLINE_EXCEEDED and self.deadline_s:
-            self.fail(Failure.TIMEOUT, f"{self._wire.endpoint} did not respond in time: {message}")
+            self.fail(Failure.TIMEOUT, f"{self._owner.endpoint} did not respond in time: {message}")
             return
-        self._wire.failures[Failure.STATUS] += 1
+        self._owner.failures[Failure.STATUS] += 1
         answer = self._new_answer()
         answer.done_ns = _now_ns()
         answer.failure = Failure.STATUS

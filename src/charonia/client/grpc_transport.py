@@ -1,4 +1,4 @@
-"""gRPC for load: many calls on each of a few HTTP/2 connections.
+"""gRPC: many calls on each of a few HTTP/2 connections.
 
 Outgoing data of calls is collected and written at once: after processing received data, or, for calls that start in
 between, once the loop has run all ready callbacks.
@@ -54,14 +54,14 @@ class GrpcClientConnection(asyncio.Protocol):
         "_is_paused",
         "_is_reading",
         "_is_retired",
+        "_owner",
         "_transport",
         "_unsent",
-        "_wire",
         "is_lost",
     )
 
-    def __init__(self, wire: "GrpcTransport") -> None:
-        self._wire = wire
+    def __init__(self, owner: "GrpcTransport") -> None:
+        self._owner = owner
         self._http2 = ClientConnection()
         self._calls: dict[int, GrpcCall] = {}
         self._unsent: list[GrpcCall] = []
@@ -78,14 +78,14 @@ class GrpcClientConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Send the connection preface."""
         self._transport = cast(asyncio.Transport, transport)
-        self._wire.dialer.opened(self, transport)
+        self._owner.dialer.opened(self, transport)
         self._flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail every call."""
         self.is_lost = True
-        self._wire.dialer.closed(self)
-        self._fail_all(Failure.RESET, loss(self._wire.endpoint, exc, "before the answer was complete"))
+        self._owner.dialer.closed(self)
+        self._fail_all(Failure.RESET, loss(self._owner.endpoint, exc, "before the answer was complete"))
 
     def pause_writing(self) -> None:
         """Buffer outgoing data until the operating system has room."""
@@ -101,12 +101,12 @@ class GrpcClientConnection(asyncio.Protocol):
         if not self._is_greeted:
             self._is_greeted = True
             if not is_greeting(data):
-                self._garbled(f"expected HTTP/2 of {self._wire.endpoint}, got {data[:40]!r}")
+                self._garbled(f"expected HTTP/2 of {self._owner.endpoint}, got {data[:40]!r}")
                 return
         try:
             events = self._http2.receive(data)
         except Http2Error as error:
-            self._garbled(f"{self._wire.endpoint} breaks the rules of HTTP/2: {error}")
+            self._garbled(f"{self._owner.endpoint} breaks the rules of HTTP/2: {error}")
             return
         self._is_reading = True
         calls = self._calls
@@ -132,7 +132,7 @@ class GrpcClientConnection(asyncio.Protocol):
         request = call.request
         headers = request.headers
         if call.deadline_s:
-            headers = (*headers, timeout_header(call.deadline_s - self._wire.now_s()))
+            headers = (*headers, timeout_header(call.deadline_s - self._owner.now_s()))
         try:
             stream_id = self._http2.request(headers, request.pieces)
         except Http2Error:
@@ -188,7 +188,7 @@ class GrpcClientConnection(asyncio.Protocol):
                 self._retire()
             case ConnectionClosed() if event.error_code:
                 reason = event.debug_data.decode("latin-1") or f"HTTP/2 error code {event.error_code}"
-                self._garbled(f"{self._wire.endpoint} breaks the rules of HTTP/2: {reason:.100}")
+                self._garbled(f"{self._owner.endpoint} breaks the rules of HTTP/2: {reason:.100}")
 
     def _garbled(self, message: str) -> None:
         self._fail_all(Failure.GARBLED, message)
@@ -197,7 +197,7 @@ class GrpcClientConnection(asyncio.Protocol):
     def _retire(self) -> None:
         """Accept no more calls, and close when the last one has ended."""
         self._is_retired = True
-        self._wire.lost(self)
+        self._owner.lost(self)
         self._close_if_done()
 
     def _close_if_done(self) -> None:
@@ -206,7 +206,7 @@ class GrpcClientConnection(asyncio.Protocol):
 
     def _fail_all(self, failure: Failure, message: str) -> None:
         self._is_retired = True
-        self._wire.lost(self)
+        self._owner.lost(self)
         calls = tuple(self._calls.values())
         self._calls.clear()
         for call in calls:
@@ -215,7 +215,7 @@ class GrpcClientConnection(asyncio.Protocol):
     def _schedule_flush(self) -> None:
         if not (self._flush_is_due or self._is_reading):
             self._flush_is_due = True
-            self._wire.call_soon(self._flush)
+            self._owner.call_soon(self._flush)
 
     def _flush(self) -> None:
         self._flush_is_due = False
@@ -238,7 +238,7 @@ class GrpcClientConnection(asyncio.Protocol):
 
 
 class GrpcTransport:
-    """Connections to a gRPC server. The interface is `charonia.wire.transport.Wire`.
+    """Connections to a gRPC server. The interface is `charonia.wire.transport.Transport`.
 
     Attributes:
         endpoint: The server.
@@ -249,7 +249,7 @@ class GrpcTransport:
     """
 
     def __init__(self, endpoint: Endpoint, options: WireOptions) -> None:
-        """Make a wire without connections; call it on the event loop.
+        """Make a transport without connections; call it on the event loop.
 
         Raises:
             ServingError: INVALID_ARG for options that cannot be used.

@@ -1,4 +1,4 @@
-"""HTTP/1.1 for load: keep-alive connections with one request in flight on each.
+"""HTTP/1.1: keep-alive connections with one request in flight on each.
 
 A request is written at once if a connection is idle. Otherwise it waits while a connection is opened for it, and takes
 the first connection that becomes free. A request that was written is never retried, because the server may have seen
@@ -33,17 +33,17 @@ class ClientExchange:
         "is_over",
         "keep_body",
         "on_answer",
+        "owner",
         "request",
         "send_end_ns",
         "sent_ns",
         "timeout_s",
         "timer",
-        "wire",
     )
 
-    def __init__(self, wire: "HttpTransport", request: HttpRequest, on_answer: OnAnswer, keep_body: bool) -> None:
+    def __init__(self, owner: "HttpTransport", request: HttpRequest, on_answer: OnAnswer, keep_body: bool) -> None:
         self.sent_ns = _now_ns()
-        self.wire = wire
+        self.owner = owner
         self.request = request
         self.on_answer = on_answer
         self.keep_body = keep_body
@@ -64,12 +64,12 @@ class ClientExchange:
         """The timeout expired."""
         if not self.is_over:
             self._leave()
-            self.fail(Failure.TIMEOUT, f"{self.wire.endpoint} did not respond within {self.timeout_s:g} s")
+            self.fail(Failure.TIMEOUT, f"{self.owner.endpoint} did not respond within {self.timeout_s:g} s")
 
     def fail(self, failure: Failure, message: str) -> None:
         """Answer with a failure."""
         if not self.is_over:
-            self.wire.failures[failure] += 1
+            self.owner.failures[failure] += 1
             self.answer(failed(Answer(self.sent_ns, self.send_end_ns, self.first_byte_ns), failure, message))
 
     def answer(self, answer: Answer) -> None:
@@ -78,7 +78,7 @@ class ClientExchange:
         self.on_answer(answer)
 
     def _leave(self) -> None:
-        # An outstanding response could not be told from the next one.
+        # An outstanding response would be taken for the next one.
         if self.connection is not None:
             self.connection.abort()
 
@@ -95,11 +95,11 @@ class HttpClientConnection(asyncio.Protocol):
         is_lost: Whether it is closed.
     """
 
-    __slots__ = ("_exchange", "_is_paused", "_reader", "_transport", "_wire", "is_lost")
+    __slots__ = ("_exchange", "_is_paused", "_owner", "_reader", "_transport", "is_lost")
 
-    def __init__(self, wire: "HttpTransport") -> None:
-        self._wire = wire
-        self._reader = ResponseReader(wire.heads, wire.options.response_bytes_max)
+    def __init__(self, owner: "HttpTransport") -> None:
+        self._owner = owner
+        self._reader = ResponseReader(owner.heads, owner.options.response_bytes_max)
         self._exchange: ClientExchange | None = None
         self._transport: asyncio.Transport
         self._is_paused = False
@@ -109,7 +109,7 @@ class HttpClientConnection(asyncio.Protocol):
         """Keep the transport."""
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(0)  # so that `pause_writing` reports all unsent bytes
-        self._wire.dialer.opened(self, transport)
+        self._owner.dialer.opened(self, transport)
 
     def start(self, exchange: ClientExchange) -> None:
         """Send a request on this idle connection."""
@@ -138,7 +138,7 @@ class HttpClientConnection(asyncio.Protocol):
         """Process a part of the response."""
         exchange = self._exchange
         if exchange is None:
-            self.abort()  # unsolicited data, which could not be told from the next response
+            self.abort()  # unsolicited data, which would be taken for the next response
             return
         if not exchange.first_byte_ns:
             exchange.first_byte_ns = _now_ns()
@@ -152,14 +152,14 @@ class HttpClientConnection(asyncio.Protocol):
 
     def eof_received(self) -> None:
         """The server sends no more: accept no further requests. The transport closes itself."""
-        self._wire.lost(self)
+        self._owner.lost(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail the request in flight, unless the end of the connection completes its response."""
         self.is_lost = True
         exchange, self._exchange = self._exchange, None
-        self._wire.dialer.closed(self)
-        self._wire.lost(self)
+        self._owner.dialer.closed(self)
+        self._owner.lost(self)
         if exchange is None or exchange.is_over:
             return
         if exc is None and self._reader.feed_eof():
@@ -171,12 +171,12 @@ class HttpClientConnection(asyncio.Protocol):
             progress = f"after {reader.received} of {reader.head.length} bytes of the response"
         elif reader.is_begun:
             progress = "in the middle of the response"
-        exchange.fail(Failure.RESET, loss(self._wire.endpoint, exc, progress))
+        exchange.fail(Failure.RESET, loss(self._owner.endpoint, exc, progress))
 
     def abort(self) -> None:
-        """Abort the connection; the wire is only told that it is lost."""
+        """Abort the connection; the transport only learns that it is lost."""
         self._exchange = None
-        self._wire.lost(self)
+        self._owner.lost(self)
         self._transport.abort()
 
     def finish(self) -> None:
@@ -192,7 +192,7 @@ class HttpClientConnection(asyncio.Protocol):
         self.abort()
         if not exchange.is_over:
             failure = Failure.OVERSIZE if error.is_oversize else Failure.GARBLED
-            exchange.fail(failure, f"{self._wire.endpoint}: {error}")
+            exchange.fail(failure, f"{self._owner.endpoint}: {error}")
 
     def _complete(self, exchange: ClientExchange) -> None:
         head = self._reader.head
@@ -200,9 +200,9 @@ class HttpClientConnection(asyncio.Protocol):
         self._exchange = None
         # Free the connection first, because the callback probably sends the next request.
         if head is not None and head.keep_alive:
-            self._wire.freed(self)
+            self._owner.freed(self)
         else:
-            self._wire.lost(self)
+            self._owner.lost(self)
             self._transport.close()
         exchange.answer(answer)
 
@@ -218,15 +218,15 @@ class HttpClientConnection(asyncio.Protocol):
             return answer
         answer.json_bytes = head.json_bytes
         try:
-            body = _plain(reader.body, head.coding, self._wire.options.response_bytes_max)
+            body = _plain(reader.body, head.coding, self._owner.options.response_bytes_max)
         except RpcError as error:
             failure = Failure.OVERSIZE if error.status is Status.RESOURCE_EXHAUSTED else Failure.GARBLED
-            self._wire.failures[failure] += 1
-            return failed(answer, failure, f"{self._wire.endpoint}: {error.message}")
+            self._owner.failures[failure] += 1
+            return failed(answer, failure, f"{self._owner.endpoint}: {error.message}")
         if exchange.keep_body:
             answer.body = body
         if head.status != 200:
-            self._wire.failures[Failure.STATUS] += 1
+            self._owner.failures[Failure.STATUS] += 1
             answer.failure = Failure.STATUS
             answer.code = CODES.get(head.status, Code.UNKNOWN)
             answer.message = error_message(body, head.status)
@@ -247,7 +247,7 @@ def _plain(body: bytes, coding: str, limit: int) -> bytes:
 
 
 class HttpTransport:
-    """Connections to an HTTP server. The interface is `charonia.wire.transport.Wire`.
+    """Connections to an HTTP server. The interface is `charonia.wire.transport.Transport`.
 
     Attributes:
         endpoint: The server.
@@ -259,7 +259,7 @@ class HttpTransport:
     """
 
     def __init__(self, endpoint: Endpoint, options: WireOptions) -> None:
-        """Make a wire without connections; call it on the event loop.
+        """Make a transport without connections; call it on the event loop.
 
         Raises:
             ServingError: INVALID_ARG for options that cannot be used.

@@ -1,10 +1,6 @@
-"""Requests and responses of the service's other methods as gRPC messages.
+"""Requests and responses of all methods other than inference, as gRPC messages.
 
-Source: KServe v2 protocol, gRPC, and Triton's extensions of it.
-
-Requests and responses of the methods that register shared memory, as gRPC messages.
-
-Source: Triton's system and CUDA shared memory extensions.
+Source: KServe v2 protocol, gRPC, and Triton's extensions of it, such as system and CUDA shared memory.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -14,10 +14,10 @@ import httptools
 HEAD_BYTES_MAX = 64 * 1024
 """Longest response head."""
 
-REMEMBERED_MAX = 256
-"""Limit of cached heads of a wire."""
+CACHED_HEADS_MAX = 256
+"""Limit of cached heads of a transport."""
 
-REMEMBERED_BYTES_MAX = 1024
+CACHED_HEAD_BYTES_MAX = 1024
 """Longest head that is cached."""
 
 INTERIMS_MAX = 16
@@ -176,8 +176,8 @@ class ResponseReader:
         self.head = head
         if head.length == IN_CHUNKS:
             self._chunks = chunks
-        elif head.length >= 0 and len(text) <= REMEMBERED_BYTES_MAX:
-            if len(self._heads) >= REMEMBERED_MAX:
+        elif head.length >= 0 and len(text) <= CACHED_HEAD_BYTES_MAX:
+            if len(self._heads) >= CACHED_HEADS_MAX:
                 self._heads.clear()
             self._heads[text] = head
         self._check_length(head)

@@ -1,6 +1,6 @@
 """Queries of the client: an encoded request, and a decoder for its answer.
 
-A dialect makes the queries of one protocol. The clients send them and wait for answers.
+A dialect makes the queries of one protocol. The clients send them and wait for the answers.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,8 +1,6 @@
-"""Shared memory of clients: how requests refer to it, and the HTTP documents that register it.
+"""Shared memory of clients: the regions as codecs see them, references in requests, and HTTP registration documents.
 
 Source: Triton's system and CUDA shared memory extensions.
-
-Regions of memory that clients share with the server, as codecs of requests and responses see them.
 """
 
 from base64 import b64decode

@@ -1,13 +1,9 @@
-"""Requests and responses of the trace settings, as JSON and as gRPC messages.
-
-Source: Triton's trace extension.
-
-Trace settings, and how they change at run time.
+"""Trace settings, their changes at run time, and their requests and responses as JSON and as gRPC messages.
 
 A setting of a model overrides that of the server, which overrides the command line. A change to None resets a single
 field.
 
-Names, ranges and precedence are those of Triton's trace extension.
+Source: Triton's trace extension, for names, ranges and precedence.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,17 +1,17 @@
-"""The interface of the transports that send load, and its records.
+"""The interface of the client's transports, and its records.
 
-A wire is built for many requests a second from one thread. A request is encoded once and sent any number of times.
+A transport handles many requests per second from one thread. A request is encoded once and sent any number of times.
 Sending raises nothing: the outcome of a request is an `Answer`, passed to a callback. Requests need no task and no
 future.
 
 Invariants:
 
 1. Every `send` is answered: any number of answers that are not final, then exactly one that is, even when the
-   connection fails, the timeout expires, or the wire is closed. After `Handle.cancel` no further answer follows.
+   connection fails, the timeout expires, or the transport is closed. After `Handle.cancel` no further answer follows.
 2. The callback never runs inside `send`.
-3. The wire resends only requests that certainly never reached the server.
+3. The transport resends only requests that certainly never reached the server.
 
-`connect` in `charonia.tools.perf.worker` makes a wire for a URL. All methods run on the event loop's thread.
+`connect` in `charonia.tools.perf.worker` makes a transport for a URL. All methods run on the event loop's thread.
 """
 
 from collections.abc import Callable, Mapping
@@ -48,7 +48,7 @@ class Failure(Enum):
     """All `WireOptions.connections_max` connections are busy, or `WireOptions.waiting_max` requests wait for one."""
 
     CLOSED = "client closed"
-    """The wire was closed."""
+    """The transport was closed."""
 
 
 class Answer:
@@ -152,7 +152,7 @@ DEFAULT_FORM = RequestForm()
 
 
 class PreparedRequest(Protocol):
-    """A request encoded for one wire, which can be sent any number of times. It is immutable."""
+    """A request encoded for one transport, which can be sent any number of times. It is immutable."""
 
     def with_sequence(self, correlation_id: int | str, start: bool, end: bool) -> "PreparedRequest":
         """Return a copy as a part of a sequence. Costs a few microseconds: the tensors stay encoded."""
@@ -189,7 +189,7 @@ class Transport(Protocol):
         """Encode a request.
 
         Raises:
-            ServingError: The wire cannot carry it, e.g. FP16 as JSON, or streaming over HTTP.
+            ServingError: The protocol cannot carry it, e.g. FP16 as JSON, or streaming over HTTP.
         """
         ...
 
@@ -199,7 +199,7 @@ class Transport(Protocol):
         """Send a request; opens a connection if none is free.
 
         Args:
-            prepared: The request, from this wire's own `prepare`.
+            prepared: The request, from this transport's own `prepare`.
             on_answer: Called with each answer.
             timeout_s: Time until the final answer, in seconds; 0 for `WireOptions.timeout_s`.
             keep_body: Whether answers contain the received body; otherwise its bytes are only counted.
@@ -243,7 +243,7 @@ class TlsOptions:
 
 @dataclass(frozen=True, slots=True)
 class WireOptions:
-    """Settings of a wire, and its limits.
+    """Settings and limits of a client's connections.
 
     Attributes:
         headers: Additional headers of every request; over gRPC, metadata. Names may be repeated.
@@ -259,7 +259,6 @@ class WireOptions:
         connections_max: Limit of connections. Over HTTP each carries one request at a time.
         waiting_max: Limit of requests that wait for a connection.
         response_bytes_max: Largest body or message, received and decompressed.
-
     """
 
     headers: tuple[tuple[str, str], ...] = ()

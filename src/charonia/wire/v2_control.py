@@ -1,6 +1,6 @@
-"""The JSON of metadata, statistics and the repository index.
+"""The JSON of metadata, statistics, the repository index and repository requests.
 
-The bodies of repository requests. An empty body is equivalent to an empty object.
+An empty body of a request is equivalent to an empty object.
 
 Source: KServe v2 model repository extension, with Triton's load and unload parameters.
 """

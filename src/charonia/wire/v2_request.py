@@ -41,10 +41,10 @@ from charonia.wire.shared_memory import (
 from charonia.wire.tensors import bytes_array, decode_tensor
 from charonia.wire.v2_data import decode_data
 
-REMEMBERED_MAX = 512
+CACHED_MAX = 512
 """Limit of cached JSON parts; beyond it, the cache is cleared."""
 
-REMEMBERED_BYTES_MAX = 2048
+CACHED_BYTES_MAX = 2048
 """Longest JSON part that is cached."""
 
 PLAIN_DIMS_MAX = 32
@@ -116,7 +116,7 @@ class _Head:
         self.fields: dict[str, int | str] = {}  # fields of the request that parameters set
 
     @property
-    def can_be_remembered(self) -> bool:
+    def is_cacheable(self) -> bool:
         """Whether another request is likely to repeat it."""
         return not self.id and not any(type(entry) is Tensor for entry in self.inputs)
 
@@ -161,7 +161,7 @@ class InferDecoder:
                 f"Inference-Header-Content-Length: expected a number from 0 to the body's {size} bytes, got {json_size}"
             )
         text = bytes(body[:json_size])
-        head = self._heads.get(text) if json_size <= REMEMBERED_BYTES_MAX else None
+        head = self._heads.get(text) if json_size <= CACHED_BYTES_MAX else None
         if head is None:
             head = self._parse_head(model, text)
         position = json_size
@@ -194,8 +194,8 @@ class InferDecoder:
 
     def _parse_head(self, model: str, text: bytes) -> _Head:
         head = _parse_head(model, text, self._tensor_bytes_max)
-        if len(text) <= REMEMBERED_BYTES_MAX and head.can_be_remembered:
-            if len(self._heads) >= REMEMBERED_MAX:
+        if len(text) <= CACHED_BYTES_MAX and head.is_cacheable:
+            if len(self._heads) >= CACHED_MAX:
                 self._heads.clear()
             self._heads[text] = head
         return head

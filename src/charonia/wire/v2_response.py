@@ -17,7 +17,7 @@ from charonia.wire.shared_memory import NO_PLACES, OutputLocation, write
 from charonia.wire.tensors import encode_tensor
 from charonia.wire.v2_data import encode_data
 
-REMEMBERED_MAX = 512
+CACHED_MAX = 512
 """Limit of cached JSON parts."""
 
 
@@ -84,7 +84,7 @@ def _repeated(
     return _binary_document(response.model_name, response.model_version, tuple(outputs)), blobs
 
 
-@lru_cache(REMEMBERED_MAX)
+@lru_cache(CACHED_MAX)
 def _binary_document(model: str, version: str, outputs: tuple[tuple[str, str, tuple[int, ...], int], ...]) -> bytes:
     described = [
         {"name": name, "datatype": datatype, "shape": shape, "parameters": {"binary_data_size": size}}

@@ -205,7 +205,7 @@ def test_a_server_that_falls_silent_is_measured_as_long_as_it_answered() -> None
 
 
 def test_a_server_that_is_lost_under_a_rate_is_not_overloaded() -> None:
-    """From 2.6 s on nobody answers: requests pile up, and after a while the connection of one of them is cut."""
+    """The server stops responding at 2.6 s: a backlog builds up, and later one connection is reset."""
     intended = arrivals(200)
     answered = intended < int(2.6 * SECOND)
     done = np.where(answered, intended + 5 * MS, HOUR_S * SECOND)

@@ -218,8 +218,10 @@ def data(*expected: int) -> InputSource:
 
 
 def settings(url: str, load: LoadPlan, measure: MeasurePlan = SETTLING, **more: Any) -> RunSettings:
-    wire = WireOptions(timeout_s=more.pop("timeout_s", 0.0))
-    return RunSettings(MeasuredTarget(url, "m", wire=wire, json_inputs=True, json_outputs=True), load, measure, **more)
+    transport = WireOptions(timeout_s=more.pop("timeout_s", 0.0))
+    return RunSettings(
+        MeasuredTarget(url, "m", transport=transport, json_inputs=True, json_outputs=True), load, measure, **more
+    )
 
 
 def measured(
@@ -528,7 +530,7 @@ def test_a_server_that_dies_leaves_what_was_measured() -> None:
 
 
 def test_a_server_that_dies_while_requests_come_at_a_rate_is_lost() -> None:
-    # That it is not called overloaded, though requests pile up, is seen in `test_level.py`.
+    # That it is not called overloaded, despite its backlog, is tested in `test_level.py`.
     def die_when_measured(event: Event) -> None:
         if isinstance(event, WindowDone) and event.window.request_count:
             server.die()

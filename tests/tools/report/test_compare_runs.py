@@ -85,7 +85,7 @@ def test_the_same_files_give_the_same_answer() -> None:
     assert compare(*runs) == compare(*runs)
 
 
-def test_errors_that_were_not_there_before_are_worse_whatever_the_threshold() -> None:
+def test_errors_that_were_not_there_before_are_worse_at_any_threshold() -> None:
     comparison = compare(synthetic_run(ONE, seed=1), synthetic_run(ONE, seed=2, error_share=0.005), Criteria())
 
     assert change(comparison, "errors").outcome is Outcome.WORSE
@@ -112,7 +112,7 @@ def test_high_percentiles_are_compared_only_where_enough_requests_lie_beyond() -
     assert figures == [["p50", "p90", "p95", "p99"], ["p50", "p90", "p95", "p99", "p99.9", "p99.99"]]
 
 
-def test_without_a_time_line_and_intervals_nobody_can_tell() -> None:
+def test_without_a_time_line_and_intervals_the_outcome_is_unknown() -> None:
     run = with_level(synthetic_run(ONE), timeline=(), throughput=Estimate(5000.0, 5000.0, 5000.0, 0.0))
 
     comparison = compare(run, run)
@@ -190,7 +190,7 @@ def test_a_level_that_is_not_to_be_trusted_is_doubted() -> None:
 
     text = as_text(compare(synthetic_run(ONE), overloaded), ("a.json", "b.json"))
 
-    assert "with care:\n  concurrency 4: the verdict of the second run is 'overloaded'" in text
+    assert "caution:\n  concurrency 4: the verdict of the second run is 'overloaded'" in text
 
 
 def test_what_a_run_says_of_itself_is_passed_on() -> None:
@@ -198,7 +198,7 @@ def test_what_a_run_says_of_itself_is_passed_on() -> None:
 
     text = as_text(compare(run, replace(run, notes=("It was cut off.",))), ("a", "b"))
 
-    assert "with care:\n  second run: It was cut off." in text
+    assert "caution:\n  second run: It was cut off." in text
 
 
 def test_the_text_shows_every_figure_with_its_interval() -> None:

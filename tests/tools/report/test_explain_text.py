@@ -46,11 +46,11 @@ def test_everything_is_there_and_findings_come_first() -> None:
     assert lines[2].startswith("1. 1 request (less than 1%) failed in the model.")
     assert "   -> try instance_group [ { count: 3 } ] in place of 2" in lines
     assert "Requests     12,000 answered (400 a second), 7 refused, 1 failed in the model, 500 from the cache" in lines
-    assert "Queue        2 wait now, 40 at most" in lines
+    assert "Queue        2 waiting now, 40 at most" in lines
     assert "Time         30 ms a request: 10 ms in the queue (99% up to 14.9 ms), 20 ms after it" in lines
     assert "Batches      2,000, of 4.5 elements on average" in lines
     assert "  of 8  ############              50%" in lines
-    assert "  no more fitted in         ##################        75%" in lines
+    assert "  the batch was full       ##################        75%" in lines
     assert "Instances    2 on the CPU, 1 thread each, busy 98% of the time" in lines
     assert "Cores        4, 1.2 of them idle" in lines
     assert lines[-1] == (
@@ -101,7 +101,7 @@ def test_batches_in_the_line_of_an_instance_are_told() -> None:
 
     lines = text_of(Explanation.of(Facts(replace(SETUP, batches=False), replace(BUSY, counts=counts))))
 
-    assert "             2.5 batches at each at a time, all but one in its line" in lines
+    assert "             2.5 batches per instance at a time, all but one queued" in lines
     assert "Sent because" not in lines
 
 

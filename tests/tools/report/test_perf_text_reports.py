@@ -201,9 +201,9 @@ def test_what_went_wrong_is_said() -> None:
 
     for line in (
         "    Avg send request rate: 199.50 infer/sec",
-        "    [WARNING] 25.76% of the requests were sent more than 1 ms after their time. "
-        "Their latency counts from that time. ",
-        "    Offered: 200 requests/sec, sent 199.5, answered 45.1, waiting 3 at the begin and 17 at the end",
+        "    [WARNING] 25.76% of the requests were sent more than 1 ms after their scheduled time. "
+        "Their latency counts from the scheduled time. ",
+        "    Offered: 200 requests/sec, sent 199.5, answered 45.1, waiting 3 at the start and 17 at the end",
         "    Errors: 10 (0.99% of the requests)",
         "      9 UNAVAILABLE: queue is full",
         "      1 TIMEOUT",

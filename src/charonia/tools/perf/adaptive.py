@@ -1,8 +1,8 @@
 """Measuring until it is precise enough: `--measurement-mode adaptive`. Pure.
 
-Every quarter of a second, or part of a shorter measurement, the requests so far are looked at: the warm-up at the begin
-is left out, and when the confidence intervals of throughput and of the stabilising latency are both tight, twice in a
-row, the level is settled.
+The requests so far are analysed every quarter of a second, or more often in a shorter measurement. The warm-up at the
+start is left out. The level is settled when the confidence intervals of throughput and of the stabilising latency are
+both tight, twice in a row.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from charonia.tools.perf.samples import DONE, Rows, response_times, successes
 from charonia.tools.results.records import Estimate
 
 CHECK_NS = 250_000_000
-"""Most time between the first looks."""
+"""Longest time between the first analyses."""
 
 _LOOKS = 2
 _LOOKS_MIN = 4
@@ -25,7 +25,7 @@ _REQUESTS_MIN = 40
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What is known at one moment.
+    """The estimates at one moment.
 
     Attributes:
         begin_ns: End of the warm-up.
@@ -40,16 +40,16 @@ class Look:
     latency: Estimate
 
     def is_tight(self, precision: float) -> bool:
-        """Whether both intervals are within this share of their value to both sides."""
+        """Whether the half-width of both intervals is at most this share of the value."""
         return max(self.throughput.relative_half_width, self.latency.relative_half_width) <= precision
 
 
 def look(rows: Rows, begin_ns: int, end_ns: int, plan: MeasurePlan) -> Look:
-    """Return what the requests of a level say.
+    """Return the estimates from the requests of a level.
 
     Args:
-        rows: Requests that ended, by the time they did.
-        begin_ns: Begin of the level.
+        rows: Completed requests, by completion time.
+        begin_ns: Start of the level.
         end_ns: The moment.
         plan: Percentile and confidence.
     """
@@ -68,7 +68,7 @@ def look(rows: Rows, begin_ns: int, end_ns: int, plan: MeasurePlan) -> Look:
 
 
 def latency_interval(good: Rows, plan: MeasurePlan) -> Estimate:
-    """Return the stabilising latency of successful requests, by the time they ended, with its interval."""
+    """Return the stabilising latency, with its interval, of successful requests in order of completion."""
     times = response_times(good).astype(np.float64)
     if plan.percentile is None:
         return intervals.mean_interval(times, plan.confidence)
@@ -79,8 +79,8 @@ class AdaptiveStop:
     """Decides when a level is settled.
 
     Args:
-        plan: The precision wanted, and the longest time.
-        begin_ns: Begin of the level.
+        plan: The required precision, and the time limit.
+        begin_ns: Start of the level.
     """
 
     def __init__(self, plan: MeasurePlan, begin_ns: int) -> None:
@@ -90,16 +90,16 @@ class AdaptiveStop:
         self._tight = 0
 
     def settled(self, seen: Look, request_count: int) -> bool:
-        """Take the next look, and return whether it is enough."""
+        """Process the next estimates and return whether the level is settled."""
         long_enough = seen.end_ns - self._begin_ns >= self._plan.time_min_s * 1e9 and request_count >= _REQUESTS_MIN
         self._tight = self._tight + 1 if long_enough and seen.is_tight(self._plan.precision) else 0
         return self._tight >= _LOOKS
 
     def next_ns(self, at_ns: int) -> int:
-        """Return when to look after a look at this moment; the time between looks grows with the level."""
+        """Return the time of the analysis after one at this moment; the time between analyses grows."""
         step_ns = max(1, min(CHECK_NS, (self._end_ns - self._begin_ns) // _LOOKS_MIN))
         return min(at_ns + max(step_ns, int((at_ns - self._begin_ns) * _GROWTH)), self._end_ns)
 
     def out_of_time(self, now_ns: int) -> bool:
-        """Whether the longest time is over."""
+        """Whether the time limit has passed."""
         return now_ns >= self._end_ns

@@ -1,6 +1,6 @@
-"""What a run of the load generator takes, what it tells while it runs, and how it is stopped.
+"""The load generator's interface: its settings, its progress events, and how to stop it.
 
-These records know nothing of a command line. `charonia.tools.perf.run.run` takes them and returns a `records.Run`.
+These records are independent of the command line. `charonia.tools.perf.run.run` takes them and returns a `PerfRun`.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,13 +15,13 @@ from charonia.wire.transport import WireOptions
 
 
 class InputSource(Protocol):
-    """The requests to send. It can be pickled, as other processes need it; the same arguments give the same data.
+    """The requests to send. It can be pickled for the workers; the same arguments give the same data.
 
-    A stream is a list of steps: a sequence plays one stream from its first step on; other load plays the steps of all
-    streams, one stream after the other, over and over.
+    A stream is a list of steps. A sequence runs through one stream from its first step; other load cycles through the
+    steps of all streams, stream by stream.
 
     Attributes:
-        batch_size: Items of each request.
+        batch_size: Items in each request.
         stream_count: Number of streams, at least one.
     """
 
@@ -33,37 +33,37 @@ class InputSource(Protocol):
         ...
 
     def request(self, stream: int, step: int) -> InferRequest:
-        """Return the request of a step, with all that it takes but its id and its place in a sequence.
+        """Return the request of a step, complete except for its id and its place in a sequence.
 
-        It has the model's name and version, inputs with the batch dimension, the outputs asked for and the parameters.
+        It has the model's name and version, inputs with the batch dimension, requested outputs and parameters.
         """
         ...
 
     def expected(self, stream: int, step: int) -> Mapping[str, Tensor] | None:
-        """Return the outputs by name that the answer to a step has to hold, None where there is nothing to compare."""
+        """Return the expected outputs of a step by name, None without validation data."""
         ...
 
 
 class Distribution(Enum):
-    """How the requests of an open loop are spread over time."""
+    """Distribution of the gaps between requests of an open loop."""
 
     CONSTANT = "constant"
     POISSON = "poisson"
 
 
 class MeasurementMode(Enum):
-    """What decides when a level has been measured."""
+    """The criterion that ends the measurement of a level."""
 
     TIME_WINDOWS = "time_windows"
-    """Windows of equal length until the last three agree."""
+    """Windows of equal length, until the last three agree."""
     COUNT_WINDOWS = "count_windows"
-    """Windows of at least so many requests until the last three agree."""
+    """Windows of a minimum number of requests, until the last three agree."""
     ADAPTIVE = "adaptive"
-    """Until the confidence intervals of throughput and latency are tight."""
+    """Until the confidence intervals of throughput and latency are tight enough."""
 
 
 class SharedMemory(Enum):
-    """Where tensors are put."""
+    """Where the tensors of requests and responses are."""
 
     NONE = "none"
     SYSTEM = "system"
@@ -71,24 +71,24 @@ class SharedMemory(Enum):
 
 @dataclass(frozen=True, slots=True)
 class MeasuredTarget:
-    """What is measured, and how it is reached.
+    """The model to measure, and how to reach it.
 
     Attributes:
         url: With scheme (`http://`, `https://`, `grpc://`, `grpcs://`), host and port.
         model: Model name.
         version: Model version, "" for the server's choice.
-        wire: Settings of the connections; `wire.timeout_s` is the limit of a request.
-        streaming: Whether requests go over ModelStreamInfer (gRPC).
-        json_inputs: Whether inputs go as JSON (HTTP).
-        json_outputs: Whether outputs come as JSON (HTTP).
-        shared_memory: Where tensors are put.
-        output_bytes: Room for an output of unknown size in shared memory.
+        transport: Settings of the connections; `transport.timeout_s` is the limit of a request.
+        streaming: Whether requests use ModelStreamInfer (gRPC).
+        json_inputs: Whether inputs are JSON (HTTP).
+        json_outputs: Whether outputs are JSON (HTTP).
+        shared_memory: Where tensors are.
+        output_bytes: Shared memory for an output of unknown size.
     """
 
     url: str
     model: str
     version: str = ""
-    wire: WireOptions = field(default_factory=WireOptions)
+    transport: WireOptions = field(default_factory=WireOptions)
     streaming: bool = False
     json_inputs: bool = False
     json_outputs: bool = False
@@ -103,18 +103,18 @@ class MeasuredTarget:
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """The levels of a run, and how load is made.
+    """The levels of a run, and their load.
 
     Attributes:
-        mode: What the numbers below say.
+        mode: Meaning of the following numbers.
         start: First level.
-        end: Last level; infinite where the latency limit ends the sweep.
+        end: Last level; infinite if the latency limit ends the sweep.
         step: From one level to the next; the precision of a binary search.
-        binary_search: Whether the largest level within the latency limit is searched for.
-        distribution: How an open loop spreads its requests.
-        intervals_ns: Gaps between requests of `LoadMode.INTERVALS`, over and over.
-        seed: Of everything that is drawn at random: arrivals, lengths of sequences, streams.
-        process_count_max: Most processes that send load.
+        binary_search: Whether to search for the highest level within the latency limit.
+        distribution: Distribution of the gaps between requests of an open loop.
+        intervals_ns: Gaps between requests of `LoadMode.INTERVALS`, repeated.
+        seed: Seed of all random choices: arrivals, lengths of sequences, streams.
+        process_count_max: Limit of worker processes.
         request_period: Responses of each request before the next step of `LoadMode.PERIODIC`.
     """
 
@@ -132,16 +132,16 @@ class LoadPlan:
 
 @dataclass(frozen=True, slots=True)
 class SequencePlan:
-    """How sequences are made.
+    """Settings of sequences.
 
     Attributes:
-        concurrent: Sequences that run at a time under an open loop; under a closed one it is the concurrency.
-        length: Requests of a sequence.
-        length_from_data: Whether a sequence has as many requests as its stream of data has steps, and no `length`.
+        concurrent: Concurrent sequences of an open loop; in a closed loop it is the concurrency.
+        length: Requests in a sequence.
+        length_from_data: Whether a sequence has a request for each step of its stream, instead of `length`.
         variation: Largest difference from `length`, as a share of it (0.2: from 80 % to 120 %).
         first_id: First correlation id.
-        id_count: Ids in use, over and over.
-        serial: Whether requests of a sequence never overlap under an open loop.
+        id_count: Number of ids, which are reused.
+        serial: Whether requests of a sequence never overlap in an open loop.
     """
 
     concurrent: int = 4
@@ -155,7 +155,7 @@ class SequencePlan:
 
 @dataclass(frozen=True, slots=True)
 class ServiceObjective:
-    """A limit that a good request keeps.
+    """A limit that a good request meets.
 
     Attributes:
         text: As the user wrote it.
@@ -168,23 +168,23 @@ class ServiceObjective:
 
 @dataclass(frozen=True, slots=True)
 class MeasurePlan:
-    """When a level has been measured.
+    """When the measurement of a level ends.
 
     Attributes:
-        mode: What decides.
-        interval_ms: Length of a window; real windows are 1.2 times as long, as in perf_analyzer.
-        window_request_count: Requests of a window in `COUNT_WINDOWS`.
+        mode: The criterion.
+        interval_ms: Length of a window; actual windows are 1.2 times as long, as in perf_analyzer.
+        window_request_count: Minimum of requests in a window of `COUNT_WINDOWS`.
         stability: Largest difference among three windows, as a share (0.1: 10 %).
-        percentile: Percentile that stabilises and that limits apply to; None for the mean.
-        trials_max: Most windows.
-        request_count: Send exactly so many requests in a single window; 0 for windows or `ADAPTIVE`.
-        warmup_request_count: Requests before the first window that are not measured.
+        percentile: Percentile that must stabilise and that limits apply to; None for the mean.
+        trials_max: Limit of windows.
+        request_count: Send exactly this number of requests in one window; 0 for windows or `ADAPTIVE`.
+        warmup_request_count: Requests before the first window, which are not measured.
         latency_limit_ns: The sweep ends at a level that reaches it; 0 for none.
-        objectives: What makes a request good.
-        precision: Half-width that `ADAPTIVE` wants of a confidence interval, as a share of the value.
-        confidence: Of the intervals.
+        objectives: Conditions of a good request.
+        precision: Half-width of a confidence interval that `ADAPTIVE` requires, as a share of the value.
+        confidence: Confidence level of the intervals.
         time_max_s: Longest time of a level in `ADAPTIVE`.
-        time_min_s: Shortest time of it.
+        time_min_s: Shortest time of a level in `ADAPTIVE`.
     """
 
     mode: MeasurementMode = MeasurementMode.TIME_WINDOWS
@@ -205,14 +205,14 @@ class MeasurePlan:
 
 @dataclass(frozen=True, slots=True)
 class ServerPlan:
-    """What is asked of the server beside the load.
+    """Observation of the server beside the load.
 
     Attributes:
-        composing: Models (name, version or "") whose statistics belong to those of the model that is measured.
-        metrics_url: The metrics page, "" for not reading it.
-        metrics_interval_ms: How often it is read.
-        resources: Whether the server's processes are looked at where they are on this machine.
-        trace: Settings of tracing that the server gets before the load, values by name; nothing leaves them alone.
+        composing: Models (name, version or "") whose statistics are part of the measured model's.
+        metrics_url: URL of the metrics page, "" to skip it.
+        metrics_interval_ms: Time between two readings of the metrics page.
+        resources: Whether to sample the server's processes if they are on this machine.
+        trace: Trace settings to apply before the load, values by name; empty to leave them unchanged.
     """
 
     composing: tuple[tuple[str, str], ...] = ()
@@ -224,18 +224,18 @@ class ServerPlan:
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """All of a run but its input data.
+    """The settings of a run, without its input data.
 
     Attributes:
-        target: What is measured.
+        target: The model to measure.
         load: The levels.
-        measure: When a level has been measured.
-        sequences: How sequences are made, None for a model without.
-        server: What is asked of the server.
-        keep_requests: Whether `LevelResult.requests` is filled; it takes memory.
-        tolerance: Of floating-point numbers in answers that are compared with validation data, absolute and relative.
-        options: The options in force by name, for the record of the run.
-        command: The command line for the record of the run, "" where a program starts it.
+        measure: When the measurement of a level ends.
+        sequences: Settings of sequences, None for a stateless model.
+        server: Observation of the server.
+        keep_requests: Whether to fill `LevelResult.requests`, which takes memory.
+        tolerance: Absolute and relative tolerance of floating-point outputs compared with validation data.
+        options: The effective options by name, for the record of the run.
+        command: The command line for the record of the run, "" if a program started it.
     """
 
     target: MeasuredTarget
@@ -251,12 +251,12 @@ class RunSettings:
 
 @dataclass(frozen=True, slots=True)
 class LevelBegun:
-    """A level begins.
+    """A level starts.
 
     Attributes:
         level: The level.
         number: Its number in the run, from 1.
-        count: Levels of the run, 0 where that depends on what is measured.
+        count: Levels of the run, 0 if it depends on the results.
     """
 
     level: LoadLevel
@@ -266,19 +266,19 @@ class LevelBegun:
 
 @dataclass(frozen=True, slots=True)
 class LevelTick:
-    """How a level goes on, a few times a second. Rates and latencies are of the time since the last tick.
+    """Progress of a level, a few times a second. Rates and latencies are of the time since the last tick.
 
     Attributes:
         level: The level.
-        elapsed_s: Time since the level began.
-        left_s: Time left at most, None where nobody knows.
-        rate: Inferences a second.
+        elapsed_s: Time since the level started.
+        left_s: Upper limit of the time left, None if unknown.
+        rate: Inferences per second.
         p50_ns: Median response time.
         p99_ns: 99th percentile of it.
-        in_flight: Requests without an answer.
-        error_count: Failures since the level began.
-        window: Number of the window that runs, from 1; 0 before the first.
-        window_count_max: Most windows, 0 where there is no limit.
+        in_flight: Requests in flight.
+        error_count: Failures since the level started.
+        window: Number of the current window, from 1; 0 before the first.
+        window_count_max: Limit of windows, 0 for none.
     """
 
     level: LoadLevel
@@ -300,7 +300,7 @@ class WindowDone:
     Attributes:
         level: The level.
         number: Its number, from 1.
-        window: What was measured in it.
+        window: The measurement.
         deviation_ns: Sample standard deviation of its response times.
     """
 
@@ -315,8 +315,8 @@ class LevelDone:
     """A level was measured.
 
     Attributes:
-        result: What was found.
-        run: The whole run so far, this level included.
+        result: Its result.
+        run: The run so far, including this level.
     """
 
     result: LevelResult
@@ -325,19 +325,19 @@ class LevelDone:
 
 Event = LevelBegun | LevelTick | WindowDone | LevelDone
 Progress = Callable[[Event], None]
-"""Is told what happens, on the thread that runs the measurement; quick, or it is measured."""
+"""Receives the events, on the thread of the measurement; it must be fast to not disturb the measurement."""
 
 
 def silent(event: Event) -> None:
-    """Take a progress event, and do nothing."""
+    """Ignore an event."""
 
 
 class StopRequest:
-    """A wish to end the run early, with what has been measured. Safe to set from a signal handler and other threads."""
+    """A request to end the run early with the results so far, for signal handlers and other threads."""
 
     def __init__(self) -> None:
         self.requested = False
 
     def request(self) -> None:
-        """Ask for the end."""
+        """Request a stop."""
         self.requested = True

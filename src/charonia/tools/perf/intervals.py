@@ -16,7 +16,7 @@ from charonia.tools.results.student import student
 Floats = NDArray[np.float64]
 
 BATCHES_MIN = 10
-"""Fewer batches say too little about their spread."""
+"""Fewest batches that give a usable variance."""
 
 _BATCHES_MAX = 64
 _CORRELATION_MAX = 0.15
@@ -26,12 +26,12 @@ _BEYOND_MIN = 5
 
 
 def no_interval(value: float) -> Estimate:
-    """Return a value about which nothing more is known."""
+    """Return a value without an interval."""
     return Estimate(value, value, value, 0.0)
 
 
 def mean_interval(samples: Floats, confidence: float) -> Estimate:
-    """Return the mean of samples in the order they were taken, with its confidence interval."""
+    """Return the mean of samples, in the order of measurement, with its confidence interval."""
     if not samples.size:
         return no_interval(0.0)
     mean = float(samples.mean())
@@ -40,9 +40,9 @@ def mean_interval(samples: Floats, confidence: float) -> Estimate:
 
 
 def percentile_interval(samples: Floats, percentile: float, confidence: float) -> Estimate:
-    """Return a percentile of samples in the order they were taken, with its confidence interval.
+    """Return a percentile of samples, in the order of measurement, with its confidence interval.
 
-    The interval is that of the share of samples up to the percentile, carried over to the values at its ends.
+    The interval is that of the share of samples up to the percentile, mapped to the values at its ends.
     """
     if not samples.size:
         return no_interval(0.0)
@@ -54,25 +54,25 @@ def percentile_interval(samples: Floats, percentile: float, confidence: float) -
         return no_interval(value)
     low, high = percentile / 100 - half, percentile / 100 + half
     if low <= 0 or high >= 1:
-        # Too few samples lie beyond the percentile to say how far it may be.
+        # Too few samples lie beyond the percentile to bound it.
         return Estimate(value, _at(ordered, max(low, 0.0)), float(ordered[-1]), 0.0)
     return Estimate(value, _at(ordered, low), _at(ordered, high), confidence)
 
 
 def rate_interval(times_ns: NDArray[np.int64], begin_ns: int, end_ns: int, confidence: float) -> Estimate:
-    """Return events a second, with the confidence interval.
+    """Return the events per second, with the confidence interval.
 
     Args:
-        times_ns: When each event was.
-        begin_ns: Begin of the time that was watched.
+        times_ns: Times of the events.
+        begin_ns: Start of the observed time.
         end_ns: End of it.
-        confidence: Of the interval.
+        confidence: Confidence level.
     """
     if end_ns <= begin_ns:
         return no_interval(0.0)
     seconds = (end_ns - begin_ns) / 1e9
     rate = times_ns.size / seconds
-    # Slices of several events each, as many as there can be: their counts are joined further where they depend.
+    # As many slices of several events each as possible; correlated counts are grouped further.
     slices = min(512, times_ns.size // 4)
     if slices < BATCHES_MIN:
         return no_interval(rate)
@@ -85,9 +85,9 @@ def rate_interval(times_ns: NDArray[np.int64], begin_ns: int, end_ns: int, confi
 
 
 def warmup(samples: Floats) -> int:
-    """Return how many samples at the begin belong to a warm-up, at most half of them.
+    """Return how many samples at the start belong to a warm-up, at most half of them.
 
-    Leaving them out makes the standard error of the mean of the rest smallest.
+    Leaving them out minimises the standard error of the mean of the rest.
     """
     groups = samples.size // _WARMUP_GROUP
     if groups < 2 * BATCHES_MIN:
@@ -112,7 +112,7 @@ def _half_width(samples: Floats, confidence: float) -> float | None:
 
 
 def _independent_batches(samples: Floats) -> Floats | None:
-    """Return means of equal batches: as many as are hardly correlated, at least `BATCHES_MIN`."""
+    """Return means of equal batches: as many as are almost uncorrelated, at least `BATCHES_MIN`."""
     count = min(_BATCHES_MAX, samples.size // 2)
     if count < BATCHES_MIN:
         return None

@@ -1,4 +1,4 @@
-"""All that was told about one level by the processes that send load, put together."""
+"""Collects what the workers report about a level."""
 
 import time
 
@@ -22,18 +22,18 @@ from charonia.tools.results.records import ErrorKind, RequestRecord
 from charonia.wire.transport import Failure
 
 LOST_NS = 3_000_000_000
-"""When nothing has been answered for so long and connections fail, the server is lost."""
+"""Time without a successful response, while connections fail, after which the server counts as lost."""
 
 _LOST = frozenset((Failure.REFUSED.name, Failure.RESET.name))
 _STEP_MASK = 2**32 - 1
 
 
 class Ledger:
-    """Requests of a level, from all processes.
+    """The requests of a level, from all workers.
 
     Args:
-        process_count: Number of processes.
-        keep_requests: Whether every request is kept as a record too.
+        process_count: Number of workers.
+        keep_requests: Whether to keep a record of every request.
     """
 
     def __init__(self, process_count: int, keep_requests: bool = False) -> None:
@@ -56,7 +56,7 @@ class Ledger:
         self._lost_since_success = 0
 
     def take(self, process: int, chunk: Chunk) -> Rows:
-        """Add what a process told, and return its rows."""
+        """Add the report of a worker, and return its rows."""
         numbers = self._numbers[process]
         for number, kind in chunk.kinds.items():
             numbers[number] = self._kinds.setdefault(kind, len(self._kinds) + 1)
@@ -86,27 +86,27 @@ class Ledger:
 
     @property
     def process_count(self) -> int:
-        """Number of processes."""
+        """Number of workers."""
         return len(self._until)
 
     @property
     def until_ns(self) -> int:
-        """Every request that ended before this time is here."""
+        """The ledger holds every request that ended before this time."""
         return min(self._until)
 
     @property
     def in_flight(self) -> int:
-        """Requests without an answer."""
+        """Requests in flight."""
         return sum(self._in_flight)
 
     @property
     def is_finished(self) -> bool:
-        """Whether all processes have sent what there was, and have all answers."""
+        """Whether all workers have sent their requests and have all answers."""
         return all(self._finished)
 
     @property
     def rows(self) -> Rows:
-        """All requests that ended, by the time they did."""
+        """All completed requests, by completion time."""
         if self._parts:
             self._sorted = joined([self._sorted, *self._parts])
             self._parts = []
@@ -114,7 +114,7 @@ class Ledger:
 
     @property
     def sent(self) -> Rows:
-        """Intended and actual send times of the requests of an open loop, by the intended one; int64 [requests, 2]."""
+        """Scheduled and actual send times of the requests of an open loop, in scheduled order; int64 [requests, 2]."""
         if len(self._sent) > 1:
             whole = np.concatenate(self._sent)
             self._sent = [whole[np.argsort(whole[:, 0], kind="stable")]]
@@ -122,11 +122,11 @@ class Ledger:
 
     @property
     def may_be_lost(self) -> bool:
-        """Whether connections have failed since the last success: `is_lost` will tell."""
+        """Whether connections have failed since the last success, so the server may be lost."""
         return self._lost_since_success > 0
 
     def is_lost(self, now_ns: int, begin_ns: int) -> bool:
-        """Whether the server has gone: for a while nothing but failing connections."""
+        """Whether the server is lost: only failing connections for `LOST_NS`."""
         quiet = now_ns - max(self.last_success_ns, begin_ns)
         return self._lost_since_success > 0 and quiet > LOST_NS
 
@@ -141,13 +141,13 @@ class Ledger:
         return tuple(sorted(kinds, key=lambda kind: -kind.count))
 
     def busy_share(self, begin_ns: int, end_ns: int) -> tuple[float, float]:
-        """Return the share of a time in which the busiest process computed, and the CPU seconds of all of them."""
+        """Return the CPU utilisation of the busiest worker in an interval, and the CPU seconds of all workers."""
         spent = [_spent(samples, begin_ns, end_ns) for samples in self._cpu]
         share = max(spent, default=0) / max(end_ns - begin_ns, 1)
         return min(share, 1.0), sum(spent) / 1e9
 
     def requests(self, begin_ns: int, end_ns: int) -> tuple[RequestRecord, ...]:
-        """Return the records of the requests that ended in [begin_ns, end_ns), where they are kept."""
+        """Return the records of the requests that ended in [begin_ns, end_ns), if they are kept."""
         chosen = [(done, record) for done, record in self._requests if begin_ns <= done < end_ns]
         return tuple(record for _, record in sorted(chosen, key=lambda pair: pair[1].begin_ns))
 
@@ -182,7 +182,7 @@ class Ledger:
 
 
 class Recent:
-    """What happened since the last look: for the display while a level runs."""
+    """The requests since the last progress event."""
 
     def __init__(self) -> None:
         self._parts: list[Rows] = []
@@ -192,7 +192,7 @@ class Recent:
         self._parts.append(rows)
 
     def take(self) -> tuple[int, int, int]:
-        """Return how many requests succeeded since the last call, and median and 99th percentile of their times."""
+        """Return number, median and 99th percentile of the response times since the last call."""
         times = response_times(successes(np.concatenate([no_rows(), *self._parts])))
         self._parts = []
         if not times.size:

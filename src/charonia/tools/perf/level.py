@@ -1,6 +1,6 @@
-"""Measuring one level: let load run, cut it into windows, and stop when it is known or hopeless.
+"""Measures one level: runs the load, analyses it in windows, and stops once it is settled or cannot settle.
 
-A load that runs: what it tells is taken, the server is looked at, progress is told, and it is ended.
+While a load runs, it collects the reports of the workers, observes the server and reports progress.
 """
 
 import time
@@ -21,33 +21,33 @@ TICK_S = 0.25
 """Time between two progress events."""
 
 DRAIN_S = 5.0
-"""How long answers are waited for when a level has ended; an overloaded server works off its queue meanwhile."""
+"""Time to wait for answers at the end of a level, in which an overloaded server can drain its queue."""
 
 LISTEN_S = 0.05
 
 
 class Interruption(Enum):
-    """Why waiting ended before its time."""
+    """Why a wait ended early."""
 
     STOPPED = "stopped"
-    """The user wants the end."""
+    """The user requested a stop."""
     LOST = "lost"
-    """The server has gone."""
+    """The server was lost."""
     FINISHED = "finished"
-    """All there was to send was sent and has ended."""
+    """All requests were sent and have ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What all levels of a run have in common.
+    """What all levels of a run share.
 
     Attributes:
-        pool: Processes that send load.
-        observer: Looks at the server.
+        pool: The worker processes.
+        observer: Observes the server.
         settings: The run.
-        batch_size: Items of a request.
-        progress: Is told what happens.
-        stop: A wish to end.
+        batch_size: Items in a request.
+        progress: Receives progress events.
+        stop: The user's request to stop.
     """
 
     pool: WorkerPool
@@ -59,18 +59,18 @@ class Context:
 
 
 class RunningLoad:
-    """One load, from its begin on.
+    """A load in progress.
 
     Args:
-        context: What it has in common with others.
+        context: What the levels share.
         level: The load.
-        request_count: Requests to send; 0 for no end.
+        request_count: Requests to send; 0 for no limit.
 
     Attributes:
-        ledger: All that ended so far.
-        begin_ns: Monotonic time of the begin.
+        ledger: The requests completed so far.
+        begin_ns: Monotonic time of the start.
         level: The load.
-        most_in_flight: Most requests that were on their way at a time.
+        most_in_flight: Highest number of requests in flight.
     """
 
     def __init__(self, context: Context, level: LoadLevel, request_count: int) -> None:
@@ -87,12 +87,12 @@ class RunningLoad:
         self._last_tick = time.monotonic()
 
     def expect(self, window: int, left_s: float | None) -> None:
-        """Say which window runs, and how long the level may still take, for the display."""
+        """Set the number of the current window and the time left, for the progress display."""
         self._window = window
         self._left_s = None if left_s is None else left_s + time.monotonic()
 
     def wait(self, until_ns: int | None = None) -> Interruption | None:
-        """Go on until this time, or without it until all has been sent; return why it ended early."""
+        """Wait until this time, or until all requests have ended; return why the wait ended early."""
         while until_ns is None or self.ledger.until_ns < until_ns:
             self._take()
             if self.ledger.is_finished:
@@ -106,7 +106,7 @@ class RunningLoad:
         return None
 
     def end(self) -> None:
-        """Stop the load, and wait for what is on its way; a user who wants the end does not wait."""
+        """Stop the load, and wait for requests in flight, unless the user requested a stop."""
         if self.ledger.is_finished:
             return
         hurry = self._context.stop.requested or self.ledger.is_lost(time.monotonic_ns(), self.begin_ns)
@@ -147,20 +147,21 @@ _COUNT_WINDOW_NS_MAX = 60_000_000_000
 _OVERLOAD_NS = 2_000_000_000
 
 _INTERRUPTED = {
-    Interruption.STOPPED: (Verdict.INTERRUPTED, "The run was stopped before this level was measured to the end."),
-    Interruption.LOST: (Verdict.SERVER_LOST, "The server stopped answering and takes no connections."),
+    Interruption.STOPPED: (
+        Verdict.INTERRUPTED,
+        "The run was stopped before the measurement of this level was complete.",
+    ),
+    Interruption.LOST: (Verdict.SERVER_LOST, "The server stopped responding and accepts no connections."),
     Interruption.FINISHED: (Verdict.COMPLETE, "All requests were sent and have ended."),
 }
-_OVERLOADED = (
-    "Requests pile up: the server answers fewer than are sent, so response times grow as long as this goes on."
-)
+_OVERLOADED = "A backlog builds up: the server completes fewer requests than are sent, so response times keep growing."
 
 
 def measure(context: Context, level: LoadLevel) -> LevelResult:
     """Measure one level.
 
     Raises:
-        ServingError: Load cannot be sent at all.
+        ServingError: No load can be sent.
     """
     plan = context.settings.measure
     if plan.warmup_request_count:
@@ -189,7 +190,7 @@ def _to_the_end(load: RunningLoad) -> ResultSpan:
 
 
 def _adaptively(context: Context, load: RunningLoad) -> ResultSpan:
-    """Look again and again until the intervals are tight."""
+    """Analyse repeatedly until the intervals are tight."""
     plan = context.settings.measure
     decision = adaptive.AdaptiveStop(plan, load.begin_ns)
     load.expect(0, plan.time_max_s)
@@ -204,7 +205,7 @@ def _adaptively(context: Context, load: RunningLoad) -> ResultSpan:
             verdict, reason = _INTERRUPTED[interruption]
         elif decision.settled(seen, load.ledger.request_count):
             verdict, reason = Verdict.STABLE, f"Both confidence intervals are within {plan.precision:.0%}."
-        elif _piles_up(load, now_ns):
+        elif _is_overloaded(load, now_ns):
             verdict, reason = Verdict.OVERLOADED, _OVERLOADED
         elif decision.out_of_time(now_ns):
             verdict = Verdict.UNSTABLE
@@ -217,11 +218,11 @@ def _adaptively(context: Context, load: RunningLoad) -> ResultSpan:
 
 
 class _Windows:
-    """Windows of a time or a count, until the last three agree.
+    """Measures windows of a time or a count until the last three agree.
 
     Args:
-        context: What the level has in common with others.
-        load: The load that runs.
+        context: What the levels share.
+        load: The load.
     """
 
     def __init__(self, context: Context, load: RunningLoad) -> None:
@@ -231,14 +232,14 @@ class _Windows:
         self._windows: list[Window] = []
 
     def measure(self) -> ResultSpan:
-        """Measure, and return the time of the last three windows with the verdict."""
+        """Measure, and return the interval of the last three windows with the verdict."""
         plan, load = self._plan, self._load
         begin_ns = load.begin_ns
         while len(self._windows) < plan.trials_max:
             load.expect(len(self._windows) + 1, self._left_s())
             end_ns, interruption = self._wait(begin_ns)
             if interruption:
-                # Windows that began when the server was gone already say nothing of it.
+                # Windows after the loss of the server are meaningless.
                 while self._windows and self._windows[-1].end_ns > end_ns:
                     begin_ns = self._windows.pop().begin_ns
                 if end_ns - begin_ns >= _PARTIAL_NS or not self._windows:
@@ -276,7 +277,7 @@ class _Windows:
         context.progress(WindowDone(self._load.level, len(self._windows), shown, measured.deviation_ns))
 
     def _verdict(self) -> tuple[Verdict, tuple[str, ...]] | None:
-        if _piles_up(self._load, self._windows[-1].end_ns):
+        if _is_overloaded(self._load, self._windows[-1].end_ns):
             return Verdict.OVERLOADED, (_OVERLOADED,)
         stability = self._plan.stability
         if windows.throughput_agrees(self._windows, stability) and windows.latency_agrees(self._windows, stability):
@@ -309,7 +310,7 @@ class _Windows:
 
 
 def _end_ns(load: RunningLoad, interruption: Interruption) -> int:
-    """Return where a time that was broken off ends: what a server did not do after its end says nothing of it."""
+    """Return the end of an interrupted interval: the time after the loss of the server does not count."""
     if interruption is Interruption.LOST and load.ledger.last_success_ns:
         return load.ledger.last_success_ns + 1
     return load.ledger.until_ns
@@ -333,14 +334,14 @@ def _used_window(context: Context, load: RunningLoad, begin_ns: int, end_ns: int
     return replace(measured.window, used=True)
 
 
-def _piles_up(load: RunningLoad, now_ns: int) -> bool:
+def _is_overloaded(load: RunningLoad, now_ns: int) -> bool:
     if not is_open(load.level) or now_ns - load.begin_ns < _OVERLOAD_NS or load.ledger.may_be_lost:
         return False
     return level_backlog(load.ledger, load.begin_ns, now_ns).is_overload
 
 
 def _judged(load: RunningLoad, span: ResultSpan) -> ResultSpan:
-    """Say that the server was overloaded also where something else ended the level."""
+    """Set the verdict to overloaded even if something else ended the level."""
     unsettled = span.verdict in (Verdict.UNSTABLE, Verdict.COMPLETE)
     if unsettled and is_open(load.level) and level_backlog(load.ledger, load.begin_ns, span.used_end_ns).is_overload:
         return replace(span, verdict=Verdict.OVERLOADED, reasons=(_OVERLOADED, *span.reasons))

@@ -1,12 +1,11 @@
-"""Who sends when: closed loop, open loop, and the growing load of `--periodic-concurrency-range`.
+"""The load loops: closed loop, open loop, and the growing load of `--periodic-concurrency-range`.
 
-A loop runs on the event loop's thread of one process and sends that process's share of a level. It is `finished` when
-all there was to send has been sent and has ended; a load without an end finishes only after `stop`.
+A loop runs on the event loop's thread of a worker process and sends that process's share of a level. It is finished
+when all requests have been sent and have ended; an unlimited load finishes only after `stop`.
 
-A timer that rings within microseconds. The event loop's own timers are rounded to milliseconds.
-
-On Linux it is the system's timer as a file descriptor; elsewhere the event loop's timer has to do, and requests of an
-open loop are up to a millisecond late. Their latency counts from the intended time all the same.
+The timer of an open loop is a timerfd on Linux, precise to microseconds. Elsewhere it is the event loop's timer, which
+is rounded to milliseconds, so requests are up to a millisecond late. Their latency counts from the scheduled time all
+the same.
 """
 
 import asyncio
@@ -39,11 +38,11 @@ class _Time(ctypes.Structure):
 
 
 class TimerFd:
-    """The system's timer (Linux).
+    """A timerfd (Linux).
 
     Args:
         loop: The event loop that watches it.
-        ring: What is called when the time has come.
+        ring: Called at the set time.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
@@ -57,7 +56,7 @@ class TimerFd:
         loop.add_reader(self._descriptor, self._rings)
 
     def set(self, at_ns: int) -> None:
-        """Ring once at this time of the monotonic clock, at once if it is over."""
+        """Ring once at this time of the monotonic clock, immediately if it has passed."""
         self._time.value_s, self._time.value_ns = divmod(max(at_ns, 1), _SECOND_NS)
         self._library.timerfd_settime(self._descriptor, _ABSOLUTE, ctypes.byref(self._time), None)
 
@@ -70,7 +69,7 @@ class TimerFd:
         try:
             os.read(self._descriptor, 8)
         except BlockingIOError:
-            return  # set anew since it rang
+            return  # set again since it rang
         self._ring()
 
 
@@ -79,7 +78,7 @@ class LoopTimer:
 
     Args:
         loop: The event loop.
-        ring: What is called when the time has come.
+        ring: Called at the set time.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
@@ -103,7 +102,7 @@ Alarm = TimerFd | LoopTimer
 
 
 def alarm(loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> Alarm:
-    """Return the most precise timer there is here."""
+    """Return the most precise timer of this platform."""
     return TimerFd(loop, ring) if sys.platform == "linux" else LoopTimer(loop, ring)
 
 
@@ -111,45 +110,45 @@ RETRY_DELAY_S = 0.05
 """Pause of a slot whose request never reached a server, so that a closed loop does not spin."""
 
 _BURST_MAX = 64
-"""Late requests that are sent in one go, before answers are looked at."""
+"""Limit of late requests that are sent in a row before answers are processed."""
 
 _UNSENT = frozenset((Failure.REFUSED.name, Failure.RESET.name, Failure.EXHAUSTED.name, Failure.CLOSED.name))
 
 Slot = SequenceSlot | Iterator[Part]
-"""Where requests come from: the parts of sequences, or steps of the data."""
+"""A source of requests: the parts of sequences, or steps of the data."""
 
 
 class Loop(Protocol):
     """One process's share of a load."""
 
     def start(self) -> None:
-        """Begin to send."""
+        """Start sending."""
         ...
 
     def stop(self) -> None:
-        """Send no more, but for what ends open sequences."""
+        """Stop sending, except for the ends of open sequences."""
         ...
 
     @property
     def is_finished(self) -> bool:
-        """Whether nothing will be sent any more and all that was sent has ended."""
+        """Whether all requests have been sent and have ended."""
         ...
 
 
 def _ignore(kind: str) -> None:
-    """Take the end of a request that nobody waits for."""
+    """Ignore the end of a request."""
 
 
 class _Place:
-    """A slot, and whether a request of it is on its way."""
+    """A slot and its requests in flight."""
 
-    __slots__ = ("flights", "next", "slot", "then", "waiting")
+    __slots__ = ("in_flight", "next", "slot", "then", "waiting")
 
     def __init__(self, slot: Slot) -> None:
         self.slot = slot
         self.next: Callable[[], Part] = slot.next if isinstance(slot, SequenceSlot) else slot.__next__
         self.then: Then = _ignore
-        self.flights = 0
+        self.in_flight = 0
         self.waiting: deque[int] = deque()
 
     def failed(self) -> None:
@@ -158,14 +157,14 @@ class _Place:
 
 
 class _Finishing:
-    """Ends open sequences when a load stops. What it sends is not measured."""
+    """Ends open sequences when a load stops. Its requests are not measured."""
 
     def __init__(self, sender: Sender, places: list[_Place]) -> None:
         self._sender = sender
         self._places = places
 
     def finish(self, place: _Place) -> None:
-        if place.flights or not isinstance(place.slot, SequenceSlot):
+        if place.in_flight or not isinstance(place.slot, SequenceSlot):
             return
         part = place.slot.finish()
         if part is not None:
@@ -179,12 +178,12 @@ class _Finishing:
 
 
 class ClosedLoopLoad:
-    """Every slot sends its next request when the answer to the one before has come.
+    """Every slot sends its next request when the previous one has ended.
 
     Args:
-        sender: Sends.
-        slots: As many as requests are to be in flight.
-        request_count: Requests to send; 0 for no end.
+        sender: Sends the requests.
+        slots: One for each request to keep in flight.
+        request_count: Requests to send; 0 for no limit.
     """
 
     def __init__(self, sender: Sender, slots: list[Slot], request_count: int = 0) -> None:
@@ -202,25 +201,25 @@ class ClosedLoopLoad:
             self._next(place)
 
     def stop(self) -> None:
-        """Send no more, but for what ends open sequences."""
+        """Stop sending, except for the ends of open sequences."""
         self._is_stopped = True
         self._finishing.finish_all()
 
     @property
     def is_finished(self) -> bool:
-        """Whether nothing will be sent any more and all that was sent has ended."""
-        return (self._is_stopped or not self._left) and not self._sender.flights
+        """Whether all requests have been sent and have ended."""
+        return (self._is_stopped or not self._left) and not self._sender.in_flight
 
     def _next(self, place: _Place) -> None:
         if self._is_stopped or not self._left:
             self._finishing.finish(place)
             return
         self._left -= 1
-        place.flights = 1
+        place.in_flight = 1
         self._sender.send(place.next(), 0, place.then)
 
     def _ended(self, place: _Place, kind: str) -> None:
-        place.flights = 0
+        place.in_flight = 0
         if kind:
             place.failed()
             if kind in _UNSENT:
@@ -230,14 +229,14 @@ class ClosedLoopLoad:
 
 
 class OpenLoop:
-    """Requests are sent at their times, whatever has become of those before.
+    """Requests are sent at scheduled times, independent of the progress of earlier ones.
 
     Args:
-        sender: Sends.
-        slots: Where requests come from, in turn.
-        times_ns: Monotonic times of the requests, ascending.
-        request_count: Requests to send; 0 for no end.
-        serial: Whether requests of one slot wait for each other. The wait counts as latency.
+        sender: Sends the requests.
+        slots: The sources of requests, used in turn.
+        times_ns: Scheduled send times, monotonic, ascending.
+        request_count: Requests to send; 0 for no limit.
+        serial: Whether requests of a slot never overlap. Waiting counts as latency.
     """
 
     def __init__(
@@ -256,13 +255,13 @@ class OpenLoop:
         self._alarm = alarm(self._loop, self._due)
 
     def start(self) -> None:
-        """Wait for the first time."""
+        """Set the timer for the first request."""
         for place in self._places:
             place.then = partial(self._ended, place)
         self._alarm.set(self._next_ns)
 
     def stop(self) -> None:
-        """Send no more, but for what ends open sequences."""
+        """Stop sending, except for the ends of open sequences."""
         if not self._is_stopped:
             self._is_stopped = True
             self._alarm.close()
@@ -272,9 +271,9 @@ class OpenLoop:
 
     @property
     def is_finished(self) -> bool:
-        """Whether nothing will be sent any more and all that was sent has ended."""
+        """Whether all requests have been sent and have ended."""
         waiting = any(place.waiting for place in self._places)
-        return (self._is_stopped or not self._left) and not self._sender.flights and not waiting
+        return (self._is_stopped or not self._left) and not self._sender.in_flight and not waiting
 
     def _due(self) -> None:
         sent = 0
@@ -292,17 +291,17 @@ class OpenLoop:
     def _arrive(self, intended_ns: int) -> None:
         place = self._places[self._turn]
         self._turn = (self._turn + 1) % len(self._places)
-        if self._serial and place.flights:
+        if self._serial and place.in_flight:
             place.waiting.append(intended_ns)
         else:
             self._send(place, intended_ns)
 
     def _send(self, place: _Place, intended_ns: int) -> None:
-        place.flights += 1
+        place.in_flight += 1
         self._sender.send(place.next(), intended_ns, place.then)
 
     def _ended(self, place: _Place, kind: str) -> None:
-        place.flights -= 1
+        place.in_flight -= 1
         if kind:
             place.failed()
         if place.waiting:
@@ -312,15 +311,15 @@ class OpenLoop:
 
 
 class PeriodicLoop:
-    """More requests are added whenever those added last have had so many responses each.
+    """Adds requests whenever each of those added last has had a number of responses.
 
     Args:
-        sender: Sends.
-        slot: Where requests come from.
-        start: Requests at the begin.
-        end: Requests altogether.
+        sender: Sends the requests.
+        slot: The source of requests.
+        start: Requests at the start.
+        end: Requests in total.
         step: Requests added at a time.
-        period: Responses of each of the requests added last before more are added.
+        period: Responses of each of the last added requests before more are added.
     """
 
     def __init__(self, sender: Sender, slot: Iterator[Part], start: int, end: int, step: int, period: int) -> None:
@@ -337,13 +336,13 @@ class PeriodicLoop:
         self._add(self._first)
 
     def stop(self) -> None:
-        """Send no more."""
+        """Stop sending."""
         self._left = 0
 
     @property
     def is_finished(self) -> bool:
-        """Whether nothing will be sent any more and all that was sent has ended."""
-        return not self._left and not self._sender.flights
+        """Whether all requests have been sent and have ended."""
+        return not self._left and not self._sender.in_flight
 
     def _add(self, count: int) -> None:
         count = min(count, self._left)
@@ -368,6 +367,6 @@ class PeriodicLoop:
             if not self._behind and self._left:
                 self._add(self._step)
 
-        # A request that ends early holds nobody up.
-        flight = self._sender.send(next(self._slot), 0, arrive)
-        flight.responded = responded
+        # A request that ends early counts too, so that it does not block the load.
+        request = self._sender.send(next(self._slot), 0, arrive)
+        request.responded = responded

@@ -1,4 +1,4 @@
-"""What the measuring process and those that send load tell each other, pickled over a socket pair."""
+"""The messages between the measuring process and its workers, pickled over a socket pair."""
 
 from dataclasses import dataclass
 
@@ -9,14 +9,14 @@ from charonia.tools.results.records import LoadLevel
 
 @dataclass(frozen=True, slots=True)
 class WorkerSetup:
-    """First message to a process.
+    """First message to a worker.
 
     Attributes:
-        settings: All of the run.
+        settings: The run.
         source: Its input data.
-        process: Number of the process, from 0.
-        process_count: How many there are.
-        layout: Where tensors lie in shared memory, None where they travel in the messages.
+        process: Number of the worker, from 0.
+        process_count: Number of workers.
+        layout: Locations of tensors in shared memory, None if requests contain them.
     """
 
     settings: RunSettings
@@ -28,11 +28,11 @@ class WorkerSetup:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Get ready for a load: the answer is `WorkerReady`, and `Go` starts it.
+    """Prepare a load: the reply is `WorkerReady`, and `Go` starts it.
 
     Attributes:
-        level: The load of all processes together.
-        request_count: Requests of all processes together; 0 for no end.
+        level: The load of all workers together.
+        request_count: Requests of all workers together; 0 for no limit.
     """
 
     level: LoadLevel
@@ -41,10 +41,10 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Go:
-    """Start the load that was prepared.
+    """Start the prepared load.
 
     Attributes:
-        begin_ns: Monotonic time of its begin.
+        begin_ns: Monotonic time of its start.
     """
 
     begin_ns: int
@@ -52,10 +52,10 @@ class Go:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Stop the load, wait for what is in flight, and say so with a last `Chunk`.
+    """Stop the load, wait for requests in flight, and send a last `Chunk`.
 
     Attributes:
-        wait_s: How long to wait for answers; what is still in flight then is given up.
+        wait_s: Time to wait for answers; requests still in flight are then cancelled.
     """
 
     wait_s: float
@@ -63,16 +63,16 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReady:
-    """A process is ready to begin, its connections are made."""
+    """A worker has opened its connections and is ready to start."""
 
 
 @dataclass(frozen=True, slots=True)
-class Broken:
-    """A process cannot go on.
+class WorkerFailed:
+    """A worker failed.
 
     Attributes:
         code: Name of the error's code.
-        message: What went wrong.
+        message: The error.
         hint: What to do about it.
     """
 

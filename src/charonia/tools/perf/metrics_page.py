@@ -1,4 +1,4 @@
-"""The server's metrics page: numbers by name and labels, and what they say of GPUs. Pure.
+"""The server's metrics page: numbers by name and labels, and the metrics of GPUs. Pure.
 
 Source: Prometheus text exposition format; names of Triton's GPU metrics.
 """
@@ -9,17 +9,17 @@ from collections.abc import Sequence
 from charonia.tools.results.server import Gpu
 
 SERIES_MAX = 10_000
-"""Lines of a page that are read."""
+"""Limit of lines read from a page."""
 
 _LINE = re.compile(r"([a-zA-Z_:][\w:]*)(\{.*\})?\s+(\S+)(?:\s+-?\d+)?")
 _UUID = re.compile(r'[{,]\s*gpu_uuid="((?:[^"\\]|\\.)*)"')
 
 Page = dict[str, float]
-"""Values by name and labels, as they stand on the page: `nv_gpu_utilization{gpu_uuid="GPU-1"}`."""
+"""Values by name and labels, as on the page: `nv_gpu_utilization{gpu_uuid="GPU-1"}`."""
 
 
 def parse(text: str) -> Page:
-    """Return the numbers of a page; lines that are none are passed over."""
+    """Return the numbers of a page; other lines are ignored."""
     page: Page = {}
     for line in text.splitlines()[:SERIES_MAX]:
         found = _LINE.fullmatch(line.strip())
@@ -29,13 +29,13 @@ def parse(text: str) -> Page:
             value = float(found[3])
         except ValueError:
             continue
-        if value - value == 0:  # neither infinite nor NaN: those are not JSON
+        if value - value == 0:  # neither infinite nor NaN, which JSON cannot hold
             page[found[1] + (found[2] or "")] = value
     return page
 
 
 def gpus(pages: Sequence[Page]) -> tuple[Gpu, ...]:
-    """Return what pages of the same server, read one after the other, say of its GPUs."""
+    """Return the GPUs on consecutive pages of the same server."""
     by_uuid: dict[str, dict[str, list[float]]] = {}
     for page in pages:
         for series, value in page.items():

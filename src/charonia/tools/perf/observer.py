@@ -1,6 +1,6 @@
-"""Looks at the server from outside the load: statistics, processes, metrics page. All of it may be missing.
+"""Observes the server beside the load: statistics, processes, metrics page. Each of them may be missing.
 
-Readings are kept with their times, so that those nearest to the windows of a result can be compared later.
+Readings are kept with their times, so that those closest to the windows of a result can be compared later.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from charonia.tools.perf.statistics import Reading
 from charonia.tools.results.server import Gpu, Resources, ServerModel, ServerSide
 
 SAMPLE_S = 0.5
-"""Time between two looks at the server's processes."""
+"""Time between two samples of the server's processes."""
 
 METRICS_BYTES_MAX = 8 * 2**20
 METRICS_TIMEOUT_S = 2.0
@@ -32,14 +32,14 @@ class _Read:
 
 
 class Observer:
-    """What is seen of the server during a level.
+    """The observations of the server during a level.
 
     Args:
-        client: To ask it.
+        client: A client of the server.
         settings: The run.
-        composing: Models whose statistics belong to those of the model.
+        composing: Models whose statistics are part of the model's.
         has_statistics: Whether the server has the statistics extension.
-        processes: Its processes, None where they are not here.
+        processes: Its processes, None if they are not on this machine.
     """
 
     def __init__(
@@ -63,13 +63,13 @@ class Observer:
         self._next_sample = self._next_page = 0.0
 
     def begin(self) -> None:
-        """Forget what was seen: a load is about to begin."""
+        """Discard all observations before a new load."""
         self._reads, self._samples, self._pages = [], [], []
         self._next_sample = self._next_page = 0.0
         self.mark()
 
     def mark(self) -> None:
-        """Read the statistics now: a window begins or ends."""
+        """Read the statistics now, at a boundary of a window."""
         self._sample()
         if not self._has_statistics:
             return
@@ -84,7 +84,7 @@ class Observer:
         self._reads.append(_Read(time.monotonic_ns(), statistics.reading(entries)))
 
     def look(self) -> None:
-        """Look at what is to be seen now and then; call it often, it knows when."""
+        """Take the periodic samples that are due; call it often."""
         now = time.monotonic()
         if now >= self._next_sample:
             self._next_sample = now + SAMPLE_S
@@ -95,13 +95,13 @@ class Observer:
             self._read_page(plan.metrics_url)
 
     def server_side(self, begin_ns: int, end_ns: int, ended: Callable[[int, int], int], in_flight: int) -> ServerSide:
-        """Return the server's account of a time.
+        """Return the server's statistics of an interval.
 
         Args:
-            begin_ns: Begin of the time.
+            begin_ns: Start of the interval.
             end_ns: End of it.
-            ended: Tells how many requests of ours ended in a time.
-            in_flight: Requests of ours that were on their way.
+            ended: Returns how many of our requests ended in an interval.
+            in_flight: Our requests in flight.
         """
         if not self._has_statistics:
             return ServerSide(None, False, ("The server has no statistics extension.",))
@@ -121,7 +121,7 @@ class Observer:
         return statistics.server_side(model, parts, notes, ended(before.at_ns, after.at_ns), in_flight)
 
     def resources(self, begin_ns: int, end_ns: int) -> Resources | None:
-        """Return what the server's processes used in a time, None where they cannot be seen."""
+        """Return the resources that the server's processes used in an interval, None if they are not visible."""
         inside = [sample for sample in self._samples if begin_ns <= sample[0] <= end_ns]
         if len(inside) < 2:
             inside = self._samples
@@ -137,7 +137,7 @@ class Observer:
         )
 
     def metrics(self, begin_ns: int, end_ns: int) -> tuple[tuple[Gpu, ...], metrics_page.Page]:
-        """Return what the metrics page said of GPUs in a time, and all of its last numbers."""
+        """Return the GPUs on the metrics page in an interval, and all numbers of the last page."""
         inside = [page for at, page in self._pages if begin_ns <= at <= end_ns]
         inside = inside or [page for _, page in self._pages]
         return metrics_page.gpus(inside), dict(inside[-1]) if inside else {}

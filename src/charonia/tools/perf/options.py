@@ -1,8 +1,8 @@
-"""Everything that `charonia perf` can be told, the rules between the options, and the run that they ask for.
+"""The options of `charonia perf`, the rules between them, and the run that they describe.
 
-The values are those of perf_analyzer's options, with its defaults. Most options are a field of the plan that the load
-generator takes (`tools.perf.api`). `PerfOptions` refuses what contradicts itself before anything is sent, with a
-line for every problem. What depends on the model (batch size, shapes, decoupled) is checked when the model is known.
+Values and defaults are those of perf_analyzer. Most options are a field of the load generator's settings
+(`tools.perf.api`). `PerfOptions` rejects contradictions before any request is sent, with a line for each problem.
+Rules that depend on the model (batch size, shapes, decoupled) are checked once the model is known.
 """
 
 import math
@@ -27,7 +27,7 @@ from charonia.wire.endpoint import parse_url
 from charonia.wire.transport import TlsOptions, WireOptions
 
 GENERATED = ("random", "zero")
-"""Sources of input data that are no files."""
+"""Sources of input data that are not files."""
 
 METRICS_PORT = 8002
 METRICS_PATH = "/metrics"
@@ -38,7 +38,7 @@ RANGES = {
     LoadMode.REQUEST_RATE: "--request-rate-range",
     LoadMode.INTERVALS: "--request-intervals",
 }
-"""The option that asks for a way to send requests."""
+"""The option of each mode."""
 
 
 class WireProtocol(Enum):
@@ -49,7 +49,7 @@ class WireProtocol(Enum):
 
 
 class CallStyle(Enum):
-    """Whether a caller waits for each answer. It only says what the settings print: load never waits here."""
+    """Whether calls are synchronous. It only changes what the settings print: load is always asynchronous."""
 
     SYNC = "sync"
     ASYNC = "async"
@@ -57,26 +57,26 @@ class CallStyle(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TargetOptions:
-    """Which model of which server, and how it is spoken to.
+    """The model, its server, and the requests to it.
 
     Attributes:
         model: Model name.
         version: Model version, "" for the server's choice.
-        protocol: What requests are sent over.
+        protocol: The protocol of requests.
         url: `host:port` or a URL, "" for the default port of the protocol on this machine.
-        streaming: Whether requests go through a bidirectional stream.
+        streaming: Whether requests use a bidirectional stream.
         batch_size: Items in a request.
         headers: Headers of HTTP requests, metadata of gRPC calls.
         parameters: Parameters of every request.
-        json_inputs: Whether inputs travel as JSON over HTTP.
-        json_outputs: Whether outputs travel as JSON over HTTP.
+        json_inputs: Whether inputs are JSON over HTTP.
+        json_outputs: Whether outputs are JSON over HTTP.
         compression: Compression of gRPC messages, "" for none.
-        shared_memory: Where tensors are put.
-        output_bytes: Size of an output's shared memory where it cannot be known.
+        shared_memory: Where tensors are.
+        output_bytes: Shared memory of an output of unknown size.
         timeout_s: Time after which a request counts as failed, 0 for none.
-        http_tls: TLS over HTTP, which a URL that begins with `https://` asks for.
-        grpc_tls: TLS over gRPC.
-        grpc_uses_tls: Whether gRPC goes over TLS.
+        http_tls: TLS settings of HTTP, for a URL with `https://`.
+        grpc_tls: TLS settings of gRPC.
+        grpc_uses_tls: Whether gRPC uses TLS.
     """
 
     model: str = ""
@@ -99,21 +99,21 @@ class TargetOptions:
 
     @property
     def address(self) -> str:
-        """The URL without default: what was asked for, or the protocol's port on this machine."""
+        """The given URL, or the protocol's default port on this machine."""
         return self.url or ("localhost:8001" if self.protocol is WireProtocol.GRPC else "localhost:8000")
 
 
 @dataclass(frozen=True, slots=True)
 class DataOptions:
-    """What the requests hold.
+    """The input data of the requests.
 
     Attributes:
         sources: "random", "zero", a folder, or JSON files.
         shapes: Shape by input with variable dimensions, without the batch dimension.
         string_length: Characters of a generated string.
-        string_data: Every generated string, "" for random ones.
+        string_data: Text of all generated strings, "" for random ones.
         ranges: Lowest and highest generated value by input.
-        validation_tolerance: Deviation of a floating-point output, absolute and relative, that still passes.
+        validation_tolerance: Absolute and relative tolerance of floating-point outputs.
     """
 
     sources: tuple[str, ...] = ("random",)
@@ -125,24 +125,24 @@ class DataOptions:
 
     @property
     def is_from_files(self) -> bool:
-        """Whether nothing of it is generated."""
+        """Whether no data is generated."""
         return not any(source in GENERATED for source in self.sources)
 
 
 @dataclass(frozen=True, slots=True)
 class ReportOptions:
-    """What is written where.
+    """The output.
 
     Attributes:
         csv: CSV file.
-        verbose_csv: Whether it has further columns.
+        verbose_csv: Whether it has additional columns.
         profile_export: JSON file of every request.
         json: JSON file of the whole result, "-" for stdout.
         html: HTML page.
-        verbosity: 0, 1 for a line a window, 2 for more.
-        quiet: Whether stdout stays empty but for the final table.
-        progress: Whether progress is shown where stderr is a terminal.
-        call_style: How perf_analyzer would call; None for what the model asks for.
+        verbosity: 0, 1 for a line per window, 2 for more.
+        quiet: Whether stdout gets only the final table.
+        progress: Whether to show progress if stderr is a terminal.
+        call_style: The call style of perf_analyzer; None for the one that the model needs.
     """
 
     csv: Path | None = None
@@ -158,20 +158,20 @@ class ReportOptions:
 
 @dataclass(frozen=True, slots=True)
 class PerfOptions:
-    """All of it.
+    """All options of a run.
 
     Attributes:
         target: The model and its server.
-        load: The levels, and how load is made.
-        measure: When a level has been measured.
-        sequences: How sequences are made; their lengths are those of the data where it comes from files.
-        data: What the requests hold.
-        server: What is asked of the server beside inferences.
-        collect_metrics: Whether its metrics page is read.
-        report: What is written where.
+        load: The levels, and their load.
+        measure: When the measurement of a level ends.
+        sequences: Settings of sequences; data from files determines their lengths.
+        data: The input data of the requests.
+        server: Observation of the server beside the load.
+        collect_metrics: Whether to read its metrics page.
+        report: The output.
 
     Raises:
-        ServingError: INVALID_ARG with a line for every rule that is broken.
+        ServingError: INVALID_ARG with a line for every violated rule.
     """
 
     target: TargetOptions = field(default_factory=TargetOptions)
@@ -192,10 +192,10 @@ class PerfOptions:
 
 
 def target(options: PerfOptions) -> MeasuredTarget:
-    """Return what is measured and how it is reached.
+    """Return the model to measure and how to reach it.
 
     Raises:
-        ServingError: INVALID_ARG when the URL is none.
+        ServingError: INVALID_ARG for an invalid URL.
     """
     given = options.target
     is_grpc = given.protocol is WireProtocol.GRPC
@@ -203,7 +203,7 @@ def target(options: PerfOptions) -> MeasuredTarget:
         url=_url(given),
         model=given.model,
         version=given.version,
-        wire=WireOptions(
+        transport=WireOptions(
             headers=given.headers,
             tls=given.grpc_tls if is_grpc else given.http_tls,
             request_compression=given.compression if is_grpc else "",
@@ -220,16 +220,16 @@ def target(options: PerfOptions) -> MeasuredTarget:
 def run_settings(
     options: PerfOptions, config: Mapping[str, Any], named: Mapping[str, str], command: str
 ) -> RunSettings:
-    """Return all of a run but its input data.
+    """Return the settings of a run.
 
     Args:
-        options: What is asked for.
-        config: The model's configuration as JSON, {} where the server does not tell.
-        named: The options in force as text by name, for the record of the run.
-        command: The command line, for the same.
+        options: The options.
+        config: The model's configuration as JSON, {} if the server does not provide it.
+        named: The effective options as text by name, for the record of the run.
+        command: The command line, for the record of the run.
 
     Raises:
-        ServingError: INVALID_ARG when the options do not fit the model.
+        ServingError: INVALID_ARG if the options do not fit the model.
     """
     if is_decoupled(config) and not options.target.streaming:
         raise invalid(
@@ -251,7 +251,7 @@ def run_settings(
 
 
 def is_sequence(config: Mapping[str, Any]) -> bool:
-    """Whether a model works on sequences."""
+    """Whether a model uses sequence batching."""
     return "sequence_batching" in config
 
 
@@ -382,6 +382,6 @@ def _report_problems(options: PerfOptions) -> list[str]:
         if path is None:
             continue
         if path in seen:
-            problems.append(f"{name}: expected a file of its own, got that of {seen[path]}, {path}")
+            problems.append(f"{name}: expected a separate file, got that of {seen[path]}, {path}")
         seen[path] = name
     return problems

@@ -1,10 +1,8 @@
-"""From the requests of a level to its result. Pure but for what it is given.
+"""Computes the result of a level from its requests. Pure.
 
-Whether an open loop asks more than the server can do: requests pile up as long as it lasts. Pure.
-
-A server that stalls now and then lets requests pile up too, and works them off again. Overload is growth that goes on:
-the line through the backlog rises by more than a few requests in a hundred that arrive, and by far more than the
-backlog swings around it.
+It also detects overload of an open loop. A server that stalls occasionally builds up a backlog too, but catches up
+again. Overload is sustained growth: a straight line fitted to the backlog rises by more than a few per cent of the
+arrivals, and by far more than the deviation of the backlog from the line.
 """
 
 from dataclasses import dataclass
@@ -54,13 +52,13 @@ _SWINGS = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """Requests without an answer over a time.
+    """The number of unanswered requests over an interval.
 
     Attributes:
-        begin: How many at the begin.
-        end: How many at the end.
-        growth: By how many they grew a second.
-        is_overload: Whether the growth goes on.
+        begin: Number at the start.
+        end: Number at the end.
+        growth: Growth per second.
+        is_overload: Whether the growth is sustained.
     """
 
     begin: int
@@ -70,12 +68,12 @@ class Backlog:
 
 
 def backlog(intended_ns: NDArray[np.int64], done_ns: NDArray[np.int64], begin_ns: int, end_ns: int) -> Backlog:
-    """Return what happened to the backlog.
+    """Return the backlog over an interval.
 
     Args:
         intended_ns: Intended send times of all requests of the level, ascending.
-        done_ns: When those that ended did, ascending.
-        begin_ns: Begin of the time that is looked at.
+        done_ns: Completion times, ascending.
+        begin_ns: Start of the interval.
         end_ns: End of it.
     """
     at = np.linspace(begin_ns, end_ns, _POINTS)
@@ -93,7 +91,7 @@ def backlog(intended_ns: NDArray[np.int64], done_ns: NDArray[np.int64], begin_ns
 
 
 DELAYED_NS = 1_000_000
-"""A request that was sent later than this after its time counts as delayed."""
+"""A request sent later than this after its scheduled time counts as delayed."""
 
 TIMELINE_BUCKETS = 120
 _BUCKET_MIN_NS = 100_000_000
@@ -101,15 +99,15 @@ _BUCKET_MIN_NS = 100_000_000
 
 @dataclass(frozen=True, slots=True)
 class ResultSpan:
-    """The time of a result, and how it ended.
+    """The interval that a result covers, and its verdict.
 
     Attributes:
-        begin_ns: Begin of the level, monotonic.
-        used_begin_ns: Begin of the time that the result is about.
+        begin_ns: Start of the level, monotonic.
+        used_begin_ns: Start of the interval.
         used_end_ns: End of it.
         windows: All windows, in monotonic time.
         verdict: How far to trust the result.
-        reasons: Why, and what else is to be said.
+        reasons: Why, and further notes.
         over_latency_limit: Whether the latency limit was reached.
     """
 
@@ -124,7 +122,7 @@ class ResultSpan:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What was seen of the server in that time.
+    """The observations of the server in that interval.
 
     Attributes:
         server: Its statistics.
@@ -149,7 +147,7 @@ def level_result(
     duration_ns = max(span.used_end_ns - span.used_begin_ns, 0)
     rate = intervals.rate_interval(good[:, DONE], span.used_begin_ns, span.used_end_ns, plan.confidence)
     first = good[good[:, FIRST] > 0]
-    is_lost = span.verdict is Verdict.SERVER_LOST  # its failures come after the time that was measured
+    is_lost = span.verdict is Verdict.SERVER_LOST  # its failures follow the measured interval
     return LevelResult(
         level=level,
         verdict=span.verdict if len(good) else _without_requests(span.verdict),
@@ -180,7 +178,7 @@ def level_result(
 
 
 def is_open(level: LoadLevel) -> bool:
-    """Whether requests are sent at planned times."""
+    """Whether requests are sent at scheduled times."""
     return level.mode in (LoadMode.REQUEST_RATE, LoadMode.INTERVALS)
 
 
@@ -190,12 +188,12 @@ def scaled(estimate: Estimate, factor: float) -> Estimate:
 
 
 def level_backlog(ledger: Ledger, begin_ns: int, end_ns: int) -> Backlog:
-    """Return how requests without an answer grew."""
+    """Return the backlog of a level."""
     return backlog(ledger.sent[:, 0], ledger.rows[:, DONE], begin_ns, end_ns)
 
 
 def offered(level: LoadLevel, used: Rows, ledger: Ledger, span: ResultSpan) -> Offered:
-    """Return what an open loop asked for, and what came of it."""
+    """Return the offered load of an open loop, and how much of it was achieved."""
     seconds = max(span.used_end_ns - span.used_begin_ns, 1) / 1e9
     sent = ledger.sent
     inside = sent[(sent[:, 1] >= span.used_begin_ns) & (sent[:, 1] < span.used_end_ns)]
@@ -212,7 +210,7 @@ def offered(level: LoadLevel, used: Rows, ledger: Ledger, span: ResultSpan) -> O
 
 
 def goodput(used: Rows, plan: MeasurePlan, duration_ns: int) -> Goodput:
-    """Return how many requests met their objectives."""
+    """Return the requests that met their objectives."""
     limit = min(objective.latency_ns for objective in plan.objectives)
     count = int(np.count_nonzero((used[:, OUTCOME] == 0) & (response_times(used) <= limit)))
     return Goodput(
@@ -224,7 +222,7 @@ def goodput(used: Rows, plan: MeasurePlan, duration_ns: int) -> Goodput:
 
 
 def client_times(good: Rows, ledger: Ledger, span: ResultSpan) -> ClientTimes:
-    """Return what the client spent."""
+    """Return the times and the CPU use of the client."""
     handed_over = good[good[:, SEND_END] > 0]
     overhead, cpu_seconds = ledger.busy_share(span.used_begin_ns, span.used_end_ns)
     return ClientTimes(
@@ -237,7 +235,7 @@ def client_times(good: Rows, ledger: Ledger, span: ResultSpan) -> ClientTimes:
 
 
 def timeline(rows: Rows, sent: Rows, begin_ns: int, end_ns: int) -> tuple[TimeBucket, ...]:
-    """Return a level in pieces of equal length, at most `TIMELINE_BUCKETS` and none shorter than 0.1 s."""
+    """Return a level in intervals of equal length, at most `TIMELINE_BUCKETS` and none shorter than 0.1 s."""
     if end_ns <= begin_ns:
         return ()
     width = max(-(-(end_ns - begin_ns) // TIMELINE_BUCKETS), _BUCKET_MIN_NS)
@@ -265,7 +263,7 @@ def timeline(rows: Rows, sent: Rows, begin_ns: int, end_ns: int) -> tuple[TimeBu
 
 
 def relative(window: Window, begin_ns: int) -> Window:
-    """Return a window in times since the begin of its level."""
+    """Return a window with times relative to the start of its level."""
     return Window(
         begin_ns=window.begin_ns - begin_ns,
         end_ns=window.end_ns - begin_ns,
@@ -278,7 +276,7 @@ def relative(window: Window, begin_ns: int) -> Window:
 
 
 def clamped(rows: Rows, begin_ns: int, end_ns: int) -> tuple[int, int]:
-    """Return the time from the first request's send to just after the last one's end; as given without any."""
+    """Return the interval from the first send to just after the last end; unchanged without requests."""
     if not len(rows):
         return begin_ns, end_ns
     return int(rows[:, INTENDED].min()), int(rows[:, DONE].max()) + 1

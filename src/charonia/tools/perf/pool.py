@@ -1,4 +1,4 @@
-"""The processes that send load, seen from the one that measures: start, tell, listen, end."""
+"""The worker processes that send load, controlled from the measuring process."""
 
 import os
 import socket
@@ -11,28 +11,28 @@ from multiprocessing.connection import Connection, wait
 
 from charonia.core.errors import Code, ServingError, internal
 from charonia.tools.perf.api import InputSource, RunSettings
-from charonia.tools.perf.messages import Begin, Broken, End, Go, WorkerReady, WorkerSetup
+from charonia.tools.perf.messages import Begin, End, Go, WorkerFailed, WorkerReady, WorkerSetup
 from charonia.tools.perf.samples import Chunk
 from charonia.tools.perf.shared_memory import SharedLayout
 
 START_SECONDS_MAX = 60.0
-"""Time for all processes to be ready for a level, their connections made."""
+"""Time for all workers to prepare a level, including their connections."""
 
 BEGIN_DELAY_NS = 5_000_000
-"""From the word to begin to the begin, so that every process has heard it."""
+"""Delay between `Go` and the start, so that every worker has received it."""
 
 END_SECONDS_MAX = 5.0
-"""Time for a process to end by itself; then it is killed."""
+"""Time for a worker to exit before it is killed."""
 
 
 class WorkerPool:
-    """Processes that send load.
+    """Worker processes that send load.
 
     Args:
         settings: The run.
         source: Its input data.
-        count: Number of processes.
-        layout: Where tensors lie in shared memory, None where they travel in the messages.
+        count: Number of workers.
+        layout: Locations of tensors in shared memory, None if requests contain them.
     """
 
     def __init__(
@@ -46,51 +46,51 @@ class WorkerPool:
 
     @property
     def count(self) -> int:
-        """Number of processes."""
+        """Number of workers."""
         return len(self._processes)
 
     def prepare(self, begin: Begin) -> None:
-        """Let all processes get ready for a load: connections are made, requests are encoded.
+        """Let all workers prepare a load: open connections and encode requests.
 
         Raises:
-            ServingError: A process cannot, for example because a request has no form that can be sent.
+            ServingError: A worker failed, for example because a request cannot be encoded.
         """
         self._tell(begin)
         waiting = set(range(self.count))
         limit = time.monotonic() + START_SECONDS_MAX
         while waiting:
             if time.monotonic() > limit:
-                raise internal(f"processes that send load: not ready within {START_SECONDS_MAX:g} s")
+                raise internal(f"worker processes: not ready within {START_SECONDS_MAX:g} s")
             for number, message in self._messages(0.1):
                 if isinstance(message, WorkerReady):
                     waiting.discard(number)
 
     def go(self) -> int:
-        """Start the load in all processes at once, and return the monotonic time of its begin."""
+        """Start the load in all workers at the same time, and return its monotonic start time."""
         begin_ns = time.monotonic_ns() + BEGIN_DELAY_NS
         self._tell(Go(begin_ns))
         return begin_ns
 
     def listen(self, seconds: float) -> Iterator[tuple[int, Chunk]]:
-        """Yield the chunks that come within this time, each with the number of its process.
+        """Yield the chunks that arrive within this time, with the numbers of their workers.
 
         Raises:
-            ServingError: A process broke.
+            ServingError: A worker failed.
         """
         for number, message in self._messages(seconds):
             if isinstance(message, Chunk):
                 yield number, message
 
     def end(self, wait_s: float) -> None:
-        """Tell all processes to stop the load; their last chunks say `finished`.
+        """Let all workers stop the load; their last chunks are `finished`.
 
         Args:
-            wait_s: How long they wait for answers.
+            wait_s: Time to wait for answers.
         """
         self._tell(End(wait_s))
 
     def close(self) -> None:
-        """End the processes."""
+        """End the workers."""
         for connection in (*self._commands, *self._answers):
             connection.close()
         for process in self._processes:
@@ -101,16 +101,16 @@ class WorkerPool:
                 process.wait()
 
     def _start(self, setup: WorkerSetup) -> None:
-        # Two sockets, as the worker reads one on its event loop and writes the other from a thread, where it may wait.
+        # Two sockets: the worker reads one on its event loop, and a thread of it writes the other, where it may block.
         commands, their_commands = socket.socketpair()
         answers, their_answers = socket.socketpair()
         descriptors = [their_commands.fileno(), their_answers.fileno()]
         command = [sys.executable, "-m", "charonia.tools.perf.worker", *map(str, descriptors)]
-        # What the parent could import, the child can: it may run from a folder that is on its path.
+        # The worker can import what this process can, which may run from a folder on its path.
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         with their_commands, their_answers:
             self._processes.append(
-                # In a group of its own: Ctrl-C, and what `timeout` sends, are for the measuring process, which decides.
+                # In its own process group: Ctrl-C and signals of `timeout` reach the measuring process only.
                 subprocess.Popen(
                     command, pass_fds=descriptors, stdin=subprocess.DEVNULL, env=environment, process_group=0
                 )
@@ -131,13 +131,13 @@ class WorkerPool:
 
     def _messages(self, seconds: float) -> Iterator[tuple[int, object]]:
         for ready in wait(self._answers, seconds):
-            number = self._answers.index(ready)  # type: ignore[arg-type]  # only ours are waited for
+            number = self._answers.index(ready)  # type: ignore[arg-type]  # `wait` got only these
             connection = self._answers[number]
             try:
                 message = connection.recv()
             except (EOFError, OSError):
                 raise _ended() from None
-            if isinstance(message, Broken):
+            if isinstance(message, WorkerFailed):
                 raise ServingError(Code[message.code], message.message, hint=message.hint)
             yield number, message
 
@@ -146,7 +146,7 @@ class WorkerPool:
 def pool(
     settings: RunSettings, source: InputSource, count: int, layout: SharedLayout | None = None
 ) -> Iterator[WorkerPool]:
-    """Start processes that send load, and end them in any case."""
+    """Start the workers, and end them on exit."""
     processes = WorkerPool(settings, source, count, layout)
     try:
         yield processes
@@ -155,16 +155,16 @@ def pool(
 
 
 def process_count(most: int, level: float, is_rate: bool, cores: Sequence[int]) -> int:
-    """Return how many processes a load is worth.
+    """Return the number of workers for a load.
 
-    One process does some 10,000 requests a second. More of them help where there are cores for them beside those of the
-    server, which often runs on the same machine: a quarter of the cores.
+    One worker sends some 10,000 requests per second. The workers use at most a quarter of the cores, because the server
+    often runs on the same machine.
 
     Args:
-        most: As many as the user allows.
-        level: Largest requests a second, or in flight.
-        is_rate: Which of both.
-        cores: Those that may be used.
+        most: The user's limit.
+        level: Highest number of requests per second, or in flight.
+        is_rate: Whether `level` is a rate.
+        cores: The available cores.
     """
     wanted = level / _RATE_PER_PROCESS if is_rate else level / _REQUESTS_PER_PROCESS
     return max(1, min(most, len(cores) // 4, int(min(wanted, 1e6))))
@@ -175,4 +175,4 @@ _REQUESTS_PER_PROCESS = 8
 
 
 def _ended() -> ServingError:
-    return internal("a process that sends load ended unexpectedly", hint="Its error is above.")
+    return internal("a worker process exited unexpectedly", hint="Its error is above.")

@@ -1,4 +1,4 @@
-"""CPU time and memory of the server's processes, where they run on this machine."""
+"""CPU time and memory of the server's processes, if they run on this machine."""
 
 import ipaddress
 import socket
@@ -22,7 +22,7 @@ class ServerProcesses:
         self._last: dict[int, float] = {}
 
     def sample(self) -> tuple[float, int, int] | None:
-        """Return CPU seconds so far, resident bytes and number of processes; None when the server is gone."""
+        """Return CPU seconds so far, resident bytes and number of processes; None if the server has exited."""
         try:
             members = [self._root, *self._root.children(recursive=True)]
         except psutil.Error:
@@ -34,16 +34,16 @@ class ServerProcesses:
                 times = process.cpu_times()
                 rss += process.memory_info().rss
             except psutil.Error:
-                continue  # it has just ended
+                continue  # it has just exited
             now[process.pid] = times.user + times.system
-        # What ended processes spent stays spent, or a restart would look like time given back.
+        # The CPU time of exited processes counts too, so that a restart does not look like negative time.
         self._spent_by_gone += sum(spent for pid, spent in self._last.items() if pid not in now)
         self._last = now
         return self._spent_by_gone + sum(now.values()), rss, len(now)
 
 
 def find(url: str) -> ServerProcesses | None:
-    """Return the processes of the server at a URL; None where it is not on this machine, or cannot be seen."""
+    """Return the processes of the server at a URL; None if it is on another machine, or not visible."""
     endpoint = parse_url(url)
     if not _is_here(endpoint.host):
         return None
@@ -55,7 +55,7 @@ def find(url: str) -> ServerProcesses | None:
         ]
         if not listening:
             return None
-        # Processes that share a port: the eldest has started the others.
+        # Of processes that share a port, the oldest has started the others.
         return ServerProcesses(min(map(psutil.Process, set(listening)), key=lambda process: process.create_time()))
     except psutil.Error:
         return None

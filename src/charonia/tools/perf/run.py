@@ -1,4 +1,4 @@
-"""A whole run: ask the server who it is, start the processes, measure level after level, and keep what was found."""
+"""A whole run: query the server, start the workers, measure level after level, and collect the results."""
 
 import math
 import os
@@ -48,12 +48,12 @@ _ENDING = (Verdict.INTERRUPTED, Verdict.SERVER_LOST)
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The model that is measured, and its server.
+    """The measured model and its server.
 
     Attributes:
-        server: The server's own description.
+        server: The server's metadata.
         metadata: The model's tensors and versions.
-        config: The model's configuration as a JSON object, empty where the server does not tell.
+        config: The model's configuration as a JSON object, empty if the server does not provide it.
     """
 
     server: ServerMetadata
@@ -62,17 +62,17 @@ class Subject:
 
 
 def ask(client: Client, target: MeasuredTarget) -> Subject:
-    """Ask a server for the model that is to be measured.
+    """Query a server for the model to measure.
 
     Raises:
-        ServingError: It cannot be reached, or has no such model.
+        ServingError: The server cannot be reached, or has no such model.
     """
     server = client.server_metadata()
     metadata = client.model_metadata(target.model, target.version)
     try:
         config: dict[str, Any] = dict(client.model_config(target.model, target.version))
     except ServingError as error:
-        # Servers of the plain protocol have no configuration to tell.
+        # Servers without the extensions of the protocol do not provide the configuration.
         if error.code not in (Code.NOT_FOUND, Code.UNSUPPORTED, Code.INVALID_ARG):
             raise
         config = {}
@@ -92,13 +92,13 @@ def run(
     Args:
         settings: The run.
         source: Its input data.
-        client: To ask the server with.
-        subject: What `ask` returned.
-        progress: Is told what happens.
-        stop: Ends the run early; the level that runs is part of the result.
+        client: A client of the server.
+        subject: The result of `ask`.
+        progress: Receives progress events.
+        stop: Ends the run early; the current level is part of the result.
 
     Raises:
-        ServingError: Nothing can be measured. What was measured before a later failure is returned, with a note.
+        ServingError: Nothing can be measured. After a later failure, the results so far are returned with a note.
     """
     stop = stop if stop is not None else StopRequest()
     began_at, begin_ns = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic_ns()
@@ -148,9 +148,9 @@ def run(
 
 @contextmanager
 def stopped_by_signals() -> Iterator[StopRequest]:
-    """Let Ctrl-C and SIGTERM end a run with what it has measured; the second Ctrl-C ends the program.
+    """Let Ctrl-C and SIGTERM end a run with the results so far; a second Ctrl-C ends the program.
 
-    Outside the main thread, where signals cannot be handled, nothing changes.
+    Has no effect outside the main thread, where signals cannot be handled.
     """
     stop = StopRequest()
     if threading.current_thread() is not threading.main_thread():
@@ -158,7 +158,7 @@ def stopped_by_signals() -> Iterator[StopRequest]:
         return
 
     def handle(number: int, frame: FrameType | None) -> None:
-        # `timeout` sends SIGTERM twice at once, to the process and to its group: that is one wish.
+        # `timeout` sends SIGTERM twice, to the process and to its group, which counts as one request.
         if stop.requested and number == signal.SIGINT:
             raise KeyboardInterrupt
         stop.request()
@@ -206,7 +206,7 @@ def _process_count(settings: RunSettings) -> int:
     is_rate = plan.mode is not LoadMode.CONCURRENCY
     rate = schedule.interval_rate(plan.intervals_ns) if plan.mode is LoadMode.INTERVALS else plan.end
     largest = plan.start if math.isinf(rate) else rate
-    # Every process has at least one request to send, at the first level too.
+    # Every worker sends at least one request, at the first level too.
     most = plan.process_count_max if is_rate else min(plan.process_count_max, int(plan.start))
     sequences = settings.sequences
     if sequences is not None and is_rate:
@@ -215,7 +215,7 @@ def _process_count(settings: RunSettings) -> int:
 
 
 def _composing(client: Client, config: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the models that an ensemble is made of, those of ensembles in it included."""
+    """Return the composing models of an ensemble, including those of nested ensembles."""
     found: dict[tuple[str, str], None] = {}
     configs = [config]
     for _ in range(_COMPOSING_DEPTH_MAX):
@@ -245,7 +245,7 @@ def _model_info(target: MeasuredTarget, subject: Subject) -> ModelInfo:
 
 
 def machine() -> Machine:
-    """Return where this runs."""
+    """Return a description of this machine."""
     return Machine(
         host=platform.node(),
         system=f"{platform.system()} {platform.release()}",

@@ -1,6 +1,6 @@
-"""Requests that ended, as rows of numbers: what processes that send load tell the one that measures.
+"""Completed requests as rows of integers: the data that workers send to the measuring process. Pure.
 
-A row is made for every request on the hot path, so it is ten plain integers; names are given to them here.
+The hot path makes a row for every request, so a row is ten plain integers; this module names the columns.
 """
 
 from collections.abc import Iterable
@@ -10,53 +10,53 @@ import numpy as np
 from numpy.typing import NDArray
 
 Rows = NDArray[np.int64]
-"""Requests that ended, int64 [requests, WIDTH]; times are monotonic nanoseconds."""
+"""Completed requests, int64 [requests, WIDTH]; times are monotonic nanoseconds."""
 
 INTENDED, SENT, SEND_END, FIRST, RECEIVE, DONE, OUTCOME, RESPONSES, PLACE, SEQUENCE = range(10)
 """Columns.
 
-INTENDED: when it was meant to be sent. SENT: when it was. SEND_END: when its last byte was handed over, 0 for never.
-FIRST: when its first response was complete, 0 for none. RECEIVE: duration from first to last byte of its responses.
-DONE: when its last response was complete, or its failure known. OUTCOME: 0 for success, else the number of the kind of
-error. RESPONSES: how many there were. PLACE: see `place`. SEQUENCE: see `sequence_mark`.
+INTENDED: scheduled send time. SENT: actual send time. SEND_END: when its last byte was passed to the operating system,
+0 for never. FIRST: when its first response was complete, 0 for none. RECEIVE: duration from first to last byte of its
+responses. DONE: when its last response was complete, or it failed. OUTCOME: 0 for success, else the number of the kind
+of error. RESPONSES: number of responses. PLACE: see `place`. SEQUENCE: see `sequence_mark`.
 """
 WIDTH = 10
 
 
 def place(stream: int, step: int) -> int:
-    """Return stream and step of the input data in one number."""
+    """Return stream and step of the input data as one number."""
     return stream << 32 | step
 
 
 def sequence_mark(sequence_id: int, end: bool) -> int:
-    """Return a correlation id and whether the sequence ends, in one number."""
+    """Return a correlation id and whether the sequence ends, as one number."""
     return sequence_id << 1 | end
 
 
 def no_rows() -> Rows:
-    """Return no requests."""
+    """Return an empty array of rows."""
     return np.empty((0, WIDTH), np.int64)
 
 
 def as_rows(numbers: bytes) -> Rows:
-    """Return the rows whose numbers stand one after the other."""
+    """Return the rows in a buffer of their numbers."""
     return np.frombuffer(numbers, np.int64).reshape(-1, WIDTH)
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What one process tells, every few hundredths of a second.
+    """The report of one worker, sent every few hundredths of a second.
 
     Attributes:
-        until_ns: Every request that ended before is in this chunk or an earlier one.
-        rows: Requests that ended, as the bytes of `Rows`.
-        sent: Open loop: intended and actual send time of every request sent, as the bytes of int64 [requests, 2].
-        in_flight: Requests without an answer.
+        until_ns: This chunk and those before hold every request that ended before this time.
+        rows: Completed requests, as the bytes of `Rows`.
+        sent: Open loop: intended and actual send times of all sent requests, as the bytes of int64 [requests, 2].
+        in_flight: Requests in flight.
         cpu_ns: CPU time of the process so far.
-        kinds: Kinds of errors that are new, by number.
-        messages: Messages of errors, each with the number of its kind.
-        responses: Times of all responses of requests that had several, by the number of the row; only if wanted.
-        finished: Whether all there was to send was sent and has ended.
+        kinds: New kinds of errors by number.
+        messages: Messages of errors, with the numbers of their kinds.
+        responses: Times of all responses by number of the row, if they are kept.
+        finished: Whether all requests were sent and have ended.
     """
 
     until_ns: int
@@ -71,19 +71,19 @@ class Chunk:
 
 
 def successes(rows: Rows) -> Rows:
-    """Return the requests that succeeded."""
+    """Return the successful requests."""
     good: Rows = rows[rows[:, OUTCOME] == 0]
     return good
 
 
 def response_times(rows: Rows) -> Rows:
-    """Return the time of each from its intended send, in nanoseconds."""
+    """Return the time from the intended send of each request, in nanoseconds."""
     times: Rows = rows[:, DONE] - rows[:, INTENDED]
     return times
 
 
 def service_times(rows: Rows) -> Rows:
-    """Return the time of each from its actual send, in nanoseconds."""
+    """Return the time from the actual send of each request, in nanoseconds."""
     times: Rows = rows[:, DONE] - rows[:, SENT]
     return times
 
@@ -94,7 +94,7 @@ def ended_within(rows: Rows, begin_ns: int, end_ns: int) -> Rows:
 
 
 def joined(parts: Iterable[Rows]) -> Rows:
-    """Return the rows of all parts, by the time they ended."""
+    """Return the rows of all parts, by completion time."""
     rows = np.concatenate([no_rows(), *parts])
     ordered: Rows = rows[np.argsort(rows[:, DONE], kind="stable")]
     return ordered

@@ -1,7 +1,7 @@
-"""When an open loop sends: pure, seeded, and the same for every process of a run.
+"""The send times of an open loop. Pure. Random choices are seeded, and the same in every worker of a run.
 
-A schedule is an endless list of offsets from the begin of a level. Several processes each make all of it and take every
-n-th arrival, so that their number changes nothing about what the server sees.
+A schedule is an endless series of offsets from the start of a level. Each worker generates all of it and takes every
+n-th arrival, so that the load does not depend on the number of workers.
 """
 
 from collections.abc import Iterator
@@ -18,14 +18,14 @@ SECOND_NS = 1_000_000_000
 
 
 def constant(rate: float) -> Iterator[int]:
-    """Yield offsets in nanoseconds at equal distances, the first at 0.
+    """Yield equally spaced offsets in nanoseconds, the first at 0.
 
     Args:
-        rate: Arrivals a second.
+        rate: Arrivals per second.
     """
     number = 0
     while True:
-        # From the number, not from the one before: rounding does not add up.
+        # From the number, not from the previous offset, so that rounding errors do not add up.
         yield round(number * SECOND_NS / rate)
         number += 1
 
@@ -34,8 +34,8 @@ def poisson(rate: float, seed: int) -> Iterator[int]:
     """Yield offsets in nanoseconds with exponential gaps.
 
     Args:
-        rate: Arrivals a second, on average.
-        seed: The same seed gives the same arrivals.
+        rate: Mean arrivals per second.
+        seed: Random seed.
     """
     random = np.random.default_rng(seed)
     at = 0.0
@@ -46,7 +46,7 @@ def poisson(rate: float, seed: int) -> Iterator[int]:
 
 
 def intervals(gaps_ns: tuple[int, ...]) -> Iterator[int]:
-    """Yield offsets in nanoseconds with these gaps, over and over; the first is one gap after the begin."""
+    """Yield offsets in nanoseconds with these gaps, repeated; the first is one gap after the start."""
     at = 0
     while True:
         for gap in gaps_ns:
@@ -55,10 +55,10 @@ def intervals(gaps_ns: tuple[int, ...]) -> Iterator[int]:
 
 
 def interval_rate(gaps_ns: tuple[int, ...]) -> float:
-    """Return the arrivals a second of `intervals`.
+    """Return the arrivals per second of `intervals`.
 
     Raises:
-        ServingError: INVALID_ARG when there is no gap, one is negative, or all are 0.
+        ServingError: INVALID_ARG if there is no gap, one is negative, or all are 0.
     """
     if not gaps_ns or min(gaps_ns) < 0 or not sum(gaps_ns):
         raise invalid("request intervals: expected at least one, none negative and not all of them 0")
@@ -69,10 +69,10 @@ def arrivals(distribution: Distribution, rate: float, gaps_ns: tuple[int, ...], 
     """Yield the offsets of a level.
 
     Args:
-        distribution: How arrivals are spread, where there are no gaps.
-        rate: Arrivals a second.
-        gaps_ns: Custom gaps, which go before all else; empty for none.
-        seed: For what is drawn at random.
+        distribution: Distribution of arrivals without custom gaps.
+        rate: Arrivals per second.
+        gaps_ns: Custom gaps, which take precedence; empty for none.
+        seed: Random seed.
     """
     if gaps_ns:
         return intervals(gaps_ns)
@@ -80,10 +80,10 @@ def arrivals(distribution: Distribution, rate: float, gaps_ns: tuple[int, ...], 
 
 
 def share(schedule: Iterator[int], process: int, process_count: int) -> Iterator[int]:
-    """Yield the arrivals of one process: every `process_count`-th, the first being number `process`."""
+    """Yield the arrivals of one worker: every `process_count`-th, from number `process` on."""
     return islice(schedule, process, None, process_count)
 
 
 def split(total: int, process_count: int) -> list[int]:
-    """Return `total` in parts that differ by at most one, larger ones first."""
+    """Split `total` into parts that differ by at most one, larger ones first."""
     return [total // process_count + (part < total % process_count) for part in range(process_count)]

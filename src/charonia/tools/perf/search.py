@@ -1,4 +1,4 @@
-"""Which level comes next: a sweep, or a binary search for the largest level within the latency limit. Pure."""
+"""Selects the next level: a sweep, or a binary search for the highest level within the latency limit. Pure."""
 
 import math
 from collections.abc import Generator
@@ -6,10 +6,10 @@ from collections.abc import Generator
 from charonia.tools.perf.api import LoadPlan
 from charonia.tools.results.records import LoadMode
 
-_SLACK = 1e-9  # 0.1 + 0.1 + 0.1 still is the end of a range to 0.3
+_SLACK = 1e-9  # 0.1 + 0.1 + 0.1 reaches the end of a range to 0.3
 
 Levels = Generator[float, bool, float | None]
-"""Yields values of levels, is sent whether each met the latency limit, and returns the best one that did."""
+"""Yields values of levels, is sent whether each met the latency limit, and returns the last that did."""
 
 
 def levels(plan: LoadPlan) -> Levels:
@@ -18,7 +18,7 @@ def levels(plan: LoadPlan) -> Levels:
 
 
 def level_count(plan: LoadPlan) -> int:
-    """Return how many levels there will be, 0 where that depends on what is measured."""
+    """Return the number of levels, 0 if it depends on the results."""
     if plan.binary_search or math.isinf(plan.end):
         return 0
     return int((plan.end - plan.start) / plan.step + _SLACK) + 1

@@ -1,6 +1,6 @@
-"""Sending single requests, and writing down what became of them: the hot path of a process that sends load.
+"""Sends single requests and records their outcome: the hot path of a worker process.
 
-All of it runs on the event loop's thread.
+It runs on the event loop's thread.
 """
 
 import time
@@ -16,25 +16,25 @@ from charonia.tools.results.records import ERROR_SAMPLES_MAX
 from charonia.wire.transport import Answer, Failure, Handle, PreparedRequest, RequestForm, Transport
 
 PREPARED_BYTES_MAX = 512 * 2**20
-"""Encoded requests that are kept; what is beyond is encoded each time it is sent."""
+"""Limit of the cache of encoded requests; further ones are encoded each time they are sent."""
 
 VALIDATION = "VALIDATION"
-"""Kind of the error of a right answer with the wrong content."""
+"""Kind of the error of a successful response with unexpected content."""
 
 _MESSAGE_CHARS_MAX = 500
 _WARM_MAX = 256
 
 Then = Callable[[str], None]
-"""Is called when a request has ended, with the kind of its error, "" for success."""
+"""Called when a request has ended, with the kind of its error, "" for success."""
 
 FormOf = Callable[[Part], RequestForm]
 
 
 class RequestLog:
-    """Requests that ended since the last chunk.
+    """The requests completed since the last chunk.
 
     Args:
-        keep_responses: Whether the times of all responses of a request are kept.
+        keep_responses: Whether to keep the times of all responses of a request.
     """
 
     def __init__(self, keep_responses: bool) -> None:
@@ -49,18 +49,18 @@ class RequestLog:
         self._samples: dict[int, set[str]] = {}
 
     def sent(self, intended_ns: int, sent_ns: int) -> None:
-        """Write down that a request of an open loop was sent."""
+        """Record the sending of a request of an open loop."""
         self._sent.extend((intended_ns, sent_ns))
 
     def ended(self, row: tuple[int, ...], responses_ns: tuple[int, ...]) -> None:
-        """Write down a request: a row of `samples`, and the times of its responses where they are kept."""
+        """Record a completed request: a row of `samples`, and the times of its responses if they are kept."""
         self._rows.extend(row)
         if responses_ns:
             self._responses[self._row_count] = responses_ns
         self._row_count += 1
 
     def kind(self, name: str, message: str) -> int:
-        """Return the number of a kind of error, and keep the message as a sample if there are few."""
+        """Return the number of a kind of error, and keep the message as one of a few samples."""
         number = self._kinds.get(name)
         if number is None:
             number = self._kinds[name] = len(self._kinds) + 1
@@ -73,7 +73,7 @@ class RequestLog:
         return number
 
     def chunk(self, in_flight: int, finished: bool) -> Chunk:
-        """Return what was written down since the last chunk."""
+        """Return what was recorded since the last chunk."""
         chunk = Chunk(
             until_ns=time.monotonic_ns(),
             rows=self._rows.tobytes(),
@@ -92,7 +92,7 @@ class RequestLog:
 
 
 class SentRequest:
-    """One request on its way."""
+    """A request in flight."""
 
     __slots__ = (
         "first_ns",
@@ -128,7 +128,7 @@ class SentRequest:
         self.wrong_message = ""
 
     def on_answer(self, answer: Answer) -> None:
-        """Take one answer of the wire."""
+        """Process an answer."""
         if answer.failure is not None:
             status = answer.failure is Failure.STATUS
             self.wrong_kind = answer.code.name if status else answer.failure.name
@@ -149,41 +149,41 @@ class SentRequest:
 
 
 class Sender:
-    """Sends requests of a data source over a wire.
+    """Sends requests of a data source over a transport.
 
     Args:
-        wire: Where to.
-        source: What.
-        form_of: How a request is encoded.
-        journal: Where to write down what became of them.
-        validator: Looks at answers, None for nobody.
+        transport: Connections to the server.
+        source: The requests.
+        form_of: Returns the encoding of a request.
+        log: Records the outcomes.
+        validator: Checks the responses, None for no check.
     """
 
     def __init__(
         self,
-        wire: Transport,
+        transport: Transport,
         source: InputSource,
         form_of: FormOf,
-        journal: RequestLog,
+        log: RequestLog,
         validator: Validator | None = None,
     ) -> None:
-        self._wire = wire
+        self._transport = transport
         self._source = source
         self._form_of = form_of
-        self.journal = journal
+        self.log = log
         self._prepared: dict[int, PreparedRequest] = {}
         self._prepared_bytes = 0
         self._validator = validator
-        self.inspects = validator is not None or journal.keep_responses
-        self.flights: set[SentRequest] = set()
+        self.inspects = validator is not None or log.keep_responses
+        self.in_flight: set[SentRequest] = set()
         self.is_recording = True
 
     def send(self, part: Part, intended_ns: int, then: Then) -> SentRequest:
         """Send a request.
 
         Args:
-            part: Which one.
-            intended_ns: When it was to be sent; 0 for now, in a closed loop.
+            part: The request.
+            intended_ns: Scheduled send time; 0 for now, in a closed loop.
             then: Called when it has ended.
         """
         key = place(part.stream, part.step)
@@ -192,62 +192,62 @@ class Sender:
             prepared = self._prepare(key, part)
         if part.sequence_id:
             prepared = prepared.with_sequence(part.sequence_id, part.start, part.end)
-        flight = SentRequest(self, part, intended_ns, then)
-        self.flights.add(flight)
+        request = SentRequest(self, part, intended_ns, then)
+        self.in_flight.add(request)
         if intended_ns and self.is_recording:
-            self.journal.sent(intended_ns, time.monotonic_ns())
-        flight.handle = self._wire.send(prepared, flight.on_answer, keep_body=self._validator is not None)
-        return flight
+            self.log.sent(intended_ns, time.monotonic_ns())
+        request.handle = self._transport.send(prepared, request.on_answer, keep_body=self._validator is not None)
+        return request
 
     def warm(self) -> None:
-        """Encode what will be sent, as far as it is kept."""
+        """Encode the requests that the cache holds in advance."""
         for part in islice(steps_once(self._source), _WARM_MAX):
             key = place(part.stream, part.step)
             if key not in self._prepared:
                 self._prepare(key, part)
 
-    def ended(self, flight: SentRequest, answer: Answer) -> None:
-        """Take a request that has ended."""
-        self.flights.discard(flight)
-        flight.handle = None  # they hold each other: without this only the garbage collector frees them
-        kind = flight.wrong_kind
-        if flight.recorded:
-            part = flight.part
-            done_ns = answer.done_ns if kind or not flight.response_count else flight.last_ns
-            self.journal.ended(
+    def ended(self, request: SentRequest, answer: Answer) -> None:
+        """Record a request that has ended."""
+        self.in_flight.discard(request)
+        request.handle = None  # breaks a reference cycle that only the garbage collector would free
+        kind = request.wrong_kind
+        if request.recorded:
+            part = request.part
+            done_ns = answer.done_ns if kind or not request.response_count else request.last_ns
+            self.log.ended(
                 (
-                    flight.intended_ns or answer.sent_ns,
+                    request.intended_ns or answer.sent_ns,
                     answer.sent_ns,
                     answer.send_end_ns,
-                    flight.first_ns,
-                    flight.receive_ns,
+                    request.first_ns,
+                    request.receive_ns,
                     done_ns,
-                    self.journal.kind(kind, flight.wrong_message) if kind else 0,
-                    flight.response_count,
+                    self.log.kind(kind, request.wrong_message) if kind else 0,
+                    request.response_count,
                     part.stream << 32 | part.step,
                     sequence_mark(part.sequence_id, part.end),
                 ),
-                flight.responses_ns,
+                request.responses_ns,
             )
-        flight.then(kind)
+        request.then(kind)
 
     def cancel(self) -> None:
-        """Give up all that is in flight."""
-        for flight in self.flights:
-            if flight.handle is not None:
-                flight.handle.cancel()
-        self.flights.clear()
+        """Cancel all requests in flight."""
+        for request in self.in_flight:
+            if request.handle is not None:
+                request.handle.cancel()
+        self.in_flight.clear()
 
-    def inspect(self, flight: SentRequest, answer: Answer) -> None:
-        """Look at one response: its time, and whether it holds what it has to."""
-        if self.journal.keep_responses:
-            flight.responses_ns += (answer.done_ns,)
-        if self._validator is not None and not flight.wrong_kind:
-            flight.wrong_message = self._validator.problem(flight.part, answer)
-            flight.wrong_kind = VALIDATION if flight.wrong_message else ""
+    def inspect(self, request: SentRequest, answer: Answer) -> None:
+        """Record the time of a response, and validate it."""
+        if self.log.keep_responses:
+            request.responses_ns += (answer.done_ns,)
+        if self._validator is not None and not request.wrong_kind:
+            request.wrong_message = self._validator.problem(request.part, answer)
+            request.wrong_kind = VALIDATION if request.wrong_message else ""
 
     def _prepare(self, key: int, part: Part) -> PreparedRequest:
-        prepared = self._wire.prepare(self._source.request(part.stream, part.step), self._form_of(part))
+        prepared = self._transport.prepare(self._source.request(part.stream, part.step), self._form_of(part))
         if self._prepared_bytes + prepared.byte_size <= PREPARED_BYTES_MAX:
             self._prepared[key] = prepared
             self._prepared_bytes += prepared.byte_size

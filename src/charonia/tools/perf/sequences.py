@@ -1,4 +1,4 @@
-"""Which request of which sequence a slot sends next; and which step of the data other load sends. Pure and seeded."""
+"""Selects the next request: of a sequence, or a step of the data. Pure. Random choices are seeded."""
 
 from collections.abc import Iterator
 from random import Random
@@ -7,12 +7,12 @@ from charonia.tools.perf.api import InputSource, SequencePlan
 
 
 class Part:
-    """One request of a sequence.
+    """A request: a step of the data, optionally as part of a sequence.
 
     Attributes:
         stream: Stream of the data.
         step: Step of that stream.
-        sequence_id: Correlation id, 0 for a request that belongs to no sequence.
+        sequence_id: Correlation id, 0 for a request outside any sequence.
         start: Whether it is the first of its sequence.
         end: Whether it is the last.
     """
@@ -28,14 +28,14 @@ class Part:
 
 
 def steps_once(source: InputSource) -> Iterator[Part]:
-    """Yield the steps of all streams, one stream after the other."""
+    """Yield the steps of all streams, stream by stream."""
     for stream in range(source.stream_count):
         for step in range(source.step_count(stream)):
             yield Part(stream, step)
 
 
 def steps(source: InputSource, first: int, stride: int) -> Iterator[Part]:
-    """Yield the steps of all streams in turn, over and over, each of `stride` processes its own."""
+    """Cycle through the steps of all streams; each of `stride` processes takes its own share."""
     parts = list(steps_once(source))
     at = first % len(parts)
     while True:
@@ -44,7 +44,7 @@ def steps(source: InputSource, first: int, stride: int) -> Iterator[Part]:
 
 
 class SequenceIds:
-    """Correlation ids over and over, each of several processes its own.
+    """Reusable correlation ids; each of several processes has its own share.
 
     Args:
         plan: First id and number of ids.
@@ -61,7 +61,7 @@ class SequenceIds:
         self._busy: set[int] = set()
 
     def take(self) -> int:
-        """Return an id that no open sequence of this process has."""
+        """Return an id that no open sequence of this process uses."""
         for _ in range(len(self._busy) + 1):
             number = self._next
             self._next += self._stride
@@ -74,18 +74,18 @@ class SequenceIds:
         return found
 
     def give_back(self, sequence_id: int) -> None:
-        """Say that a sequence has ended."""
+        """Release the id of a sequence that has ended."""
         self._busy.discard(sequence_id)
 
 
 class SequenceSlot:
-    """A place where one sequence runs at a time.
+    """Runs one sequence at a time.
 
     Args:
-        plan: How sequences are made.
+        plan: Settings of sequences.
         source: Their data.
-        ids: Where their ids come from; shared by the slots of a process.
-        seed: For the streams and lengths that are drawn.
+        ids: The ids, shared by the slots of a process.
+        seed: Seed of the choice of streams and lengths.
     """
 
     def __init__(self, plan: SequencePlan, source: InputSource, ids: SequenceIds, seed: int) -> None:
@@ -100,7 +100,7 @@ class SequenceSlot:
 
     @property
     def is_open(self) -> bool:
-        """Whether a sequence has begun and not ended."""
+        """Whether a sequence has started and not ended."""
         return self._position < self._length
 
     def next(self) -> Part:
@@ -112,14 +112,14 @@ class SequenceSlot:
         return self._part(position, end=self._position == self._length)
 
     def finish(self) -> Part | None:
-        """Return the request that ends the open sequence now, None where there is none."""
+        """Return a request that ends the open sequence now, None if no sequence is open."""
         if not self.is_open:
             return None
         position, self._position = self._position, self._length
         return self._part(position, end=True)
 
     def abandon(self) -> None:
-        """Forget the open sequence: one of its requests failed, and the server may no longer know it."""
+        """Drop the open sequence after a failed request, because the server may have lost it."""
         if self.is_open:
             self._position = self._length
             self._ids.give_back(self._id)

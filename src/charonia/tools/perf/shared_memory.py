@@ -1,8 +1,7 @@
-"""Tensors in shared memory with the server (`--shared-memory system`): two memory objects of our own, one for each way.
+"""Tensors in shared memory with the server (`--shared-memory system`): one memory object for inputs, one for outputs.
 
-The inputs of all requests lie one after the other in the first one and are written once, before the run. Each request
-has its place in the second one for outputs; requests with the same inputs share it. The regions have names that nobody
-else has, and only they are registered and unregistered.
+The inputs of all requests are written once, before the run. Each step of the data has its own place for outputs, which
+its requests share. The regions have unique names, and no other region is registered or unregistered.
 """
 
 from collections.abc import Iterator
@@ -30,18 +29,18 @@ _ALIGNMENT = 64
 
 @dataclass(frozen=True, slots=True)
 class SharedLayout:
-    """Where the tensors of every request lie.
+    """Locations of the tensors of every request.
 
     Attributes:
-        inputs: Places of the inputs by stream and step, by name.
-        outputs: Places of the outputs in the same way.
+        inputs: Locations of the inputs by stream and step, then by name.
+        outputs: Locations of the outputs likewise.
     """
 
     inputs: dict[tuple[int, int], dict[str, SharedTensor]]
     outputs: dict[tuple[int, int], dict[str, SharedTensor]]
 
     def form(self, part: Part, form: RequestForm) -> RequestForm:
-        """Return how a request is encoded, given how it would be without shared memory."""
+        """Return the encoding of a request, given the one without shared memory."""
         key = part.stream, part.step
         return replace(form, shared_inputs=self.inputs[key], shared_outputs=self.outputs[key])
 
@@ -50,17 +49,17 @@ class SharedLayout:
 def shared(
     client: Client, source: InputSource, target: MeasuredTarget, metadata: ModelMetadata, batches: bool
 ) -> Iterator[SharedLayout]:
-    """Put the inputs into shared memory and register it with the server; take all of it back in the end.
+    """Put the inputs into shared memory and register it with the server; unregister and remove it on exit.
 
     Args:
-        client: To tell the server.
+        client: A client of the server.
         source: The requests.
         target: The model.
-        metadata: Its outputs.
-        batches: Whether the first dimension of its tensors is that of the batch.
+        metadata: Metadata of the model.
+        batches: Whether its tensors have a batch dimension.
 
     Raises:
-        ServingError: The server has no shared memory, or the data does not fit.
+        ServingError: The server does not support shared memory, or the data does not fit.
     """
     if source.expected(0, 0) is not None:
         raise invalid("validation data: answers in shared memory are not compared", hint="leave --shared-memory out")
@@ -102,7 +101,7 @@ def _registered(client: Client, name: str, byte_size: int) -> Iterator[SharedMem
         try:
             yield memory
         finally:
-            # A server that has gone has forgotten it, and what was measured matters more.
+            # A server that exited has no regions left, and must not cost the results.
             with suppress(ServingError):
                 client.unregister_shared_memory(name)
     finally:
@@ -124,12 +123,12 @@ def _placed(
 
 
 def _output_bytes(tensor: TensorMetadata, batch_size: int, target: MeasuredTarget) -> int:
-    """Return the size of an output: by its shape, or the room that was asked for where that does not tell.
+    """Return the size of an output: by its shape, or the configured size if the shape is variable.
 
     Args:
         tensor: The output.
-        batch_size: Items of a request; 0 for a model without batch dimension.
-        target: Says the room for an item.
+        batch_size: Items in a request; 0 for a model without batch dimension.
+        target: Has the size for an item.
     """
     item = tensor.shape[1:] if batch_size else tensor.shape
     if tensor.datatype is DataType.BYTES or -1 in item:

@@ -1,6 +1,6 @@
-"""The server's statistics: what changed between two readings, of one model or of an ensemble and its parts. Pure.
+"""The server's statistics: differences between two readings, of a model or of an ensemble and its models. Pure.
 
-The server counts all of its clients. Whether others sent requests too is seen by comparing its count with our own.
+The server counts requests of all clients. Comparing its count with our own reveals other traffic.
 
 Source: Triton's statistics extension.
 """
@@ -12,25 +12,25 @@ from charonia.tools.results.server import ServerModel, ServerSide
 
 Json = Mapping[str, Any]
 Reading = Mapping[tuple[str, str], Json]
-"""Statistics by model name and version, all models that were asked for."""
+"""Statistics by model name and version."""
 
 _SLACK_SHARE = 0.02
 _SLACK_COUNT = 4
 
 
 def reading(entries: Sequence[Json]) -> Reading:
-    """Return the answers of the statistics call by model and version."""
+    """Return the statistics by model and version."""
     return {(str(entry.get("name", "")), str(entry.get("version", ""))): entry for entry in entries}
 
 
 def difference(before: Reading, after: Reading, model: str, version: str = "") -> tuple[ServerModel | None, str]:
-    """Return what a model did between two readings, and a note where that is in doubt.
+    """Return a model's statistics between two readings, and a note if they are in doubt.
 
     Args:
         before: First reading.
         after: Second reading.
         model: Model name.
-        version: Its version, "" for the one that did something.
+        version: Model version, "" for the active one.
     """
     versions = sorted((key[1] for key in after if key[0] == model), key=_number)
     if version:
@@ -48,14 +48,14 @@ def difference(before: Reading, after: Reading, model: str, version: str = "") -
 def server_side(
     model: ServerModel | None, composing: Sequence[ServerModel], notes: Sequence[str], ended: int, in_flight: int
 ) -> ServerSide:
-    """Return the server's account, and whether others sent requests too.
+    """Return the server's statistics, and whether there was other traffic.
 
     Args:
-        model: What it says of the model.
-        composing: What it says of the models that it is made of.
-        notes: What else is to be said.
-        ended: Requests of ours that ended, failed ones included.
-        in_flight: Most requests of ours that were on their way when the statistics were read.
+        model: Statistics of the model.
+        composing: Statistics of its composing models.
+        notes: Further notes.
+        ended: Our completed requests, including failed ones.
+        in_flight: Upper limit of our requests in flight when the statistics were read.
     """
     if model is None:
         return ServerSide(None, False, tuple(notes))
@@ -65,7 +65,7 @@ def server_side(
     others = counted > ended + slack
     if others:
         notes.append(
-            f"The server counted {counted} requests and this client {ended}: other clients are part of its times."
+            f"The server counted {counted} requests and this client {ended}: so its times include other clients."
         )
     elif counted < ended - slack and counted:
         notes.append(f"The server counted only {counted} of this client's {ended} requests.")
@@ -73,7 +73,7 @@ def server_side(
 
 
 def composing_models(config: Json) -> list[tuple[str, str]]:
-    """Return name and version ("" for any) of the models that an ensemble's configuration names, each once."""
+    """Return name and version ("" for any) of the composing models of an ensemble's configuration, each once."""
     steps = (config.get("ensemble_scheduling") or {}).get("step") or ()
     found: dict[tuple[str, str], None] = {}
     for step in steps:
@@ -91,7 +91,7 @@ def _with_composing(model: ServerModel, composing: Sequence[ServerModel]) -> Ser
 
 def _delta(before: Json, after: Json, name: str, version: str) -> ServerModel:
     def moved(*path: str) -> int:
-        # A model that was loaded anew counts from zero again.
+        # The counts of a reloaded model restart at zero.
         return max(0, _at(after, path) - _at(before, path))
 
     def stats(kind: str, field: str) -> int:

@@ -1,7 +1,4 @@
-"""Whether an answer holds what the validation data say it has to.
-
-Whether an answer holds what the validation data say.
-"""
+"""Compares responses with validation data."""
 
 from collections.abc import Mapping
 
@@ -22,15 +19,15 @@ _EXACT = (DataType.BOOL, DataType.BYTES)
 
 
 def mismatch(expected: Mapping[str, Tensor], outputs: Mapping[str, Tensor], tolerance: float = 0.0) -> str:
-    """Return how outputs differ from what is expected, in one sentence; "" where they do not.
+    """Return the first difference from the expected outputs, in one sentence; "" for none.
 
-    Strings, integers and booleans are compared exactly. A floating-point number passes when it differs by no more than
-    `tolerance * (1 + |expected|)`; NaN only where NaN is expected.
+    Strings, integers and booleans must be equal. A floating-point number may differ by up to
+    `tolerance * (1 + |expected|)`; NaN equals only NaN.
 
     Args:
-        expected: What the answer has to hold; other outputs are not looked at.
-        outputs: What it holds.
-        tolerance: Of floating-point numbers, absolute and relative.
+        expected: Expected outputs; other outputs are ignored.
+        outputs: Actual outputs.
+        tolerance: Absolute and relative tolerance of floating-point numbers.
     """
     for name, want in expected.items():
         got = outputs.get(name)
@@ -80,12 +77,12 @@ def _shown(tensor: Tensor, index: tuple[np.intp, ...]) -> str:
 
 
 class Validator:
-    """Compares answers with what the data source expects.
+    """Compares responses with the expected outputs of a data source.
 
     Args:
         source: The data source.
-        target: How answers are encoded.
-        tolerance: Of floating-point numbers, absolute and relative.
+        target: Determines the encoding of responses.
+        tolerance: Absolute and relative tolerance of floating-point numbers.
     """
 
     def __init__(self, source: InputSource, target: MeasuredTarget, tolerance: float) -> None:
@@ -94,7 +91,7 @@ class Validator:
         self._tolerance = tolerance
 
     def problem(self, part: Part, answer: Answer) -> str:
-        """Return what is wrong with the answer to a request, in a sentence; "" for nothing."""
+        """Return what is wrong with the response to a request, in one sentence; "" for nothing."""
         expected = self._source.expected(part.stream, part.step)
         if expected is None:
             return ""

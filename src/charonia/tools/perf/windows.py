@@ -1,7 +1,7 @@
-"""Windows, and whether the last of them agree: how perf_analyzer judges, so that numbers compare. Pure.
+"""Windows, and whether the last ones agree by perf_analyzer's rule, so that results are comparable. Pure.
 
-A request belongs to the window in which its last response arrived. A level is settled when the last three windows each
-had answers, and neither throughput nor latency differs by more than the stability among them.
+A request belongs to the window in which its last response arrived. A level is settled when each of the last three
+windows had responses, and neither throughput nor latency differs among them by more than the stability.
 """
 
 from dataclasses import dataclass, replace
@@ -12,19 +12,19 @@ from charonia.tools.perf.samples import OUTCOME, Rows, ended_within, response_ti
 from charonia.tools.results.records import Window
 
 LAST = 3
-"""Windows that have to agree, and that make up the result."""
+"""Number of windows that must agree and make up the result."""
 
 _TIME_FACTOR = 1.2
 
 
 def window_ns(interval_ms: int) -> int:
-    """Return the real length of a time window: 1.2 times what was asked for, in whole milliseconds."""
+    """Return the actual length of a time window: 1.2 times the requested one, in whole milliseconds."""
     return int(interval_ms * _TIME_FACTOR) * 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredWindow:
-    """A window, and what else its report needs.
+    """A window and its deviation.
 
     Attributes:
         window: The window.
@@ -39,10 +39,10 @@ def measure(rows: Rows, begin_ns: int, end_ns: int, batch_size: int, percentile:
     """Measure one window.
 
     Args:
-        rows: Requests that ended.
-        begin_ns: Begin of the window.
+        rows: Completed requests.
+        begin_ns: Start of the window.
         end_ns: End of the window.
-        batch_size: Items of a request.
+        batch_size: Items in a request.
         percentile: The stabilising percentile, None for the mean.
     """
     inside = ended_within(rows, begin_ns, end_ns)
@@ -61,7 +61,7 @@ def measure(rows: Rows, begin_ns: int, end_ns: int, batch_size: int, percentile:
 
 
 def stabilising_latency(times: Rows, percentile: float | None) -> float:
-    """Return the mean, or a percentile by the nearest rank; 0 where there are no times."""
+    """Return the mean, or a percentile by the nearest rank; 0 without times."""
     if not times.size:
         return 0.0
     if percentile is None:
@@ -71,7 +71,7 @@ def stabilising_latency(times: Rows, percentile: float | None) -> float:
 
 
 def throughput_agrees(windows: list[Window], stability: float) -> bool:
-    """Whether the last windows had answers, at about the same rate."""
+    """Whether the last windows had responses, at about the same rate."""
     return _agree([window.throughput for window in windows[-LAST:]], stability)
 
 
@@ -88,7 +88,7 @@ def is_over(windows: list[Window], latency_limit_ns: int) -> bool:
 
 
 def mark_used(windows: list[Window]) -> list[Window]:
-    """Return the windows, the last three marked as part of the result."""
+    """Return the windows, with the last three marked as part of the result."""
     first = max(0, len(windows) - LAST)
     return [replace(window, used=number >= first) for number, window in enumerate(windows)]
 

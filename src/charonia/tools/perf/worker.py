@@ -1,8 +1,6 @@
-"""A process that sends load. It is started by `pool`, told what to do over a socket, and tells what it measured.
+"""A worker process, which sends load. `pool` starts it, and they exchange `messages` over sockets.
 
-It has its own event loop and connections, and ends when the socket closes.
-
-From a URL to a wire.
+It has its own event loop and connections, and exits when the socket closes.
 """
 
 import asyncio
@@ -22,7 +20,7 @@ from charonia.client.http_transport import HttpTransport
 from charonia.core.errors import ServingError
 from charonia.tools.perf import schedule
 from charonia.tools.perf.loops import ClosedLoopLoad, Loop, OpenLoop, PeriodicLoop, Slot
-from charonia.tools.perf.messages import Begin, Broken, End, Go, WorkerReady, WorkerSetup
+from charonia.tools.perf.messages import Begin, End, Go, WorkerFailed, WorkerReady, WorkerSetup
 from charonia.tools.perf.sending import RequestLog, Sender
 from charonia.tools.perf.sequences import Part, SequenceIds, SequenceSlot, steps
 from charonia.tools.perf.validation import Validator
@@ -34,7 +32,7 @@ _DEFAULT = WireOptions()
 
 
 def connect(url: str, options: WireOptions = _DEFAULT) -> Transport:
-    """Return a wire to the server at a URL, without connections yet; call it on the event loop.
+    """Return a transport to the server at a URL, without connections; call it on the event loop.
 
     Args:
         url: `HOST:PORT` or `http://HOST:PORT` for HTTP, `grpc://HOST:PORT` for gRPC; `https://`, `grpcs://` with TLS.
@@ -44,8 +42,8 @@ def connect(url: str, options: WireOptions = _DEFAULT) -> Transport:
         ServingError: INVALID_ARG for a URL or options that cannot be used.
     """
     endpoint = parse_url(url)
-    wire = GrpcTransport(endpoint, options) if endpoint.protocol == "grpc" else HttpTransport(endpoint, options)
-    return cast(Transport, wire)  # each sends only what it prepared itself, which the interface cannot express
+    transport = GrpcTransport(endpoint, options) if endpoint.protocol == "grpc" else HttpTransport(endpoint, options)
+    return cast(Transport, transport)  # each sends only what it prepared itself, which the interface cannot express
 
 
 if sys.platform != "win32":
@@ -57,33 +55,33 @@ FLUSH_S = 0.04
 """Time between two chunks."""
 
 ENDING_S = 0.003
-"""Time between two looks at whether the last request has ended."""
+"""Polling interval for the end of the last request."""
 
 OPEN_AHEAD = 16
-"""Connections that an open loop makes before it begins; more are made when they are needed."""
+"""Connections that an open loop opens before it starts; more are opened on demand."""
 
 RESERVED_DESCRIPTORS = 64
-"""Open files that are left for others than connections."""
+"""File descriptors reserved for other purposes than connections."""
 
 WAITING_MAX = 1_000_000
-"""Requests that wait for their connection to be made."""
+"""Limit of requests that wait for a connection."""
 
 CALLS_PER_CONNECTION = 6
-"""Calls in flight for which gRPC has one connection, as the C++ client library has."""
+"""Calls in flight per gRPC connection, as in the C++ client library."""
 
 
-_DESCRIPTORS_MAX = 65_536  # as many as there are ports
+_DESCRIPTORS_MAX = 65_536  # the number of ports
 
 Tell = Callable[[object], None]
 
 
 class Worker:
-    """One process's part of a run.
+    """One worker's part of a run.
 
     Args:
-        commands: From the process that measures.
-        tell: Says something to it, without ever waiting.
-        setup: What it said first.
+        commands: Messages from the measuring process.
+        tell: Sends a message to it without blocking.
+        setup: Its first message.
     """
 
     def __init__(self, commands: Connection, tell: Tell, setup: WorkerSetup) -> None:
@@ -93,9 +91,11 @@ class Worker:
         settings, source = setup.settings, setup.source
         target = settings.target
         self._events = asyncio.get_running_loop()
-        # An open loop has no limit of its own: what the system gives us is the only one, and reaching it is an error.
-        options = replace(target.wire, connections_max=_descriptors() - RESERVED_DESCRIPTORS, waiting_max=WAITING_MAX)
-        self._wire: Transport = connect(target.url, options)
+        # An open loop is limited only by the system, and reaching that limit is an error.
+        options = replace(
+            target.transport, connections_max=_descriptors() - RESERVED_DESCRIPTORS, waiting_max=WAITING_MAX
+        )
+        self._transport: Transport = connect(target.url, options)
         form = RequestForm(target.json_inputs, target.json_outputs, target.streaming)
         validator = Validator(source, target, settings.tolerance) if source.expected(0, 0) is not None else None
         layout = setup.layout
@@ -103,7 +103,7 @@ class Worker:
         def form_of(part: Part) -> RequestForm:
             return form if layout is None else layout.form(part, form)
 
-        self._sender = Sender(self._wire, source, form_of, RequestLog(settings.keep_requests), validator)
+        self._sender = Sender(self._transport, source, form_of, RequestLog(settings.keep_requests), validator)
         ids = SequenceIds(settings.sequences, setup.process, setup.process_count) if settings.sequences else None
         self._ids = ids
         self._steps = steps(source, setup.process, setup.process_count)
@@ -112,27 +112,27 @@ class Worker:
         self._events.add_reader(commands.fileno(), self._receive)
 
     async def run(self) -> None:
-        """Do what is told until the connection closes."""
+        """Execute messages until the connection closes."""
         try:
-            while (message := await self._told()) is not None:
+            while (message := await self._next_message()) is not None:
                 if isinstance(message, Begin):
                     await self._load(message)
                 else:
-                    self._tell(self._sender.journal.chunk(0, finished=True))
+                    self._tell(self._sender.log.chunk(0, finished=True))
         finally:
             self._events.remove_reader(self._commands.fileno())
             self._sender.cancel()
-            await self._wire.close()
+            await self._transport.close()
 
     async def _load(self, begin: Begin) -> None:
-        self._sender.journal = RequestLog(self._setup.settings.keep_requests)
+        self._sender.log = RequestLog(self._setup.settings.keep_requests)
         slots = self._slots(begin)
-        await self._wire.open(self._connection_count(begin, len(slots)))
+        await self._transport.open(self._connection_count(begin, len(slots)))
         self._sender.warm()
         gc.collect()
         gc.freeze()
         self._tell(WorkerReady())
-        go = await self._told()
+        go = await self._next_message()
         if not isinstance(go, Go):
             return
         loop = self._make(begin, slots, go.begin_ns)
@@ -140,21 +140,21 @@ class Worker:
         give_up_s = 0.0
         while not loop.is_finished and not (give_up_s and self._events.time() >= give_up_s):
             await self._pause(loop, is_ending=bool(begin.request_count or give_up_s))
-            self._tell(self._sender.journal.chunk(len(self._sender.flights), finished=False))
+            self._tell(self._sender.log.chunk(len(self._sender.in_flight), finished=False))
             if self._next.is_set() and not give_up_s:
-                message = await self._told()
+                message = await self._next_message()
                 if message is None:
                     raise EOFError
                 if isinstance(message, End):
                     loop.stop()
                     give_up_s = self._events.time() + message.wait_s
         loop.stop()
-        unanswered = len(self._sender.flights)
+        unanswered = len(self._sender.in_flight)
         self._sender.cancel()
-        self._tell(self._sender.journal.chunk(unanswered, finished=True))
+        self._tell(self._sender.log.chunk(unanswered, finished=True))
 
     async def _pause(self, loop: Loop, *, is_ending: bool) -> None:
-        """Wait until the next chunk is due, or something is told; where the end is near, until the load has ended."""
+        """Wait until the next chunk is due or a message arrives; near the end, until the load has ended."""
         if not is_ending:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._next.wait(), FLUSH_S)
@@ -198,7 +198,7 @@ class Worker:
             return -(-wanted // CALLS_PER_CONNECTION)
         return wanted
 
-    async def _told(self) -> Begin | Go | End | None:
+    async def _next_message(self) -> Begin | Go | End | None:
         await self._next.wait()
         self._next.clear()
         message, self._message = self._message, None
@@ -213,8 +213,8 @@ class Worker:
         self._next.set()
 
 
-class Teller:
-    """Sends messages from a thread of its own: a measuring process that is busy must not hold up the load.
+class MessageWriter:
+    """Sends messages from its own thread, because a busy measuring process must not delay the load.
 
     Args:
         connection: To the measuring process.
@@ -227,11 +227,11 @@ class Teller:
         self._thread.start()
 
     def tell(self, message: object) -> None:
-        """Send a message, later."""
+        """Queue a message."""
         self._messages.put(message)
 
     def close(self) -> None:
-        """Send what there is, and end."""
+        """Send the queued messages, and end."""
         self._messages.put(None)
         self._thread.join()
 
@@ -240,22 +240,22 @@ class Teller:
             while (message := self._messages.get()) is not None:
                 self._connection.send(message)
         except OSError:
-            os._exit(0)  # the measuring process has gone: so do we
+            os._exit(0)  # the measuring process has exited
 
 
 def main(commands_descriptor: int, answers_descriptor: int) -> None:
-    """Run a process that sends load, with the sockets from and to the one that measures as file descriptors."""
+    """Run a worker, with the file descriptors of the sockets from and to the measuring process."""
     commands = Connection(commands_descriptor)
-    teller = Teller(Connection(answers_descriptor))
+    writer = MessageWriter(Connection(answers_descriptor))
     try:
         setup = commands.recv()
-        _run(_work(commands, teller.tell, setup))
+        _run(_work(commands, writer.tell, setup))
     except ServingError as error:
-        teller.tell(Broken(error.code.name, error.message, error.hint))
-        teller.close()
+        writer.tell(WorkerFailed(error.code.name, error.message, error.hint))
+        writer.close()
     except (EOFError, OSError):
-        pass  # the same
-    # Nothing here needs the interpreter to tidy up, and big inputs would take it long.
+        pass  # the measuring process has exited
+    # Skips the interpreter's clean-up, which takes long for big inputs.
     os._exit(0)
 
 
@@ -272,7 +272,7 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
 
 
 def _descriptors() -> int:
-    """Allow as many open files as the system lets us, and return how many: a request over HTTP has its own socket."""
+    """Raise the limit of open files to the maximum and return it: each HTTP request in flight needs a socket."""
     if sys.platform == "win32":
         return _DESCRIPTORS_MAX
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)

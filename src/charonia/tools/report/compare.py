@@ -1,21 +1,19 @@
-"""What changed between two runs, and what is noise. Pure.
+"""Compares two runs: significant changes, noise, and differences in the setup. Pure.
 
-Every figure is compared as a ratio with an interval around it. The intervals hold together: with 20 figures each is as
-wide as a confidence of 99.75 % asks for, so that 95 % is the probability that not one of them is wrong (Bonferroni).
-What lies within the interval, or below the smallest change of interest, is no change.
+Each figure is compared as a ratio with a confidence interval. The intervals hold simultaneously (Bonferroni): with 20
+figures, each has a confidence of 99.75 %, so that all of them are right with a probability of 95 %. A difference is no
+change if the interval contains zero, or if it is below the smallest change of interest.
 
 1. Throughput: the runs' own confidence intervals (batch means).
-2. Percentiles: requests that follow each other resemble each other, so they say as much as fewer independent ones. How
-   many fewer is read off the time line: how much more the percentile of a piece of it moves, counted in ranks, than
-   chance would move it (the design effect of Woodruff's intervals). With that many, the rank of a percentile has a beta
-   distribution, and the histogram turns ranks into latencies.
-3. Share of errors: the same, by errors a piece.
+2. Percentiles: consecutive requests are correlated, so they count as fewer independent ones. The time line gives the
+   factor: the variance of the percentile's rank among its intervals, relative to that of independent requests (the
+   design effect of Woodruff's intervals). With the reduced number, the rank of a percentile has a beta distribution,
+   and the histogram converts ranks to latencies.
+3. Share of errors: likewise, by errors per interval of the time line.
 
-An interval covers what varies within a run. What varies from one start of a server to the next, no single run shows.
+An interval covers the variation within a run. A single run cannot show the variation between starts of a server.
 
 Source: Woodruff (1952), Confidence Intervals for Medians and Other Position Measures.
-
-What was not the same around two runs.
 """
 
 from collections.abc import Callable, Iterator
@@ -34,7 +32,7 @@ _FILES = ("csv", "json", "html", "profile-export-file", "verbose-csv", "verbose"
 
 
 def setup_differences(before: PerfRun, after: PerfRun) -> tuple[str, ...]:
-    """Return what differed in server, model, machine and options, one line each: `batch size: 1 -> 8`."""
+    """Return the differences in server, model, machine and options, one line each: `batch size: 1 -> 8`."""
     return tuple(
         f"{name}: {first or 'none'} -> {second or 'none'}"
         for (name, first), (_, second) in zip(_facts(before), _facts(after), strict=True)
@@ -66,13 +64,13 @@ def _option_differences(before: dict[str, str], after: dict[str, str]) -> Iterat
 
 
 PERCENTILES = (50.0, 90.0, 95.0, 99.0, 99.9, 99.99)
-"""Percentiles that are compared, where both runs have enough requests beyond them."""
+"""Percentiles to compare if both runs have enough requests beyond them."""
 
 BEYOND_MIN = 5
-"""Fewest independent requests beyond a percentile: with less, nobody knows where it is."""
+"""Fewest independent requests beyond a percentile that give a usable estimate."""
 
 PIECES_MIN = 8
-"""Fewest pieces of the time line that tell how much requests resemble each other."""
+"""Fewest intervals of the time line that give a usable design effect."""
 
 _DRAWS = 20_000
 _CORRELATION_COUNTED_MAX = 0.9
@@ -82,24 +80,24 @@ Floats = NDArray[np.float64]
 
 
 class Outcome(Enum):
-    """What a change means for whoever waits for the answers."""
+    """What a change means for the clients."""
 
     BETTER = "better"
     WORSE = "worse"
     SAME = "no significant change"
     UNKNOWN = "too few requests to tell"
     MIXED = "better and worse"
-    """Of a whole comparison only."""
+    """For a whole comparison only."""
 
 
 @dataclass(frozen=True, slots=True)
 class Criteria:
-    """When a difference counts.
+    """When a difference counts as a change.
 
     Attributes:
         confidence: Probability that all intervals hold.
         threshold: Smallest change of interest, as a share; any significant change of errors is of interest.
-        seed: Of the draws from the distributions: the same files give the same answer.
+        seed: Seed of the draws from the distributions, so that the same files give the same result.
     """
 
     confidence: float = 0.95
@@ -109,12 +107,12 @@ class Criteria:
 
 @dataclass(frozen=True, slots=True)
 class MetricChange:
-    """One figure of one level.
+    """The change of one figure at one level.
 
     Attributes:
         figure: `throughput`, `p50` and so on, `errors`.
-        before: Inferences a second, nanoseconds, or failed requests as a share of all.
-        after: The same of the second run.
+        before: Inferences per second, nanoseconds, or share of failed requests.
+        after: The value of the second run.
         difference: `after / before - 1`; for errors `after - before`. The estimate is zero without an interval.
         outcome: What it means.
     """
@@ -128,12 +126,12 @@ class MetricChange:
 
 @dataclass(frozen=True, slots=True)
 class LevelChange:
-    """What changed at one level.
+    """The changes at one level.
 
     Attributes:
         level: The load.
-        changes: One a figure.
-        doubts: Why to be careful, one sentence each.
+        changes: One per figure.
+        doubts: Reasons for caution, one sentence each.
     """
 
     level: LoadLevel
@@ -143,15 +141,15 @@ class LevelChange:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What changed between two runs.
+    """The changes between two runs.
 
     Attributes:
-        criteria: When a difference counted.
-        levels: Levels that both runs have.
-        only_before: Levels that the first run has alone.
-        only_after: Levels that the second run has alone.
-        setup: What was not the same around the measurement, one line each.
-        notes: What the runs themselves say to a reader, one line each.
+        criteria: When a difference counts as a change.
+        levels: Levels of both runs.
+        only_before: Levels of the first run only.
+        only_after: Levels of the second run only.
+        setup: Differences in the setup, one line each.
+        notes: Notes of the runs, one line each.
     """
 
     criteria: Criteria
@@ -163,7 +161,7 @@ class Comparison:
 
     @property
     def outcome(self) -> Outcome:
-        """What came out in one word."""
+        """The outcome over all levels."""
         found = {change.outcome for level in self.levels for change in level.changes}
         if {Outcome.BETTER, Outcome.WORSE} <= found:
             return Outcome.MIXED
@@ -180,11 +178,11 @@ def compare(
     Args:
         before: The first run.
         after: The second run.
-        criteria: When a difference counts.
-        any_model: Whether runs of models with different names are compared too.
+        criteria: When a difference counts as a change.
+        any_model: Whether to compare models with different names.
 
     Raises:
-        ServingError: INVALID_ARG when the runs have nothing to compare: other models, no common level.
+        ServingError: INVALID_ARG if the runs cannot be compared: different models, or no common level.
     """
     if before.model.name != after.model.name and not any_model:
         raise invalid(
@@ -234,7 +232,7 @@ class _Figure:
     name: str
     before: float
     after: float
-    draws: Floats | None  # of the difference; None where nothing can be said
+    draws: Floats | None  # of the difference; None without an estimate
     more_is_better: bool = False
     is_share: bool = False
 
@@ -264,7 +262,7 @@ def _change(figure: _Figure, confidence: float, criteria: Criteria) -> MetricCha
         )
     tail = (1 - confidence) / 2
     low, high = (float(end) for end in np.quantile(figure.draws, [tail, 1 - tail]))
-    # A histogram gives the middle of a bucket, the draws any value in it.
+    # A histogram returns the middle of a bucket, the draws any value in it.
     estimate = Estimate(value, min(low, value), max(high, value), confidence)
     too_small = 0.0 if figure.is_share else criteria.threshold
     if estimate.low <= 0 <= estimate.high or abs(value) < too_small:
@@ -290,7 +288,7 @@ def _draws_of(estimate: Estimate, generator: np.random.Generator) -> Floats | No
 
 
 class _Percentiles:
-    """Where a percentile of a level may truly lie."""
+    """The distributions of the percentiles of a level."""
 
     def __init__(self, result: LevelResult) -> None:
         self._count = result.response_times.count
@@ -318,10 +316,10 @@ class _Percentiles:
         return self._count / effect if effect else 0.0
 
     def _surprises(self, pieces: list[TimeBucket], percent: float, value: Callable[[TimeBucket], int]) -> Floats:
-        """Return for each piece by how many standard errors the rank of its percentile is off."""
+        """Return the deviation of the rank of each interval's percentile, in standard errors."""
         counts = np.array([piece.completed_count for piece in pieces], np.float64)
         ranks = np.floor(percent / 100 * (counts - 1) + 0.5)
-        # Of `n` independent values the one of rank `r` stands at a share with a beta distribution of r + 1 and n - r.
+        # The quantile of the value of rank `r` of `n` independent ones has a beta distribution of r + 1 and n - r.
         expected = (ranks + 1) / (counts + 1)
         variances = expected * (1 - expected) / (counts + 2)
         shares = self._curve.shares(np.array([value(piece) for piece in pieces], np.float64))
@@ -338,13 +336,13 @@ def _tail(piece: TimeBucket) -> int:
 
 
 class _Curve:
-    """The distribution of a histogram as a line: which share of values is at most a latency, and back."""
+    """The distribution function of a histogram, piecewise linear, and its inverse."""
 
     def __init__(self, histogram: LatencyHistogram) -> None:
         buckets = histogram.buckets()
         counts = np.array([0, *(count for _, _, count in buckets)], np.float64)
         edges = [buckets[0][0], *(upper for _, upper, _ in buckets)] if buckets else [0]
-        # Extremes are exact; inside a bucket values count as evenly spread.
+        # Extremes are exact; values within a bucket count as evenly spread.
         self._edges = np.clip(np.array(edges, np.float64), histogram.minimum, histogram.maximum)
         self._shares = np.cumsum(counts) / max(histogram.count, 1)
 
@@ -371,10 +369,10 @@ def _error_draws(result: LevelResult, generator: np.random.Generator) -> Floats 
 
 
 def _design_effect(surprises: Floats) -> float:
-    """Return how many requests say as much as one independent request, at least 1.
+    """Return the number of requests that are equivalent to one independent request, at least 1.
 
     Args:
-        surprises: Deviations of pieces in the order of time, in standard errors of independent requests.
+        surprises: Deviations of intervals in the order of time, in standard errors of independent requests.
     """
     spread = float(np.square(surprises).mean())
     if spread == 0:
@@ -385,7 +383,7 @@ def _design_effect(surprises: Floats) -> float:
 
 
 def _pieces(result: LevelResult) -> list[TimeBucket]:
-    """Return the pieces of the time line within the windows of the result."""
+    """Return the intervals of the time line within the windows of the result."""
     used = [window for window in result.windows if window.used]
     if not used:
         return list(result.timeline)

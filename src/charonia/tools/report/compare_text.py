@@ -12,10 +12,10 @@ _MARKS = {Outcome.BETTER: "better", Outcome.WORSE: "WORSE", Outcome.SAME: "~", O
 
 
 def as_text(comparison: Comparison, names: tuple[str, str]) -> str:
-    """Return a table of every figure, what was not the same, and the verdict.
+    """Return a table of all figures, the differences in the setup, and the verdict.
 
     Args:
-        comparison: What was found.
+        comparison: The comparison.
         names: Names of the two runs.
     """
     rows = [row for level in comparison.levels for row in _rows(level)]
@@ -24,10 +24,10 @@ def as_text(comparison: Comparison, names: tuple[str, str]) -> str:
         [
             f"before: {names[0]}",
             f"after:  {names[1]}",
-            *_section("not the same", comparison.setup),
+            *_section("differences in the setup", comparison.setup),
             "",
             *_table([_COLUMNS, *rows]),
-            *_section("with care", [*comparison.notes, *_doubts(comparison)]),
+            *_section("caution", [*comparison.notes, *_doubts(comparison)]),
             *_section("only before", [str(level) for level in comparison.only_before]),
             *_section("only after", [str(level) for level in comparison.only_after]),
             "",
@@ -42,7 +42,7 @@ def _doubts(comparison: Comparison) -> list[str]:
 
 
 def verdict(comparison: Comparison) -> str:
-    """Return what came out in a sentence without a full stop."""
+    """Return the outcome as a sentence without a full stop."""
     match comparison.outcome:
         case Outcome.BETTER:
             return f"Better: {_counted(comparison, Outcome.BETTER)}"
@@ -57,7 +57,7 @@ def verdict(comparison: Comparison) -> str:
 
 
 def as_json(comparison: Comparison, names: tuple[str, str]) -> str:
-    """Return the comparison as JSON text: shares of 1, inferences a second, nanoseconds."""
+    """Return the comparison as JSON text: shares of 1, inferences per second, nanoseconds."""
     document = {
         "format": "charonia-perf-comparison",
         "version": 1,
@@ -97,7 +97,7 @@ def _change(change: MetricChange) -> dict[str, object]:
 
 
 def _counted(comparison: Comparison, outcome: Outcome) -> str:
-    """Return which figures had an outcome, and at how many levels each."""
+    """Return the figures with an outcome, and the number of levels of each."""
     found = [change.figure for level in comparison.levels for change in level.changes if change.outcome is outcome]
     counts = {figure: found.count(figure) for figure in found}
     total = len(comparison.levels)

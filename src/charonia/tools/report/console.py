@@ -1,9 +1,8 @@
-"""What a run prints: the lines of perf_analyzer, such that scripts that read them go on working, and ours behind them.
+"""The text output of a run: the lines of perf_analyzer, which existing scripts parse, followed by our own.
 
-Lines of perf_analyzer keep their words, their order and their number format (six significant digits, microseconds cut
-to integers). Ours are further percentiles, and at the end of a block intervals, errors, goodput, offered load, verdict.
-
-The part of a level's text that comes from the server.
+Lines of perf_analyzer keep their words, their order and their number format (six significant digits, microseconds
+truncated to integers). Ours are further percentiles and, at the end of a block, intervals, errors, goodput, offered
+load and the verdict.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,11 +22,11 @@ from charonia.tools.results.records import (
 from charonia.tools.results.server import ServerModel
 
 GPUS_MAX = 16
-"""Most GPUs that are listed."""
+"""Limit of GPUs in the list."""
 
 
 def server_lines(result: LevelResult) -> Iterator[str]:
-    """Return the block of the server's own account, composing models included."""
+    """Yield the block of the server's statistics, including composing models."""
     server, resources = result.server, result.resources
     if server.model is None and resources is None and not server.notes:
         return
@@ -51,7 +50,7 @@ def server_lines(result: LevelResult) -> Iterator[str]:
 
 
 def gpu_lines(result: LevelResult) -> Iterator[str]:
-    """Return the block of the metrics page."""
+    """Yield the block of the metrics page."""
     yield "  Server Prometheus Metrics: "
     if len(result.gpus) > GPUS_MAX:
         yield f"    {len(result.gpus)} GPUs: the CSV file lists them all"
@@ -98,7 +97,7 @@ def _model_lines(model: ServerModel) -> Iterator[str]:
 
 
 def _ensemble_line(model: ServerModel) -> str:
-    """Return the line of a model made of others: queue and compute are the sums of theirs."""
+    """Return the line of an ensemble: queue and compute are the sums over its composing models."""
     queue = sum(part.mean(part.queue_ns) for part in model.composing)
     compute = sum(
         part.mean(part.compute_input_ns + part.compute_infer_ns + part.compute_output_ns) for part in model.composing
@@ -119,34 +118,34 @@ def _usec(duration_ns: float) -> int:
 
 
 HIGH_PERCENTILES = (99.9, 99.99)
-"""Percentiles beside those of every table."""
+"""Percentiles in addition to those of every table."""
 
 DELAYED_SHARE_MAX = 0.01
-"""Share of requests sent too late from which there is a warning."""
+"""Share of delayed requests above which there is a warning."""
 
 OVERHEAD_MAX = 0.5
-"""Share of the time that a client may be computing before there is a warning."""
+"""CPU utilisation of the client above which there is a warning."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What is said before a run.
+    """The settings to print before a run.
 
     Attributes:
-        batch_size: Items of a request.
-        load: What the levels are.
+        batch_size: Items in a request.
+        load: Mode of the levels.
         end: Last level; 0 for none.
         is_range: Whether there is more than one level.
-        mode: How a level is measured, e.g. "time_windows".
+        mode: Measurement mode, e.g. "time_windows".
         interval_ms: Length of a window.
-        window_request_count: Least number of requests in a window of "count_windows".
+        window_request_count: Minimum of requests in a window of "count_windows".
         request_count: Exact number of requests, 0 for none.
         warmup_request_count: Requests before the first window.
-        percentile: Percentile that is stabilised, None for the mean.
+        percentile: Percentile that must stabilise, None for the mean.
         latency_limit_ms: Latency that ends a range.
         distribution: "constant" or "poisson".
-        binary_search: Whether levels are searched.
-        is_async: Whether calls are called asynchronous.
+        binary_search: Whether a binary search selects the levels.
+        is_async: Whether to print that calls are asynchronous.
         decoupled: Whether a request may have several responses.
     """
 
@@ -169,13 +168,13 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """How results are shown.
+    """How to print results.
 
     Attributes:
         protocol: "http" or "grpc".
-        percentile: Percentile that stands for the latency, None for the mean.
-        verbose: Whether there are more lines.
-        decoupled: Whether responses are counted beside requests.
+        percentile: Percentile that is reported as the latency, None for the mean.
+        verbose: Whether to print more lines.
+        decoupled: Whether to print the throughput of responses.
         metrics: Whether the metrics page was read.
     """
 
@@ -187,7 +186,7 @@ class View:
 
 
 def settings_text(settings: Settings) -> str:
-    """Return what is printed before a run."""
+    """Return the text printed before a run."""
     lines = ["*** Measurement Settings ***", f"  Batch size: {settings.batch_size}", "  Service Kind: TRITON"]
     if settings.warmup_request_count:
         lines.append(f"  Sending {settings.warmup_request_count} warmup request(s)")
@@ -213,7 +212,7 @@ def settings_text(settings: Settings) -> str:
 
 
 def level_title(level: LoadLevel) -> str:
-    """Return what is printed when a level begins, "" where there is nothing to say."""
+    """Return the text printed at the start of a level, "" for none."""
     match level.mode:
         case LoadMode.REQUEST_RATE:
             return f"Request Rate: {level.value:g} inference requests per seconds"
@@ -233,7 +232,7 @@ def pass_text(number: int, window: Window, deviation_ns: float, percentile: floa
 
 
 def level_text(result: LevelResult, view: View) -> str:
-    """Return what is printed when a level was measured."""
+    """Return the text printed after the measurement of a level."""
     lines = ["  Client: ", *(f"    {line}" for line in _client_lines(result, view))]
     lines += server_lines(result)
     if view.metrics:
@@ -243,7 +242,7 @@ def level_text(result: LevelResult, view: View) -> str:
 
 
 def summary_text(run: PerfRun) -> str:
-    """Return what is printed at the end of a run."""
+    """Return the text printed at the end of a run."""
     percentile = run.stabilising_percentile
     name = "Average" if percentile is None else f"p{percentile:g}"
     lines = [f"Inferences/Second vs. Client {name} Batch Latency"]
@@ -290,8 +289,8 @@ def _client_lines(result: LevelResult, view: View) -> Iterator[str]:
     if offered is not None and offered.delayed_share > DELAYED_SHARE_MAX:
         yield f"Avg send request rate: {offered.sent_rate:.2f} infer/sec"
         yield (
-            f"[WARNING] {offered.delayed_share:.2%} of the requests were sent more than 1 ms after their time. "
-            "Their latency counts from that time. "
+            f"[WARNING] {offered.delayed_share:.2%} of the requests were sent more than 1 ms after their scheduled "
+            "time. Their latency counts from the scheduled time. "
         )
     if result.sequence_count:
         yield f"Sequence count: {result.sequence_count} ({result.sequence_rate:g} seq/sec)"
@@ -307,21 +306,21 @@ def _client_lines(result: LevelResult, view: View) -> Iterator[str]:
         yield f"p{percent:g} latency: {_usec(times.percentile(percent))} usec"
     yield f"Max latency: {_usec(times.maximum)} usec"
     if not view.decoupled:
-        yield _wire_line(result, view)
+        yield _network_line(result, view)
     yield from _own_lines(result, view)
 
 
 def percentiles(extra: float | None) -> list[float]:
-    """Return the percentiles of perf_analyzer's tables, with the one that was asked for, ascending."""
+    """Return the percentiles of perf_analyzer's tables and the requested one, ascending."""
     return sorted({*PERCENTILES, *(() if extra is None else (extra,))})
 
 
 def high_percentiles(result: LevelResult) -> list[float]:
-    """Return the percentiles beside those of every table that at least one request lies beyond."""
+    """Return the additional percentiles beyond which there is at least one request."""
     return [percent for percent in HIGH_PERCENTILES if round(result.request_count * (100 - percent), 6) >= 100]
 
 
-def _wire_line(result: LevelResult, view: View) -> str:
+def _network_line(result: LevelResult, view: View) -> str:
     client = result.client
     total = result.service_times.mean
     wait = max(0.0, total - client.send_ns - client.receive_ns)
@@ -350,7 +349,7 @@ def _own_lines(result: LevelResult, view: View) -> Iterator[str]:
         offered, service = result.offered, result.service_times
         yield (
             f"Offered: {offered.rate:g} requests/sec, sent {offered.sent_rate:g}, answered {offered.achieved_rate:g}, "
-            f"waiting {offered.backlog_begin} at the begin and {offered.backlog_end} at the end"
+            f"waiting {offered.backlog_begin} at the start and {offered.backlog_end} at the end"
         )
         yield (
             f"Service time: avg {_usec(service.mean)} usec, p50 {_usec(service.percentile(50))} usec, "
@@ -364,8 +363,8 @@ def _own_lines(result: LevelResult, view: View) -> Iterator[str]:
         yield f"Goodput: {good.rate:g} requests/sec ({good.share:.2%} within {', '.join(good.objectives)})"
     if result.client.overhead > OVERHEAD_MAX:
         yield (
-            f"[WARNING] The client itself was busy {result.client.overhead:.0%} of the time: "
-            "the server may be faster than what was measured. "
+            f"[WARNING] The client was busy {result.client.overhead:.0%} of the time: "
+            "the server may be faster than measured. "
         )
 
 
@@ -380,12 +379,12 @@ def _interval(estimate: Estimate, factor: float, unit: str) -> str:
 
 
 def _short(value: float) -> str:
-    """Return a number with no more digits than a reader wants."""
+    """Return a number with three significant digits, or all digits of its integer part."""
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _table(levels: Sequence[LevelResult]) -> Iterator[str]:
-    """Return the levels side by side, numbers to the right."""
+    """Yield a table of the levels, numbers aligned to the right."""
     is_count = levels[0].level.mode in (LoadMode.CONCURRENCY, LoadMode.PERIODIC)
     head = [
         "Concurrency" if is_count else "Rate",

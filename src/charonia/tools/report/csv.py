@@ -1,7 +1,7 @@
-"""The CSV file of a run: perf_analyzer's columns, by name and order, and ours behind them.
+"""The CSV file of a run: perf_analyzer's columns, with its names and order, followed by our own.
 
-Rows are sorted by ascending throughput. Times are in microseconds. A model that is made of others has a further file
-for each of them beside it, `<model>_v<version>.<file name>`.
+Rows are sorted by ascending throughput. Times are in microseconds. Each composing model of an ensemble has another
+file, `<model>_v<version>.<file name>`.
 """
 
 import csv
@@ -19,19 +19,19 @@ Cell = str | int | float
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column: its head, and a level's value in it."""
+    """A column: its heading, and its value for a level."""
 
     head: str
     value: Callable[[LevelResult], Cell]
 
 
 def csv_files(run: PerfRun, path: Path, *, verbose: bool = False, metrics: bool = False) -> dict[Path, str]:
-    """Return the text of every file to write, by path; nothing where no level has a successful request.
+    """Return the text of every file to write, by path; nothing if no level has a successful request.
 
     Args:
         run: The run.
-        path: The file that was asked for.
-        verbose: Whether it has the further columns of `--verbose-csv`.
+        path: The main file.
+        verbose: Whether to add the columns of `--verbose-csv`.
         metrics: Whether these include GPUs.
     """
     levels = sorted((level for level in run.levels if level.request_count), key=lambda level: level.throughput.value)
@@ -99,7 +99,7 @@ def _server_columns(cached: bool) -> list[Column]:
 
 
 def _network(level: LevelResult) -> Cell:
-    """Return what is left of a request's time when client, queue, compute and cache are taken away."""
+    """Return a request's time without client, queue, compute and cache."""
     rest = level.service_times.mean - level.client.send_ns - level.client.receive_ns
     model = level.server.model
     if model is not None:
@@ -165,7 +165,7 @@ def _own_columns(run: PerfRun) -> list[Column]:
 
 
 def _composing_text(run: PerfRun, levels: Sequence[LevelResult], name: str, version: str) -> str:
-    """Return the file of one model that another one is made of."""
+    """Return the file of a composing model."""
     first = _level_column(levels)
     head = [first.head, "Inferences/Second", "Client Send", "Network+Server Send/Recv"]
     head += [column.head for column in _server_columns(run.model.cached)]

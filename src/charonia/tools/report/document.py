@@ -1,9 +1,7 @@
-"""One HTML file that needs nothing else: nothing is loaded from anywhere, and only our own script is executed.
+"""A self-contained HTML file, and its tables: it loads nothing, and executes only our own script.
 
-What users name (models, servers, messages of errors) has to be escaped in the markup; in the JSON that the page carries
-it is without `<`, and the script puts it into the page as text. The content policy allows the one script, by its hash.
-
-The tables of the HTML page.
+Text from users (models, servers, error messages) must be escaped in the markup. In the page's JSON it has no `<`, and
+the script inserts it as text. The content security policy allows the one script, by its hash.
 """
 
 import json
@@ -28,7 +26,7 @@ _Cell = Callable[[LevelResult], str]
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """A column: its title, what stands in it (markup), and whether that is text and not a number."""
+    """A column: its title, the markup of its cells, and whether they are text, not numbers."""
 
     title: str
     cell: _Cell
@@ -36,7 +34,7 @@ class _Column:
 
 
 def levels_table(run: PerfRun) -> str:
-    """Return a row a level: throughput, latencies, errors, verdict."""
+    """Return a table with a row per level: throughput, latencies, errors, verdict."""
     columns = [
         _Column("Level", lambda result: escape(str(result.level)), is_text=True),
         _Column("Verdict", _verdict, is_text=True),
@@ -52,7 +50,7 @@ def levels_table(run: PerfRun) -> str:
 
 
 def resources_table(run: PerfRun) -> str:
-    """Return what server and client used at each level, "" where nothing is known of the server's."""
+    """Return a table of the resources of server and client, "" if those of the server are unknown."""
     if not any(result.resources is not None or result.gpus for result in run.levels):
         return ""
     columns = [_Column("Level", lambda result: escape(str(result.level)), is_text=True)]
@@ -72,7 +70,7 @@ def resources_table(run: PerfRun) -> str:
 
 
 def errors_table(run: PerfRun) -> str:
-    """Return a row a level and kind of error, "" where there were none."""
+    """Return a table with a row per level and kind of error, "" if there are none."""
     rows = [
         f"<tr><th scope='row'>{escape(str(result.level))}</th><td class='text'>{escape(error.kind)}</td>"
         f"<td>{error.count:,}</td><td class='text message'>{'<br>'.join(map(escape, error.samples))}</td></tr>"
@@ -86,7 +84,7 @@ def errors_table(run: PerfRun) -> str:
 
 
 def trials_tables(run: PerfRun) -> Iterator[str]:
-    """Yield every trial of every level, folded away."""
+    """Yield a collapsed table of all windows."""
     head = (
         "<th>Window</th><th>Length</th><th>Requests</th><th>Errors</th><th>Inferences/s</th><th>Latency</th><th></th>"
     )
@@ -121,8 +119,8 @@ def _class(column: _Column) -> str:
 
 
 def scrolling(table: str) -> str:
-    """Return a table that scrolls by itself where it is wider than the page."""
-    # Focus lets the keyboard scroll a table that is wider than the page.
+    """Return a table that scrolls if it is wider than the page."""
+    # With focus, the keyboard can scroll the table.
     return f"<div class='wide' tabindex='0' role='group' aria-label='Table'>{table}</div>"
 
 
@@ -134,7 +132,7 @@ def _throughput(result: LevelResult) -> str:
 
 def _percentile(percent: float) -> _Cell:
     def cell(result: LevelResult) -> str:
-        # A percentile that less than one request lies beyond is the slowest request by another name.
+        # With less than one request beyond a percentile, it is the slowest request.
         if result.request_count * (1 - percent / 100) < 1:
             return _UNKNOWN
         return duration(result.percentile(percent))
@@ -190,7 +188,7 @@ def _gpu(place: int) -> _Cell:
 
 
 SCRIPTS = ("plots.js", "controls.js")
-"""Scripts of every page: plots, and what is around them."""
+"""Scripts of every page: plots, and their controls."""
 
 
 def document(title: str, body: Sequence[str], data: Any, *, script: str, style: str = "") -> bytes:
@@ -198,14 +196,14 @@ def document(title: str, body: Sequence[str], data: Any, *, script: str, style: 
 
     Args:
         title: Its title, as text.
-        body: Its markup, with user's text escaped.
-        data: What its script draws; anything that JSON has.
-        script: The page's own script, beside `SCRIPTS`.
-        style: Its own style sheet, beside `page.css`.
+        body: Its markup, with text from users escaped.
+        data: The data of its script, as values of JSON.
+        script: The page's own script, in addition to `SCRIPTS`.
+        style: Its own style sheet, in addition to `page.css`.
     """
     whole = "\n".join([*(asset("charonia.tools.report", name) for name in SCRIPTS), script])
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{_digest(whole)}'"
-    # A `<` could only be the begin of `</script>`: JSON needs none.
+    # Escaped, so that no text can contain `</script>`.
     shown = json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     return "\n".join(
         [

@@ -1,4 +1,4 @@
-"""An explanation of a model as text for people, from the JSON that a server gives. Pure."""
+"""Formats the explanation of a model, JSON from the server, as text. Pure."""
 
 import textwrap
 from collections.abc import Iterator, Mapping
@@ -10,12 +10,12 @@ _LABEL = 13
 _SIZES_MAX = 12
 
 _REASONS = {
-    "full": "no more fitted in",
+    "full": "the batch was full",
     "preferred": "a preferred size was reached",
-    "delay": "the queue delay was over",
+    "delay": "the queue delay expired",
     "queue_empty": "no other request waited",
     "shape": "the next request had another shape",
-    "strategy": "the model's own strategy said so",
+    "strategy": "the model's batching strategy decided",
 }
 
 
@@ -23,8 +23,8 @@ def explain_text(document: Mapping[str, Any], columns: int = COLUMNS_MAX) -> str
     """Return an explanation as text.
 
     Args:
-        document: What `/v2/models/{model}/explain` answers.
-        columns: Width to keep to.
+        document: Response of `/v2/models/{model}/explain`.
+        columns: Maximal width.
     """
     version = document["model_version"]
     head = f"{document['model_name']}, version {version}"
@@ -58,7 +58,7 @@ def _requests(document: Mapping[str, Any]) -> Iterator[str]:
     parts += [f"{_count(count)} {_FAILED.get(reason, reason)}" for reason, count in requests["failed"].items()]
     parts += [f"{_count(requests['from_cache'])} from the cache"] if requests["from_cache"] else []
     yield _line("Requests", ", ".join(parts))
-    yield _line("Queue", f"{_count(requests['waiting'])} wait now, {_count(requests['waiting_max'])} at most")
+    yield _line("Queue", f"{_count(requests['waiting'])} waiting now, {_count(requests['waiting_max'])} at most")
     if requests["success"]:
         at = max(0.0, times["request"] - times["queue"])
         yield _line(
@@ -104,7 +104,7 @@ def _place(document: Mapping[str, Any]) -> Iterator[str]:
     threads = f", {count} thread{'s' if count > 1 else ''} each" if count else ""
     yield _line("Instances", f"{instances['count']} {where}{threads}, busy {instances['busy']:.0%} of the time")
     if instances["batches_at_once"] > 1:
-        yield _line("", f"{instances['batches_at_once']:.1f} batches at each at a time, all but one in its line")
+        yield _line("", f"{instances['batches_at_once']:.1f} batches per instance at a time, all but one queued")
     limiter = document["rate_limiter"]
     if limiter["waiting"]:
         held = f"; held by {', '.join(limiter['holders'])}" if limiter["holders"] else ""

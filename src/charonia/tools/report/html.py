@@ -1,7 +1,7 @@
-"""A measurement as one HTML file.
+"""The HTML page of runs.
 
-Tables and sentences are written here, so they can be read without a script; `page/page.js` draws the plots from JSON
-that the page carries.
+Tables and text are part of the markup, so they are readable without JavaScript; `page/page.js` draws the plots from the
+page's JSON.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,10 +16,10 @@ from charonia.tools.results.records import LevelResult, PerfRun
 
 
 def render(runs: Sequence[PerfRun]) -> bytes:
-    """Return the page of one run, or of several beside each other, as UTF-8.
+    """Return the page of one run, or of several for comparison, as UTF-8.
 
     Raises:
-        ServingError: INVALID_ARG when there is no run.
+        ServingError: INVALID_ARG without a run.
     """
     if not runs:
         raise invalid("the page: expected at least one run, got none")
@@ -31,7 +31,7 @@ def render(runs: Sequence[PerfRun]) -> bytes:
 
 
 def _names(runs: Sequence[PerfRun]) -> list[str]:
-    """Return names that tell the runs apart: model and server, with a number where these are the same."""
+    """Return unique names of the runs: model and server, with a number if these are equal."""
     plain = [f"{run.model.name} on {run.server.name or run.server.url}" for run in runs]
     return [
         f"{name} ({place})" if plain.count(name) > 1 else name
@@ -127,7 +127,7 @@ def _cautions(run: PerfRun) -> Iterator[str]:
     lines = [escape(note) for note in run.notes]
     levels: dict[tuple[str, str], list[str]] = {}
     for result in run.levels:
-        # Why a level is stable is of no interest unless there is more to say.
+        # The reason why a level is stable is shown only with further reasons.
         is_plain = is_trusted(result) and len(result.reasons) == 1
         sentences = [*(() if is_plain else result.reasons), *result.server.notes]
         if sentences or not is_trusted(result):

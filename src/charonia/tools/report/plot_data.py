@@ -17,7 +17,7 @@ STEPS_A_DECADE = 24
 """Points of a distribution from 0 to 90 %, from 90 to 99 % and so on."""
 
 PERCENTILES = (50.0, 90.0, 95.0, 99.0, 99.9)
-"""Percentiles drawn against the throughput."""
+"""Percentiles plotted against the throughput."""
 
 PARTS = {
     "outside": "Network and client",
@@ -38,8 +38,8 @@ def plot_data(runs: Sequence[PerfRun], names: Sequence[str]) -> dict[str, Any]:
     """Return the data of all plots.
 
     Args:
-        runs: What was measured.
-        names: Name of each.
+        runs: The runs.
+        names: Their names.
     """
     latencies = [
         [result.percentile(percent) for percent in PERCENTILES]
@@ -93,7 +93,7 @@ def _levels(run: PerfRun) -> list[dict[str, Any]]:
 
 
 def _begins(run: PerfRun) -> list[int]:
-    """Return when each level began, in nanoseconds from the begin of the first."""
+    """Return the start of each level, in nanoseconds since the start of the first."""
     if all(result.epoch_ns for result in run.levels):
         first = min((result.epoch_ns for result in run.levels), default=0)
         return [result.epoch_ns - first for result in run.levels]
@@ -105,7 +105,7 @@ def _begins(run: PerfRun) -> list[int]:
 
 
 def _curve(result: LevelResult) -> dict[str, Any]:
-    """Return latencies at `1 - 10 ** -x` for `x` in steps, up to the last request."""
+    """Return latencies at the quantiles `1 - 10 ** -x` for `x` in steps, up to the last request."""
     count = max(result.response_times.count, 1)
     steps = math.ceil(math.log10(count) * STEPS_A_DECADE) + 1
     xs = [min(step / STEPS_A_DECADE, math.log10(count)) for step in range(steps)]
@@ -138,7 +138,7 @@ def _rate(count: int, piece: TimeBucket) -> float:
 
 
 def _windows(result: LevelResult, begin: int) -> list[list[float]]:
-    """Return begin and end of the windows that make up the result."""
+    """Return start and end of the windows of the result."""
     return [
         [(begin + window.begin_ns) / _MILLISECOND, (begin + window.end_ns) / _MILLISECOND]
         for window in result.windows
@@ -147,7 +147,7 @@ def _windows(result: LevelResult, begin: int) -> list[list[float]]:
 
 
 def parts(result: LevelResult) -> Iterator[dict[str, Any]]:
-    """Return what a mean request is made of: the model first, then the models of an ensemble."""
+    """Yield the parts of a mean request's time: of the model, then of the composing models of an ensemble."""
     model = result.server.model
     if model is None or not model.success_count:
         return

@@ -1,11 +1,11 @@
-"""Numbers as people read them: three significant digits, with a unit that fits."""
+"""Formats numbers for people: three significant digits and a suitable unit."""
 
 _DURATIONS = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "µs"))
 _SIZES = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 
 def number(value: float) -> str:
-    """Return a number with three significant digits, never fewer than its whole part: `0.123`, `12.3`, `12,345`."""
+    """Return a number with three significant digits, or all digits of its integer part: `0.123`, `12.3`, `12,345`."""
     for limit, digits in ((0.9995, 3), (9.995, 2), (99.95, 1)):
         if abs(value) < limit:
             return f"{value:.{digits}f}"
@@ -42,7 +42,7 @@ def signed_percent(share: float) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Return a time to wait, in whole seconds: `42 s`, `3 min 05 s`, `1 h 02 min`."""
+    """Return a time in whole seconds: `42 s`, `3 min 05 s`, `1 h 02 min`."""
     whole = max(0, round(seconds))
     if whole < 60:
         return f"{whole} s"

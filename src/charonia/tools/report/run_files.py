@@ -1,9 +1,7 @@
-"""JSON files of runs. A file is whole at every moment: a new one takes the place of the old one in a single step.
+"""JSON files of runs, and the export of every request in the form of perf_analyzer's `--profile-export-file`.
 
-The export of every request as JSON, in the form of perf_analyzer's `--profile-export-file`.
-
-It is written a request at a time, so it takes no memory of its own. Times are nanoseconds since the epoch. Beyond
-perf_analyzer's form, a failed request says so by `error`.
+Files are replaced atomically. The export is streamed request by request, so it takes no extra memory. Its times are
+nanoseconds since the epoch; `error` of a failed request is an addition to perf_analyzer's form.
 """
 
 import json
@@ -16,7 +14,7 @@ from charonia.tools.results.json_form import from_json, to_json
 from charonia.tools.results.records import LevelResult, LoadMode, PerfRun, RequestRecord
 
 InputsOf = Callable[[int, int], str]
-"""From stream and step to the JSON object of a request's inputs."""
+"""Returns the JSON object of a request's inputs for a stream and a step."""
 
 _COUNTED = (LoadMode.CONCURRENCY, LoadMode.PERIODIC)
 
@@ -27,11 +25,11 @@ def no_inputs(stream: int, step: int) -> str:
 
 
 def write_profile(path: Path, run: PerfRun, inputs_of: InputsOf = no_inputs) -> None:
-    """Write the requests of a run. The file appears when it is whole.
+    """Write the requests of a run atomically.
 
     Args:
         path: The file.
-        run: A run whose levels have kept their requests.
+        run: A run whose levels kept their requests.
         inputs_of: The inputs of a request, as JSON text.
 
     Raises:
@@ -74,7 +72,7 @@ def _request(request: RequestRecord, inputs_of: InputsOf) -> str:
 
 
 def _boundaries(level: LevelResult) -> list[int]:
-    """Return where windows begin and end, ascending."""
+    """Return the boundaries of windows, ascending."""
     times = {time for window in level.windows for time in (window.begin_ns, window.end_ns)}
     return [level.epoch_ns + time for time in sorted(times)]
 
@@ -93,7 +91,7 @@ def write_run(path: Path, run: PerfRun) -> None:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file such that whoever opens it finds the old content or the new one, never a part.
+    """Write a file atomically: readers see the old content or the new one, never a part.
 
     Raises:
         OSError: It cannot be written.
@@ -108,7 +106,7 @@ def read_run(path: Path) -> PerfRun:
     """Return the run of a JSON file.
 
     Raises:
-        ServingError: NOT_FOUND when there is no such file, INVALID_ARG when it is not a run of this version.
+        ServingError: NOT_FOUND if there is no such file, INVALID_ARG if it is not a run of this version.
     """
     try:
         if path.is_file() and path.stat().st_size > FILE_BYTES_MAX:

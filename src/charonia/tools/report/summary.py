@@ -1,4 +1,4 @@
-"""What a run says at a glance: its best level, how far to trust it. Pure."""
+"""The summary of a run: its best level, and how far to trust it. Pure."""
 
 from charonia.tools.report.quantities import duration, number
 from charonia.tools.results.records import LevelResult, LoadMode, PerfRun, Verdict
@@ -15,18 +15,18 @@ VERDICT_TEXTS = {
     Verdict.SERVER_LOST: "server lost",
     Verdict.NO_REQUESTS: "no answers",
 }
-"""Verdicts in words."""
+"""Text of the verdicts."""
 
 
 def is_trusted(result: LevelResult) -> bool:
-    """Whether the numbers of a level mean what they say."""
+    """Whether the result of a level can be trusted."""
     return result.verdict in _TRUSTED
 
 
 def best_level(run: PerfRun) -> LevelResult | None:
     """Return the answer of a search, or the level with the highest throughput within the latency limit.
 
-    Levels that the server could not sustain count where there are no others. None where nothing was answered, or no
+    Levels that the server could not sustain count only if there are no others. None if no request was answered, or no
     level was within the limit.
     """
     answered = [result for result in run.levels if result.request_count]
@@ -58,5 +58,5 @@ def headline(run: PerfRun) -> str:
 
 
 def is_open_loop(run: PerfRun) -> bool:
-    """Whether requests were sent at a rate, whatever the answers did."""
+    """Whether requests were sent at scheduled times."""
     return any(result.level.mode in (LoadMode.REQUEST_RATE, LoadMode.INTERVALS) for result in run.levels)

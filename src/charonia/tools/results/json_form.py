@@ -19,14 +19,14 @@ def to_json(run: PerfRun) -> str:
 
 
 def from_json(text: str | bytes, source: str = "the JSON text") -> PerfRun:
-    """Return the run that JSON text describes. Unknown fields of it are passed over: a newer writer may have more.
+    """Return the run that JSON text describes. Unknown fields are ignored, because a newer writer may have more.
 
     Args:
-        text: What `to_json` returned.
-        source: Where the text is from, for messages.
+        text: JSON text of `to_json`.
+        source: Source of the text, for messages.
 
     Raises:
-        ServingError: INVALID_ARGUMENT when it is not a run of this version.
+        ServingError: INVALID_ARG if it is not a run of this version.
     """
     try:
         data = json.loads(text)
@@ -48,7 +48,7 @@ def from_json(text: str | bytes, source: str = "the JSON text") -> PerfRun:
 
 
 def plain(value: Any) -> Any:
-    """Return a record of this package, or of a tool's own, as what JSON has."""
+    """Return a record of this package, or of a tool, as values of JSON."""
     if is_dataclass(value) and not isinstance(value, type):
         kept = [field.name for field in fields(value) if field.metadata.get("json", True)]
         return {name: plain(getattr(value, name)) for name in kept}
@@ -64,12 +64,12 @@ def plain(value: Any) -> Any:
 
 
 def record(kind: type, data: Any) -> Any:
-    """Return the record of a type that `plain` returned `data` for.
+    """Return a record of this type from the values of `plain`.
 
     Raises:
         KeyError: A field without a default is missing.
-        TypeError: A value is of another type.
-        ValueError: A value cannot be.
+        TypeError: A value has the wrong type.
+        ValueError: A value is invalid.
     """
     if not isinstance(data, dict):
         raise TypeError(f"{kind.__name__}: expected an object, got {type(data).__name__}")

@@ -1,7 +1,7 @@
-"""What a measurement found: plain frozen records without I/O. `json_form` writes and reads them. Pure.
+"""Records of measurements. `json_form` writes and reads them. Pure.
 
-Durations and times are integers in nanoseconds; times within a level count from the level's begin. A "response time"
-starts when the request was meant to be sent, a "service time" when it was sent: under a closed loop both are the same.
+Durations and times are integers in nanoseconds; times within a level are relative to its start. A "response time" is
+measured from the scheduled send time, a "service time" from the actual one: in a closed loop both are the same.
 """
 
 from dataclasses import dataclass, field
@@ -12,14 +12,14 @@ from charonia.tools.results.server import Gpu, ModelInfo, Resources, ServerInfo,
 
 FORMAT = "charonia-perf"
 VERSION = 1
-"""Version of the JSON form: raised when a reader of the old one would misunderstand the new one."""
+"""Version of the JSON form: incremented when a reader of the old one would misread the new one."""
 
 PERCENTILES = (50.0, 90.0, 95.0, 99.0)
-"""Percentiles that every table prints."""
+"""Percentiles of every table."""
 
 
 class LoadMode(Enum):
-    """What a level's value says."""
+    """The meaning of a level's value."""
 
     CONCURRENCY = "concurrency"
     REQUEST_RATE = "request_rate"
@@ -31,13 +31,13 @@ class Verdict(Enum):
     """How far a result can be trusted. Every result is reported, whatever its verdict."""
 
     STABLE = "stable"
-    """The windows agree, or the confidence intervals are as tight as asked for."""
+    """The windows agree, or the confidence intervals are tight enough."""
     COMPLETE = "complete"
-    """The number of requests asked for was sent and answered."""
+    """The requested number of requests was sent and answered."""
     UNSTABLE = "unstable"
     """The limit of windows or time came first."""
     OVERLOADED = "overloaded"
-    """The server did not keep up with the offered rate: requests piled up."""
+    """The server did not keep up with the offered rate, and a backlog built up."""
     INTERRUPTED = "interrupted"
     """The user stopped the run."""
     SERVER_LOST = "server_lost"
@@ -51,8 +51,8 @@ class LoadLevel:
     """One point of a sweep.
 
     Attributes:
-        mode: What `value` says.
-        value: Requests in flight, or requests a second.
+        mode: Meaning of `value`.
+        value: Requests in flight, or requests per second.
     """
 
     mode: LoadMode
@@ -71,9 +71,9 @@ class Estimate:
 
     Attributes:
         value: The estimate, in its own unit.
-        low: Lower end of the interval; the value itself where there are too few samples for one.
+        low: Lower end of the interval; the value itself if there are too few samples.
         high: Upper end.
-        confidence: Probability that the interval holds the true value; 0 where there are too few samples for one.
+        confidence: Confidence level of the interval; 0 if there are too few samples.
     """
 
     value: float
@@ -89,15 +89,15 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """One trial.
+    """A measurement window.
 
     Attributes:
-        begin_ns: Time of its begin.
-        end_ns: Time of its end.
-        request_count: Requests completed in it, successfully.
-        error_count: Requests that failed in it.
-        throughput: Inferences a second (batch items).
-        latency_ns: The stabilising latency: mean or the percentile asked for.
+        begin_ns: Start.
+        end_ns: End.
+        request_count: Successful requests.
+        error_count: Failed requests.
+        throughput: Inferences (batch items) per second.
+        latency_ns: The stabilising latency: the mean or the chosen percentile.
         used: Whether it is part of the result.
     """
 
@@ -112,17 +112,17 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class TimeBucket:
-    """A piece of the time line, of everything that was measured at this level, before the result's windows too.
+    """An interval of the time line, which covers the whole level, not only the windows of the result.
 
     Attributes:
-        begin_ns: Time of its begin.
-        end_ns: Time of its end.
-        sent_count: Requests sent in it.
-        completed_count: Requests completed in it, successfully.
-        error_count: Requests failed in it.
-        p50_ns: Median response time of the completed ones.
-        p99_ns: 99th percentile of them.
-        max_ns: Slowest of them.
+        begin_ns: Start.
+        end_ns: End.
+        sent_count: Requests sent.
+        completed_count: Successful requests.
+        error_count: Failed requests.
+        p50_ns: Median response time of the successful requests.
+        p99_ns: 99th percentile of it.
+        max_ns: Longest response time.
     """
 
     begin_ns: int
@@ -141,7 +141,7 @@ class ErrorKind:
 
     Attributes:
         kind: Name of the status (`UNAVAILABLE`, ...), or `TIMEOUT`, `CONNECTION`, `VALIDATION`.
-        count: How many.
+        count: Number of failures.
         samples: A few different messages, at most `ERROR_SAMPLES_MAX`.
     """
 
@@ -160,8 +160,8 @@ class Goodput:
     Attributes:
         objectives: The text of each, for example `latency:50ms`.
         good_count: Requests that met all of them.
-        rate: Good requests a second.
-        share: Good ones among all that ended, failed ones included.
+        rate: Good requests per second.
+        share: Share of good requests among all that ended, including failed ones.
     """
 
     objectives: tuple[str, ...]
@@ -172,14 +172,14 @@ class Goodput:
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """What an open loop asked of the server, and what came of it.
+    """The offered load of an open loop, and how much of it was achieved.
 
     Attributes:
-        rate: Requests a second that were planned.
-        sent_rate: Requests a second that were sent.
-        achieved_rate: Requests a second that were answered, failures included.
-        delayed_share: Share of requests sent more than 1 ms after their time.
-        backlog_begin: Requests waiting for an answer when the windows of the result began.
+        rate: Scheduled requests per second.
+        sent_rate: Sent requests per second.
+        achieved_rate: Completed requests per second, including failed ones.
+        delayed_share: Share of requests sent more than 1 ms after their scheduled time.
+        backlog_begin: Unanswered requests at the start of the result's windows.
         backlog_end: The same at their end.
     """
 
@@ -193,14 +193,14 @@ class Offered:
 
 @dataclass(frozen=True, slots=True)
 class ClientTimes:
-    """What the client itself spent, over the requests of the result.
+    """The client's own times, over the requests of the result.
 
     Attributes:
-        send_ns: Mean time to hand over a request.
+        send_ns: Mean time to pass a request to the operating system.
         receive_ns: Mean time from the first byte of a response to its last.
-        overhead: Share of the time in which the client's busiest process was computing, from 0 to 1.
-        cpu_seconds: CPU time of all of the client's processes.
-        process_count: Number of processes that sent load.
+        overhead: CPU utilisation of the busiest worker, from 0 to 1.
+        cpu_seconds: CPU time of all workers.
+        process_count: Number of workers.
     """
 
     send_ns: float
@@ -212,13 +212,13 @@ class ClientTimes:
 
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
-    """One request, kept only where they are asked for.
+    """One request, kept on demand only.
 
     Attributes:
-        begin_ns: When it was sent, nanoseconds since the epoch.
-        response_ns: When each response came, nanoseconds since the epoch.
-        stream: Which stream of the input data.
-        step: Which step of that stream.
+        begin_ns: Send time, nanoseconds since the epoch.
+        response_ns: Times of the responses, nanoseconds since the epoch.
+        stream: Stream of the input data.
+        step: Step of that stream.
         sequence_id: Correlation id, 0 for none.
         error: Kind of its failure, "" for none.
     """
@@ -233,34 +233,34 @@ class RequestRecord:
 
 @dataclass(frozen=True, slots=True)
 class LevelResult:
-    """What was measured at one level.
+    """The result of one level.
 
     Attributes:
         level: The load.
         verdict: How far to trust it.
-        reasons: Why the verdict is what it is, and what else a reader has to know; one sentence each.
-        duration_ns: Length of the windows of the result together.
-        request_count: Requests answered successfully in them.
-        throughput: Inferences a second (batch items).
-        latency: Stabilising latency in nanoseconds: mean response time, or the percentile asked for.
-        response_times: From the intended send time to the last response.
+        reasons: Reasons of the verdict, and further remarks; one sentence each.
+        duration_ns: Total length of the windows of the result.
+        request_count: Successful requests in them.
+        throughput: Inferences (batch items) per second.
+        latency: Stabilising latency in nanoseconds: mean response time, or the chosen percentile.
+        response_times: From the scheduled send time to the last response.
         service_times: From the actual send time to the last response.
         first_response_times: From the actual send time to the first response; only for streams.
-        response_count: Responses, more than requests where the model is decoupled.
+        response_count: Responses; a decoupled model may send several per request.
         sequence_count: Sequences that ended.
         errors: Failures by kind, most frequent first.
         over_latency_limit: Whether the latency limit was reached.
-        windows: Every trial, in order.
-        timeline: The whole level in pieces of equal length.
+        windows: All windows, in order.
+        timeline: The whole level in intervals of equal length.
         client: The client's own times.
-        server: The server's account.
-        offered: Open loop only.
-        goodput: Where objectives were given.
-        resources: Where the server runs on this machine.
-        gpus: From the metrics page.
-        metrics: Other numbers of the metrics page, at the end of the level, by name with labels.
-        requests: Every request, where they are kept; not part of the JSON form.
-        epoch_ns: Begin of the level, nanoseconds since the epoch.
+        server: The server's statistics.
+        offered: The offered load, of an open loop only.
+        goodput: Requests that met their objectives, if there are any.
+        resources: Resources of the server, if it runs on this machine.
+        gpus: GPUs of the metrics page.
+        metrics: Other numbers of the metrics page at the end of the level, by name with labels.
+        requests: All requests, if they are kept; not part of the JSON form.
+        epoch_ns: Start of the level, nanoseconds since the epoch.
     """
 
     level: LoadLevel
@@ -295,23 +295,23 @@ class LevelResult:
 
     @property
     def error_count(self) -> int:
-        """Requests that failed."""
+        """Number of failed requests."""
         return sum(error.count for error in self.errors)
 
     @property
     def error_share(self) -> float:
-        """Failed requests among all that ended."""
+        """Share of failed requests among all that ended."""
         ended = self.error_count + self.request_count
         return self.error_count / ended if ended else 0.0
 
     @property
     def response_rate(self) -> float:
-        """Responses a second."""
+        """Responses per second."""
         return self._rate(self.response_count)
 
     @property
     def sequence_rate(self) -> float:
-        """Sequences a second."""
+        """Sequences per second."""
         return self._rate(self.sequence_count)
 
     def _rate(self, count: int) -> float:
@@ -320,15 +320,15 @@ class LevelResult:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Where the client ran.
+    """The machine of the client.
 
     Attributes:
-        host: Its name.
+        host: Host name.
         system: Operating system and its version.
         processor: Name of the processor.
         core_count: Cores that the process may use.
         memory_bytes: Main memory.
-        python: Version of Python.
+        python: Python version.
     """
 
     host: str
@@ -344,19 +344,19 @@ class PerfRun:
     """A whole run of the tool.
 
     Attributes:
-        tool: Name and version of what measured.
-        began_at: Begin, ISO 8601 with time zone.
+        tool: Name and version of the tool.
+        began_at: Start time, ISO 8601 with time zone.
         duration_ns: Length of the run.
-        machine: Where the client ran.
-        server: Which server.
-        model: Which model.
-        options: The command line's options that were in force, by name.
-        batch_size: Items of a request.
-        stabilising_percentile: Percentile that `LevelResult.latency` is, None for the mean.
-        levels: One result a level, in the order they were measured.
-        notes: What a reader has to know about the whole run.
-        answer: Level that a search found best within the latency limit, None for a sweep or where none was.
-        command: The command line, "" where a program started the run.
+        machine: The machine of the client.
+        server: The server.
+        model: The model.
+        options: The effective options of the command line, by name.
+        batch_size: Items in a request.
+        stabilising_percentile: Percentile of `LevelResult.latency`, None for the mean.
+        levels: The results of the levels, in order.
+        notes: Remarks on the whole run.
+        answer: Highest level within the latency limit; None if there is none, or no limit.
+        command: The command line, "" if a program started the run.
     """
 
     tool: str

@@ -1,7 +1,7 @@
-"""Numbers and strings from files to arrays of a tensor's datatype: lenient in form, exact in value.
+"""Converts numbers and strings from files to arrays of a tensor's datatype: lenient in form, exact in value.
 
-Integers are taken for floating-point numbers, whole floating-point numbers for integers, 0 and 1 for booleans, and
-nested lists for flat ones. What would change a value (2.5 or 300 for UINT8) is an error.
+Integers are accepted as floating-point numbers, whole floating-point numbers as integers, 0 and 1 as booleans, and
+nested lists as flat ones. A conversion that would change a value (2.5 or 300 for UINT8) is an error.
 """
 
 import base64
@@ -23,12 +23,12 @@ _KINDS = {type(None): "null", bool: "a boolean", dict: "an object", list: "a lis
 
 
 def is_integer(datatype: DataType) -> bool:
-    """Return whether its values are integers. The arrays of BF16 hold some, its values are none."""
+    """Return whether a datatype is integral. BF16 is not, although its arrays hold integers."""
     return datatype.numpy.kind in "iu" and datatype is not DataType.BF16
 
 
 def integer_limits(datatype: DataType) -> tuple[int, int]:
-    """Return the lowest and the highest value of a datatype of integers."""
+    """Return the lowest and the highest value of an integral datatype."""
     bits = 8 * datatype.byte_size
     return (0, 2**bits - 1) if datatype.numpy.kind == "u" else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
 
@@ -39,10 +39,10 @@ def from_list(spec: TensorSpec, content: object, shape: Shape | None) -> Array:
     Args:
         spec: The tensor.
         content: The list.
-        shape: Shape that was named beside it, None for the tensor's own.
+        shape: Explicit shape, None for the tensor's own.
 
     Raises:
-        ServingError: INVALID_ARG; the message says what was expected and what came, but not where.
+        ServingError: INVALID_ARG; the message does not name the place.
     """
     plain: NDArray[Any]
     try:
@@ -57,7 +57,7 @@ def from_list(spec: TensorSpec, content: object, shape: Shape | None) -> Array:
 
 
 def from_base64(spec: TensorSpec, text: object, shape: Shape | None) -> Array:
-    """Return the array of base64 text, which holds the tensor's wire form: row-major, little-endian.
+    """Return the array of base64 text, which holds the binary form: row-major, little-endian.
 
     Raises:
         ServingError: INVALID_ARG, as `from_list`.
@@ -72,7 +72,7 @@ def from_base64(spec: TensorSpec, text: object, shape: Shape | None) -> Array:
 
 
 def from_raw(spec: TensorSpec, raw: bytes, shape: Shape | None = None) -> Array:
-    """Return the array of a tensor's wire form.
+    """Return the array of a tensor's binary form.
 
     Raises:
         ServingError: INVALID_ARG, as `from_list`.
@@ -94,10 +94,10 @@ def from_raw(spec: TensorSpec, raw: bytes, shape: Shape | None = None) -> Array:
 
 
 def to_datatype(spec: TensorSpec, plain: NDArray[Any]) -> Array:
-    """Return an array of numbers or booleans as the tensor's datatype; values do not change.
+    """Return an array of numbers or booleans as the tensor's datatype, with unchanged values.
 
     Raises:
-        ServingError: INVALID_ARG when a value has no such form.
+        ServingError: INVALID_ARG for a value that the datatype cannot represent.
     """
     datatype = spec.datatype
     if plain.dtype.kind == "O":
@@ -122,7 +122,7 @@ def to_datatype(spec: TensorSpec, plain: NDArray[Any]) -> Array:
 
 
 def to_bfloat(values: NDArray[np.float32]) -> Array:
-    """Return the bit patterns of the nearest BF16 numbers; of two equally near ones, that with an even last bit."""
+    """Return the bit patterns of the nearest BF16 numbers; ties round to even."""
     bits = values.view(np.uint32) if values.flags.c_contiguous else np.ascontiguousarray(values).view(np.uint32)
     rounded = (bits + 0x7FFF + ((bits >> _BFLOAT_SHIFT) & 1)) >> _BFLOAT_SHIFT
     quiet_nan = (bits >> _BFLOAT_SHIFT) | 0x40
@@ -137,7 +137,7 @@ def from_bfloat(bits: Array) -> NDArray[np.float32]:
 
 
 def _numbers(spec: TensorSpec, plain: NDArray[Any]) -> NDArray[Any]:
-    """Return objects as the numbers they are: exact integers, or floating-point numbers."""
+    """Return objects as exact integers or floating-point numbers."""
     for value in plain.flat:
         if not isinstance(value, int | float):
             raise invalid(f"expected numbers for {spec}, got {_kind(value)}")
@@ -175,7 +175,7 @@ def _strings(spec: TensorSpec, plain: NDArray[Any]) -> Array:
 
 
 def _shaped(spec: TensorSpec, array: Array, shape: Shape | None) -> Array:
-    """Return the array in the shape named, else in its own where that fits, else in the tensor's."""
+    """Return the array in the explicit shape, else in its own if that fits, else in the tensor's."""
     if shape is None:
         shape = array.shape if spec.fits(array.shape) else _known_shape(spec, array.size)
     if shape is None or prod(shape) != array.size:
@@ -184,7 +184,7 @@ def _shaped(spec: TensorSpec, array: Array, shape: Shape | None) -> Array:
 
 
 def _known_shape(spec: TensorSpec, count: int) -> Shape | None:
-    """Return the shape of so many elements, None where the variable dimensions leave more than one."""
+    """Return the shape of a number of elements, None if variable dimensions make it ambiguous."""
     if spec.is_fixed:
         return spec.shape
     known = prod(size for size in spec.shape if size != -1)

@@ -1,15 +1,13 @@
 """Input data from .npy files, pictures and folders.
 
-In a folder there is a file an input, named as the input: raw row-major elements, for strings a text with an element a
-line, or with the suffix of .npy or of a picture. Files named as outputs hold what is expected. For a model with a
-single input the folder may also hold pictures of any name: each is a step, in the order of names.
+A folder has a file for each input, with the input's name: raw row-major elements, text with an element per line for
+strings, or an .npy file or picture with its suffix. Files with the names of outputs hold the expected outputs. For a
+model with one input, the folder may hold pictures of any name instead: each is a step, in the order of names.
 
-Pictures as tensors.
-
-An input of strings, or of UINT8 with one dimension, takes the file as it is: the model decodes it. Any other input of
-UINT8 or floating-point numbers takes pixels: in the order of dimensions that the model's configuration names
-(`format`), else HWC or CHW by where a dimension of 1 or 3 is. Fixed height and width resize the picture, variable ones
-keep it. UINT8 has values from 0 to 255, floating-point numbers from 0 to 1.
+An input of strings, or of UINT8 with one dimension, gets the encoded picture, and the model decodes it. Any other input
+of UINT8 or floating-point numbers gets pixels, in the order of dimensions of the model's configuration (`format`);
+without it, the position of a dimension of 1 or 3 decides between HWC and CHW. A picture is resized to a fixed height
+and width. UINT8 has values from 0 to 255, floating-point numbers from 0 to 1.
 """
 
 from pathlib import Path
@@ -34,14 +32,14 @@ from charonia.tools.perf.data.spec import FILE_BYTES_MAX, InputStep, ModelSpec, 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff"})
 
 PIXELS_MAX = 200_000_000
-"""Most pixels of a picture, so that a small file cannot take all memory."""
+"""Limit of pixels of a picture, against small files that decompress to exhaust memory."""
 
 _CHANNELS = {1: "L", 3: "RGB"}
 _FLOATS = (DataType.FP16, DataType.FP32, DataType.FP64, DataType.BF16)
 
 
 def is_image(path: Path) -> bool:
-    """Return whether a file's name is that of a picture."""
+    """Return whether a file has the suffix of a picture."""
     return path.suffix.lower() in SUFFIXES
 
 
@@ -49,7 +47,8 @@ def read_image(path: Path, spec: TensorSpec) -> Array:
     """Return a picture as an item of an input.
 
     Raises:
-        ServingError: INVALID_ARG when the input takes no pictures or the file is none; UNSUPPORTED without Pillow.
+        ServingError: INVALID_ARG if the input does not accept pictures or the file is invalid; UNSUPPORTED without
+            Pillow.
     """
     where = f"{path.name}: input '{spec.name}'"
     if spec.datatype is DataType.BYTES or (spec.datatype is DataType.UINT8 and len(spec.shape) == 1):
@@ -128,7 +127,7 @@ def _as_datatype(spec: TensorSpec, pixels: Array) -> Array:
 
 
 def read_path(path: Path, spec: ModelSpec) -> list[Stream]:
-    """Return the streams that a file or folder holds.
+    """Return the streams of a file or folder.
 
     Raises:
         ServingError: INVALID_ARG with file, step and tensor of the first problem.
@@ -189,7 +188,7 @@ def _only_input(path: Path, spec: ModelSpec) -> TensorSpec:
 
 
 def _items(path: Path, spec: TensorSpec) -> list[Array]:
-    """Return the items that a file holds for a tensor."""
+    """Return a tensor's items in a file."""
     size = path.stat().st_size
     if size > FILE_BYTES_MAX:
         raise invalid(f"{path.name}: expected at most {FILE_BYTES_MAX} bytes, got {size}")
@@ -208,7 +207,7 @@ def _items(path: Path, spec: TensorSpec) -> list[Array]:
 
 
 def _read_npy(path: Path, spec: TensorSpec) -> list[Array]:
-    """Return the items of an array: one in the shape of an item, or several along another dimension in front."""
+    """Return the items of an array: one item, or several along an additional first dimension."""
     try:
         array = np.load(path, allow_pickle=False)
     except (ValueError, EOFError) as error:
@@ -231,7 +230,7 @@ def _bytes(text: str | bytes) -> bytes:
 
 
 def _steps(inputs: dict[str, list[Array]], outputs: dict[str, list[Array]], where: str) -> Stream:
-    """Return the steps of arrays by name; a tensor with a single item is the same in every step."""
+    """Return the steps of arrays by name; a tensor with a single item is repeated in every step."""
     tensors = inputs | outputs
     count = max(map(len, tensors.values()))
     for name, items in tensors.items():

@@ -1,7 +1,7 @@
-"""Generated items: random ones that are valid for their datatype, and zeros.
+"""Generated items: valid random ones, and zeros.
 
-Without a range, floating-point numbers are in [0, 1), integers from 0 to 127 (which are ids of almost any vocabulary),
-UINT8 from 0 to 255 (which are pictures), booleans 0 or 1, strings letters and digits.
+Without a range, floating-point numbers are in [0, 1), integers from 0 to 127 (valid ids in almost any vocabulary),
+UINT8 from 0 to 255 (pixels), booleans 0 or 1, and strings have letters and digits.
 """
 
 from collections.abc import Mapping
@@ -20,17 +20,17 @@ _LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0
 
 
 class Generator:
-    """Makes items for a model.
+    """Generates items for a model.
 
     Args:
         spec: The model, with all shapes known.
-        seed: Of everything random.
+        seed: Random seed.
         string_length: Characters of a string.
-        string_data: Every string, "" for random ones.
+        string_data: Text of all strings, "" for random ones.
         ranges: Lowest and highest value by input.
 
     Raises:
-        ServingError: INVALID_ARG for a range of no input, or one that its datatype does not have.
+        ServingError: INVALID_ARG for a range of an unknown input, or outside its datatype.
     """
 
     def __init__(

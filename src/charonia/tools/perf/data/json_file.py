@@ -1,7 +1,8 @@
 """Input data from JSON: `{"data": [...], "validation_data": [...]}`.
 
-`data` is a list of steps, or a list of streams, which are lists of steps. A step names its inputs; each is a list (flat
-or nested), a single value, `{"b64": TEXT}`, or `{"content": ..., "shape": [...]}` with either of these as content.
+`data` is a list of steps, or a list of streams, which are lists of steps. A step is an object of inputs by name. An
+input is a list (flat or nested), a single value, `{"b64": TEXT}`, or `{"content": ..., "shape": [...]}` with either of
+these as content.
 """
 
 import json
@@ -17,7 +18,7 @@ from charonia.tools.perf.data.convert import from_base64, from_list
 from charonia.tools.perf.data.spec import FILE_BYTES_MAX, InputStep, Item, ModelSpec, Stream, TensorSpec, names
 
 MODEL_KEY = "model"
-"""Key of a step that names a model and is passed over."""
+"""Key of a step that names a model and is ignored."""
 
 _DOCUMENT_KEYS = frozenset({"data", "validation_data"})
 
@@ -80,7 +81,7 @@ def _parse(path: Path) -> object:
 def _streams(
     data: object, where: str, key: str, read: Callable[[Mapping[str, object], str], Item]
 ) -> list[list[tuple[str, Item]]]:
-    """Return the items of each stream with their places."""
+    """Return the items of each stream with their places in the file."""
     if not isinstance(data, list) or not data:
         raise invalid(f"{where}: {key}: expected a list of steps, got {'an empty one' if data == [] else 'none'}")
     kinds = {type(entry) for entry in data}

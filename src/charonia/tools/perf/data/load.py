@@ -1,7 +1,4 @@
-"""From the options to the requests that a run sends.
-
-Requests made of items: the `InputSource` of a run.
-"""
+"""Loads or generates the input data of a run, and batches it: the run's `InputSource`."""
 
 from collections.abc import Mapping, Sequence
 from math import lcm
@@ -19,18 +16,18 @@ from charonia.tools.perf.options import DataOptions, PerfOptions
 
 
 class InputBatches:
-    """Batches of steps. Request `k` of a stream holds the steps `k * b` to `k * b + b - 1`, over and over.
+    """Batches of steps. Request `k` of a stream has the steps `k * b` to `k * b + b - 1`, modulo their number.
 
-    A stream of `n` steps has as many requests as it takes until that repeats: n / gcd(n, b).
+    A stream of `n` steps has n / gcd(n, b) requests, after which they repeat.
 
     Args:
         spec: The model.
         streams: The steps, at least one in each stream.
-        batch_size: Items of a request; 1 for a model without batch dimension.
+        batch_size: Items in a request; 1 for a model without batch dimension.
         parameters: Parameters of every request.
 
     Raises:
-        ServingError: INVALID_ARG when steps of one batch do not fit together.
+        ServingError: INVALID_ARG if steps of a batch have different inputs or shapes.
     """
 
     def __init__(
@@ -51,7 +48,7 @@ class InputBatches:
                 _check_together(self._batch(number, index))
 
     def step_count(self, stream: int) -> int:
-        """Return how many requests a stream has."""
+        """Return the number of requests of a stream."""
         count = len(self._streams[stream])
         return lcm(count, self.batch_size) // self.batch_size
 
@@ -68,7 +65,7 @@ class InputBatches:
         )
 
     def expected(self, stream: int, step: int) -> Mapping[str, Tensor] | None:
-        """Return the outputs that the answer to a request has to hold, None where there is nothing to compare."""
+        """Return the expected outputs of a request, None without validation data."""
         wanted = [s.expected for s in self._batch(stream, step)]
         if wanted[0] is None:
             return None
@@ -107,10 +104,10 @@ def _check_together(steps: Sequence[InputStep]) -> None:
 
 
 def load_inputs(spec: ModelSpec, options: PerfOptions) -> InputBatches:
-    """Return the requests that the options ask for.
+    """Return the requests that the options describe.
 
     Raises:
-        ServingError: INVALID_ARG when the data cannot be read or do not fit the model.
+        ServingError: INVALID_ARG if the data cannot be read or does not fit the model.
     """
     batch_size = options.target.batch_size
     check_batch_size(spec, batch_size)
@@ -134,5 +131,5 @@ def _generate(spec: ModelSpec, kind: str, options: DataOptions, seed: int, count
     )
     if kind == "zero":
         return [InputStep(generator.zero())]
-    # The items of a batch differ.
+    # The items of a batch are different.
     return [InputStep(generator.random()) for _ in range(count)]

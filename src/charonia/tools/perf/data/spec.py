@@ -1,7 +1,4 @@
-"""What a model wants: the tensors that requests have to hold, without the batch dimension.
-
-Steps and streams: what readers of files return.
-"""
+"""The tensors of a model, without the batch dimension, and the steps and streams that match them."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -21,12 +18,12 @@ FILE_BYTES_MAX = 4 * 2**30
 
 @dataclass(frozen=True, slots=True)
 class InputStep:
-    """One item to send.
+    """An item to send.
 
     Attributes:
         inputs: Its inputs.
-        expected: Outputs that the answer has to hold, None where there is nothing to compare.
-        where: Where it is from, for messages, e.g. `data.json: step 3`.
+        expected: Expected outputs, None without validation data.
+        where: Its place in a file, for messages, e.g. `data.json: step 3`.
     """
 
     inputs: Item
@@ -35,26 +32,26 @@ class InputStep:
 
 
 Stream = list[InputStep]
-"""Steps in the order they are sent."""
+"""Steps in the order in which they are sent."""
 
 
 Shape = tuple[int, ...]
 
 LAYOUTS = {"FORMAT_NHWC": "HWC", "FORMAT_NCHW": "CHW"}
-"""Order of a picture's dimensions by the format of an input in a model's configuration."""
+"""Order of a picture's dimensions by `format` in a model's configuration."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """One tensor of a model.
+    """A tensor of a model.
 
     Attributes:
         name: Tensor name.
         datatype: Protocol datatype.
-        shape: Shape of one item, without the batch dimension; -1 for a variable dimension that nobody has named.
-        optional: Whether a request may lack it.
-        layout: "HWC" or "CHW" where the model's configuration says that it is a picture, else "".
-        declared: The model's own shape where the user has named another one that fits it, None for `shape`.
+        shape: Shape of one item, without the batch dimension; -1 for a variable dimension that `--shape` does not set.
+        optional: Whether a request may omit it.
+        layout: "HWC" or "CHW" if the model's configuration declares a picture, else "".
+        declared: The model's own shape if `--shape` has replaced it, else None.
     """
 
     name: str
@@ -66,7 +63,7 @@ class TensorSpec:
 
     @property
     def is_fixed(self) -> bool:
-        """Whether no dimension is variable."""
+        """Whether all dimensions are fixed."""
         return -1 not in self.shape
 
     def fits(self, shape: Shape) -> bool:
@@ -80,12 +77,12 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """What requests to a model look like.
+    """The form of requests to a model.
 
     Attributes:
         name: Model name.
-        version: Version to ask for, "" for the server's choice.
-        max_batch_size: Most items of a request; 0 for a model without batch dimension.
+        version: Version to request, "" for the server's choice.
+        max_batch_size: Limit of items in a request; 0 for a model without batch dimension.
         inputs: Its inputs.
         outputs: Its outputs.
     """
@@ -97,21 +94,21 @@ class ModelSpec:
     outputs: tuple[TensorSpec, ...] = field(default=())
 
     def input(self, name: str) -> TensorSpec | None:
-        """Return the input of a name, None where there is none."""
+        """Return the input of this name, None if there is none."""
         return next((spec for spec in self.inputs if spec.name == name), None)
 
     def output(self, name: str) -> TensorSpec | None:
-        """Return the output of a name, None where there is none."""
+        """Return the output of this name, None if there is none."""
         return next((spec for spec in self.outputs if spec.name == name), None)
 
 
 def model_spec(metadata: ModelMetadata, config: Mapping[str, Any], version: str = "") -> ModelSpec:
-    """Return what requests to a model look like.
+    """Return the form of requests to a model.
 
     Args:
         metadata: The server's metadata of the model, shapes with the batch dimension.
-        config: The server's configuration of the model as JSON, {} where it has no such extension.
-        version: Version to ask for.
+        config: The server's configuration of the model as JSON, {} if the server does not provide it.
+        version: Version to request.
     """
     max_batch_size = int(config.get("max_batch_size", 0))
     configured = {entry.get("name"): entry for entry in config.get("input", ())}
@@ -133,7 +130,7 @@ def with_shapes(spec: ModelSpec, shapes: Iterable[tuple[str, Shape]]) -> ModelSp
         shapes: Shape by input; an input of fixed shape keeps its own.
 
     Raises:
-        ServingError: INVALID_ARG when there is no such input or the shape does not fit it.
+        ServingError: INVALID_ARG for an unknown input, or a shape that does not fit it.
     """
     wanted = dict(shapes)
     for name, shape in wanted.items():
@@ -152,10 +149,10 @@ def with_shapes(spec: ModelSpec, shapes: Iterable[tuple[str, Shape]]) -> ModelSp
 
 
 def check_batch_size(spec: ModelSpec, batch_size: int) -> None:
-    """Check that the model takes so many items in a request.
+    """Check that the model accepts this number of items in a request.
 
     Raises:
-        ServingError: INVALID_ARG when it does not.
+        ServingError: INVALID_ARG if it does not.
     """
     if spec.max_batch_size == 0 and batch_size > 1:
         raise invalid(f"-b: expected 1, as model '{spec.name}' does not support batching, got {batch_size}")
