@@ -5,11 +5,11 @@ import random
 import pytest
 
 from charonia.server.scheduling.api import QueueLimits, Submit
-from charonia.server.scheduling.queue import STALE_DEADLINES_MAX, WaitingLine
+from charonia.server.scheduling.queue import STALE_DEADLINES_MAX, RequestQueue
 
 
 def test_requests_that_left_early_leave_few_deadlines_behind() -> None:
-    line = WaitingLine(QueueLimits(timeout_ns=10**12))
+    line = RequestQueue(QueueLimits(timeout_ns=10**12))
 
     for request_id in range(10_000):
         line.add(Submit(request_id), 0, request_id)
@@ -20,7 +20,7 @@ def test_requests_that_left_early_leave_few_deadlines_behind() -> None:
 
 
 def test_a_sweep_keeps_the_deadlines_of_those_that_wait() -> None:
-    line = WaitingLine(QueueLimits(timeout_ns=1_000_000))
+    line = RequestQueue(QueueLimits(timeout_ns=1_000_000))
     waiting = [0, 50, 190]
 
     for request_id in range(200):
@@ -35,7 +35,7 @@ def test_a_sweep_keeps_the_deadlines_of_those_that_wait() -> None:
 
 
 def test_a_request_that_left_twice_was_only_there_once() -> None:
-    line = WaitingLine(QueueLimits())
+    line = RequestQueue(QueueLimits())
     line.add(Submit(1), 0, 0)
 
     assert line.remove(1)
@@ -45,7 +45,7 @@ def test_a_request_that_left_twice_was_only_there_once() -> None:
 
 def test_levels_and_lanes_are_served_by_rank() -> None:
     late = QueueLimits(timeout_ns=10, delay_expired=True)
-    line = WaitingLine(QueueLimits(), {1: late, 2: late})
+    line = RequestQueue(QueueLimits(), {1: late, 2: late})
     for request_id, level in ((1, 2), (2, 1), (3, 3)):
         line.add(Submit(request_id), level, 0)
 
@@ -58,7 +58,7 @@ def test_levels_and_lanes_are_served_by_rank() -> None:
 
 
 def test_adding_tells_whether_the_request_is_the_very_last() -> None:
-    line = WaitingLine(QueueLimits(timeout_ns=5, delay_expired=True))
+    line = RequestQueue(QueueLimits(timeout_ns=5, delay_expired=True))
 
     assert line.add(Submit(1), 2, 0)[1]
     assert line.add(Submit(2), 2, 1)[1]
@@ -69,7 +69,7 @@ def test_adding_tells_whether_the_request_is_the_very_last() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_sweep_leaves_the_deadlines_in_order(seed: int) -> None:
-    line = WaitingLine(QueueLimits(timeout_override=True))
+    line = RequestQueue(QueueLimits(timeout_override=True))
     asked_us = random.Random(seed).sample(range(1, 10_000), 400)
     for request_id, timeout_us in enumerate(asked_us):
         line.add(Submit(request_id, timeout_us=timeout_us), 0, 0)

@@ -36,13 +36,13 @@ class InstancePool:
         self.resources = resources
         self.busy: dict[int, CallingBatch] = {}
 
-    def is_closed(self, stuck: "set[CallingBatch]") -> bool:
+    def is_blocked_by(self, stuck: "set[CallingBatch]") -> bool:
         """Whether none of the instances can take a request while these batches do not finish."""
         if self.resources is None:
             return len(self.busy) == self.size and all(caller in stuck for caller in self.busy.values())
         holders = [(c.pool.resources, c.instance) for c in stuck if c.pool.resources is not None]
         return all(
-            self.busy.get(instance) in stuck or self.resources.is_out_of_reach(instance, holders)
+            self.busy.get(instance) in stuck or self.resources.is_blocked_by(instance, holders)
             for instance in range(self.size)
         )
 
@@ -123,7 +123,7 @@ class DeadlockDetector:
         # Usually there is an instance that waits for nobody, and nothing to look at.
         if len(pool.busy) == pool.size or pool.resources is not None:
             stuck = self._stuck()
-            if pool.is_closed(stuck):
+            if pool.is_blocked_by(stuck):
                 waiter.requests.discard(request)
                 raise _deadlock(frame, pool, stuck)
         return request
@@ -160,7 +160,7 @@ def _is_stuck(request: WaitingRequest, stuck: set[CallingBatch]) -> bool:
     busy = request.pool.busy
     if request.instance >= 0:
         return busy.get(request.instance) in stuck
-    return request.pool.is_closed(stuck)
+    return request.pool.is_blocked_by(stuck)
 
 
 def _deadlock(frame: CallFrame, pool: InstancePool, stuck: set[CallingBatch]) -> ServingError:

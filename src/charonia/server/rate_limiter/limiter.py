@@ -7,7 +7,7 @@ from charonia.config.model import InstanceGroup, ModelConfig
 from charonia.server.backends.api import Placement
 from charonia.server.rate_limiter.options import ResourceLimit
 from charonia.server.rate_limiter.overview import InstanceState, PoolState, RateLimitView, Shortage
-from charonia.server.rate_limiter.resources import SERVER_WIDE, Arbiter, Limit, Member, Need, ResourcePool
+from charonia.server.rate_limiter.resources import SERVER_WIDE, Arbiter, Member, Need, ResourcePool
 from charonia.server.rate_limiter.scheduler import LimitedScheduler
 from charonia.server.scheduling.api import Scheduler
 
@@ -35,9 +35,9 @@ class Claim:
         self._scheduler = LimitedScheduler(inner, dict(enumerate(self._members)), self._arbiter, wants=wants)
         return self._scheduler
 
-    def is_out_of_reach(self, instance: int, holders: "Iterable[tuple[Claim, int]]") -> bool:
+    def is_blocked_by(self, instance: int, holders: "Iterable[tuple[Claim, int]]") -> bool:
         """Whether an instance could never run while these instances, of any model, keep what they hold."""
-        return self._arbiter.is_out_of_reach(
+        return self._arbiter.is_blocked_by(
             self._members[instance], [holder._members[number] for holder, number in holders]
         )
 
@@ -75,7 +75,7 @@ class RateLimits:
     """
 
     def __init__(self, limits: Iterable[ResourceLimit] = ()) -> None:
-        self._arbiter = Arbiter(Limit(limit.name, limit.count, limit.device) for limit in limits)
+        self._arbiter = Arbiter(limits)
 
     def claim(self, config: ModelConfig, version: str, placed: Sequence[Placement]) -> Claim | None:
         """Let the instances of a version take part, where its configuration has anything to say about that.
@@ -106,7 +106,7 @@ class RateLimits:
             ],
             [
                 InstanceState(
-                    *(member.model, member.version, member.instance, member.standing.value),
+                    *(member.model, member.version, member.instance, member.state.value),
                     *(member.priority, member.executions),
                     tuple((need.pool.name, _device(need.pool), need.units) for need in member.needs),
                 )

@@ -19,6 +19,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from charonia.core.errors import ServingError, invalid
+from charonia.server.rate_limiter.options import ResourceLimit
 
 SERVER_WIDE = -1
 """Device of a pool that all devices share."""
@@ -42,15 +43,7 @@ class Need(NamedTuple):
     path: str = ""
 
 
-class Limit(NamedTuple):
-    """An explicit capacity; `device` is None for every device, and for a resource of the whole server."""
-
-    name: str
-    units: int
-    device: int | None = None
-
-
-class Standing(Enum):
+class MemberState(Enum):
     """What a member does."""
 
     IDLE = "idle"
@@ -69,7 +62,7 @@ class Member:
         needs: What it holds while it runs; a pool at most once.
         priority: Weight of its executions, at least 1.
         granted: Called when it may run as a result of what another one did; must not come back here at once.
-        standing: What it does now.
+        state: What it does now.
         turn: Executions times priority, and what it joined at.
         executions: How often it was let run.
         passed: Grants to others that compete with it, while it has been waiting.
@@ -81,7 +74,7 @@ class Member:
     needs: tuple[Need, ...] = ()
     priority: int = 1
     granted: Callable[[], None] = field(default=lambda: None, repr=False)
-    standing: Standing = Standing.IDLE
+    state: MemberState = MemberState.IDLE
     turn: int = 0
     executions: int = 0
     passed: int = 0
@@ -89,7 +82,7 @@ class Member:
     @property
     def start(self) -> int:
         """Its turn when it last was let run, or now while it waits for that."""
-        return self.turn - self.priority if self.standing is Standing.RUNNING else self.turn
+        return self.turn - self.priority if self.state is MemberState.RUNNING else self.turn
 
     @property
     def pools(self) -> frozenset[ResourcePool]:
@@ -100,8 +93,8 @@ class Member:
 class Arbiter:
     """Who holds what, and who is next."""
 
-    def __init__(self, limits: Iterable[Limit] = ()) -> None:
-        self._limits = {(limit.name, limit.device): limit.units for limit in limits}
+    def __init__(self, limits: Iterable[ResourceLimit] = ()) -> None:
+        self._limits = {(limit.name, limit.device): limit.count for limit in limits}
         self._members: dict[Member, frozenset[ResourcePool]] = {}
         self._rivals: dict[Member, tuple[Member, ...]] = {}
         self._waiting: dict[Member, None] = {}
@@ -163,26 +156,26 @@ class Arbiter:
 
         One that has just run gives back what it holds and competes with the others for it.
         """
-        if self._release(member) is Standing.IDLE:
-            starts = [rival.start for rival in self._rivals[member] if rival.standing is not Standing.IDLE]
+        if self._release(member) is MemberState.IDLE:
+            starts = [rival.start for rival in self._rivals[member] if rival.state is not MemberState.IDLE]
             member.turn = max(member.turn, min(starts, default=0))
-        member.standing, member.passed = Standing.WAITING, 0
+        member.state, member.passed = MemberState.WAITING, 0
         self._waiting[member] = None
         self._grant(asking=member)
-        return member.standing is Standing.RUNNING
+        return member.state is MemberState.RUNNING
 
     def stop(self, member: Member, *, unused: bool = False) -> None:
         """An instance is done, or does not want to run any more.
 
         Args:
-            member: The instance, in any standing.
+            member: The instance, in any state.
             unused: Whether it was let run and had nothing to run: that does not count.
         """
-        standing = self._release(member)
-        if unused and standing is Standing.RUNNING:
+        state = self._release(member)
+        if unused and state is MemberState.RUNNING:
             member.turn -= member.priority
             member.executions -= 1
-        if standing is not Standing.IDLE:
+        if state is not MemberState.IDLE:
             self._grant()
 
     def waited_for(self, members: Collection[Member]) -> dict[ResourcePool, set[Member]]:
@@ -194,12 +187,12 @@ class Arbiter:
                 reserved = frozenset[ResourcePool]().union(*(self._members[other] for other in ahead))
                 for pool in self._short_of(member) or self._members[member] & reserved:
                     users = {other for other, pools in self._members.items() if pool in pools}
-                    holders = {other for other in users if other.standing is Standing.RUNNING}
+                    holders = {other for other in users if other.state is MemberState.RUNNING}
                     found.setdefault(pool, set()).update(holders or users.intersection(ahead))
             ahead.append(member)
         return found
 
-    def is_out_of_reach(self, member: Member, holders: Iterable[Member]) -> bool:
+    def is_blocked_by(self, member: Member, holders: Iterable[Member]) -> bool:
         """Whether an instance could never run as long as these keep what they hold."""
         kept = Counter[ResourcePool]()
         for holder in holders:
@@ -207,15 +200,15 @@ class Arbiter:
                 kept[need.pool] += need.units
         return any(self._capacity.get(need.pool, 0) - kept[need.pool] < need.units for need in member.needs)
 
-    def _release(self, member: Member) -> Standing:
+    def _release(self, member: Member) -> MemberState:
         """Have a member idle, and return what it was."""
-        standing, member.standing = member.standing, Standing.IDLE
-        if standing is Standing.WAITING:
+        state, member.state = member.state, MemberState.IDLE
+        if state is MemberState.WAITING:
             del self._waiting[member]
-        elif standing is Standing.RUNNING:
+        elif state is MemberState.RUNNING:
             for need in member.needs:
                 self._held[need.pool] -= need.units
-        return standing
+        return state
 
     def _grant(self, asking: Member | None = None) -> None:
         """Let run whoever may now; all but `asking` are called."""
@@ -239,7 +232,7 @@ class Arbiter:
             rival.passed += 1
         for need in member.needs:
             self._held[need.pool] += need.units
-        member.standing = Standing.RUNNING
+        member.state = MemberState.RUNNING
         member.turn += member.priority
         member.executions += 1
 

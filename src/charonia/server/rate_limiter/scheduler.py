@@ -8,7 +8,7 @@ requests, not for slots; unless requests are bound to slots, as those of sequenc
 
 from collections.abc import Callable, Mapping
 
-from charonia.server.rate_limiter.resources import Arbiter, Member, Standing
+from charonia.server.rate_limiter.resources import Arbiter, Member, MemberState
 from charonia.server.scheduling.api import Command, Event, Run, Scheduler, SlotGone, SlotIdle
 
 
@@ -56,7 +56,7 @@ class LimitedScheduler:
         return self._short_ns + (now_ns - self._short_since_ns if self._short_since_ns is not None else 0)
 
     def __repr__(self) -> str:
-        waiting = sum(member.standing is Standing.WAITING for member in self._members.values())
+        waiting = sum(member.state is MemberState.WAITING for member in self._members.values())
         counts = f"idle {len(self._idle)} | offered {len(self._offered)} | wait for resources {waiting}"
         return f"<LimitedScheduler [{counts} | {self._inner!r}]>"
 
@@ -65,7 +65,7 @@ class LimitedScheduler:
         self._inner.check_invariants()
         assert not self._idle.keys() & self._offered.keys()
         for slot in self._offered:
-            assert self._members[slot].standing is Standing.RUNNING, f"slot {slot} is offered without its resources"
+            assert self._members[slot].state is MemberState.RUNNING, f"slot {slot} is offered without its resources"
 
     def handle(self, event: Event, now_ns: int) -> list[Command]:
         """Take in one event at this monotonic time and return what follows from it, in order."""
@@ -83,7 +83,7 @@ class LimitedScheduler:
             self._note(self._inner.handle(event, now_ns), commands)
         self._settle(now_ns, commands)
         self._short_ns = self.short_ns(now_ns)
-        is_short = any(self._members[slot].standing is Standing.WAITING for slot in self._idle)
+        is_short = any(self._members[slot].state is MemberState.WAITING for slot in self._idle)
         self._short_since_ns = now_ns if is_short else None
         return commands
 
@@ -92,9 +92,9 @@ class LimitedScheduler:
         if self._wants is not None:
             self._settle_each(self._wants, now_ns, commands)
             return
-        for slot in [slot for slot in self._idle if self._members[slot].standing is Standing.RUNNING]:
+        for slot in [slot for slot in self._idle if self._members[slot].state is MemberState.RUNNING]:
             self._offer(slot, now_ns, commands)
-        waiting = [slot for slot in self._idle if self._members[slot].standing is Standing.WAITING]
+        waiting = [slot for slot in self._idle if self._members[slot].state is MemberState.WAITING]
         while len(waiting) > self._wanted():
             self._arbiter.stop(self._members[waiting.pop()])
         if not self._inner.queued:
@@ -118,8 +118,8 @@ class LimitedScheduler:
             member = self._members[slot]
             if not wants(slot):
                 self._arbiter.stop(member, unused=True)
-            elif member.standing is Standing.RUNNING or (
-                member.standing is Standing.IDLE and self._arbiter.request(member)
+            elif member.state is MemberState.RUNNING or (
+                member.state is MemberState.IDLE and self._arbiter.request(member)
             ):
                 self._offer(slot, now_ns, commands)
 
@@ -129,7 +129,7 @@ class LimitedScheduler:
         if self._wants is not None:
             is_needed = self._wants(slot)
         else:
-            waiting = sum(self._members[other].standing is Standing.WAITING for other in self._idle)
+            waiting = sum(self._members[other].state is MemberState.WAITING for other in self._idle)
             is_needed = waiting < self._wanted()
         if is_needed:
             self._arbiter.request(member)

@@ -74,7 +74,7 @@ class Stop(NamedTuple):
     """No new requests: every later `Submit` is dropped with `STOPPING`; those queued still run, without delay."""
 
 
-class RunAgain(NamedTuple):
+class Reschedule(NamedTuple):
     """A request that runs is to run once more when its slot is idle again. For schedulers of sequences.
 
     Attributes:
@@ -84,7 +84,7 @@ class RunAgain(NamedTuple):
     id: int
 
 
-class ShareBy(NamedTuple):
+class SetStateKey(NamedTuple):
     """A sequence of which a request runs shares batches by this, besides the shapes of its requests.
 
     Attributes:
@@ -96,11 +96,11 @@ class ShareBy(NamedTuple):
     key: Hashable
 
 
-class TakeNoNew(NamedTuple):
+class StopNewSequences(NamedTuple):
     """No new sequences: a later request that begins one is dropped with `STOPPING`; sequences that live may go on."""
 
 
-SequenceEvent = RunAgain | ShareBy | TakeNoNew
+SequenceEvent = Reschedule | SetStateKey | StopNewSequences
 """What only schedulers of sequences are told; others ignore it."""
 
 Event = Submit | Cancel | SlotIdle | SlotGone | Tick | Stop | SequenceEvent

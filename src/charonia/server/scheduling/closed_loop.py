@@ -62,6 +62,6 @@ class ClosedLoop:
         """What the slot ran, if anything, is over."""
         self._inside -= self._running.pop(slot, 0)
 
-    def all_are_here(self, queued: int) -> bool:
+    def all_clients_queued(self, queued: int) -> bool:
         """Return whether no request beyond those queued is to be expected."""
         return len(self._recent) == RECENT_PERIODS and queued >= self._peak and queued >= max(self._recent)

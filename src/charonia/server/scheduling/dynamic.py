@@ -36,19 +36,19 @@ from charonia.server.scheduling.api import (
     Drop,
     DropReason,
     Event,
+    Reschedule,
     Run,
-    RunAgain,
-    ShareBy,
+    SetStateKey,
     SlotGone,
     SlotIdle,
     Stop,
+    StopNewSequences,
     Submit,
-    TakeNoNew,
     Tick,
     state_line,
 )
 from charonia.server.scheduling.closed_loop import ClosedLoop
-from charonia.server.scheduling.queue import QueuedRequest, WaitingLine
+from charonia.server.scheduling.queue import QueuedRequest, RequestQueue
 from charonia.server.scheduling.slots import IdleSlots
 from charonia.server.scheduling.strategy import Gathering, JoinDecision, Strategy
 
@@ -116,12 +116,12 @@ class CandidateBatch:
 class DynamicBatcher:
     """Merges requests into batches under a `BatchPolicy`."""
 
-    __slots__ = ("_batch", "_due_ns", "_idle", "_line", "_loop", "_now_ns", "_policy", "_stopping", "_strategy")
+    __slots__ = ("_batch", "_due_ns", "_idle", "_loop", "_now_ns", "_policy", "_queue", "_stopping", "_strategy")
 
     def __init__(self, policy: BatchPolicy, strategy: Strategy | None = None) -> None:
         self._policy = policy
         self._strategy = strategy
-        self._line = WaitingLine(policy.limits, dict(policy.level_limits))
+        self._queue = RequestQueue(policy.limits, dict(policy.level_limits))
         self._loop = ClosedLoop() if policy.adapt_delay and policy.delay_ns else None
         self._idle = IdleSlots()
         self._batch: CandidateBatch | None = None  # what is known to be at the head of the line
@@ -135,11 +135,11 @@ class DynamicBatcher:
     @property
     def queued(self) -> int:
         """Number of requests that wait."""
-        return len(self._line.entries)
+        return len(self._queue.entries)
 
     def wake_at(self) -> int | None:
         """Return when the next delay ends or the next queue timeout comes, or None."""
-        deadline_ns = self._line.next_deadline_ns() if self._line.deadlines else None
+        deadline_ns = self._queue.next_deadline_ns() if self._queue.deadlines else None
         if self._due_ns is None or (deadline_ns is not None and deadline_ns < self._due_ns):
             return deadline_ns
         return self._due_ns
@@ -148,7 +148,7 @@ class DynamicBatcher:
         """Take in one event at this monotonic time and return what follows from it, in order."""
         self._now_ns = now_ns
         commands: list[Command] = []
-        expired = self._line.expire(now_ns) if self._line.deadlines else None
+        expired = self._queue.expire(now_ns) if self._queue.deadlines else None
         if expired is not None:
             self._forget(len(expired))
             commands.extend(Drop(request_id, DropReason.TIMEOUT) for request_id in expired)
@@ -161,7 +161,7 @@ class DynamicBatcher:
                     self._loop.slot_ended(event.slot)
                 self._idle.add(event.slot, event.instance)
             case Cancel():
-                if self._line.remove(event.id):
+                if self._queue.remove(event.id):
                     self._forget(1)
             case SlotGone():
                 if self._loop is not None:
@@ -169,7 +169,7 @@ class DynamicBatcher:
                 self._idle.remove(event.slot)
             case Stop():
                 self._stopping = True
-            case Tick() | RunAgain() | ShareBy() | TakeNoNew():
+            case Tick() | Reschedule() | SetStateKey() | StopNewSequences():
                 pass
             case _:
                 assert_never(event)
@@ -179,16 +179,16 @@ class DynamicBatcher:
     def check_invariants(self) -> None:
         """Raise an AssertionError where the state contradicts itself."""
         self._idle.check_invariants()
-        self._line.check_invariants()
-        waits = bool(self._idle.by_instance and self._line.entries)
+        self._queue.check_invariants()
+        waits = bool(self._idle.by_instance and self._queue.entries)
         assert waits == (self._due_ns is not None), "a batch waits beside an idle slot exactly when its end is known"
         if self._batch is not None:
-            head = [entry for entry, _ in zip(self._line, self._batch.ids, strict=False)]
+            head = [entry for entry, _ in zip(self._queue, self._batch.ids, strict=False)]
             assert waits
             assert [entry.id for entry in head] == self._batch.ids, "the batch is not at the head of the line"
             assert self._batch.size == sum(entry.batch_size for entry in head)
         if self._loop is not None:
-            assert self._loop.inside == len(self._line.entries) + self._loop.running
+            assert self._loop.inside == len(self._queue.entries) + self._loop.running
 
     def _forget(self, count: int) -> None:
         """The line is not what it was: so many requests left it other than by running, or some moved back."""
@@ -207,7 +207,7 @@ class DynamicBatcher:
             return
         if self._loop is not None:
             self._loop.arrived()
-        if self._idle.by_instance and not self._line.entries and self._strategy is None:
+        if self._idle.by_instance and not self._queue.entries and self._strategy is None:
             reason = self._reason_alone(request.batch_size, now_ns)
             if reason is not None:
                 self._due_ns = None  # of a batch that timed out just now
@@ -215,46 +215,46 @@ class DynamicBatcher:
                 return
         policy = self._policy
         level = request.priority if 0 < request.priority <= policy.priority_levels else policy.default_level
-        entry, is_last = self._line.add(request, level, now_ns)
+        entry, is_last = self._queue.add(request, level, now_ns)
         if self._batch is not None and is_last:
             self._batch.extend(entry, policy)
         else:
             self._set_aside()
         self._send_due(now_ns, commands)
-        if len(self._line.entries) > self._line.limit_min and self._line.is_over_limit(request.id):
-            self._line.remove(request.id)
+        if len(self._queue.entries) > self._queue.limit_min and self._queue.is_over_limit(request.id):
+            self._queue.remove(request.id)
             self._forget(1)
             commands.append(Drop(request.id, DropReason.QUEUE_FULL))
 
     def _send_due(self, now_ns: int, commands: list[Command]) -> None:
         """Send batches until no slot is idle, no request waits, or the next batch may wait for more."""
         self._due_ns = None
-        line = self._line
-        while self._idle.by_instance and line.entries:
+        queue = self._queue
+        while self._idle.by_instance and queue.entries:
             batch = self._batch = self._batch or self._gather()
             if batch.failed_id is not None:
-                line.remove(batch.failed_id)
+                queue.remove(batch.failed_id)
                 self._forget(1)
                 commands.append(Drop(batch.failed_id, DropReason.STRATEGY_FAILED))
                 continue
             ids, reason = batch.ids, batch.closed
             if batch.preferred_count:
                 ids, reason = ids[: batch.preferred_count], CloseReason.PREFERRED
-            reason = reason or self._end_of_wait(batch.oldest_ns, len(line.entries), now_ns)
+            reason = reason or self._end_of_wait(batch.oldest_ns, len(queue.entries), now_ns)
             if reason is None:
                 self._due_ns = batch.oldest_ns + self._policy.delay_ns
                 return
             self._set_aside()
             for request_id in ids:
-                line.remove(request_id)
+                queue.remove(request_id)
             self._send(tuple(ids), reason, commands)
         self._set_aside()
 
     def _gather(self) -> CandidateBatch:
         gathering = self._strategy() if self._strategy is not None else None
-        if len(self._line.entries) == 1:
-            return CandidateBatch(next(iter(self._line.entries.values())), self._policy, gathering)
-        entries = iter(self._line)
+        if len(self._queue.entries) == 1:
+            return CandidateBatch(next(iter(self._queue.entries.values())), self._policy, gathering)
+        entries = iter(self._queue)
         batch = CandidateBatch(next(entries), self._policy, gathering)
         while batch.closed is None and (entry := next(entries, None)) is not None:
             batch.extend(entry, self._policy)
@@ -275,7 +275,7 @@ class DynamicBatcher:
             return CloseReason.QUEUE_EMPTY
         if now_ns >= oldest_ns + delay_ns:
             return CloseReason.DELAY
-        if self._loop is not None and self._loop.all_are_here(queued):
+        if self._loop is not None and self._loop.all_clients_queued(queued):
             return CloseReason.QUEUE_EMPTY
         return None
 

@@ -49,7 +49,7 @@ class QueuedRequest:
         self.lane = lane
 
 
-class WaitingLine:
+class RequestQueue:
     """Requests that wait, in order of service.
 
     Attributes:

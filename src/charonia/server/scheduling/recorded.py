@@ -7,7 +7,7 @@ fresh scheduler answers the same events with the same commands.
 Checked after each event are the scheduler's own invariants and, of all schedulers (see `server.scheduling.api`):
 
 1. An id that was submitted leaves exactly once: in a `Run`, in a `Drop`, or by its own `Cancel`. One that runs again
-   (`RunAgain`) leaves once more.
+   (`Reschedule`) leaves once more.
 2. A slot is handed work only after its `SlotIdle`, and at most one `Run` until the next.
 3. `queued` is the number of ids that have not left.
 """
@@ -22,8 +22,8 @@ from charonia.server.scheduling.api import (
     Command,
     Drop,
     Event,
+    Reschedule,
     Run,
-    RunAgain,
     Scheduler,
     SlotGone,
     SlotIdle,
@@ -52,7 +52,7 @@ class RecordedStep(NamedTuple):
 
     def concerns(self, id: int) -> bool:
         """Return whether a request has a part in it."""
-        if isinstance(self.event, Submit | Cancel | RunAgain) and self.event.id == id:
+        if isinstance(self.event, Submit | Cancel | Reschedule) and self.event.id == id:
             return True
         return any(id in (command.ids if isinstance(command, Run) else (command.id,)) for command in self.commands)
 
@@ -128,7 +128,7 @@ class RecordedScheduler:
                 self._queued.add(event.id)
             case Cancel():
                 self._again.discard(event.id)
-            case RunAgain():
+            case Reschedule():
                 self._again.add(event.id)
             case SlotIdle() | SlotGone():
                 back = self._again.intersection(self._running.pop(event.slot, ()))

@@ -28,7 +28,7 @@ from charonia.server.execution.in_flight import DONE, QUEUED, RUNNING, PendingRe
 from charonia.server.execution.runner import ModelRunner
 from charonia.server.execution.tracing import traced_kind
 from charonia.server.rate_limiter.limiter import Claim
-from charonia.server.scheduling.api import EMPTY_ROW, Event, Run, RunAgain, Scheduler, ShareBy, TakeNoNew
+from charonia.server.scheduling.api import EMPTY_ROW, Event, Reschedule, Run, Scheduler, SetStateKey, StopNewSequences
 from charonia.server.sequences.api import EndReason, SequenceKey, SequenceMember, SequencerView
 from charonia.server.sequences.scheduler import Sequencer
 from charonia.server.sequences.tensors import SequenceRequest, SequenceTensors, States
@@ -55,7 +55,7 @@ class SequenceAdmission:
         self._model = config.name
         self._is_taken = is_taken
         self._is_iterative = config.sequence_batching is not None and config.sequence_batching.iterative_sequence
-        self._made_up = 0
+        self._generated = 0
         found = controls(config).get(ControlKind.CONTROL_SEQUENCE_CORRID)
         self._id_name = found[0].name if found else ""
         self._id_type = control_type(found[1]) if found else None
@@ -81,18 +81,18 @@ class SequenceAdmission:
                 hint="send sequence_id, and sequence_start with the first request of the sequence",
             )
         if not key:
-            key = request.correlation_id = self._make_up()
+            key = request.correlation_id = self._generate()
         self._check_type(request)
         if self._is_iterative:
             return 1, SequenceMember(key, True, True, shape_key)
         flags = request.flags
         return 1, SequenceMember(key, bool(flags & SEQUENCE_START), bool(flags & SEQUENCE_END), shape_key)
 
-    def _make_up(self) -> int:
-        self._made_up += 1
-        while self._is_taken(self._made_up):
-            self._made_up += 1
-        return self._made_up
+    def _generate(self) -> int:
+        self._generated += 1
+        while self._is_taken(self._generated):
+            self._generated += 1
+        return self._generated
 
     def _check_type(self, request: InferRequest) -> None:
         """Refuse an id that the model cannot be told."""
@@ -206,14 +206,14 @@ class SequenceRunner(ModelRunner):
         """Return the slots and the backlog."""
         return self._sequencer.view(now_ns())
 
-    def run_again(self, entry: PendingRequest) -> bool:
+    def reschedule(self, entry: PendingRequest) -> bool:
         """The model wants to be given a request again; return whether it may."""
         if not self._is_iterative or (entry.state != DONE and not self._sequencer.is_running(entry.id)):
             return False
         if entry.state != DONE:
             entry.state = QUEUED
             entry.batch = None
-            self._handle(RunAgain(entry.id), now_ns())
+            self._handle(Reschedule(entry.id), now_ns())
         return True
 
     def keep_states(self, request: InferRequest, outputs: Outputs) -> None:
@@ -223,14 +223,14 @@ class SequenceRunner(ModelRunner):
         states = self._states.get(request.sequence)
         self._tensors.take(outputs, states if states is not None else {})
         if states is not None and self._tensors.has_variable_states:
-            self._handle(ShareBy(request.sequence, self._tensors.shapes(states)), now_ns())
+            self._handle(SetStateKey(request.sequence, self._tensors.shapes(states)), now_ns())
 
     async def drain(self) -> None:
         """Stop taking requests; sequences that go on elsewhere end first where another runner has taken the place."""
         for runner in self._predecessors:
             runner._end_phase_out()
         if self._is_followed and self._phased_out is None:
-            self._handle(TakeNoNew(), now_ns())
+            self._handle(StopNewSequences(), now_ns())
             self._phased_out = asyncio.Event()
             if self._sequencer.live:
                 await self._phased_out.wait()
@@ -333,7 +333,7 @@ class _SequenceBatch(RunningBatch):
         """Keep the states, also when no caller waits for the answer; return whether there is nothing else to do."""
         if isinstance(result, Outputs):
             self._owner.keep_states(self.requests[index], result)
-        return isinstance(result, Rescheduled) and self._owner.run_again(self.entries[index])
+        return isinstance(result, Rescheduled) and self._owner.reschedule(self.entries[index])
 
 
 def _sequence_kind(kind: type[RunningBatch]) -> type[RunningBatch]:

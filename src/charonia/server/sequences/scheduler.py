@@ -27,14 +27,14 @@ from charonia.server.scheduling.api import (
     Drop,
     DropReason,
     Event,
+    Reschedule,
     Run,
-    RunAgain,
-    ShareBy,
+    SetStateKey,
     SlotGone,
     SlotIdle,
     Stop,
+    StopNewSequences,
     Submit,
-    TakeNoNew,
     Tick,
     state_line,
 )
@@ -141,13 +141,13 @@ class Sequencer:
                 self._table.instances[event.slot].is_idle = False
             case Cancel():
                 self._cancel(event.id, now_ns, commands)
-            case RunAgain():
-                self._running[event.id][1].runs_again = True
-            case ShareBy():
+            case Reschedule():
+                self._running[event.id][1].is_rescheduled = True
+            case SetStateKey():
                 for sequence, _ in self._running.values():
                     if sequence.number == event.sequence:
                         sequence.state_key = event.key
-            case TakeNoNew():
+            case StopNewSequences():
                 self._takes_new = False
             case Stop():
                 self._takes_new, self._is_stopped = False, True
@@ -172,25 +172,25 @@ class Sequencer:
     # What arrives
 
     def _submit(self, event: Submit, now_ns: int, commands: list[Command]) -> None:
-        part = event.shape_key
-        if not isinstance(part, SequenceMember):
-            raise TypeError(f"request {event.id} of a sequence model came without a SequencePart")
-        sequence = self._table.get(part.key)
+        member = event.shape_key
+        if not isinstance(member, SequenceMember):
+            raise TypeError(f"request {event.id} of a sequence model came without a SequenceMember")
+        sequence = self._table.get(member.key)
         goes_on = sequence is not None and sequence.end is None
         refusal: DropReason | None = None
-        if self._is_stopped or (part.start and not self._takes_new):
+        if self._is_stopped or (member.start and not self._takes_new):
             refusal = DropReason.STOPPING
-        elif not part.start and not goes_on:
+        elif not member.start and not goes_on:
             refusal = DropReason.NO_SEQUENCE
         if refusal is not None:
             commands.append(Drop(event.id, refusal))
             return
-        if part.start or sequence is None:
-            sequence = self._table.begin(part.key, now_ns)
-        request = QueuedRequest(event.id, part, now_ns)
+        if member.start or sequence is None:
+            sequence = self._table.begin(member.key, now_ns)
+        request = QueuedRequest(event.id, member, now_ns)
         self._waiting[event.id] = sequence
         sequence.queue.append(request)
-        if part.end:
+        if member.end:
             sequence.end = EndReason.ENDED
         if sequence.instance is None:
             if event.timeout_us:
@@ -206,12 +206,12 @@ class Sequencer:
         request = sequence.queue.pop()
         del self._waiting[request.id]
         commands.append(Drop(request.id, DropReason.QUEUE_FULL))
-        if request.part.start:
+        if request.member.start:
             sequence.end = EndReason.DROPPED
             self._table.end_if_over(sequence, now_ns)
             self._send_due(now_ns, commands)
             return
-        if request.part.end:
+        if request.member.end:
             sequence.end = None
         if not sequence.queue and sequence.running is None and sequence.instance is not None:
             sequence.instance.ready.pop(sequence, None)
@@ -222,10 +222,10 @@ class Sequencer:
     def _cancel(self, id: int, now_ns: int, commands: list[Command]) -> None:
         sequence = self._waiting.get(id)
         if sequence is None:
-            if id not in self._running or not self._running[id][1].runs_again:
+            if id not in self._running or not self._running[id][1].is_rescheduled:
                 return
             sequence, request = self._running[id]
-            request.runs_again = False
+            request.is_rescheduled = False
         self._cut(sequence, EndReason.CANCELLED, DropReason.CANCELLED, now_ns, commands, spare=id)
 
     def _slot_over(self, instance: Instance, now_ns: int) -> None:
@@ -235,8 +235,8 @@ class Sequencer:
             sequence.running = None
             del self._running[request.id]
             sequence.since_ns = now_ns
-            if request.runs_again:
-                request.runs_again = False
+            if request.is_rescheduled:
+                request.is_rescheduled = False
                 sequence.queue.appendleft(request)
                 self._waiting[request.id] = sequence
             if sequence.queue:

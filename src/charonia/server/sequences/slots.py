@@ -27,18 +27,18 @@ class QueuedRequest:
 
     Attributes:
         id: Its id.
-        part: What it is in its sequence.
+        member: What it is in its sequence.
         ready_ns: Since when nothing but a batch is missing for it to run; before that, when it arrived.
-        runs_again: Whether it is to run once more when it has run.
+        is_rescheduled: Whether it is to run once more when it has run.
     """
 
-    __slots__ = ("id", "part", "ready_ns", "runs_again")
+    __slots__ = ("id", "is_rescheduled", "member", "ready_ns")
 
-    def __init__(self, id: int, part: SequenceMember, now_ns: int) -> None:
+    def __init__(self, id: int, member: SequenceMember, now_ns: int) -> None:
         self.id = id
-        self.part = part
+        self.member = member
         self.ready_ns = now_ns
-        self.runs_again = False
+        self.is_rescheduled = False
 
 
 class Sequence:
@@ -94,7 +94,7 @@ class Sequence:
     @property
     def batch_key(self) -> Hashable:
         """What it shares a batch by: its next request and its state."""
-        return (self.queue[0].part.shape_key, self.state_key)
+        return (self.queue[0].member.shape_key, self.state_key)
 
     def view(self, now_ns: int) -> SequenceView:
         """Return it as it is shown."""
