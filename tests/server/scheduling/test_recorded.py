@@ -201,7 +201,7 @@ RUN = Run(0, (1,), CloseReason.FULL)
         (Faulty([], [RUN], [RUN]), [SlotIdle(0), Submit(1), Submit(2)], "slot 0 was handed a batch while it was not"),
         (Faulty([], [RUN], [RUN]), [SlotIdle(0), Submit(1), SlotIdle(0)], "request 1 left although it did not wait"),
         (Faulty([Drop(7, DropReason.TIMEOUT)]), [Tick()], "request 7 left although it did not wait"),
-        (Faulty([]), [Submit(1)], "lost or invented one of {1}"),
+        (Faulty([]), [Submit(1)], "has other requests than {1}"),
     ],
 )
 def test_a_scheduler_that_breaks_a_rule_is_found_out(scheduler: Faulty, events: list[Event], complaint: str) -> None:

@@ -1,15 +1,15 @@
-"""Shares counted resources among instances: who may run when there is not enough for all.
+"""Shares counted resources among instances: which of them may run when there is not enough for all.
 
-A pool is a resource of one device, or of the whole server. An instance holds what it needs of every pool from the
-moment it may run until it is done. Its turn is its number of executions times its priority, so under contention an
+A pool is a resource of one device, or of the whole server. An instance holds the units that it needs of every pool from
+the moment it may run until it is done. Its turn is its number of executions times its priority, so under contention an
 instance of priority p runs 1/p as often as one of priority 1. The waiting instance with the lowest turn comes first.
 
-1. No pool is ever held beyond its capacity. An instance gets all that it needs at once, or nothing.
-2. What an instance that waits needs, none behind it can take; those who need other pools pass it.
-3. One that has been idle does not make up for it: it joins at the lowest turn of those it competes with.
-4. Whoever has been passed `PASSED_FACTOR` times as often as its share explains comes first: nobody waits for ever.
+1. A pool is never held beyond its capacity. An instance gets all that it needs at once, or nothing.
+2. The pools that a waiting instance needs are reserved for it; instances behind it that need only others overtake it.
+3. An instance that was idle gets no credit for that: it starts at the lowest turn of its rivals.
+4. An instance that was overtaken `PASSED_FACTOR` times as often as its share explains comes first: none starves.
 
-Source: Triton's rate limiter, whose order is executions times priority; 3 and 4 are ours. Pure.
+Source: Triton's rate limiter, whose order is executions times priority; 3 and 4 are additions. Pure.
 """
 
 from collections import Counter
@@ -25,7 +25,7 @@ SERVER_WIDE = -1
 """Device of a pool that all devices share."""
 
 PASSED_FACTOR = 2
-"""How many times its share of grants others may get while one waits."""
+"""How many times their share of grants the rivals of a waiting instance may get."""
 
 
 class ResourcePool(NamedTuple):
@@ -36,7 +36,7 @@ class ResourcePool(NamedTuple):
 
 
 class Need(NamedTuple):
-    """What an instance needs of a pool; `path` is where its configuration says so."""
+    """The units that an instance needs of a pool; `path` is the place in its configuration."""
 
     pool: ResourcePool
     units: int
@@ -44,7 +44,7 @@ class Need(NamedTuple):
 
 
 class MemberState(Enum):
-    """What a member does."""
+    """State of a member."""
 
     IDLE = "idle"
     WAITING = "waiting"
@@ -53,19 +53,19 @@ class MemberState(Enum):
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """An instance that takes part.
+    """An instance that competes for resources.
 
     Attributes:
         model: Its model.
         version: The version, as text.
         instance: Its name.
-        needs: What it holds while it runs; a pool at most once.
+        needs: The units that it holds while it runs; each pool at most once.
         priority: Weight of its executions, at least 1.
-        granted: Called when it may run as a result of what another one did; must not come back here at once.
-        state: What it does now.
-        turn: Executions times priority, and what it joined at.
-        executions: How often it was let run.
-        passed: Grants to others that compete with it, while it has been waiting.
+        granted: Called when another member's change lets it run; must not call the arbiter at once.
+        state: Its state.
+        turn: Executions times priority, plus the turn at which it joined.
+        executions: Number of executions.
+        passed: Grants to its rivals while it has been waiting.
     """
 
     model: str
@@ -81,17 +81,17 @@ class Member:
 
     @property
     def start(self) -> int:
-        """Its turn when it last was let run, or now while it waits for that."""
+        """Its turn at the last grant, or its turn now if it is waiting."""
         return self.turn - self.priority if self.state is MemberState.RUNNING else self.turn
 
     @property
     def pools(self) -> frozenset[ResourcePool]:
-        """The pools that it takes from."""
+        """The pools that it needs."""
         return frozenset(need.pool for need in self.needs)
 
 
 class Arbiter:
-    """Who holds what, and who is next."""
+    """Decides which member is next, and keeps account of the pools."""
 
     def __init__(self, limits: Iterable[ResourceLimit] = ()) -> None:
         self._limits = {(limit.name, limit.device): limit.count for limit in limits}
@@ -103,25 +103,25 @@ class Arbiter:
 
     @property
     def members(self) -> Sequence[Member]:
-        """Those who take part, in the order in which they joined."""
+        """All members, in the order in which they joined."""
         return tuple(self._members)
 
     @property
     def capacity(self) -> Mapping[ResourcePool, int]:
-        """How much of each pool there is."""
+        """Capacity of each pool."""
         return self._capacity
 
     @property
     def held(self) -> Mapping[ResourcePool, int]:
-        """How much of each pool is held."""
+        """Units in use of each pool."""
         return {pool: self._held[pool] for pool in self._capacity}
 
     def is_explicit(self, pool: ResourcePool) -> bool:
-        """Whether a pool's capacity was given, and is not the most that an instance needs."""
+        """Whether a pool's capacity was set; otherwise it is the most that an instance needs."""
         return self._limit(pool) is not None
 
     def join(self, members: Sequence[Member]) -> None:
-        """Let instances take part: all of them or, on an error, none.
+        """Add instances: all of them or, on an error, none.
 
         Raises:
             ServingError: INVALID_ARG, beginning with the path: one could never run, or a resource is of one device for
@@ -144,7 +144,7 @@ class Arbiter:
         self._grant()
 
     def leave(self, members: Iterable[Member]) -> None:
-        """Let instances take part no more; what they hold or wait for is given up."""
+        """Remove instances; what they hold is released."""
         for member in members:
             self.stop(member)
             self._members.pop(member, None)
@@ -152,9 +152,9 @@ class Arbiter:
         self._grant()
 
     def request(self, member: Member) -> bool:
-        """An instance wants to run; return whether it may, at once.
+        """An instance wants to run; return whether it may at once.
 
-        One that has just run gives back what it holds and competes with the others for it.
+        One that has just run releases its resources first and competes for them again.
         """
         if self._release(member) is MemberState.IDLE:
             starts = [rival.start for rival in self._rivals[member] if rival.state is not MemberState.IDLE]
@@ -165,11 +165,11 @@ class Arbiter:
         return member.state is MemberState.RUNNING
 
     def stop(self, member: Member, *, unused: bool = False) -> None:
-        """An instance is done, or does not want to run any more.
+        """An instance is done, or no longer wants to run.
 
         Args:
             member: The instance, in any state.
-            unused: Whether it was let run and had nothing to run: that does not count.
+            unused: Whether it had nothing to run: the execution does not count.
         """
         state = self._release(member)
         if unused and state is MemberState.RUNNING:
@@ -179,7 +179,7 @@ class Arbiter:
             self._grant()
 
     def waited_for(self, members: Collection[Member]) -> dict[ResourcePool, set[Member]]:
-        """Return the pools for which some of these instances wait, and who holds each or else stands in line before."""
+        """Return the pools for which these instances wait, and the holders of each, or else those that come first."""
         found: dict[ResourcePool, set[Member]] = {}
         ahead: list[Member] = []
         for member in sorted(self._waiting, key=self._rank):
@@ -193,7 +193,7 @@ class Arbiter:
         return found
 
     def is_blocked_by(self, member: Member, holders: Iterable[Member]) -> bool:
-        """Whether an instance could never run as long as these keep what they hold."""
+        """Whether an instance cannot run while these hold their resources."""
         kept = Counter[ResourcePool]()
         for holder in holders:
             for need in holder.needs:
@@ -201,7 +201,7 @@ class Arbiter:
         return any(self._capacity.get(need.pool, 0) - kept[need.pool] < need.units for need in member.needs)
 
     def _release(self, member: Member) -> MemberState:
-        """Have a member idle, and return what it was."""
+        """Make a member idle, and return its previous state."""
         state, member.state = member.state, MemberState.IDLE
         if state is MemberState.WAITING:
             del self._waiting[member]
@@ -211,7 +211,7 @@ class Arbiter:
         return state
 
     def _grant(self, asking: Member | None = None) -> None:
-        """Let run whoever may now; all but `asking` are called."""
+        """Let all members run that can; call each of them but `asking`."""
         reserved: set[ResourcePool] = set()
         for member in sorted(self._waiting, key=self._rank):
             pools = self._members[member]
@@ -223,7 +223,7 @@ class Arbiter:
                 reserved |= pools
 
     def _short_of(self, member: Member) -> set[ResourcePool]:
-        """Return the pools of which there is not enough for a member now."""
+        """Return the pools that lack units for a member now."""
         return {need.pool for need in member.needs if self._capacity[need.pool] - self._held[need.pool] < need.units}
 
     def _start(self, member: Member) -> None:
@@ -241,7 +241,7 @@ class Arbiter:
         return not is_overdue, -member.passed if is_overdue else member.turn
 
     def _measure(self) -> None:
-        """Work out who competes, and the capacities: the limit given, else the most that one instance needs."""
+        """Determine rivals and capacities: the explicit limit, else the most that one instance needs."""
         members = self._members.items()
         self._rivals = {
             member: tuple(rival for rival, theirs in members if rival is not member and not pools.isdisjoint(theirs))
@@ -254,7 +254,7 @@ class Arbiter:
         self._capacity = {pool: self._limit(pool) or count for pool, count in most.items()}
 
     def _limit(self, pool: ResourcePool) -> int | None:
-        if pool.device == SERVER_WIDE:  # its limit has no device; one that is given has no meaning
+        if pool.device == SERVER_WIDE:  # the device of its limit has no meaning
             return next((count for (name, _), count in self._limits.items() if name == pool.name), None)
         return self._limits.get((pool.name, pool.device), self._limits.get((pool.name, None)))
 

@@ -1,7 +1,7 @@
-"""The scheduler of models without batching by the server: every request runs alone, first come, first served. Pure.
+"""The scheduler of models without dynamic batching: every request runs alone, first come, first served. Pure.
 
-A request may bring a batch of its own; it is never merged with others. Where several instances are idle, the one that
-became idle last is taken: its code, weights and allocator are the likeliest to be warm in the caches.
+A request may be a batch of its own; it is never merged with others. Of several idle instances the one that became idle
+last is chosen: its code, weights and allocator are most likely to be in the caches.
 """
 
 from typing import assert_never
@@ -30,7 +30,7 @@ from charonia.server.scheduling.slots import IdleSlots
 
 
 class DefaultScheduler:
-    """One request a `Run`, with reason `FULL` since nothing can join it. Priorities and shape keys have no effect."""
+    """One request per `Run`, with reason `FULL` as none can join it. Priorities and shape keys have no effect."""
 
     __slots__ = ("_idle", "_now_ns", "_queue", "_stopping")
 
@@ -102,7 +102,7 @@ class DefaultScheduler:
 
 
 class FailedScheduler:
-    """Takes the place of a scheduler that failed: it refuses every request."""
+    """Replaces a scheduler that raised an exception; drops every request."""
 
     __slots__ = ()
 
@@ -111,15 +111,15 @@ class FailedScheduler:
 
     @property
     def queued(self) -> int:
-        """Nothing waits."""
+        """0: no request waits."""
         return 0
 
     def wake_at(self) -> None:
-        """Nothing is due."""
+        """Return None: there are no timeouts."""
 
     def handle(self, event: Event, now_ns: int) -> list[Command]:
-        """Refuse what is submitted."""
+        """Drop every request."""
         return [Drop(event.id, DropReason.SCHEDULER_FAILED)] if isinstance(event, Submit) else []
 
     def check_invariants(self) -> None:
-        """There are none."""
+        """Do nothing: there is no state."""

@@ -1,8 +1,8 @@
-"""A batching strategy of the model's own: what the dynamic batcher asks beside its own rules. Pure.
+"""A batching strategy of a model, which the dynamic batcher applies in addition to its own rules. Pure.
 
-While a batch is gathered, its `Gathering` is asked of each request in turn, from the first one on, whether it joins.
-The first request of a batch is always in it, whatever the answer: a batch is not empty. What is gathered may be dropped
-and gathered anew when the line changes before the batch is sent, so a strategy must not count what it is asked.
+While a batch is formed, its `Gathering` decides for each request in turn, from the first one on, whether it joins. The
+first request of a batch always joins, regardless of the decision: a batch is not empty. A batch may be discarded and
+formed again when the queue changes before it is sent, so a strategy must not count the calls.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from typing import Protocol
 
 
 class JoinDecision(Enum):
-    """What becomes of a request that could join a batch."""
+    """Whether a request joins a batch."""
 
     JOINS = "joins"
     STAYS_OUT = "stays_out"
@@ -19,23 +19,23 @@ class JoinDecision(Enum):
 
 
 class Gathering(Protocol):
-    """One batch while it is gathered. Nothing here raises."""
+    """A batch while it is formed. No method raises."""
 
     def take(self, id: int) -> JoinDecision:
-        """Say whether a request joins; FAILED leads to its `Drop`."""
+        """Decide whether a request joins; FAILED leads to its `Drop`."""
         ...
 
     def end(self) -> None:
-        """The batch is sent, or what was gathered is dropped. Called once."""
+        """The batch is sent or discarded. Called once."""
         ...
 
 
 Strategy = Callable[[], Gathering]
-"""Begins a batch."""
+"""Starts a batch."""
 
 
 def all_of(strategies: Sequence[Strategy]) -> Strategy | None:
-    """Return the strategy that lets a request join where all of several do; None for none of them."""
+    """Return a strategy that lets a request join if all of these do; None if there are none."""
     if len(strategies) < 2:
         return strategies[0] if strategies else None
     return lambda: _AllOf([begin() for begin in strategies])
@@ -49,9 +49,9 @@ class _AllOf:
 
     def take(self, id: int) -> JoinDecision:
         for gathering in self._gatherings:
-            verdict = gathering.take(id)
-            if verdict is not JoinDecision.JOINS:
-                return verdict
+            decision = gathering.take(id)
+            if decision is not JoinDecision.JOINS:
+                return decision
         return JoinDecision.JOINS
 
     def end(self) -> None:
