@@ -113,7 +113,7 @@ def chain(*names: str) -> str:
     return "".join(step(name, {"IN": tensors[i]}, {"OUT": tensors[i + 1]}) for i, name in enumerate(names))
 
 
-def wiring(
+def plan(
     steps: str,
     configs: Sequence[ModelConfig],
     *,
@@ -130,7 +130,7 @@ def wiring(
 
 
 def ensemble(models: Models, steps: str, configs: Sequence[ModelConfig], **more: Any) -> EnsembleRunner:
-    return EnsembleRunner("1", wiring(steps, configs, **more), models.infer)
+    return EnsembleRunner("1", plan(steps, configs, **more), models.infer)
 
 
 def request(array: Array | None = None, outputs: tuple[str, ...] = (), classes: int = 0, **more: Any) -> InferRequest:
@@ -589,7 +589,7 @@ def test_new_models_are_for_new_requests() -> None:
     runner.submit(request(), before)
 
     decoupled = model("a", "model_transaction_policy { decoupled: true }")
-    runner.rewire(wiring(chain("a"), [decoupled]))
+    runner.replace_plan(plan(chain("a"), [decoupled]))
     runner.submit(request(), after)
     models.tickets[1].answer({"OUT": ONE}, final=False)
     models.tickets[0].answer({"OUT": TWO})

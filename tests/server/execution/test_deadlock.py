@@ -1,4 +1,4 @@
-"""Who waits for whom: calls that would wait for ever are refused, and no others; shown against brute force."""
+"""Who waits for whom: calls that would deadlock are refused, and no others; shown against brute force."""
 
 from dataclasses import dataclass, field
 

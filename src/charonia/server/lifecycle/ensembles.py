@@ -98,7 +98,7 @@ class Ensembles:
             runner = entry.loaded.runner if entry.loaded is not None else None
             inner = runner.inner if isinstance(runner, CachedRunner) else runner
             if runner is not None and isinstance(inner, EnsembleRunner):
-                inner.rewire(wiring)
+                inner.replace_plan(wiring)
                 if isinstance(runner, CachedRunner):
                     runner.renew(namespace)
                 entry.loaded = LoadedVersion(runner, None, wiring.labels, cache_namespace=namespace)

@@ -255,7 +255,7 @@ class Sequencer:
         commands: list[Command],
         spare: int = EMPTY_ROW,
     ) -> None:
-        """End a sequence after its running request; drop its waiting requests, except one that leaves by its `Cancel`."""
+        """End a sequence after its running request; drop its waiting requests, except the cancelled one."""
         sequence.end = why
         while sequence.queue:
             request = sequence.queue.popleft()

@@ -329,7 +329,7 @@ class SequenceTable:
             after.predecessor = before
             if before is None:
                 if sequence.instance is not None:
-                    self.backlog[after] = None  # the slot goes to the first in the backlog
+                    self.backlog[after] = None  # behind those that wait for the slot that is freed now
                     after.since_ns = now_ns
                 else:
                     self._line_up(after, now_ns)
