@@ -104,7 +104,7 @@ def test_a_model_that_is_reloaded_may_change_the_kind_of_its_resource() -> None:
     assert arbiter.capacity == {R: 1, ResourcePool("R", SERVER_WIDE): 1}
 
 
-def test_joining_nobody_changes_nothing() -> None:
+def test_joining_without_members_changes_nothing() -> None:
     arbiter = Arbiter()
 
     arbiter.join([])
@@ -186,7 +186,7 @@ def test_leaving_gives_up_what_is_held_and_what_is_waited_for() -> None:
 
 
 def run_contended(members: list[Member], grants: int) -> Counter[str]:
-    """Have everybody always want to run, and give back what was granted first."""
+    """Let all members always want to run, and release the oldest grant."""
     arbiter = arbiter_of(*members)
     running: list[Member] = []
     for each in members:
@@ -234,7 +234,7 @@ ACTIONS = st.lists(st.tuples(st.sampled_from(["request", "stop", "unused", "leav
 
 @settings(max_examples=150)
 @given(st.lists(st.tuples(NEEDS, st.integers(1, 4)), min_size=1, max_size=6), ACTIONS)
-def test_no_pool_is_ever_held_beyond_its_capacity_and_nobody_who_could_run_waits(
+def test_no_pool_is_ever_held_beyond_its_capacity_and_no_member_that_could_run_waits(
     wanted: list[tuple[dict[ResourcePool, int], int]], actions: list[tuple[str, int]]
 ) -> None:
     members = [member(f"m{i}", needs, priority=priority) for i, (needs, priority) in enumerate(wanted)]
@@ -267,10 +267,10 @@ def test_no_pool_is_ever_held_beyond_its_capacity_and_nobody_who_could_run_waits
     st.lists(st.tuples(NEEDS.filter(bool), st.integers(1, 4)), min_size=2, max_size=6),
     st.lists(st.integers(0, 100), max_size=6),
 )
-def test_nobody_waits_for_ever(wanted: list[tuple[dict[ResourcePool, int], int]], turns: list[int]) -> None:
+def test_no_member_starves(wanted: list[tuple[dict[ResourcePool, int], int]], turns: list[int]) -> None:
     members = [member(f"m{i}", needs, priority=priority) for i, (needs, priority) in enumerate(wanted)]
     for each, turn in zip(members, turns, strict=False):
-        each.turn = turn * 1000  # whatever the past was
+        each.turn = turn * 1000  # regardless of the past
 
     counts = run_contended(members, 40 * sum(priority for _, priority in wanted) * len(members))
 

@@ -416,7 +416,7 @@ def test_the_delay_ends_to_the_nanosecond() -> None:
     assert driver.do(Tick()) == [run(1, reason=CloseReason.DELAY)]
 
 
-def test_nobody_waits_for_the_delay_when_every_sequence_is_there() -> None:
+def test_no_request_waits_for_the_delay_when_every_sequence_has_one() -> None:
     policy = SequencePolicy(IDLE_NS, rows=4, size_max=4, keeps_rows=False, delay_ns=100)
     driver = Driver(policy)
 
