@@ -216,7 +216,7 @@ def test_a_step_that_calls_its_own_ensemble_is_told_instead_of_waiting_for_ever(
 
     message = raised.value.message()
     assert message.startswith("in ensemble 'circle', step 'recaller': ")
-    assert "would wait for ever" in message
+    assert "would deadlock" in message
     assert "circle -> recaller -> circle -> recaller" in message
 
 

@@ -426,7 +426,7 @@ def test_many_chains_at_once_all_end(server: charonia.Server) -> None:
             run(server, model, 1)
             done.put(True)
         except ServingError as error:
-            done.put("would wait for ever" in error.message)
+            done.put("would deadlock" in error.message)
 
     threads = [threading.Thread(target=ask, args=(model,)) for model in ("ping", "pong") * 8]
     for thread in threads:

@@ -1,16 +1,18 @@
-"""The origin of a request that another model, or an ensemble, made."""
+"""The call frame of a request that a model made."""
 
 from collections.abc import Iterator
 
 
 class CallFrame:
-    """A model that made a request while it was working on one. Frames are compared by identity.
+    """A model that makes a request while it executes one: a frame of a call stack across models.
+
+    Frames are compared by identity.
 
     Attributes:
-        model: Its name.
+        model: Name of the model.
         version: Its version, as text.
-        instance: Name of the occupied instance; "" for an ensemble, which occupies none.
-        parent: The caller of the request that the model is working on, None for a client.
+        instance: Name of the instance that it occupies; "" for an ensemble, which occupies none.
+        parent: The frame of the request that the model executes, None for a client's request.
     """
 
     __slots__ = ("instance", "model", "parent", "version")
@@ -22,7 +24,7 @@ class CallFrame:
         self.parent = parent
 
     def chain(self) -> Iterator["CallFrame"]:
-        """Yield this frame and those above it, the client's side last."""
+        """Yield this frame and its callers, innermost first."""
         frame: CallFrame | None = self
         while frame is not None:
             yield frame

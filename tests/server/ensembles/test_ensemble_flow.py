@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from charonia.core.errors import ServingError
-from charonia.server.ensembles import flow as flow_module
 from charonia.server.ensembles.flow import Branch, Command, Finish, Flow, Overflow, Respond, StartStep, Stuck
 from charonia.server.ensembles.graph import EnsembleGraph, FlowStep, Plan
 
@@ -84,7 +83,7 @@ def test_a_step_runs_without_an_optional_input_that_was_not_given() -> None:
         graph.plan(["a"], ["c"])
 
 
-def test_an_output_that_nobody_writes_is_refused() -> None:
+def test_an_output_that_no_step_writes_is_refused() -> None:
     with pytest.raises(ServingError, match="output 'z' is not written by any step"):
         EnsembleGraph(["a"], [step("a", "b")]).plan(["a"], ["z"])
 
@@ -158,7 +157,7 @@ def test_tensors_of_different_decoupled_steps_do_not_meet() -> None:
 
 
 def test_steps_in_a_circle_are_named() -> None:
-    graph = EnsembleGraph(["a"], [step("a c", "b"), step("b", "c"), step("a", "d"), step("nobody", "e")])
+    graph = EnsembleGraph(["a"], [step("a c", "b"), step("b", "c"), step("a", "d"), step("unwritten", "e")])
 
     assert graph.cyclic == (0, 1, 3)
 
@@ -196,7 +195,7 @@ def test_many_held_responses_that_need_no_step_leave_at_once() -> None:
 
 
 def test_too_many_held_responses_end_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flow_module, "HELD_RESPONSES_MAX", 3)
+    monkeypatch.setattr("charonia.server.ensembles.flow.HELD_RESPONSES_MAX", 3)
     graph = EnsembleGraph(["a"], [step("a", "b", decoupled=True), step("b", "c")])
     flow, (first,) = begin(graph, "c", limit=1)
     for _ in range(4):

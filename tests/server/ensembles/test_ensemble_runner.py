@@ -18,7 +18,6 @@ from charonia.core.errors import Code, ServingError, internal, unavailable
 from charonia.core.request import SEQUENCE_END, SEQUENCE_START, InferRequest, ParameterValue, RequestedOutput
 from charonia.core.response import ExecutionRecord, InferResponse
 from charonia.core.tensor import Tensor
-from charonia.server.ensembles import flow as flow_module
 from charonia.server.ensembles.plan import EnsemblePlan
 from charonia.server.ensembles.runner import EnsembleCall, EnsembleRunner
 from charonia.server.metrics.model_metrics import FailureReason
@@ -401,7 +400,7 @@ def test_no_more_responses_than_allowed_are_worked_on_at_once() -> None:
 
 
 def test_more_responses_than_can_be_held_back_end_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flow_module, "HELD_RESPONSES_MAX", 1)
+    monkeypatch.setattr("charonia.server.ensembles.flow.HELD_RESPONSES_MAX", 1)
     models, caller = Models(), Caller()
     configs = [model("a", "model_transaction_policy { decoupled: true }"), model("b")]
     runner = ensemble(models, chain("a", "b"), configs, inflight=1)
@@ -589,7 +588,7 @@ def test_new_models_are_for_new_requests() -> None:
     runner.submit(request(), before)
 
     decoupled = model("a", "model_transaction_policy { decoupled: true }")
-    runner.rewire(plan_of(chain("a"), [decoupled]))
+    runner.replace_plan(plan_of(chain("a"), [decoupled]))
     runner.submit(request(), after)
     models.tickets[1].answer({"OUT": ONE}, final=False)
     models.tickets[0].answer({"OUT": TWO})

@@ -111,7 +111,7 @@ def test_the_loop_is_kept_awake_until_the_time_is_over() -> None:
     assert poll.worker_ns == 2_000_000
 
 
-def test_nobody_polls_before_there_is_a_lone_caller() -> None:
+def test_there_is_no_polling_before_there_is_a_single_client() -> None:
     rounds = Rounds()
     poll = poll_on(rounds, 10**9)
 
@@ -121,7 +121,7 @@ def test_nobody_polls_before_there_is_a_lone_caller() -> None:
     assert poll.worker_ns == 0
 
 
-def test_with_two_callers_nobody_polls() -> None:
+def test_there_is_no_polling_with_two_clients() -> None:
     rounds = Rounds()
     poll = poll_on(rounds, 10**9)
 

@@ -1,4 +1,4 @@
-"""Who waits for whom: calls that would wait for ever are refused, and no others; shown against brute force."""
+"""The deadlock detector rejects the calls that would deadlock, and no others; compared with brute force."""
 
 from dataclasses import dataclass, field
 
@@ -133,7 +133,7 @@ def test_a_request_that_has_left_its_instance_open_waits_for_none() -> None:
     assert call.waiter.requests == {call}
 
 
-def test_calls_of_a_batch_that_is_over_wait_on_for_nobody() -> None:
+def test_calls_of_a_batch_that_is_over_block_no_instance() -> None:
     detector, a, b = DeadlockDetector(), InstancePool("a", 1), InstancePool("b", 1)
     of_a = frame("a")
     detector.occupy(of_a, a, 0)
@@ -254,7 +254,7 @@ class World:
                         if running.request is not None:
                             open_calls[id(running.request.caller)] -= 1
                     if instances[instance] is None and queues[index]:
-                        waiter, is_new = queues[index].pop(0)  # it runs, calls nobody and is over
+                        waiter, is_new = queues[index].pop(0)  # it runs, makes no calls and is over
                         progress = True
                         is_new_answered = is_new_answered or is_new
                         if waiter is not None:

@@ -1,4 +1,4 @@
-"""The runner with a scripted instance: every request gets exactly one answer, whatever happens around it."""
+"""The runner with a scripted instance: every request gets exactly one answer, in every case."""
 
 import asyncio
 import time
@@ -189,7 +189,7 @@ def test_a_reply_that_submits_anew_while_its_request_is_cancelled_finds_a_sound_
 
 
 @pytest.mark.parametrize("second_times_out", [True, False])
-def test_a_reply_that_cancels_a_request_about_which_the_scheduler_has_just_decided_disturbs_nobody(
+def test_a_reply_may_cancel_a_request_about_which_the_scheduler_has_just_decided(
     second_times_out: bool,
 ) -> None:
     async def scenario() -> None:

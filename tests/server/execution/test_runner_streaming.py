@@ -506,7 +506,7 @@ class Play:
         max_size=60,
     ),
 )
-def test_whatever_happens_every_request_has_one_last_outcome_and_nothing_after_it(
+def test_every_request_has_exactly_one_final_outcome_and_none_after_it(
     decoupled: bool, ordered: bool, instances: int, deeds: list[tuple[str, int]]
 ) -> None:
     async def scenario() -> None:

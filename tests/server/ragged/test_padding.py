@@ -89,7 +89,7 @@ def test_what_a_client_brings_of_its_own_stays_and_is_padded_with_nothing() -> N
     assert arrays(inputs) == {"x": [[1, 2, 7]], "mask": [[1, 0, 0]], "length": [[1]]}
 
 
-def test_an_optional_input_that_nobody_brings_is_left_out() -> None:
+def test_an_optional_input_that_no_request_has_is_left_out() -> None:
     plan = PaddingPlan((PaddedInput("x", (0,), mask=Companion("mask", INT64)),), (CutOutput("y", "x", (0,), (0,)),))
     y = tensor("y", [[1, 2]])
 

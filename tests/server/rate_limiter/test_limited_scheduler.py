@@ -1,6 +1,7 @@
 """A scheduler whose slots need resources."""
 
-from charonia.server.rate_limiter.resources import Arbiter, Limit, Member, Need, ResourcePool, Standing
+from charonia.server.rate_limiter.options import ResourceLimit
+from charonia.server.rate_limiter.resources import Arbiter, Member, MemberState, Need, ResourcePool
 from charonia.server.rate_limiter.scheduler import LimitedScheduler
 from charonia.server.scheduling.api import (
     BatchPolicy,
@@ -50,7 +51,7 @@ def test_a_request_runs_at_once_where_the_resources_are_free() -> None:
     scheduler = limited(Arbiter(), mine)
 
     assert runs(scheduler.handle(Submit(1), 0)) == [(0, (1,))]
-    assert mine[0].standing is Standing.RUNNING
+    assert mine[0].state is MemberState.RUNNING
 
 
 def test_an_idle_model_holds_nothing() -> None:
@@ -76,7 +77,7 @@ def test_a_request_waits_in_the_queue_for_what_another_model_holds() -> None:
 
 
 def test_of_two_instances_that_share_one_resource_only_one_runs_and_then_the_other() -> None:
-    scheduler = limited(Arbiter([Limit("R", 1)]), members("a", 2))
+    scheduler = limited(Arbiter([ResourceLimit("R", 1)]), members("a", 2))
 
     assert runs(scheduler.handle(Submit(1), 0)) == [(0, (1,))]
     assert scheduler.handle(Submit(2), 0) == []
@@ -126,11 +127,11 @@ def test_a_request_that_is_cancelled_or_times_out_while_it_waits_for_resources_f
     assert two.wake_at() == MS
 
     two.handle(Cancel(1), 0)
-    assert waiting[0].standing is Standing.IDLE
+    assert waiting[0].state is MemberState.IDLE
     two.handle(Submit(2), 0)
 
     assert two.handle(Tick(), MS) == [Drop(2, DropReason.TIMEOUT)]
-    assert waiting[0].standing is Standing.IDLE
+    assert waiting[0].state is MemberState.IDLE
 
 
 def test_a_batch_grows_while_it_waits_for_resources() -> None:
@@ -151,7 +152,7 @@ def test_a_slot_that_is_offered_while_a_batch_waits_for_others_is_used_when_its_
 
     assert scheduler.handle(Submit(1), 0) == []
     assert scheduler.handle(Submit(2), 0) == []
-    assert [m.standing for m in mine] == [Standing.RUNNING, Standing.IDLE, Standing.IDLE]
+    assert [m.state for m in mine] == [MemberState.RUNNING, MemberState.IDLE, MemberState.IDLE]
 
     assert scheduler.handle(Tick(), MS) == [Run(0, (1, 2), CloseReason.DELAY)]
 
@@ -191,7 +192,7 @@ def test_a_slot_that_goes_gives_up_what_it_holds_or_waits_for() -> None:
     two.handle(SlotGone(0), 0)
     one.handle(SlotGone(0), 0)
 
-    assert (mine[0].standing, theirs[0].standing) == (Standing.IDLE, Standing.IDLE)
+    assert (mine[0].state, theirs[0].state) == (MemberState.IDLE, MemberState.IDLE)
     assert arbiter.held == {R: 0}
     assert one.handle(Submit(2), 0) == []
 
@@ -216,12 +217,12 @@ def part(key: int, *, start: bool = False, end: bool = False) -> SequenceMember:
 
 
 def test_where_requests_are_bound_to_slots_only_those_with_requests_are_offered() -> None:
-    arbiter, mine = Arbiter([Limit("R", 1)]), members("s", 2)
+    arbiter, mine = Arbiter([ResourceLimit("R", 1)]), members("s", 2)
     scheduler = limited(arbiter, mine, sequences(2))
 
     assert runs(scheduler.handle(Submit(1, 1, part(1, start=True)), 0)) == [(0, (1,))]
     assert scheduler.handle(Submit(2, 1, part(2, start=True)), 0) == []
-    assert (mine[0].standing, mine[1].standing) == (Standing.RUNNING, Standing.WAITING)
+    assert (mine[0].state, mine[1].state) == (MemberState.RUNNING, MemberState.WAITING)
     assert scheduler.handle(Submit(3, 1, part(1)), 0) == []
     done = scheduler.handle(SlotIdle(0), 0) + scheduler.handle(Tick(), 0)
     assert runs(done) == [(1, (2,))]
@@ -230,37 +231,37 @@ def test_where_requests_are_bound_to_slots_only_those_with_requests_are_offered(
     scheduler.handle(SlotIdle(0), 0)
 
     assert arbiter.held == {R: 0}
-    assert [member.standing for member in mine] == [Standing.IDLE, Standing.IDLE]
+    assert [member.state for member in mine] == [MemberState.IDLE, MemberState.IDLE]
 
 
 def test_a_bound_slot_whose_only_request_is_cancelled_gives_its_resources_back() -> None:
-    arbiter, mine = Arbiter([Limit("R", 1)]), members("s", 2)
+    arbiter, mine = Arbiter([ResourceLimit("R", 1)]), members("s", 2)
     inner = Sequencer(
         SequencePolicy(idle_ns=1000 * MS, rows=2, size_max=2, keeps_rows=False, delay_ns=MS, adapt_delay=False), 2
     )
     scheduler = limited(arbiter, mine, inner)
     scheduler.handle(Submit(1, 1, part(1, start=True)), 0)  # is offered a slot and waits for others there
     scheduler.handle(Submit(2, 1, part(2, start=True)), 0)  # waits for what the first holds
-    assert [member.standing for member in mine] == [Standing.RUNNING, Standing.WAITING]
+    assert [member.state for member in mine] == [MemberState.RUNNING, MemberState.WAITING]
 
     scheduler.handle(Cancel(1), 0)
-    assert [member.standing for member in mine] == [Standing.IDLE, Standing.RUNNING]
+    assert [member.state for member in mine] == [MemberState.IDLE, MemberState.RUNNING]
     assert runs(scheduler.handle(Tick(), MS)) == [(1, (2,))]
     scheduler.handle(SlotIdle(1), MS)
     assert arbiter.held == {R: 0}
 
 
 def test_a_bound_slot_that_waits_in_vain_stops_waiting() -> None:
-    arbiter, mine, other = Arbiter([Limit("R", 1)]), members("s", 1), members("o", 1)
+    arbiter, mine, other = Arbiter([ResourceLimit("R", 1)]), members("s", 1), members("o", 1)
     taker = limited(arbiter, other)
     taker.handle(Submit(1), 0)
     scheduler = limited(arbiter, mine, sequences(1))
     scheduler.handle(Submit(1, 1, part(1, start=True)), 0)
-    assert [member.standing for member in mine] == [Standing.WAITING]
+    assert [member.state for member in mine] == [MemberState.WAITING]
 
     scheduler.handle(Cancel(1), 0)
 
-    assert [member.standing for member in mine] == [Standing.IDLE]
+    assert [member.state for member in mine] == [MemberState.IDLE]
 
 
 def test_the_time_in_which_requests_wait_for_resources_is_counted_and_that_for_an_instance_is_not() -> None:

@@ -143,7 +143,7 @@ def test_a_version_that_goes_gives_up_what_it_holds_and_the_next_is_woken() -> N
             scheduler.handle(Submit(1), 0)
 
         one.release()
-        assert started == []  # not within somebody else's event
+        assert started == []  # not within the event of another scheduler
         await asyncio.sleep(0)
 
         assert [(type(c), c.slot) for c in started if isinstance(c, Run)] == [(Run, 0)]

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from charonia.core.errors import Code, ServingError
-from charonia.server.rate_limiter.resources import SERVER_WIDE, Arbiter, Limit, Member, Need, ResourcePool, Standing
+from charonia.server.rate_limiter.options import ResourceLimit
+from charonia.server.rate_limiter.resources import SERVER_WIDE, Arbiter, Member, MemberState, Need, ResourcePool
 
 R = ResourcePool("R", 0)
 Q = ResourcePool("Q", SERVER_WIDE)
@@ -18,7 +19,7 @@ def member(name: str, needs: dict[ResourcePool, int] | None = None, *, priority:
     return Member(model or name, "1", f"{name}_0", found, priority)
 
 
-def arbiter_of(*members: Member, limits: tuple[Limit, ...] = ()) -> Arbiter:
+def arbiter_of(*members: Member, limits: tuple[ResourceLimit, ...] = ()) -> Arbiter:
     arbiter = Arbiter(limits)
     for each in members:
         arbiter.join([each])
@@ -33,13 +34,13 @@ def test_an_instance_runs_when_its_resources_are_free_and_the_next_when_they_are
 
     assert arbiter.request(a)
     assert not arbiter.request(b)
-    assert (a.standing, b.standing) == (Standing.RUNNING, Standing.WAITING)
+    assert (a.state, b.state) == (MemberState.RUNNING, MemberState.WAITING)
     assert arbiter.held == {R: 1}
     assert called == []
 
     arbiter.stop(a)
 
-    assert (a.standing, b.standing) == (Standing.IDLE, Standing.RUNNING)
+    assert (a.state, b.state) == (MemberState.IDLE, MemberState.RUNNING)
     assert called == ["b"]
     assert (a.executions, b.executions) == (1, 1)
 
@@ -59,14 +60,14 @@ def test_capacity_is_the_most_that_one_instance_needs_and_follows_who_is_there()
 @pytest.mark.parametrize(
     ("limits", "pool", "capacity"),
     [
-        ((Limit("R", 7),), R, 7),
-        ((Limit("R", 7), Limit("R", 3, 0)), R, 3),
-        ((Limit("R", 7), Limit("R", 3, 1)), R, 7),
-        ((Limit("Q", 7, 2),), Q, 7),  # a device has no meaning for a resource of the whole server
-        ((Limit("other", 7),), R, 2),
+        ((ResourceLimit("R", 7),), R, 7),
+        ((ResourceLimit("R", 7), ResourceLimit("R", 3, 0)), R, 3),
+        ((ResourceLimit("R", 7), ResourceLimit("R", 3, 1)), R, 7),
+        ((ResourceLimit("Q", 7, 2),), Q, 7),  # a device has no meaning for a resource of the whole server
+        ((ResourceLimit("other", 7),), R, 2),
     ],
 )
-def test_an_explicit_capacity_counts(limits: tuple[Limit, ...], pool: ResourcePool, capacity: int) -> None:
+def test_an_explicit_capacity_counts(limits: tuple[ResourceLimit, ...], pool: ResourcePool, capacity: int) -> None:
     arbiter = arbiter_of(member("a", {pool: 2}), limits=limits)
 
     assert arbiter.capacity == {pool: capacity}
@@ -74,7 +75,7 @@ def test_an_explicit_capacity_counts(limits: tuple[Limit, ...], pool: ResourcePo
 
 
 def test_an_instance_that_needs_more_than_there_may_be_is_refused_with_path_and_numbers() -> None:
-    arbiter = Arbiter([Limit("R", 3)])
+    arbiter = Arbiter([ResourceLimit("R", 3)])
 
     with pytest.raises(ServingError) as caught:
         arbiter.join([member("a", {Q: 1}), member("b", {R: 4}, model="a")])
@@ -103,7 +104,7 @@ def test_a_model_that_is_reloaded_may_change_the_kind_of_its_resource() -> None:
     assert arbiter.capacity == {R: 1, ResourcePool("R", SERVER_WIDE): 1}
 
 
-def test_joining_nobody_changes_nothing() -> None:
+def test_joining_without_members_changes_nothing() -> None:
     arbiter = Arbiter()
 
     arbiter.join([])
@@ -126,8 +127,8 @@ def test_what_a_waiting_instance_needs_cannot_be_taken_by_those_behind_it_but_ot
     assert arbiter.request(other)
     arbiter.stop(holder)
 
-    assert large.standing is Standing.RUNNING
-    assert small.standing is Standing.WAITING
+    assert large.state is MemberState.RUNNING
+    assert small.state is MemberState.WAITING
 
 
 def test_who_has_what_an_instance_waits_for_is_told_also_of_those_before_it_in_line() -> None:
@@ -180,12 +181,12 @@ def test_leaving_gives_up_what_is_held_and_what_is_waited_for() -> None:
     arbiter.leave([a])
     arbiter.leave([a])
 
-    assert c.standing is Standing.RUNNING
+    assert c.state is MemberState.RUNNING
     assert arbiter.held == {R: 1}
 
 
 def run_contended(members: list[Member], grants: int) -> Counter[str]:
-    """Have everybody always want to run, and give back what was granted first."""
+    """Let all members always want to run, and release the oldest grant."""
     arbiter = arbiter_of(*members)
     running: list[Member] = []
     for each in members:
@@ -219,11 +220,11 @@ def test_what_is_held_by_some_may_be_out_of_reach_for_others() -> None:
     a, b, c = member("a", {R: 1}), member("b", {R: 2}), member("c", {Q: 1})
     arbiter = arbiter_of(a, b, c)
 
-    assert arbiter.is_out_of_reach(b, [a])
-    assert not arbiter.is_out_of_reach(a, [a])
-    assert not arbiter.is_out_of_reach(b, [c])
+    assert arbiter.is_blocked_by(b, [a])
+    assert not arbiter.is_blocked_by(a, [a])
+    assert not arbiter.is_blocked_by(b, [c])
     arbiter.leave([b])
-    assert arbiter.is_out_of_reach(b, [])
+    assert arbiter.is_blocked_by(b, [])
 
 
 POOLS = (ResourcePool("A", 0), ResourcePool("A", 1), ResourcePool("B", SERVER_WIDE))
@@ -233,7 +234,7 @@ ACTIONS = st.lists(st.tuples(st.sampled_from(["request", "stop", "unused", "leav
 
 @settings(max_examples=150)
 @given(st.lists(st.tuples(NEEDS, st.integers(1, 4)), min_size=1, max_size=6), ACTIONS)
-def test_no_pool_is_ever_held_beyond_its_capacity_and_nobody_who_could_run_waits(
+def test_no_pool_is_ever_held_beyond_its_capacity_and_no_member_that_could_run_waits(
     wanted: list[tuple[dict[ResourcePool, int], int]], actions: list[tuple[str, int]]
 ) -> None:
     members = [member(f"m{i}", needs, priority=priority) for i, (needs, priority) in enumerate(wanted)]
@@ -243,7 +244,7 @@ def test_no_pool_is_ever_held_beyond_its_capacity_and_nobody_who_could_run_waits
         if chosen not in arbiter.members:
             continue
         if action == "request":
-            assert arbiter.request(chosen) is (chosen.standing is Standing.RUNNING)
+            assert arbiter.request(chosen) is (chosen.state is MemberState.RUNNING)
         elif action in ("stop", "unused"):
             arbiter.stop(chosen, unused=action == "unused" and chosen.executions > 0)
         elif action == "leave":
@@ -251,12 +252,12 @@ def test_no_pool_is_ever_held_beyond_its_capacity_and_nobody_who_could_run_waits
 
         held: Counter[ResourcePool] = Counter()
         for each in arbiter.members:
-            if each.standing is Standing.RUNNING:
+            if each.state is MemberState.RUNNING:
                 held.update({need.pool: need.units for need in each.needs})
         assert {pool: held[pool] for pool in arbiter.capacity} == arbiter.held
         assert all(held[pool] <= capacity for pool, capacity in arbiter.capacity.items() if action != "leave")
         free = {pool: capacity - held[pool] for pool, capacity in arbiter.capacity.items()}
-        waiting = [each for each in arbiter.members if each.standing is Standing.WAITING]
+        waiting = [each for each in arbiter.members if each.state is MemberState.WAITING]
         if waiting:  # the first of them lacks something
             assert any(any(free[need.pool] < need.units for need in each.needs) for each in waiting)
 
@@ -266,10 +267,10 @@ def test_no_pool_is_ever_held_beyond_its_capacity_and_nobody_who_could_run_waits
     st.lists(st.tuples(NEEDS.filter(bool), st.integers(1, 4)), min_size=2, max_size=6),
     st.lists(st.integers(0, 100), max_size=6),
 )
-def test_nobody_waits_for_ever(wanted: list[tuple[dict[ResourcePool, int], int]], turns: list[int]) -> None:
+def test_no_member_starves(wanted: list[tuple[dict[ResourcePool, int], int]], turns: list[int]) -> None:
     members = [member(f"m{i}", needs, priority=priority) for i, (needs, priority) in enumerate(wanted)]
     for each, turn in zip(members, turns, strict=False):
-        each.turn = turn * 1000  # whatever the past was
+        each.turn = turn * 1000  # regardless of the past
 
     counts = run_contended(members, 40 * sum(priority for _, priority in wanted) * len(members))
 

@@ -1,4 +1,4 @@
-"""What is counted for responses that are kept."""
+"""The metrics of a response cache."""
 
 from charonia.server.metrics.metric_families import Family
 from charonia.server.metrics.model_metrics import ModelMetrics

@@ -1,4 +1,4 @@
-"""A runner behind a cache: what is kept, what is found, and equal requests in flight."""
+"""A runner behind a cache: hits, misses, insertions and single flight."""
 
 import asyncio
 import time
@@ -19,7 +19,7 @@ from charonia.core.response import InferResponse
 from charonia.core.tensor import Tensor
 from charonia.server.metrics.metric_families import Family
 from charonia.server.metrics.model_metrics import FailureReason, ModelMetrics
-from charonia.server.response_cache.api import KeptResponse, Key
+from charonia.server.response_cache.api import CachedResponse, CacheKey
 from charonia.server.response_cache.memory import LocalCache
 from charonia.server.response_cache.runner import HASH_IN_LOOP_BYTES_MAX, CachedCall, CachedRunner
 
@@ -70,7 +70,7 @@ class ScriptedRunner:
             tensors = [Tensor("OUT", DataType.FP32, array)]
             outcome = InferResponse("m", "1", one.request.id, tensors, {"p": "kept"})
             one.reply(outcome, True)
-            array[:] = -1  # whoever computed it uses its memory again
+            array[:] = -1  # the model reuses its memory
         else:
             one.reply(outcome, True)
 
@@ -91,20 +91,20 @@ class SlowCache:
     is_shared = True
 
     def __init__(self) -> None:
-        self.lookups: list[tuple[Key, Callable[[KeptResponse | None], None]]] = []
-        self.inserts: list[tuple[Key, KeptResponse, Callable[[], None]]] = []
+        self.lookups: list[tuple[CacheKey, Callable[[CachedResponse | None], None]]] = []
+        self.inserts: list[tuple[CacheKey, CachedResponse, Callable[[], None]]] = []
         self.forgotten: list[bytes] = []
 
-    def get(self, key: Key, found: Callable[[KeptResponse | None], None]) -> None:
+    def get(self, key: CacheKey, found: Callable[[CachedResponse | None], None]) -> None:
         self.lookups.append((key, found))
 
-    def put(self, key: Key, response: KeptResponse, done: Callable[[], None]) -> None:
+    def put(self, key: CacheKey, response: CachedResponse, done: Callable[[], None]) -> None:
         self.inserts.append((key, response, done))
 
-    def forget(self, space: bytes) -> None:
-        self.forgotten.append(space)
+    def forget(self, namespace: bytes) -> None:
+        self.forgotten.append(namespace)
 
-    async def space(self, model: str, version: str, content: bytes) -> bytes:
+    async def namespace(self, model: str, version: str, content: bytes) -> bytes:
         return content
 
     def families(self) -> list[Family]:
@@ -124,7 +124,7 @@ class Bench:
             ModelConfig(name="m", backend=backend, max_batch_size=8 if dynamic else 0, dynamic_batching=dynamic)
         )
         self.slow = SlowCache()
-        self.runner = CachedRunner(self.inner, self.slow if slow else LocalCache(size), b"space")
+        self.runner = CachedRunner(self.inner, self.slow if slow else LocalCache(size), b"namespace")
         self.answers: dict[str, list[Outcome]] = {}
         self.values: dict[str, float] = {}
         self.order: list[str] = []
@@ -387,7 +387,7 @@ def test_one_that_takes_over_has_what_is_left_of_its_timeout() -> None:
     run(scenario)
 
 
-def test_a_policy_that_only_delays_refuses_nobody() -> None:
+def test_a_policy_that_only_delays_refuses_no_request() -> None:
     async def scenario() -> None:
         policy = QueuePolicy(default_timeout_microseconds=1000, timeout_action=TimeoutAction.DELAY)
         bench = Bench(DynamicBatching(default_queue_policy=policy))
@@ -482,7 +482,7 @@ def test_while_a_cache_elsewhere_is_asked_equal_requests_wait_for_its_answer() -
     run(scenario)
 
 
-def test_a_look_up_that_nobody_waits_for_any_more_runs_nothing() -> None:
+def test_a_look_up_whose_callers_have_all_gone_runs_nothing() -> None:
     async def scenario() -> None:
         bench = Bench(slow=True)
         bench.send("a").cancel()
@@ -509,7 +509,7 @@ def test_what_was_kept_for_a_model_is_given_up_when_its_version_goes() -> None:
         await drained
         await bench.runner.aclose()
 
-        assert bench.slow.forgotten == [b"space"]
+        assert bench.slow.forgotten == [b"namespace"]
         assert bench.inner.is_closed
 
     run(scenario)
@@ -520,7 +520,7 @@ def test_a_response_that_was_computed_with_models_that_have_changed_is_not_kept(
         bench = Bench()
         bench.send("a")
 
-        bench.runner.renew(b"new space")
+        bench.runner.renew(b"new namespace")
         bench.send("b")
         assert len(bench.inner.waiting) == 2
         bench.inner.answer()
@@ -533,7 +533,7 @@ def test_a_response_that_was_computed_with_models_that_have_changed_is_not_kept(
     run(scenario)
 
 
-def test_when_the_time_of_the_shutdown_is_up_everybody_gets_the_error() -> None:
+def test_when_the_time_limit_of_the_shutdown_has_passed_every_caller_gets_the_error() -> None:
     async def scenario() -> None:
         bench = Bench()
         bench.send("a")
@@ -547,7 +547,7 @@ def test_when_the_time_of_the_shutdown_is_up_everybody_gets_the_error() -> None:
     run(scenario)
 
 
-def test_a_reply_that_cancels_another_that_waits_for_the_same_answer_disturbs_nobody() -> None:
+def test_a_reply_may_cancel_another_request_that_waits_for_the_same_response() -> None:
     async def scenario() -> None:
         bench = Bench()
         replies: list[Outcome] = []

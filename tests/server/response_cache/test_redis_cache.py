@@ -1,4 +1,4 @@
-"""Responses in a real Redis server: shared, renewed, and not missed when it is down."""
+"""A cache in a real Redis server: shared entries, new namespaces after a reload, and a server that is down."""
 
 import asyncio
 import signal
@@ -16,18 +16,17 @@ from tests.support.redis_server import RedisProcess, TlsEnd, free_port
 from charonia.core.dtypes import DataType
 from charonia.core.response import InferResponse
 from charonia.core.tensor import Tensor
-from charonia.server.response_cache import redis as circuit
-from charonia.server.response_cache.api import KeptResponse, Key
+from charonia.server.response_cache.api import CachedResponse, CacheKey
 from charonia.server.response_cache.options import RedisOptions
-from charonia.server.response_cache.redis import PREFIX, RedisCache
+from charonia.server.response_cache.redis import FAILURES_MAX, PREFIX, RedisCache
 
 HOST = "127.0.0.1"
-KEY = Key(b"space", b"digest")
+KEY = CacheKey(b"namespace", b"digest")
 
 
-def response(size: int = 4) -> KeptResponse:
+def response(size: int = 4) -> CachedResponse:
     tensor = Tensor("OUT", DataType.FP32, np.arange(size, dtype="<f4"))
-    return KeptResponse.of(InferResponse("m", "1", "id", [tensor], {"p": "v"}))
+    return CachedResponse.of(InferResponse("m", "1", "id", [tensor], {"p": "v"}))
 
 
 def options(port: int, **more: object) -> RedisOptions:
@@ -44,13 +43,13 @@ async def connected(given: RedisOptions) -> AsyncIterator[RedisCache]:
         await cache.aclose()
 
 
-async def look_up(cache: RedisCache, key: Key = KEY) -> KeptResponse | None:
-    done: asyncio.Future[KeptResponse | None] = asyncio.get_running_loop().create_future()
+async def look_up(cache: RedisCache, key: CacheKey = KEY) -> CachedResponse | None:
+    done: asyncio.Future[CachedResponse | None] = asyncio.get_running_loop().create_future()
     cache.get(key, done.set_result)
     return await asyncio.wait_for(done, 10)
 
 
-async def keep(cache: RedisCache, kept: KeptResponse, key: Key = KEY) -> None:
+async def keep(cache: RedisCache, kept: CachedResponse, key: CacheKey = KEY) -> None:
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     cache.put(key, kept, lambda: done.set_result(None))
     await asyncio.wait_for(done, 10)
@@ -76,13 +75,13 @@ def test_a_response_is_found_again_also_by_another_server_and_not_under_another_
                     assert found is not None
                     assert found.outputs[0].array.tolist() == [0, 1, 2, 3]
                     assert (found.model_name, found.parameters) == ("m", {"p": "v"})
-                assert await look_up(other, Key(b"other", b"digest")) is None
-                assert await look_up(other, Key(b"space", b"other")) is None
+                assert await look_up(other, CacheKey(b"other", b"digest")) is None
+                assert await look_up(other, CacheKey(b"namespace", b"other")) is None
                 counted = values(one)
                 assert (counted["nv_cache_num_hits"], counted["nv_cache_num_misses"]) == (1, 1)
                 assert (counted["charonia_cache_up"], counted["charonia_cache_errors_total"]) == (1, 0)
                 assert counted["nv_cache_lookup_duration"] > 0
-                one.forget(b"space")
+                one.forget(b"namespace")
 
     run(scenario)
 
@@ -92,8 +91,8 @@ def test_an_entry_goes_when_its_time_has_come(tmp_path: Path) -> None:
         with RedisProcess(tmp_path) as redis:
             async with connected(options(redis.port, ttl=100)) as cache, connected(options(redis.port, ttl=0)) as keeps:
                 await keep(cache, response())
-                await keep(keeps, response(), Key(b"space", b"for ever"))
-                name = PREFIX + b"space".hex().encode() + b":"
+                await keep(keeps, response(), CacheKey(b"namespace", b"for ever"))
+                name = PREFIX + b"namespace".hex().encode() + b":"
 
                 assert 0 < await cache._client.ttl(name + b"digest".hex().encode()) <= 100
                 assert await cache._client.ttl(name + b"for ever".hex().encode()) == -1
@@ -105,16 +104,16 @@ def test_a_first_load_shares_what_others_kept_and_a_reload_begins_anew(tmp_path:
     async def scenario() -> None:
         with RedisProcess(tmp_path) as redis:
             async with connected(options(redis.port)) as one, connected(options(redis.port)) as other:
-                first = await one.space("m", "1", b"content")
+                first = await one.namespace("m", "1", b"content")
 
-                assert await other.space("m", "1", b"content") == first
-                assert await one.space("m", "2", b"content") != first
-                assert await one.space("n", "1", b"content") != first
-                assert await one.space("m", "1", b"changed") != first
-                again = await one.space("m", "1", b"content")
+                assert await other.namespace("m", "1", b"content") == first
+                assert await one.namespace("m", "2", b"content") != first
+                assert await one.namespace("n", "1", b"content") != first
+                assert await one.namespace("m", "1", b"changed") != first
+                again = await one.namespace("m", "1", b"content")
                 assert again != first
             async with connected(options(redis.port)) as restarted:
-                assert await restarted.space("m", "1", b"content") == again
+                assert await restarted.namespace("m", "1", b"content") == again
 
     run(scenario)
 
@@ -123,11 +122,13 @@ def test_a_value_that_is_no_response_is_not_found(tmp_path: Path, caplog: pytest
     async def scenario() -> None:
         with RedisProcess(tmp_path) as redis:
             async with connected(options(redis.port)) as cache:
-                await cache._client.set(PREFIX + b"space".hex().encode() + b":" + b"digest".hex().encode(), b"rubbish")
+                await cache._client.set(
+                    PREFIX + b"namespace".hex().encode() + b":" + b"digest".hex().encode(), b"rubbish"
+                )
 
                 assert await look_up(cache) is None
                 assert values(cache)["charonia_cache_errors_total"] == 1
-                assert "is no response" in caplog.text
+                assert "is not a response" in caplog.text
 
     run(scenario)
 
@@ -147,15 +148,15 @@ def test_what_cannot_be_kept_is_not_sent(tmp_path: Path, monkeypatch: pytest.Mon
 def test_without_redis_nothing_waits_and_it_is_used_as_soon_as_it_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(circuit, "PAUSE_S", 0.05)
-    monkeypatch.setattr(circuit, "PAUSE_S_MAX", 0.1)
+    monkeypatch.setattr("charonia.server.response_cache.redis.PAUSE_S", 0.05)
+    monkeypatch.setattr("charonia.server.response_cache.redis.PAUSE_S_MAX", 0.1)
     port = free_port()
 
     async def scenario() -> None:
         async with connected(options(port)) as cache:
             assert await look_up(cache) is None
             await keep(cache, response())
-            assert len(await cache.space("m", "1", b"content")) == 16
+            assert len(await cache.namespace("m", "1", b"content")) == 16
             assert values(cache)["charonia_cache_up"] == 0
             assert values(cache)["charonia_cache_skipped_total"] == 2
             while values(cache)["charonia_cache_errors_total"] < 3:
@@ -170,13 +171,13 @@ def test_without_redis_nothing_waits_and_it_is_used_as_soon_as_it_is_there(
 
     caplog.set_level("INFO")
     run(scenario)
-    assert "answers" in caplog.text
+    assert "responds again" in caplog.text
 
 
 def test_a_redis_that_dies_is_not_asked_any_more_and_its_return_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(circuit, "PAUSE_S", 0.05)
+    monkeypatch.setattr("charonia.server.response_cache.redis.PAUSE_S", 0.05)
 
     async def scenario() -> None:
         redis = RedisProcess(tmp_path)
@@ -185,12 +186,12 @@ def test_a_redis_that_dies_is_not_asked_any_more_and_its_return_is_noticed(
                 await keep(cache, response())
                 redis.stop()
 
-                for _ in range(circuit.FAILURES_MAX):
+                for _ in range(FAILURES_MAX):
                     assert await look_up(cache) is None
                 assert values(cache)["charonia_cache_up"] == 0
                 errors = values(cache)["charonia_cache_errors_total"]
-                assert errors >= circuit.FAILURES_MAX
-                assert caplog.text.count("does not answer") == 1
+                assert errors >= FAILURES_MAX
+                assert caplog.text.count("does not respond") == 1
 
                 with RedisProcess(tmp_path, port=redis.port):
                     while not values(cache)["charonia_cache_up"]:
@@ -208,7 +209,7 @@ def test_a_redis_that_hangs_costs_a_look_up_its_time_limit_and_no_more(tmp_path:
                 while not values(cache)["charonia_cache_up"]:  # connecting has the same time, and is tried again
                     await asyncio.sleep(0.02)
                 redis.process.send_signal(signal.SIGSTOP)
-                for _ in range(circuit.FAILURES_MAX):
+                for _ in range(FAILURES_MAX):
                     assert await look_up(cache) is None
                 assert values(cache)["charonia_cache_up"] == 0
 

@@ -1,4 +1,4 @@
-"""Two requests have one key only where a model cannot tell them apart."""
+"""Two requests have the same key only if a model cannot tell them apart."""
 
 import numpy as np
 import pytest
@@ -81,7 +81,7 @@ DIFFERENT = [
 ]
 
 
-def test_whatever_a_model_may_see_makes_another_key() -> None:
+def test_everything_that_a_model_can_see_is_part_of_the_key() -> None:
     assert len({digest(made) for made in DIFFERENT}) == len(DIFFERENT)
 
 

@@ -78,7 +78,7 @@ def test_a_request_that_the_strategy_keeps_out_closes_the_batch() -> None:
     assert run_of(of.handle(Tick(), 5 * MS)) == [((5,), CloseReason.DELAY)]
 
 
-def test_a_first_request_is_in_the_batch_whatever_the_strategy_says() -> None:
+def test_the_first_request_joins_the_batch_regardless_of_the_strategy() -> None:
     of = batcher(Recorder(lambda ids, request_id: JoinDecision.STAYS_OUT), delay_ms=0)
     of.handle(SlotIdle(0), 0)
 

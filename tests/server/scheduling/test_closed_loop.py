@@ -138,7 +138,7 @@ def test_cancelling_a_request_that_runs_does_not_make_it_absent() -> None:
     assert batcher.wake_at() == 106 * MS
 
 
-def test_a_backlog_counts_as_loop_though_nobody_arrives_while_it_is_worked_off() -> None:
+def test_a_backlog_counts_as_loop_though_no_request_arrives_while_it_is_worked_off() -> None:
     batcher = DynamicBatcher(BatchPolicy(size_max=4, delay_ns=DELAY_NS))
     for request_id in range(17):
         batcher.handle(Submit(request_id), 0)

@@ -22,7 +22,7 @@ FULL = CloseReason.FULL
 
 
 def busy_scheduler(limits: QueueLimits) -> DefaultScheduler:
-    """Slot 0 runs request 100, nobody waits."""
+    """Slot 0 runs request 100, no request waits."""
     scheduler = DefaultScheduler(limits)
     scheduler.handle(SlotIdle(0), 0)
     assert scheduler.handle(Submit(100), 0) == [Run(0, (100,), FULL)]

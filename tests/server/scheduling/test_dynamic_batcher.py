@@ -28,7 +28,7 @@ PATIENT = BatchPolicy(size_max=4, delay_ns=5 * MS, adapt_delay=False)
 
 
 def idle_batcher(policy: BatchPolicy) -> DynamicBatcher:
-    """Slot 0 is idle, nobody waits. (A batcher that was told of no slot is one whose slots are all busy.)"""
+    """Slot 0 is idle, no request waits. (A batcher that was told of no slot is one whose slots are all busy.)"""
     batcher = DynamicBatcher(policy)
     assert batcher.handle(SlotIdle(0), 0) == []
     return batcher
@@ -86,7 +86,7 @@ def test_a_request_is_not_split_and_not_overtaken_by_one_that_would_fit() -> Non
     assert batcher.handle(SlotIdle(0), 3) == [Run(0, (2, 3), FULL)]
 
 
-def test_a_request_larger_than_a_batch_holds_up_nobody() -> None:
+def test_a_request_larger_than_a_batch_holds_up_no_other() -> None:
     batcher = DynamicBatcher(PLAIN)
     submit_all(batcher, sizes(1, 9, 1), 1)
 

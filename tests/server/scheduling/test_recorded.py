@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from charonia.server.rate_limiter.resources import Arbiter, Limit, Member, Need, ResourcePool
+from charonia.server.rate_limiter.options import ResourceLimit
+from charonia.server.rate_limiter.resources import Arbiter, Member, Need, ResourcePool
 from charonia.server.rate_limiter.scheduler import LimitedScheduler
 from charonia.server.scheduling.api import (
     EMPTY_ROW,
@@ -18,14 +19,14 @@ from charonia.server.scheduling.api import (
     DropReason,
     Event,
     QueueLimits,
+    Reschedule,
     Run,
-    RunAgain,
     Scheduler,
     SlotGone,
     SlotIdle,
     Stop,
+    StopNewSequences,
     Submit,
-    TakeNoNew,
     Tick,
 )
 from charonia.server.scheduling.default import DefaultScheduler
@@ -51,7 +52,7 @@ def default() -> DefaultScheduler:
 
 def limited(make: Callable[[], DynamicBatcher | DefaultScheduler | Sequencer]) -> Scheduler:
     pool = ResourcePool("R", 0)
-    arbiter = Arbiter([Limit("R", 2, 0)])
+    arbiter = Arbiter([ResourceLimit("R", 2, 0)])
     members = [Member("m", "1", f"m_{i}", (Need(pool, 1),), 1) for i in range(SLOTS)]
     arbiter.join(members)
     inner = make()
@@ -106,11 +107,11 @@ def play(
                 del busy[slot]
                 event = SlotIdle(slot, slot)
             case "gone":
-                busy.setdefault(number % SLOTS, ())
+                busy[number % SLOTS] = ()  # what it ran has left the scheduler
                 event = SlotGone(number % SLOTS)
             case "again" if isinstance(part_of(0), SequenceMember):
                 running = [each for ids in busy.values() for each in ids if each != EMPTY_ROW]
-                event = RunAgain(running[number % len(running)]) if running else TakeNoNew()
+                event = Reschedule(running[number % len(running)]) if running else StopNewSequences()
             case "cancel":
                 event = Cancel(number % (submitted + 1))
             case "wake":
@@ -200,7 +201,7 @@ RUN = Run(0, (1,), CloseReason.FULL)
         (Faulty([], [RUN], [RUN]), [SlotIdle(0), Submit(1), Submit(2)], "slot 0 was handed a batch while it was not"),
         (Faulty([], [RUN], [RUN]), [SlotIdle(0), Submit(1), SlotIdle(0)], "request 1 left although it did not wait"),
         (Faulty([Drop(7, DropReason.TIMEOUT)]), [Tick()], "request 7 left although it did not wait"),
-        (Faulty([]), [Submit(1)], "lost or invented one of {1}"),
+        (Faulty([]), [Submit(1)], "has other requests than {1}"),
     ],
 )
 def test_a_scheduler_that_breaks_a_rule_is_found_out(scheduler: Faulty, events: list[Event], complaint: str) -> None:

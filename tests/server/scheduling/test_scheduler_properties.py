@@ -248,7 +248,7 @@ def check(
         assert scheduler.queued == len(model.waiting)
         assert scheduler.wake_at() == model.wake_ns()
         traffic.busy += [command.slot for command in commands if isinstance(command, Run)]
-    # Empty it: whoever is left runs, and then every id has left exactly once.
+    # Empty it: the remaining requests run, and then every id has left exactly once.
     for _ in range(len(model.waiting) + 1):
         ending: list[Event] = [Stop(), *(SlotIdle(slot) for slot in traffic.busy)]
         for event in ending:
@@ -319,6 +319,6 @@ def test_an_adapting_batcher_sends_the_same_requests_in_the_same_order_and_never
             assert len(batch) == 1 or sum(one.batch_size for one, _ in batch) <= 4
 
         assert batcher.queued == len(waiting)
-        if idle and waiting:  # nobody waits beside an idle slot for longer than the delay
+        if idle and waiting:  # no request waits longer than the delay while a slot is idle
             assert now_ns < min(arrived_ns for _, arrived_ns in waiting.values()) + delay_ns
             assert batcher.wake_at() == min(arrived_ns for _, arrived_ns in waiting.values()) + delay_ns

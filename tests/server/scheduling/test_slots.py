@@ -124,7 +124,7 @@ def test_one_execution_that_is_a_little_longer_changes_nothing_and_a_very_long_o
     assert capacity_rule([SHORT] * 60 + [LONG]).capacity == 1
 
 
-def test_a_limit_holds_whatever_is_measured_and_is_never_raised() -> None:
+def test_a_limit_holds_regardless_of_measurements_and_is_never_raised() -> None:
     rule = capacity_rule([SHORT] * 60)
     depths = []
     for limit in (3, 8, 1, 16):
@@ -136,7 +136,7 @@ def test_a_limit_holds_whatever_is_measured_and_is_never_raised() -> None:
 
 
 @given(st.lists(st.integers(0, 10 * SUPPLY_NS_MAX), max_size=200), st.integers(0, SHORT))
-def test_whatever_came_before_enough_short_executions_open_the_line(durations_ns: list[int], short_ns: int) -> None:
+def test_enough_short_executions_always_raise_the_capacity(durations_ns: list[int], short_ns: int) -> None:
     assert capacity_rule([*durations_ns, *[short_ns] * 100]).capacity == CAPACITY_MAX
     assert capacity_rule([*durations_ns, *[10 * SUPPLY_NS_MAX] * 100]).capacity == 1
 

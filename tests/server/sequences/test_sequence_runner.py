@@ -20,7 +20,7 @@ from charonia.server.execution.clock import now_ns
 from charonia.server.execution.executor import AsyncExecutor, BlockingExecutor
 from charonia.server.lifecycle.backends import Backends
 from charonia.server.lifecycle.loader import LoadedVersion
-from charonia.server.scheduling.api import TakeNoNew
+from charonia.server.scheduling.api import StopNewSequences
 from charonia.server.sequences.models import hand_over, make_sequence_runner, sequences_of
 from charonia.server.sequences.runner import SequenceRunner
 from charonia.server.sequences.tensors import initial_states
@@ -269,7 +269,7 @@ def test_the_reasons_of_refusals_have_their_codes() -> None:
         assert bench.code("late") is Code.UNAVAILABLE
         bench.send("none", 0, flags=SEQUENCE_START)
         assert bench.code("none") is Code.INVALID_ARG
-        bench.runner._handle(TakeNoNew(), now_ns())
+        bench.runner._handle(StopNewSequences(), now_ns())
         bench.send("new", 3, flags=SEQUENCE_START)
         assert bench.code("new") is Code.UNAVAILABLE
 

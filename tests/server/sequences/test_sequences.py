@@ -14,14 +14,14 @@ from charonia.server.scheduling.api import (
     Drop,
     DropReason,
     Event,
+    Reschedule,
     Run,
-    RunAgain,
-    ShareBy,
+    SetStateKey,
     SlotGone,
     SlotIdle,
     Stop,
+    StopNewSequences,
     Submit,
-    TakeNoNew,
     Tick,
 )
 from charonia.server.scheduling.recorded import RecordedScheduler
@@ -55,8 +55,8 @@ class Driver:
     ) -> list[Command]:
         """Submit a request; ids are 1, 2, 3 and so on."""
         self.next_id += 1
-        part = SequenceMember(key, start, end, shape)
-        return self.do(Submit(self.next_id, 1, part, timeout_us=timeout_us))
+        member = SequenceMember(key, start, end, shape)
+        return self.do(Submit(self.next_id, 1, member, timeout_us=timeout_us))
 
     def idle(self, slot: int = 0) -> list[Command]:
         return self.do(SlotIdle(slot))
@@ -379,7 +379,7 @@ def test_requests_of_other_shapes_wait_for_the_next_batch() -> None:
 def test_sequences_whose_states_differ_do_not_share_a_batch() -> None:
     driver = Driver(OLDEST)
     driver.send(7, start=True)
-    driver.do(ShareBy(driver.sequencer.place(1).sequence, (2, 3)))
+    driver.do(SetStateKey(driver.sequencer.place(1).sequence, (2, 3)))
     driver.send(8, start=True)
     driver.send(7)
 
@@ -416,7 +416,7 @@ def test_the_delay_ends_to_the_nanosecond() -> None:
     assert driver.do(Tick()) == [run(1, reason=CloseReason.DELAY)]
 
 
-def test_nobody_waits_for_the_delay_when_every_sequence_is_there() -> None:
+def test_no_request_waits_for_the_delay_when_every_sequence_has_one() -> None:
     policy = SequencePolicy(IDLE_NS, rows=4, size_max=4, keeps_rows=False, delay_ns=100)
     driver = Driver(policy)
 
@@ -443,7 +443,7 @@ def test_a_request_that_runs_again_goes_behind_those_that_are_ready() -> None:
     driver.send(7, start=True, end=True)
     driver.send(8, start=True, end=True)
     assert driver.sequencer.place(1).is_first
-    driver.do(RunAgain(1))
+    driver.do(Reschedule(1))
 
     assert driver.idle() == [run(2, reason=CloseReason.FULL)]
     assert driver.idle() == [run(1, reason=CloseReason.FULL)]
@@ -455,7 +455,7 @@ def test_a_request_that_runs_again_goes_behind_those_that_are_ready() -> None:
 def test_a_request_that_is_to_run_again_can_be_cancelled() -> None:
     driver = Driver(OLDEST)
     driver.send(7, start=True, end=True)
-    driver.do(RunAgain(1))
+    driver.do(Reschedule(1))
     driver.do(Cancel(1))
 
     assert driver.idle() == []
@@ -511,7 +511,7 @@ def test_while_no_new_ones_are_taken_sequences_go_on() -> None:
     driver = Driver(DIRECT)
     driver.send(7, start=True)
     driver.idle()
-    driver.do(TakeNoNew())
+    driver.do(StopNewSequences())
 
     assert driver.send(8, start=True) == [Drop(2, DropReason.STOPPING)]
     assert driver.send(7, end=True) == [run(3)]
@@ -527,10 +527,10 @@ def test_a_slot_that_is_gone_ends_what_ran_and_takes_nothing() -> None:
     assert driver.idle() == [run(2)]
 
 
-def test_a_request_without_its_part_is_a_fault_of_the_caller() -> None:
+def test_a_request_without_its_sequence_is_a_fault_of_the_caller() -> None:
     driver = Driver(OLDEST)
 
-    with pytest.raises(TypeError, match="SequencePart"):
+    with pytest.raises(TypeError, match="SequenceMember"):
         driver.do(Submit(1))
 
 
@@ -646,10 +646,10 @@ def test_random_traffic_breaks_no_promise_and_leaks_no_slot(data: st.DataObject)
             case "submit":
                 submitted += 1
                 key = data.draw(KEYS)
-                part = SequenceMember(key, data.draw(st.booleans()), data.draw(st.booleans()), data.draw(st.booleans()))
+                flags = [data.draw(st.booleans()) for _ in range(3)]
                 shadow.waiting[submitted] = key
                 shadow.order.setdefault(key, []).append(submitted)
-                event = Submit(submitted, 1, part, timeout_us=data.draw(st.sampled_from([0, 1])))
+                event = Submit(submitted, 1, SequenceMember(key, *flags), timeout_us=data.draw(st.sampled_from([0, 1])))
                 shadow.see(recorded.handle(event, now_ns), sequencer)
             case "finish" if busy:
                 finish(data.draw(st.sampled_from(busy)))
@@ -661,7 +661,7 @@ def test_random_traffic_breaks_no_promise_and_leaks_no_slot(data: st.DataObject)
             case "again" if busy:
                 slot = data.draw(st.sampled_from(busy))
                 chosen = data.draw(st.sampled_from(shadow.running[slot]))
-                shadow.see(recorded.handle(RunAgain(chosen), now_ns), sequencer)
+                shadow.see(recorded.handle(Reschedule(chosen), now_ns), sequencer)
                 shadow.finish(slot, {chosen})
                 shadow.see(recorded.handle(SlotIdle(slot), now_ns), sequencer)
             case _:

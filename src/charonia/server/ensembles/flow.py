@@ -1,20 +1,19 @@
 """The data flow of one ensemble request: which step runs when, and when there is a response. Pure.
 
-Values are opaque, and the caller runs the steps. A `graph.Plan` says what has to run; requests with the same inputs and
-the same wanted outputs share it. A `Flow` is the progress of one request through the plan.
+Values are opaque, and the caller runs the steps. A `graph.Plan` is shared by all requests with the same inputs and
+requested outputs; a `Flow` is the state of one request. Rules:
 
-Rules:
-
-1. A step runs once all the tensors it reads are there. Steps that no wanted output needs never run.
-2. A response of a decoupled step opens a *branch*: what follows from that response, and only from it. A step inside a
-   branch also sees the tensors of the branches around it, up to those of the request itself.
-3. A branch gives one response: when all wanted outputs are there. Responses leave in the order in which their branches
-   were opened. A response without tensors opens no branch.
-4. A limit bounds the open branches of a step in one request. Further responses of the step are held back, in order, and
-   open their branches as earlier ones close. No branch depends on a later one, so this cannot deadlock.
+1. A step runs when all tensors that it reads are there. Steps that no requested output needs never run.
+2. A response of a decoupled step opens a *branch*: the steps that follow from that response. A step inside a branch
+   also reads the tensors of the enclosing branches, up to those of the request itself.
+3. A branch gives one response, when all requested outputs are there. Responses are sent in the order in which their
+   branches were opened. A response without tensors opens no branch.
+4. With a limit, at most so many branches of one step are open at once in one request. Further responses of the step are
+   held back, in order, and open their branches as earlier ones close. A branch never depends on a later one, so this
+   cannot deadlock.
 5. A tensor may be absent: an optional input that was not given, or an output that a model left out. A step that reads
-   it through an optional input runs without it. A step that needs it cannot run, and what it would write is absent too.
-   A wanted output that is absent is an error.
+   it through an optional input runs without it. A step that needs it cannot run, and its outputs are absent too. A
+   requested output that is absent is an error.
 """
 
 from collections import deque
@@ -37,42 +36,42 @@ class StartStep(NamedTuple):
 
 
 class Respond(NamedTuple):
-    """All wanted outputs of this branch are there."""
+    """All requested outputs of this branch are there."""
 
     branch: "Branch[Any]"
 
 
 class Stuck(NamedTuple):
-    """A wanted output cannot be made: `step` left out `tensor`. Nothing follows."""
+    """A requested output cannot be computed: `step` left out `tensor`. The flow is over."""
 
     step: int
     tensor: str
 
 
 class Overflow(NamedTuple):
-    """`HELD_RESPONSES_MAX` responses of `step` are held back, and another came. Nothing follows."""
+    """More than `HELD_RESPONSES_MAX` responses of `step` would be held back. The flow is over."""
 
     step: int
 
 
 class Finish(NamedTuple):
-    """Every step is done and every response is out."""
+    """Every step is done and every response is sent."""
 
 
 Command = StartStep | Respond | Stuck | Overflow | Finish
 
 
 class _Absent:
-    """Stands for the value of a tensor that will not come."""
+    """The value of an absent tensor."""
 
 
 _ABSENT = _Absent()
 
 
 class Branch(Generic[V]):
-    """The tensors of a request, or of what follows from one response of a decoupled step.
+    """The tensors of a request, or of a branch of it.
 
-    It refers to the branches around it and they not to it: what is over is freed at once, without the collector.
+    A branch refers to the enclosing ones but not the reverse, so it is freed at once, without the garbage collector.
     """
 
     __slots__ = ("answered", "around", "awaited", "level", "open", "step", "values", "waits")
@@ -84,15 +83,15 @@ class Branch(Generic[V]):
         self.values: dict[str, V | _Absent] = {}
         self.waits = dict(level.waits)
         self.open = level.open
-        self.awaited: dict[str, list[tuple[Branch[V], int]]] | None = None  # who waits further inside, by tensor
+        self.awaited: dict[str, list[tuple[Branch[V], int]]] | None = None  # waiting steps in inner branches, by tensor
         self.answered = False
 
 
 class Flow(Generic[V]):
-    """One request on its way. Every method returns what is to be done next, in order.
+    """The state of one request. Every method returns the next commands, in order.
 
     Args:
-        plan: What is to be done.
+        plan: The plan.
         branches_max: Most branches of one step that are open at once, 0 for no limit.
     """
 
@@ -108,16 +107,16 @@ class Flow(Generic[V]):
         self._commands: list[Command] = []
         self._has_absent = False
         self._left_out = (SINK, "")
-        self._line: deque[Branch[V]] = deque()  # branches that will respond, in the order in which they were opened
+        self._line: deque[Branch[V]] = deque()  # open branches that will respond, in order
         self._held: dict[int, _Held[V]] = {}
         self._due: deque[tuple[Branch[V], int, Mapping[str, V]]] = deque()  # held responses whose turn has come
         self._blocked: list[tuple[Branch[V], int]] = []  # steps that cannot run
         self._is_over = False
 
     def start(self, values: Mapping[str, V]) -> list[Command]:
-        """Begin with the inputs of the request."""
+        """Start with the inputs of the request."""
         root = self._root
-        root.open += 1  # so that it cannot close before all is begun
+        root.open += 1  # it must not close before everything has started
         for step in root.level.ready:
             self._ready(root, step)
         for tensor in self._plan.inputs:
@@ -192,7 +191,7 @@ class Flow(Generic[V]):
     def _open(self, around: Branch[V], step: int, values: Mapping[str, V]) -> None:
         level = self._plan.levels[step]
         branch: Branch[V] = Branch(level, step, (*around.around, around))
-        branch.open += 1  # so that it cannot close before all is begun
+        branch.open += 1  # it must not close before everything has started
         if self._plan.sink == step:
             self._line.append(branch)
         for depth, tensor, reader in level.outer:
@@ -207,7 +206,7 @@ class Flow(Generic[V]):
         self._closed_one(branch)
 
     def _settle(self, branch: Branch[V], tensor: str, value: V | _Absent) -> None:
-        """A tensor has come, or will not come."""
+        """A tensor is there, or absent."""
         branch.values[tensor] = value
         for step in branch.level.readers.get(tensor, ()):
             self._count(branch, step)
@@ -216,7 +215,7 @@ class Flow(Generic[V]):
                 self._count(inner, step)
 
     def _count(self, branch: Branch[V], step: int) -> None:
-        """A step has one tensor fewer to wait for."""
+        """A step waits for one tensor fewer."""
         left = branch.waits[step] = branch.waits[step] - 1
         if not left:
             self._ready(branch, step)
@@ -251,7 +250,7 @@ class Flow(Generic[V]):
             self._closed_one(branch)
 
     def _closed_one(self, branch: Branch[V]) -> None:
-        """One thing fewer is open in a branch: a step, its response, or a branch inside it."""
+        """A step of a branch, its response or an inner branch is done."""
         branch.open -= 1
         while not branch.open and not self._is_over:
             step = branch.step

@@ -1,7 +1,7 @@
-"""The graph of an ensemble, and what of it has to run for one request. Pure.
+"""The graph of an ensemble, and the part of it that runs for a request. Pure.
 
-`EnsembleGraph` is made once for an ensemble, `EnsembleGraph.plan` once for each combination of inputs given and outputs
-wanted. How a request goes through a plan is in `ensembles.flow`.
+`EnsembleGraph` is made once for an ensemble, and a `Plan` once for each combination of given inputs and requested
+outputs. `ensembles.flow` executes a plan.
 """
 
 from collections import deque
@@ -11,21 +11,21 @@ from dataclasses import dataclass
 from charonia.core.errors import ServingError, invalid
 
 Origin = tuple[int, ...]
-"""The decoupled steps that a tensor has behind it, outermost first."""
+"""The decoupled steps on which a tensor depends, outermost first."""
 
 SINK = -1
-"""Stands among the steps for the response."""
+"""Number of the response among the steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class FlowStep:
-    """A step as the flow sees it.
+    """A step of the graph.
 
     Attributes:
-        needs: Tensors that it cannot run without.
-        takes: Tensors that it reads where they are there (optional inputs).
+        needs: Tensors that it requires.
+        takes: Tensors that it reads if they are there (optional inputs).
         gives: Tensors that it writes.
-        is_decoupled: Whether a request to it has any number of responses.
+        is_decoupled: Whether its model is decoupled.
     """
 
     needs: tuple[str, ...]
@@ -40,9 +40,9 @@ class Level:
     Attributes:
         waits: Number of tensors that each step waits for.
         readers: Steps by tensor, for tensors that are written in this level.
-        outer: Tensors from around the branch: (depth of their level, tensor, step that reads it).
-        ready: Steps that wait for nothing.
-        open: Number of steps, the response counted as one.
+        outer: Tensors of enclosing branches: (depth of their level, tensor, step that reads it).
+        ready: Steps that wait for no tensor.
+        open: Number of steps, including the response.
     """
 
     __slots__ = ("open", "outer", "readers", "ready", "waits")
@@ -70,12 +70,12 @@ class Level:
 
 
 class Origins:
-    """The decoupled steps behind steps and tensors.
+    """The decoupled steps on which steps and tensors depend.
 
     Attributes:
-        of_step: Those behind each step.
-        of_tensor: Those behind each tensor.
-        conflicts: Steps that read tensors of different decoupled steps, which do not belong together.
+        of_step: Those of each step.
+        of_tensor: Those of each tensor.
+        conflicts: Steps that read tensors of unrelated decoupled steps.
     """
 
     def __init__(self, inputs: Iterable[str]) -> None:
@@ -84,7 +84,7 @@ class Origins:
         self.conflicts: list[int] = []
 
     def add(self, index: int, step: FlowStep, reads: Iterable[str]) -> None:
-        """Add a step; those that it reads from have been added."""
+        """Add a step after all steps from which it reads."""
         origin = _deepest([self.of_tensor[tensor] for tensor in reads])
         if origin is None:
             self.conflicts.append(index)
@@ -94,15 +94,15 @@ class Origins:
 
 
 class Plan:
-    """What is to be done for requests that give the same inputs and want the same outputs.
+    """The part of a graph that runs for requests with the same inputs and requested outputs.
 
     Attributes:
         steps: Steps that run, ascending.
-        wanted: The outputs.
-        inputs: Inputs of the ensemble that somebody reads.
-        reads: Tensors that each of the steps reads; those that are absent from the start are left out.
-        gives: Tensors that each of the steps writes and somebody reads.
-        depth_of: How many decoupled steps each tensor has behind it.
+        wanted: The requested outputs.
+        inputs: Inputs of the ensemble that are read.
+        reads: Tensors that each of the steps reads, except those that are absent from the start.
+        gives: Tensors that each of the steps writes and that are read.
+        depth_of: On how many decoupled steps each tensor depends.
         is_decoupled: Whether there may be any number of responses.
     """
 
@@ -155,9 +155,9 @@ class EnsembleGraph:
         steps: Its steps. Every tensor is written once, inputs included.
 
     Attributes:
-        order: The steps that can run, each after those that it reads from.
-        origins: The decoupled steps behind each.
-        cyclic: Steps that can never run: they read, directly or not, what they write, or what nobody writes.
+        order: The steps that can run, in topological order.
+        origins: The decoupled steps on which they depend.
+        cyclic: Steps that can never run: they are part of or depend on a cycle, or on a tensor that no step writes.
     """
 
     def __init__(self, inputs: Sequence[str], steps: Sequence[FlowStep]) -> None:
@@ -171,14 +171,14 @@ class EnsembleGraph:
         self.cyclic = tuple(sorted(set(range(len(steps))) - set(self.order)))
 
     def plan(self, given: Collection[str], wanted: Sequence[str]) -> Plan:
-        """Return what is to be done.
+        """Return the plan for a request.
 
         Args:
-            given: Inputs that the request has.
-            wanted: Outputs that it asks for.
+            given: Inputs of the request.
+            wanted: Requested outputs.
 
         Raises:
-            ServingError: INVALID_ARG when an output cannot be made from these inputs, or not together with the others.
+            ServingError: INVALID_ARG: an output cannot be computed from these inputs, or not together with the others.
         """
         absent = set(self.inputs) - set(given)
         reads: dict[int, tuple[str, ...]] = {}
@@ -231,7 +231,7 @@ class EnsembleGraph:
 
 
 def _deepest(origins: Sequence[Origin]) -> Origin | None:
-    """Return the longest of the origins, None unless all others are beginnings of it."""
+    """Return the longest of the origins, None unless all others are prefixes of it."""
     deepest = max(origins, key=len, default=())
     return deepest if all(deepest[: len(origin)] == origin for origin in origins) else None
 

@@ -1,4 +1,4 @@
-"""How the tensors of an ensemble go through its steps: prepared once, read by every request."""
+"""The plan of an ensemble: the routes of tensors through its steps, prepared once and shared by all requests."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -12,14 +12,14 @@ from charonia.server.ensembles.configuration import composed, scheduling_of
 from charonia.server.ensembles.graph import EnsembleGraph, FlowStep, Plan
 
 ROUTES_MAX = 256
-"""Most routes that are kept: one for each combination of inputs given and outputs wanted that requests came with."""
+"""Most cached routes: one for each combination of given inputs and requested outputs."""
 
 Labels = Mapping[str, tuple[str, ...]]
 """Class labels by output."""
 
 
 class Fit(NamedTuple):
-    """How a tensor is passed on to a model that has a batch dimension where its source has none, or the reverse.
+    """Adapts a tensor to a model with a batch dimension if its source has none, or the reverse.
 
     Attributes:
         batches: Whether the model has a batch dimension.
@@ -30,7 +30,7 @@ class Fit(NamedTuple):
     dims: tuple[int, ...]
 
     def apply(self, array: Array) -> Array:
-        """Return a view with a batch dimension of 1 more or less, or the array itself where that does not fit."""
+        """Return a view with a batch dimension of 1 added or removed, or the array itself if that does not fit."""
         shape, dims = array.shape, self.dims
         if self.batches:
             if len(shape) == len(dims) and all(d in (WILDCARD, s) for d, s in zip(dims, shape, strict=True)):
@@ -47,7 +47,7 @@ class Link(NamedTuple):
     Attributes:
         name: Its name.
         tensor: The ensemble tensor.
-        fit: None where the tensor is passed on as it is.
+        fit: None if the tensor is passed unchanged.
     """
 
     name: str
@@ -56,15 +56,15 @@ class Link(NamedTuple):
 
 
 class StepRoute(NamedTuple):
-    """A step as it runs for certain requests.
+    """A step on a route.
 
     Attributes:
         model_name: Key of its model.
-        model_version: Version as text, "" for the highest that is ready.
-        inputs: What the model is given.
-        outputs: What it is asked for; empty for all it has.
+        model_version: Version as text, "" for the highest ready one.
+        inputs: Inputs of the model.
+        outputs: Requested outputs; empty for all.
         gives: Ensemble tensor by output of the model, for those that are needed.
-        is_decoupled: Whether it has any number of responses.
+        is_decoupled: Whether its model is decoupled.
     """
 
     model_name: str
@@ -76,7 +76,7 @@ class StepRoute(NamedTuple):
 
 
 class TensorRoute(NamedTuple):
-    """What requests that give the same inputs and want the same outputs go through.
+    """The route of requests with the same inputs and requested outputs.
 
     Attributes:
         plan: Which steps run, and when.
@@ -90,7 +90,7 @@ class TensorRoute(NamedTuple):
 
 
 class EnsemblePlan:
-    """An ensemble and the models of its steps, as they are loaded now.
+    """An ensemble with the models of its steps as they are loaded now.
 
     Args:
         config: The ensemble's configuration.
@@ -98,11 +98,11 @@ class EnsemblePlan:
         labels: Class labels of the ensemble's outputs.
 
     Attributes:
-        config: The configuration, with what follows from the steps.
+        config: The configuration, completed from the steps.
         labels: Class labels of its outputs.
         batches: Whether it has a batch dimension.
         graph: The steps and the tensors between them.
-        branches_max: Most responses of a decoupled step that are worked on at once in a request, 0 for no limit.
+        branches_max: Most responses of a decoupled step that are processed at once in a request, 0 for no limit.
     """
 
     def __init__(self, config: ModelConfig, models: Sequence[ModelConfig], labels: Labels) -> None:
@@ -123,10 +123,10 @@ class EnsemblePlan:
         self._usual: TensorRoute | None = None
 
     def route(self, request: InferRequest) -> TensorRoute:
-        """Return what a request goes through.
+        """Return the route of a request.
 
         Raises:
-            ServingError: INVALID_ARG when an output cannot be made from the inputs, or not together with the others.
+            ServingError: INVALID_ARG: an output cannot be computed from the inputs, or not together with the others.
         """
         is_usual = not request.outputs and len(request.inputs) == self._input_count
         if is_usual and self._usual is not None:

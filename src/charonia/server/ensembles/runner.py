@@ -1,12 +1,12 @@
-"""Runs one loaded version of an ensemble: requests in, a request to the engine for each step, outcomes out.
+"""Runs one loaded version of an ensemble: each step is a request to the engine.
 
 Invariants:
 
 1. Every request gets exactly one final reply, from `EnsembleCall._end`.
-2. A step is a request like any other: it has its model's scheduler, batches, limits and statistics. Its tensors are
-   passed on by reference; a batch dimension that one model has and the next has not is a view.
-3. The first step that fails ends the request; steps that still run are cancelled. So does a caller who leaves.
-4. A request goes on with the wiring it started with; a new one takes effect for new requests.
+2. A step is a request like any other: its model's scheduler, batches, limits and statistics apply. Its tensors are
+   passed by reference; a batch dimension is added or removed as a view.
+3. The first step that fails ends the request and cancels the other steps; so does a cancelled request.
+4. A request keeps the plan it started with; a new plan applies to new requests.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ Sequence = tuple[int | str, int]
 
 
 class _SequenceTensor(Tensor):
-    """A tensor of a step whose response set the sequence of the steps that follow."""
+    """A tensor of a response that set the sequence of the steps that follow."""
 
     __slots__ = ("sequence",)
 
@@ -79,7 +79,7 @@ class StepCall:
         self.record: ExecutionRecord | None = None
 
     def reply(self, outcome: Outcome, final: bool) -> None:
-        """The engine reports an outcome of the step."""
+        """Take in an outcome of the step."""
         self.call.arrived(self, outcome, final)
 
 
@@ -88,17 +88,17 @@ class EnsembleCall:
 
     __slots__ = (
         *("_compute_ns", "_flow", "_frame", "_inbox", "_is_busy", "_is_done", "_queue_ns", "_reply", "_route"),
-        *("_running", "_runner", "_sent", "_since_ns", "_unsent", "_wiring", "arrival_ns", "batch_size", "request"),
+        *("_running", "_runner", "_sent", "_since_ns", "_unsent", "_plan", "arrival_ns", "batch_size", "request"),
     )
 
     def __init__(
-        self, runner: "EnsembleRunner", wiring: EnsemblePlan, request: InferRequest, reply: Reply, arrival_ns: int
+        self, runner: "EnsembleRunner", plan: EnsemblePlan, request: InferRequest, reply: Reply, arrival_ns: int
     ) -> None:
         self.request = request
         self.arrival_ns = arrival_ns
         self.batch_size = 1
         self._runner = runner
-        self._wiring = wiring
+        self._plan = plan
         self._reply = reply
         self._queue_ns = 0
         self._compute_ns = 0
@@ -111,11 +111,11 @@ class EnsembleCall:
         self._since_ns = arrival_ns
 
     def start(self, route: TensorRoute) -> None:
-        """Begin with the steps."""
+        """Start the first steps."""
         request = self.request
         self._route = route
-        self._frame = CallFrame(self._wiring.config.name, self._runner.version, "", request.caller)
-        self._flow: Flow[Tensor] = Flow(route.plan, self._wiring.branches_max)
+        self._frame = CallFrame(self._plan.config.name, self._runner.version, "", request.caller)
+        self._flow: Flow[Tensor] = Flow(route.plan, self._plan.branches_max)
         self._work(self._flow.start(request.inputs))
 
     def cancel(self) -> None:
@@ -123,22 +123,22 @@ class EnsembleCall:
         self.fail(ServingError(Code.CANCELLED, "the request was cancelled"), FailureReason.CANCELED)
 
     def fail(self, error: ServingError, reason: FailureReason) -> None:
-        """Answer with an error, unless the request is over, and stop what runs."""
+        """Answer with an error, unless the request is over, and cancel running steps."""
         if not self._is_done:
             self._runner.metrics.failed(reason, now_ns() - self.arrival_ns)
             self._end(error)
 
     def arrived(self, step: StepCall, outcome: Outcome, final: bool) -> None:
-        """A step reports an outcome."""
+        """A step has an outcome."""
         if self._is_done:
             return
-        # A step that runs in place answers while it is being started. One after the other, not inside each other.
+        # A step that runs in place responds while it is being started; the inbox prevents recursion.
         self._inbox.append((step, outcome, final))
         if not self._is_busy:
             self._work([])
 
     def _work(self, commands: list[Command]) -> None:
-        """Carry out commands, and what follows from steps that answer meanwhile."""
+        """Carry out commands, and those that follow from steps that respond meanwhile."""
         self._is_busy = True
         try:
             while True:
@@ -149,7 +149,7 @@ class EnsembleCall:
                 if self._is_done or not self._inbox:
                     return
                 commands = self._take(*self._inbox.popleft())
-        except ServingError as error:  # a response that cannot be made as it is wanted
+        except ServingError as error:  # a response that cannot be made as requested
             self.fail(with_request_id(error, self.request), FailureReason.OTHER)
         except Exception:
             _log.exception("a request of ensemble '%s' failed", self.request.model_name)
@@ -223,13 +223,13 @@ class EnsembleCall:
             ),
             step.reply,
         )
-        if self._is_done:  # the caller left while the step was being started
+        if self._is_done:  # cancelled while the step was being started
             ticket.cancel()
         else:
             step.ticket = ticket
 
     def _take(self, step: StepCall, outcome: Outcome, final: bool) -> list[Command]:
-        """Take in an outcome of a step and return what follows."""
+        """Take in an outcome of a step and return the commands that follow."""
         if isinstance(outcome, ServingError):
             self._fail_step(step.route, outcome)
             return []
@@ -245,7 +245,7 @@ class EnsembleCall:
                 values = self._with_sequence(values, outcome.parameters, step)
         if final:
             self._running.discard(step)
-            step.ticket = None  # it refers to this step's reply: what is over is freed without the collector
+            step.ticket = None  # breaks a reference cycle: finished steps are freed without the garbage collector
             if step.record is not None:
                 self._queue_ns += step.record.queue_ns
                 self._compute_ns += step.record.compute_ns
@@ -254,7 +254,7 @@ class EnsembleCall:
     def _with_sequence(
         self, values: dict[str, Tensor], parameters: dict[str, ParameterValue], step: StepCall
     ) -> dict[str, Tensor]:
-        """Let the sequence that a response sets go with its tensors."""
+        """Attach the sequence that a response sets to its tensors."""
         correlation_id, flags = step.sequence or (self.request.correlation_id, self.request.flags)
         sequence_id = parameters.get("sequence_id", correlation_id)
         if isinstance(sequence_id, int | str):
@@ -280,15 +280,15 @@ class EnsembleCall:
                 outputs.append(Tensor(name, value.datatype, value.array if fit is None else fit.apply(value.array)))
         for index, wanted in enumerate(request.outputs):
             if wanted.classification:
-                labels = self._wiring.labels.get(wanted.name, ())
-                outputs[index] = classify(outputs[index], wanted.classification, labels, batched=self._wiring.batches)
+                labels = self._plan.labels.get(wanted.name, ())
+                outputs[index] = classify(outputs[index], wanted.classification, labels, batched=self._plan.batches)
         record = ExecutionRecord("", self.batch_size, self._queue_ns, self._compute_ns)
-        return InferResponse(self._wiring.config.name, self._runner.version, request.id, outputs, None, record)
+        return InferResponse(self._plan.config.name, self._runner.version, request.id, outputs, None, record)
 
     def _fail_step(self, route: StepRoute, error: ServingError) -> None:
         request = self.request
         message = error.message.removeprefix(f"[request id: {request.id or '<id_unknown>'}] ")
-        text = f"in ensemble '{self._wiring.config.name}', step '{name_of(route.model_name)}': {message}"
+        text = f"in ensemble '{self._plan.config.name}', step '{name_of(route.model_name)}': {message}"
         self.fail(ServingError(error.code, text, hint=error.hint), FailureReason.OTHER)
 
     def _end(self, outcome: Outcome) -> None:
@@ -305,11 +305,11 @@ class EnsembleCall:
         self._deliver(outcome, True)
 
     def _deliver(self, outcome: Outcome, final: bool) -> None:
-        if self._wiring.config.is_decoupled:
+        if self._plan.config.is_decoupled:
             self._count(outcome)
         try:
             self._reply(outcome, final)
-        except Exception:  # a front end's own fault must not reach the step that has just answered
+        except Exception:  # a fault of a front end must not affect the step that has just responded
             _log.exception("the reply to request %r of ensemble %s failed", self.request.id, self.request.model_name)
 
     def _count(self, outcome: Outcome) -> None:
@@ -332,51 +332,51 @@ class EnsembleRunner:
 
     Args:
         version: The version, as text.
-        wiring: Its steps.
-        infer: What runs a step.
+        plan: Its steps.
+        infer: Runs a step.
 
     Attributes:
         config: The complete configuration.
         version: The version, as text.
-        metrics: Its statistics.
-        infer: What runs a step.
+        metrics: Its metrics.
+        infer: Runs a step.
     """
 
-    def __init__(self, version: str, wiring: EnsemblePlan, infer: Infer) -> None:
+    def __init__(self, version: str, plan: EnsemblePlan, infer: Infer) -> None:
         self.version = version
         self.infer = infer
-        self.metrics = ModelMetrics(wiring.config.name, version, chosen_buckets(wiring.config))
+        self.metrics = ModelMetrics(plan.config.name, version, chosen_buckets(plan.config))
         self._calls: set[EnsembleCall] = set()
         self._is_stopping = False
         self._idle: asyncio.Event | None = None
-        self.rewire(wiring)
+        self.replace_plan(plan)
 
-    def rewire(self, wiring: EnsemblePlan) -> None:
-        """Use another wiring for requests from now on: the models of the steps have changed."""
-        self.config: ModelConfig = wiring.config
-        self._wiring = wiring
-        self._admission = Admission(wiring.config)
+    def replace_plan(self, plan: EnsemblePlan) -> None:
+        """Use another plan for new requests: the models of the steps have changed."""
+        self.config: ModelConfig = plan.config
+        self._plan = plan
+        self._admission = Admission(plan.config)
 
     @property
     def pending(self) -> None:
-        """None: what waits, waits for the models of the steps, and is counted there."""
+        """None: requests wait for the models of the steps, and are counted there."""
 
     @property
     def in_flight(self) -> int:
-        """Number of requests under way."""
+        """Number of requests in flight."""
         return len(self._calls)
 
     def submit(self, request: InferRequest, reply: Reply) -> EnsembleCall:
         """Take in a request; every outcome goes to `reply`."""
         if request.trace is not None:
             reply = begin(request.trace, request, reply, (self.config.name, self.version))
-        call = EnsembleCall(self, self._wiring, request, reply, now_ns())
+        call = EnsembleCall(self, self._plan, request, reply, now_ns())
         try:
             if self._is_stopping:
                 raise unavailable(f"ensemble '{self.config.name}' has stopped accepting new requests: it is unloaded")
             call.batch_size, _ = self._admission.check(request)
             try:
-                route = self._wiring.route(request)
+                route = self._plan.route(request)
             except ServingError as error:
                 raise with_request_id(error, request) from error
         except ServingError as error:
@@ -387,7 +387,7 @@ class EnsembleRunner:
         return call
 
     def succeeded(self, call: EnsembleCall, queue_ns: int, compute_ns: int) -> None:
-        """Count a request whose last response is about to leave."""
+        """Count a request whose final response is about to be sent."""
         now = now_ns()
         self.metrics.composed(
             duration_ns=now - call.arrival_ns,
@@ -412,9 +412,9 @@ class EnsembleRunner:
             await self._idle.wait()
 
     async def aclose(self) -> None:
-        """Give back nothing: the steps are other models."""
+        """Do nothing: the steps belong to other models."""
 
     def abandon(self, error: ServingError) -> None:
-        """Answer everything in flight with `error`: the shutdown's time is up."""
+        """Answer all requests in flight with `error`: the time limit of the shutdown has passed."""
         for call in list(self._calls):
             call.fail(error, FailureReason.OTHER)

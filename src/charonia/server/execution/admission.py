@@ -11,7 +11,7 @@ from charonia.server.ragged.configuration import padding_plan
 
 
 class _InputSpec:
-    """An input's configuration in the form in which requests are compared with it."""
+    """An input's configuration, prepared for checks of requests."""
 
     __slots__ = ("datatype", "dims", "is_fixed", "is_free", "name", "optional")
 
@@ -27,13 +27,13 @@ class _InputSpec:
 
 
 class RequestCheck(Protocol):
-    """What a request has to pass."""
+    """Checks requests."""
 
     def check(self, request: InferRequest) -> tuple[int, Hashable]:
-        """Return the request's batch size, and what the scheduler has to know of it.
+        """Return the request's batch size and its shape key for the scheduler.
 
         Raises:
-            ServingError: The request is refused; the message starts with its id.
+            ServingError: The request is invalid; the message starts with its id.
         """
         ...
 
@@ -172,5 +172,5 @@ def _refuse(request: InferRequest, message: str, *, hint: str = "") -> NoReturn:
 
 
 def with_request_id(error: ServingError, request: InferRequest) -> ServingError:
-    """Return the error with the request's id in front of its message, as clients look for it."""
+    """Return the error with the request's id at the start of its message, where clients expect it."""
     return ServingError(error.code, f"[request id: {request.id or '<id_unknown>'}] {error.message}", hint=error.hint)

@@ -1,9 +1,9 @@
-"""Staying awake between the requests of a lone caller.
+"""Busy polling between the requests of a single closed-loop client.
 
-Where one caller asks one short request after the other, the server would go to sleep and be woken for each of them, and
-that costs more than a short model computes: the processor has to leave its idle state, and its caches are cold. So the
-event loop, and the workers of Python models, look for the next message again and again for a short while. With several
-callers at once there is always something to do, and nobody polls.
+When one client sends one short request after the other, the server would sleep and wake up for each of them. That costs
+more than a short execution: the core has to leave its idle state, and its caches are cold. So the event loop and the
+workers of Python models poll for the next message for a short while. With several clients at once there is always work,
+and no polling.
 """
 
 import asyncio
@@ -12,17 +12,17 @@ import os
 from charonia.server.execution.clock import now_ns
 
 ALONE_MIN = 32
-"""Requests in a row of a lone caller, each soon after the one before, after which polling begins."""
+"""Requests in a row of a single client, in quick succession, after which polling starts."""
 
 
 class LoneCallerRule:
-    """Decides from the times of requests whether it pays to stay awake for the next one. Pure.
+    """Decides from the times of requests whether to poll for the next one. Pure.
 
     Args:
-        limit_ns: Longest time between two requests up to which it does, 0 for never.
+        limit_ns: Longest interval between two requests for which polling pays, 0 for never.
 
     Attributes:
-        is_open: Whether it does.
+        is_open: Whether to poll.
     """
 
     __slots__ = ("_in_a_row", "_last_ns", "is_open", "limit_ns")
@@ -34,7 +34,7 @@ class LoneCallerRule:
         self._last_ns = 0
 
     def submitted(self, now_ns: int, *, is_alone: bool) -> None:
-        """A request has come; `is_alone` when no other is in flight."""
+        """A request arrived; `is_alone` if no other is in flight."""
         if is_alone and now_ns - self._last_ns <= self.limit_ns:
             self._in_a_row += 1
             self.is_open = self._in_a_row >= ALONE_MIN
@@ -44,12 +44,12 @@ class LoneCallerRule:
         self._last_ns = now_ns
 
     def until_ns(self) -> int:
-        """Return until when to stay awake."""
+        """Return until when to poll."""
         return self._last_ns + self.limit_ns
 
 
 class BusyPoll:
-    """Keeps the event loop from sleeping while its rule says so.
+    """Keeps the event loop awake while the rule says so.
 
     Args:
         loop: The event loop.
@@ -67,11 +67,11 @@ class BusyPoll:
 
     @property
     def worker_ns(self) -> int:
-        """How long a worker process is to stay awake for the next batch after its answer, 0 for not at all."""
+        """How long a worker process polls for the next batch after its response, 0 for not at all."""
         return self._rule.limit_ns if self._rule.is_open else 0
 
     def submitted(self, now_ns: int) -> None:
-        """A request has come from outside; exactly one `answered` follows."""
+        """A client's request arrived; exactly one `answered` follows."""
         rule = self._rule
         rule.submitted(now_ns, is_alone=self._in_flight == 0)
         self._in_flight += 1
@@ -79,15 +79,15 @@ class BusyPoll:
             self._begin()
 
     def answered(self) -> None:
-        """A request has its last answer."""
+        """A request has its final response."""
         self._in_flight -= 1
 
     def thread_runs(self) -> None:
-        """A thread of this process has begun to compute: it needs the interpreter, which a polling loop would keep."""
+        """A thread of this process has begun to compute: it needs the GIL, which a polling loop would hold."""
         self._threads += 1
 
     def thread_done(self) -> None:
-        """It has finished."""
+        """The thread has finished."""
         self._threads -= 1
         if self._rule.is_open and not self._is_polling:
             self._begin()
@@ -97,10 +97,10 @@ class BusyPoll:
         self._loop.call_soon(self._poll)
 
     def _poll(self) -> None:
-        """One round: what is scheduled now makes the loop look for events without waiting for them."""
+        """Poll once: a scheduled callback makes the loop check for events without blocking."""
         rule = self._rule
         if rule.is_open and not self._threads and now_ns() < rule.until_ns():
-            os.sched_yield()  # whoever else wants this core gets it
+            os.sched_yield()  # let another process use this core
             self._loop.call_soon(self._poll)
         else:
             self._is_polling = False

@@ -1,4 +1,4 @@
-"""The engine's view of time, and a timer that is exact to the microsecond where the system allows it."""
+"""The engine's clock, and a timer with microsecond resolution where the system has one."""
 
 import asyncio
 import ctypes
@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 now_ns: Callable[[], int] = time.monotonic_ns
-"""Monotonic time in ns; everything in the engine that measures or waits uses this one clock."""
+"""Monotonic time in ns; all of the engine uses this clock."""
 
 _CLOCK_MONOTONIC = 1
 _TFD_NONBLOCK_CLOEXEC = 0o4000 | 0o2000000
@@ -21,8 +21,8 @@ _SECOND_NS = 1_000_000_000
 class WakeTimer:
     """Calls back once at a monotonic time; setting it again replaces the time.
 
-    Event loops time in milliseconds, which turns a queue delay of 100 us into one of 1000. On Linux this is a timerfd
-    that the loop watches; elsewhere the loop's own timer.
+    Timers of event loops have a resolution of a millisecond, which would turn a queue delay of 100 us into one of 1000.
+    On Linux this is a timerfd that the loop watches; elsewhere the loop's own timer.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
@@ -37,7 +37,7 @@ class WakeTimer:
                 loop.add_reader(self._fd, self._expired)
 
     def set(self, at_ns: int | None) -> None:
-        """Call back at `at_ns` (at once where that has passed), or not at all when None."""
+        """Call back at `at_ns` (at once if that has passed), or not at all if None."""
         if self._fd >= 0:
             # A zero time would disarm the timer, and monotonic time 0 is always in the past.
             at = 0 if at_ns is None else max(at_ns, 1)
@@ -63,6 +63,6 @@ class WakeTimer:
     def _expired(self) -> None:
         try:
             os.read(self._fd, 8)
-        except BlockingIOError:  # set anew between the wake-up and this call
+        except BlockingIOError:  # the timer was set again between the wake-up and this call
             return
         self._callback()

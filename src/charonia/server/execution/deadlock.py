@@ -1,16 +1,16 @@
 """Detects deadlocks between models that make requests of one another.
 
-A model that makes a request holds its own instance until it has the answer. When every instance of a model waits, by
-whatever detours, for requests that wait for an instance of this model, nothing moves any more. `DeadlockDetector`
-refuses the request that would close such a circle, which lets the others go on.
+A model that makes a request holds its own instance until it has the response. If every instance of a model waits,
+directly or through other models, for requests that wait for an instance of this model, there is a deadlock.
+`DeadlockDetector` rejects the request that would close such a cycle, so that the others can go on.
 
-It is told that a batch has begun to make requests (`occupy`) and is over (`vacate`), that a request of a model was
-submitted (`submit`), has got an instance (`run`), has left it without its last response (`leave`) and is over (`end`).
-It holds neither batches that make no requests, nor requests of clients.
+Its events: a batch begins to make requests (`occupy`) and is over (`vacate`); a request of a model is submitted
+(`submit`), sent to an instance (`run`), left open by its batch (`leave`) and over (`end`). Batches without requests and
+requests of clients are not in the graph.
 
 A request can be answered if an instance that could run it, or the one that runs it, can finish; an instance can finish
-if all requests that its batch has made can be answered. Before each `submit` that holds for all of them, so only the
-new request needs to be looked at. Pure.
+if all requests of its batch can be answered. Before each `submit` this is true of the whole graph, so only the new
+request needs to be checked. Pure.
 """
 
 from charonia.core.caller import CallFrame
@@ -24,8 +24,8 @@ class InstancePool:
     Attributes:
         model: Name of the model.
         size: Number of instances.
-        resources: What they hold while they run, None where that is nothing.
-        busy: The batch that makes requests on an instance, by number of the instance; other instances are not in here.
+        resources: The claim of the instances to resources, None if there is none.
+        busy: The calling batch of each instance that runs one, by number of the instance.
     """
 
     __slots__ = ("busy", "model", "resources", "size")
@@ -36,13 +36,13 @@ class InstancePool:
         self.resources = resources
         self.busy: dict[int, CallingBatch] = {}
 
-    def is_closed(self, stuck: "set[CallingBatch]") -> bool:
-        """Whether none of the instances can take a request while these batches do not finish."""
+    def is_blocked_by(self, stuck: "set[CallingBatch]") -> bool:
+        """Whether no instance can take a request unless one of these batches finishes."""
         if self.resources is None:
             return len(self.busy) == self.size and all(caller in stuck for caller in self.busy.values())
         holders = [(c.pool.resources, c.instance) for c in stuck if c.pool.resources is not None]
         return all(
-            self.busy.get(instance) in stuck or self.resources.is_out_of_reach(instance, holders)
+            self.busy.get(instance) in stuck or self.resources.is_blocked_by(instance, holders)
             for instance in range(self.size)
         )
 
@@ -53,7 +53,7 @@ class CallingBatch:
     Attributes:
         pool: The instances of its model.
         instance: Number of the one that it occupies.
-        requests: Its requests that are not answered.
+        requests: Its requests that are not answered yet.
     """
 
     __slots__ = ("instance", "pool", "requests")
@@ -68,10 +68,10 @@ class WaitingRequest:
     """A request that a model made.
 
     Attributes:
-        pool: The instances of the model that it is for.
-        instance: Number of the instance that has it, -1 while it waits for one.
-        has_left: Whether it has left its instance open: its answer depends on no instance any more.
-        waiter: The batch that waits for it, None where that is over or occupies nothing.
+        pool: The instances of its model.
+        instance: Number of its instance, -1 while it waits for one.
+        has_left: Whether its batch left it open: its response no longer depends on an instance.
+        waiter: The batch that waits for it, None if that is over or occupies no instance.
     """
 
     __slots__ = ("has_left", "instance", "pool", "waiter")
@@ -84,7 +84,7 @@ class WaitingRequest:
 
 
 class DeadlockDetector:
-    """Knows which batches wait for which requests, in the whole server."""
+    """Keeps the wait-for graph of batches and requests in the whole server."""
 
     def __init__(self) -> None:
         self._callers: dict[CallFrame, CallingBatch] = {}
@@ -109,41 +109,41 @@ class DeadlockDetector:
         """A model makes a request.
 
         Args:
-            frame: Who makes it. The first one up from there that occupies an instance is the one that waits.
-            pool: The instances of the model that it is for.
+            frame: Its call frame. The innermost frame in its chain that occupies an instance is the one that waits.
+            pool: The instances of the requested model.
 
         Raises:
-            ServingError: UNAVAILABLE: it would wait for ever. The message has the chain of models.
+            ServingError: UNAVAILABLE: it would wait forever. The message has the chain of models.
         """
         waiter = next((self._callers[f] for f in frame.chain() if f in self._callers), None)
         request = WaitingRequest(pool, waiter)
         if waiter is None:
             return request
         waiter.requests.add(request)
-        # Usually there is an instance that waits for nobody, and nothing to look at.
+        # Usually an instance makes no requests, and a deadlock is impossible.
         if len(pool.busy) == pool.size or pool.resources is not None:
             stuck = self._stuck()
-            if pool.is_closed(stuck):
+            if pool.is_blocked_by(stuck):
                 waiter.requests.discard(request)
                 raise _deadlock(frame, pool, stuck)
         return request
 
     def run(self, request: WaitingRequest, instance: int) -> None:
-        """The request has got an instance, or a place in its line."""
+        """The request was sent to an instance, or to its queue."""
         request.instance = instance
 
     def leave(self, request: WaitingRequest) -> None:
-        """The request has left its instance without its last response."""
+        """The batch of the request is over, and the request is still open."""
         request.has_left = True
 
     def end(self, request: WaitingRequest) -> None:
-        """The request is answered, or its caller has gone. May be told twice."""
+        """The request was answered or cancelled. May be called twice."""
         if request.waiter is not None:
             request.waiter.requests.discard(request)
             request.waiter = None
 
     def _stuck(self) -> set[CallingBatch]:
-        """Return the batches that can never finish, as things stand."""
+        """Return the batches that can never finish in the present state."""
         stuck = set(self._callers.values())
         is_settled = False
         while not is_settled:
@@ -154,19 +154,19 @@ class DeadlockDetector:
 
 
 def _is_stuck(request: WaitingRequest, stuck: set[CallingBatch]) -> bool:
-    """Whether a request is never answered while these batches do not finish."""
+    """Whether a request cannot be answered unless one of these batches finishes."""
     if request.has_left:
         return False
     busy = request.pool.busy
     if request.instance >= 0:
         return busy.get(request.instance) in stuck
-    return request.pool.is_closed(stuck)
+    return request.pool.is_blocked_by(stuck)
 
 
 def _deadlock(frame: CallFrame, pool: InstancePool, stuck: set[CallingBatch]) -> ServingError:
     wanted = pool.model
     chain = [*reversed([f.model for f in frame.chain()]), wanted]
-    # Where the model is not one of its callers, the circle goes on through those who hold its instances.
+    # If the model is not one of the callers, the cycle continues through the holders of its instances.
     while chain[-1] not in chain[:-1]:
         holder = next((caller for caller in pool.busy.values() if caller in stuck), None)
         if holder is None:
@@ -174,15 +174,15 @@ def _deadlock(frame: CallFrame, pool: InstancePool, stuck: set[CallingBatch]) ->
         pool = next(request.pool for request in holder.requests if _is_stuck(request, stuck))
         chain.append(pool.model)
     return unavailable(
-        f"a request to model '{wanted}' would wait for ever: every instance of it waits for requests that wait for one "
+        f"a request to model '{wanted}' would deadlock: every instance of it waits for requests that wait for one "
         f"of its instances ({' -> '.join(chain)})",
-        hint=f"give model '{wanted}' more instances (instance_group), or break the circle",
+        hint=f"give model '{wanted}' more instances (instance_group), or break the cycle",
     )
 
 
 def _resource_deadlock(chain: list[str]) -> ServingError:
     return unavailable(
-        f"a request to model '{chain[-1]}' would wait for ever: the resources that it needs to run are held by models "
+        f"a request to model '{chain[-1]}' would deadlock: the resources that it needs to run are held by models "
         f"that wait for it ({' -> '.join(chain)})",
         hint="raise --rate-limit-resource, or let these models use different resources",
     )

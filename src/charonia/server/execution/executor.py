@@ -1,9 +1,9 @@
-"""Executors: one instance each, and the way in which its batches are run.
+"""Executors: each runs the batches of one instance.
 
-An executor takes a batch (`run`) and reports back by calling `batch.executed` or, for asynchronous instances, through
-the batch as its `BatchSink`. Blocking instances get a thread each. Where a model computes in microseconds the hand-over
-to the thread and back costs more than the model, so an executor runs it in place on the event loop as long as that
-stays short (`server.scheduling.in_place`).
+An executor takes a batch (`run`) and reports back through `batch.executed` or, for asynchronous instances, through the
+batch as its `BatchSink`. Each blocking instance has a thread. If a model computes for microseconds only, handing a
+batch to the thread and back costs more than the model, so the executor runs it in place, on the event loop, as long as
+executions stay short (`server.scheduling.in_place`).
 """
 
 import asyncio
@@ -24,46 +24,46 @@ from charonia.server.scheduling.in_place import HELD_UP_NS, InPlaceRule
 from charonia.server.scheduling.slots import CAPACITY_MAX
 
 Switches = tuple[int, int]
-"""How often this thread gave its core away because it waited for something, and how often it was taken away."""
+"""Numbers of voluntary and involuntary context switches of a thread."""
 
 if sys.platform == "linux":
     import resource
 
     def switches() -> Switches:
-        """Return the counts of the calling thread since it began. Costs about a microsecond."""
+        """Return the counts of the calling thread since its start. Costs about a microsecond."""
         usage = resource.getrusage(resource.RUSAGE_THREAD)
         return usage.ru_nvcsw, usage.ru_nivcsw
 
 else:
 
     def switches() -> Switches:
-        """Return nothing: this system does not count them by thread."""
+        """Return zeros: this system does not count them by thread."""
         return 0, 0
 
 
 def has_waited(since: Switches) -> bool:
-    """Return whether this thread has waited since more often than its core was taken away."""
+    """Return whether this thread has waited more often than it was pre-empted since then."""
     waited, taken = switches()
     return waited - since[0] > taken - since[1]
 
 
 class ExecutableBatch(BatchSink, Protocol):
-    """What an executor needs of a batch."""
+    """A batch, as an executor sees it."""
 
     requests: Sequence[InferRequest]
 
     def executed(self, execution: Execution | ServingError, start_ns: int, end_ns: int) -> None:
-        """The batch was run from `start_ns` to `end_ns`, in the thread of the event loop."""
+        """The batch ran from `start_ns` to `end_ns`. Called in the thread of the event loop."""
         ...
 
 
 def execute(instance: BlockingInstance, requests: Sequence[InferRequest]) -> Execution | ServingError:
-    """Run a batch on a blocking instance; a foreign exception becomes an INTERNAL error."""
+    """Run a batch on a blocking instance; an exception other than `ServingError` becomes an INTERNAL error."""
     try:
         execution = instance.execute(requests)
     except ServingError as error:
         return error
-    except Exception as error:  # a backend's own fault must fail its batch, not its executor
+    except Exception as error:  # a fault of a backend must fail its batch, not its executor
         return _model_failed(error)
     if len(execution.results) != len(requests):
         return internal(f"the backend answered {len(execution.results)} of {len(requests)} requests of a batch")
@@ -71,9 +71,9 @@ def execute(instance: BlockingInstance, requests: Sequence[InferRequest]) -> Exe
 
 
 class BlockingExecutor:
-    """Runs the batches of a blocking instance: in a thread, or on the event loop while that is quicker.
+    """Runs the batches of a blocking instance: in a thread, or in place while that is faster.
 
-    It has one batch at a time: the thread is told of the next one at once.
+    It has one batch at a time: the thread gets the next one without delay.
     """
 
     capacity_max = 1
@@ -117,10 +117,10 @@ class BlockingExecutor:
             self._queue.put(batch)
 
     def cancel(self, batch: ExecutableBatch, index: int) -> None:
-        """Do nothing: a computation in a library cannot be stopped."""
+        """Do nothing: a running computation cannot be stopped."""
 
     def keep_warm(self, batches: Sequence[Sequence[InferRequest]]) -> None:
-        """Do nothing: an instance in this process does not begin anew."""
+        """Do nothing: an instance in this process is never restarted."""
 
     async def aclose(self) -> None:
         """End the thread and close the instance."""
@@ -150,15 +150,15 @@ class BlockingExecutor:
     def _report(self, callback: Callable[..., None], *args: object) -> bool:
         try:
             self._loop.call_soon_threadsafe(callback, *args)
-        except RuntimeError:  # the loop was closed under a batch that outlived the shutdown's time limit
+        except RuntimeError:  # the loop was closed: the batch exceeded the shutdown's time limit
             return False
         return True
 
 
 class AsyncExecutor:
-    """Runs the batches of an instance that computes elsewhere.
+    """Runs the batches of an asynchronous instance, which computes in another process.
 
-    It has several at once while executions are short: the way to another process and back would leave it idle.
+    It has several at once while executions are short: with one, it would be idle while messages are under way.
     """
 
     capacity_max = CAPACITY_MAX
@@ -174,16 +174,16 @@ class AsyncExecutor:
         """Start the batch; it is its own sink."""
         try:
             self._instance.start(batch.requests, batch)
-        except Exception as error:  # a backend's own fault must fail its batch, not its executor
+        except Exception as error:  # a fault of a backend must fail its batch, not its executor
             now = now_ns()
             batch.finish(now, now, _model_failed(error))
 
     def cancel(self, batch: ExecutableBatch, index: int) -> None:
-        """Tell the instance."""
+        """Forward to the instance."""
         self._instance.cancel(batch, index)
 
     def keep_warm(self, batches: Sequence[Sequence[InferRequest]]) -> None:
-        """Tell the instance, where it can begin anew."""
+        """Forward to the instance, if it can be restarted."""
         if isinstance(self._instance, Revivable):
             self._instance.keep_warm(batches)
 
@@ -201,7 +201,7 @@ def make_executor(
     loop: asyncio.AbstractEventLoop,
     busy_poll: BusyPoll | None = None,
 ) -> Executor:
-    """Return the executor that fits the form of the instance."""
+    """Return the executor for a kind of instance."""
     if isinstance(instance, BlockingInstance):
         return BlockingExecutor(instance, placement, loop, busy_poll)
     return AsyncExecutor(instance, placement)

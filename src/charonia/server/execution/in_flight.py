@@ -1,10 +1,10 @@
-"""Requests in flight of one model version, the replies to them, and the batches in which they run.
+"""The requests in flight of one model version, their replies, and the batches in which they run.
 
 Invariants:
 
-1. Every request gets exactly one final reply, and nothing after it: from `answer`. Only `_deliver` calls a reply.
-2. A request that is cancelled is answered at once and its batch goes on; what the batch later says of it is ignored.
-3. A batch may finish and leave requests open. They are in flight until their final reply.
+1. Every request gets exactly one final reply, from `answer`, and none after it. Only `_deliver` calls a reply.
+2. A cancelled request is answered at once, while its batch goes on; later responses of the batch to it are ignored.
+3. A batch may finish and leave requests open. They stay in flight until their final reply.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ from charonia.server.scheduling.api import CloseReason
 _log = logging.getLogger(__name__)
 
 QUEUED, RUNNING, DONE = range(3)
-"""Where a request is. One that its batch left open is still RUNNING."""
+"""States of a request. One that its batch left open is still RUNNING."""
 
 # For `map`, which calls no Python for a batch; a comprehension is a call.
 _request_of: "Callable[[PendingRequest], InferRequest]" = attrgetter("request")
@@ -44,18 +44,18 @@ _arrival_ns_of: "Callable[[PendingRequest], int]" = attrgetter("arrival_ns")
 
 
 class BatchOwner(Protocol):
-    """What requests in flight and batches need of their runner."""
+    """The runner, as its requests in flight and batches see it."""
 
     def cancel(self, entry: "PendingRequest") -> None:
         """The caller of an unanswered request has gone."""
         ...
 
     def frame_of(self, slot: int, parent: CallFrame | None, *, occupies: bool) -> CallFrame:
-        """Return what the requests that a batch makes come from."""
+        """Return the call frame of the requests that a batch makes."""
         ...
 
     def batch_ended(self, slot: int, compute_ns: int, frame: CallFrame | None) -> None:
-        """A batch is over, which computed for `compute_ns` and made requests as `frame`; None for none."""
+        """A batch is done; it computed for `compute_ns`, and made requests in `frame` unless that is None."""
         ...
 
 
@@ -74,7 +74,7 @@ class PendingRequest:
         self.batch_size = 1
         self.batch: RunningBatch | None = None
         self.index = 0
-        self.wait: WaitingRequest | None = None  # where another model made the request
+        self.wait: WaitingRequest | None = None  # if a model made the request
 
     def cancel(self) -> None:
         """The caller has gone."""
@@ -83,21 +83,21 @@ class PendingRequest:
 
 
 class InFlight:
-    """The requests in flight of one model version, and the replies to them.
+    """The requests in flight of one model version, and their replies.
 
     Args:
         config: The complete configuration.
         version: The version, as text.
         labels: Class labels by output.
-        owner: What runs the requests.
-        deadlocks: Which instances wait for which.
-        busy_poll: What keeps the event loop awake, None where nothing does.
+        owner: The runner.
+        deadlocks: The deadlock detector.
+        busy_poll: Keeps the event loop awake, None without busy polling.
 
     Attributes:
         requests: The requests by id of the scheduler.
-        metrics: The counters of the version.
-        order: Holds replies back until it is their request's turn; None where the model keeps no order.
-        idle: Set when no request is left, where that is waited for.
+        metrics: The metrics of the version.
+        order: Holds replies back to keep the order of requests; None if the model does not ask for that.
+        idle: Set when no request is left; None while no task waits for that.
     """
 
     __slots__ = (
@@ -126,19 +126,19 @@ class InFlight:
         self._busy_poll = busy_poll
 
     def keep_order(self) -> None:
-        """Hold replies back from now on; each request that counts is to be told to `order`."""
+        """Keep replies in order from now on; each request concerned is to be added to `order`."""
         self.order = OrderedOutcomes()
 
     def fail(self, entry: PendingRequest, outcome: Outcome, reason: FailureReason) -> None:
-        """Answer a request with an error, or end it after one."""
+        """Answer a request with an error, or end it after one was sent."""
         self.metrics.failed(reason, now_ns() - entry.arrival_ns)
         self.answer(entry, outcome)
 
     def response(self, entry: PendingRequest, outputs: Outputs, record: ExecutionRecord) -> InferResponse:
-        """Return what the model computed as a response.
+        """Return the outputs of the model as a response.
 
         Raises:
-            ServingError: It cannot be made into one.
+            ServingError: The outputs do not fit the request or the configuration.
         """
         request, config, tensors = entry.request, self._config, outputs.tensors
         if request.outputs:
@@ -146,13 +146,13 @@ class InFlight:
                 tensors = selected(request, tensors, config, self._labels)
             except ServingError:
                 raise
-            except Exception as error:  # the outputs are not what the model says: this request fails, nothing else
+            except Exception as error:  # the outputs contradict the configuration: only this request fails
                 _log.exception("the outputs of model '%s' are broken", config.name)
                 raise internal(f"the outputs of model '{config.name}' are broken: {type(error).__name__}") from error
         return InferResponse(config.name, self._version, request.id, tensors, outputs.parameters, record)
 
     def stream(self, entry: PendingRequest, outcome: Outcome) -> None:
-        """Pass on a response of a request that is not its last."""
+        """Send a response that is not final."""
         order = self.order
         if order is None or not order.holds(entry.id):
             self._deliver(entry, outcome, False)
@@ -180,7 +180,7 @@ class InFlight:
             self._deliver(entry, outcome, True)
 
     def left_open(self, entry: PendingRequest) -> None:
-        """A request is not over although its batch is."""
+        """The batch of a request is over, and the request is not."""
         if entry.wait is not None:
             self._deadlocks.leave(entry.wait)
 
@@ -191,20 +191,20 @@ class InFlight:
                 self._busy_poll.answered()
         try:
             entry.reply(outcome, final)
-        except Exception:  # a front end's own fault must not reach the rest of the batch
+        except Exception:  # a fault of a front end must not affect the rest of the batch
             _log.exception("the reply to request %r of model %s failed", entry.request.id, self._config.name)
         if self.idle is not None and not self.requests:
             self.idle.set()
 
 
 class RunningBatch:
-    """A batch on its way through an executor, and the sink through which that reports.
+    """A batch in an executor, and the sink of its responses.
 
     Attributes:
         entries: Its requests in flight.
         requests: The requests themselves.
-        slot: Where it runs.
-        executor: What runs it.
+        slot: Its slot.
+        executor: Its executor.
         reason: Why it was sent.
         batch_size: Batch elements of all requests.
     """
@@ -236,7 +236,7 @@ class RunningBatch:
         self.reason = reason
         self.batch_size = sum(map(_batch_size_of, entries))
         self._start_ns = now_ns()
-        self._marks_ns: tuple[int, int] | None = None  # begin and end of computing, once that is over
+        self._marks_ns: tuple[int, int] | None = None  # start and end of computation, once that is done
         self._succeeded: list[PendingRequest] = []
         self._frame: CallFrame | None = None
 
@@ -251,7 +251,7 @@ class RunningBatch:
         self._end(execution.input_end_ns, execution.output_start_ns, end_ns, None, False)
 
     def respond(self, index: int, result: Result | None, final: bool) -> None:
-        """An asynchronous instance answers one request: the first that comes is the answer."""
+        """An asynchronous instance responds to a request: the first response is final."""
         if result is not None:
             self._take(index, result, now_ns())
         elif final:
@@ -264,11 +264,11 @@ class RunningBatch:
         self._end(input_end_ns, output_start_ns, now_ns(), error, leaves_open)
 
     def is_cancelled(self, index: int) -> bool:
-        """Whether a request is answered, so that no caller waits for it."""
+        """Whether a request is over, so that no caller waits for it."""
         return self.entries[index].state == DONE
 
     def frame(self) -> CallFrame:
-        """Return what the requests come from that the model makes while it runs this batch."""
+        """Return the call frame of requests that the model makes while it runs this batch."""
         if self._frame is None:
             parent = next((request.caller for request in self.requests if request.caller is not None), None)
             self._frame = self._owner.frame_of(self.slot, parent, occupies=self._marks_ns is None)
@@ -294,7 +294,7 @@ class RunningBatch:
         self._succeed(entry, end_ns)
 
     def _succeed(self, entry: PendingRequest, end_ns: int) -> None:
-        """Count a request that was answered well, now or with the others when the batch ends."""
+        """Count a successful request, now or with the others when the batch ends."""
         if self._marks_ns is None:
             self._succeeded.append(entry)
         else:
@@ -373,7 +373,7 @@ class StreamingBatch(RunningBatch):
         self._in_flight.metrics.response(self._sent[index], ResponseKind.CANCEL, 0)
 
     def _take(self, index: int, result: Result, end_ns: int) -> None:
-        """A blocking instance has answered one request: once is any number of times, too."""
+        """A blocking instance responds to a request: with exactly one response."""
         self.respond(index, result, True)
 
     def _count(self, index: int, outcome: InferResponse | ServingError | None, end_ns: int) -> None:

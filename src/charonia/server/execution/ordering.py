@@ -1,53 +1,54 @@
-"""Outcomes in the order in which their requests arrived, for models that ask for it."""
+"""Outcomes in the order in which their requests arrived, for models with `preserve_ordering`. Pure."""
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from charonia.core.calls import Outcome
-from charonia.server.scheduling.order import InOrderRelease
 
 HELD_RESPONSES_MAX = 1024
-"""Most responses of one request that are kept until it is its turn."""
+"""Most responses of one request that are held back until its turn."""
 
 _T = TypeVar("_T")
 
 
 class OrderedOutcomes(Generic[_T]):
-    """Holds outcomes back until every request that arrived before theirs is over.
+    """Holds outcomes back until every request that arrived earlier is over.
 
-    The first request that is not over has its outcomes passed on at once. Requests are whatever the caller uses, known
-    by an id.
+    Outcomes of the oldest request that is not over are passed on at once. Every request needs a final outcome, even one
+    that was refused or cancelled, or those behind it wait forever. Requests are opaque, and known by an id.
     """
 
-    __slots__ = ("_due", "_held", "_is_passing_on", "_order", "_requests")
+    __slots__ = ("_due", "_is_passing_on", "_open")
 
     def __init__(self) -> None:
-        self._order = InOrderRelease()
-        self._requests: dict[int, _T] = {}
-        self._held: dict[int, list[tuple[Outcome, bool]]] = {}
+        self._open: OrderedDict[int, tuple[_T, list[tuple[Outcome, bool]]]] = OrderedDict()  # with what is held back
         self._due: deque[tuple[_T, Outcome, bool]] = deque()
         self._is_passing_on = False
 
     def submitted(self, id: int, request: _T) -> None:
-        """Note that a request arrived."""
-        self._order.submitted(id)
-        self._requests[id] = request
+        """Add a request that arrived. Ids may not repeat."""
+        self._open[id] = (request, [])
 
     def holds(self, id: int) -> bool:
-        """Return whether a request arrived that is not over."""
-        return id in self._requests
+        """Return whether a request arrived and its final outcome is not due yet."""
+        return id in self._open
 
     def is_full(self, id: int) -> bool:
-        """Whether no more responses of a request can be held."""
-        return len(self._held.get(id, ())) >= HELD_RESPONSES_MAX
+        """Whether no more responses of a request can be held back."""
+        return len(self._open[id][1]) >= HELD_RESPONSES_MAX
 
     def pass_on(self, id: int, outcome: Outcome, final: bool, deliver: Callable[[_T, Outcome, bool], None]) -> None:
-        """Take an outcome and deliver what is due, in order: request, outcome, whether it is its last.
+        """Take in an outcome and deliver what is due, in order: request, outcome, whether it is final.
 
-        What a delivery leads to, as new requests and cancelled ones, is delivered behind what was due before.
+        Outcomes that a delivery leads to, such as those of requests that it cancels, are delivered after those that
+        were due before.
+
+        Raises:
+            KeyError: The request did not arrive, or had its final outcome.
         """
-        self._due += self._take(id, outcome, final)
+        self._open[id][1].append((outcome, final))
+        self._collect_due()
         if self._is_passing_on:
             return
         self._is_passing_on = True
@@ -57,14 +58,11 @@ class OrderedOutcomes(Generic[_T]):
         finally:
             self._is_passing_on = False
 
-    def _take(self, id: int, outcome: Outcome, final: bool) -> list[tuple[_T, Outcome, bool]]:
-        """Take an outcome; return what is to be passed on now."""
-        self._held.setdefault(id, []).append((outcome, final))
-        due = list(self._order.done(id)) if final else []
-        first = self._order.first
-        if first is not None:
-            due.append(first)
-        released = [(self._requests[d], *held) for d in due for held in self._held.pop(d, ())]
-        for over in due if first is None else due[:-1]:
-            del self._requests[over]
-        return released
+    def _collect_due(self) -> None:
+        while self._open:
+            oldest, (request, held) = next(iter(self._open.items()))
+            self._due.extend((request, outcome, final) for outcome, final in held)
+            if not held or not held[-1][1]:
+                held.clear()
+                return
+            del self._open[oldest]

@@ -1,4 +1,4 @@
-"""What a runner answers: the outputs that a request asked for, or the error where the scheduler dropped the request."""
+"""Outcomes of requests: the requested outputs, or the error if the scheduler dropped the request."""
 
 from collections.abc import Mapping, Sequence
 
@@ -14,10 +14,10 @@ from charonia.server.scheduling.api import DropReason
 def selected(
     request: InferRequest, tensors: Sequence[Tensor], config: ModelConfig, labels_of: Mapping[str, tuple[str, ...]]
 ) -> list[Tensor]:
-    """Return the outputs that were asked for, in that order, as they were asked for.
+    """Return the requested outputs, in the requested order and form.
 
     Raises:
-        ServingError: INTERNAL: one of them is not there.
+        ServingError: INTERNAL: the model did not produce one of them.
     """
     chosen = []
     for wanted in request.outputs:
@@ -37,7 +37,7 @@ def selected(
 
 
 def drop_error(reason: DropReason, request: InferRequest, model: str) -> ServingError:
-    """Return the error with which a request to a model is refused."""
+    """Return the error for a dropped request."""
     match reason:
         case DropReason.QUEUE_FULL:
             return unavailable(

@@ -1,12 +1,12 @@
-"""Runs one loaded model version: a thin shell that carries events to a scheduler, and its commands to executors.
+"""Runs one loaded model version: a thin shell that passes events to a scheduler, and its commands to executors.
 
-`slots` says which slots the scheduler may use, the scheduler what runs where, `in_flight` what becomes of
-requests and their replies. Invariants:
+`slots` decides which slots the scheduler may use, the scheduler decides what runs where, and `in_flight` keeps the
+requests and sends their replies. Invariants:
 
-1. A slot is idle, or runs one batch; it is offered to the scheduler again only when that batch has finished.
-2. Draining waits for every request in flight, also those that their batch left open.
-3. A scheduler that raises is not asked again: every request in flight fails, and so does each that comes.
-4. Only the event loop's thread is here.
+1. A slot is idle or runs one batch; it is offered to the scheduler again only when that batch has finished.
+2. Draining waits for every request in flight, including those that their batch left open.
+3. A scheduler that raises is replaced: all requests in flight and all later ones fail.
+4. All of this runs in the event loop's thread.
 """
 
 import asyncio
@@ -62,13 +62,13 @@ class ModelRunner:
     Args:
         config: The complete configuration.
         version: The version, as text.
-        scheduler: What decides.
+        scheduler: The scheduler.
         executors: The instances.
         labels: Class labels by output.
         loop: The event loop.
-        deadlocks: Which instances wait for which.
-        busy_poll: What keeps the event loop awake, None where nothing does.
-        claim: Resources of the instances.
+        deadlocks: The deadlock detector.
+        busy_poll: Keeps the event loop awake, None without busy polling.
+        claim: The claim of the instances to resources.
     """
 
     def __init__(
@@ -102,16 +102,16 @@ class ModelRunner:
         self._traced_count = 0
         self._batch_type: type[RunningBatch] = StreamingBatch if config.is_decoupled else RunningBatch
         self._batch_types = (self._batch_type, traced_kind(self._batch_type))
-        self._cancels = 0  # of requests that were in a batch
-        # A slot whose model batches is offered again only after the loop has read what arrived meanwhile: requests that
-        # come together then run together, without waiting for anything.
+        self._cancels = 0  # number of cancelled requests that were in a batch
+        # If the model batches, a slot is offered again only after the loop has read what arrived meanwhile, so that
+        # requests that arrive together run together, without a delay.
         dynamic = config.dynamic_batching
         self._gathers = config.max_batch_size > 1 and (dynamic is not None or config.sequence_batching is not None)
         if dynamic is not None and dynamic.preserve_ordering:
             self._in_flight.keep_order()
         limit = capacity_limit(len(executors), batches=self._gathers)
         if claim is not None:
-            limit = 1  # what waits in an instance's own line would hold its resources, too
+            limit = 1  # a batch in an instance's own queue would hold resources, too
             claim.wake(loop, lambda: self._handle(Tick(), now_ns()))
         elif config.sequence_batching is not None:
             limit = 1  # a sequence is bound to its instance, so another could not take its requests
@@ -171,7 +171,7 @@ class ModelRunner:
         """The caller of an unanswered request has gone."""
         batch = entry.batch
         if entry.state == QUEUED:
-            # Before the reply, which may submit anew: the scheduler must not start a request that was answered.
+            # Before the reply, which may submit again: the scheduler must not start a request that was answered.
             self._handle(Cancel(entry.id), now_ns())
         if entry.state != DONE:
             error = ServingError(Code.CANCELLED, "the request was cancelled")
@@ -182,12 +182,12 @@ class ModelRunner:
             batch.executor.cancel(batch, entry.index)
 
     def frame_of(self, slot: int, parent: CallFrame | None, *, occupies: bool) -> CallFrame:
-        """Return what the requests of a batch come from. From the first time on no batch waits in an instance's line.
+        """Return the call frame of requests that a batch makes. From the first one on, instances queue no batches.
 
         Args:
-            slot: Where the batch runs.
-            parent: What the request came from that the batch works on.
-            occupies: Whether it still runs.
+            slot: The slot of the batch.
+            parent: The call frame of the request in the batch, None for a client's.
+            occupies: Whether the batch still runs.
         """
         instance = self._slots.instance_of(slot)
         name = self._executors[instance].placement.name if occupies else ""
@@ -198,7 +198,7 @@ class ModelRunner:
         return frame
 
     def batch_ended(self, slot: int, compute_ns: int, frame: CallFrame | None) -> None:
-        """A batch is over, which computed for `compute_ns` and made requests as `frame`; None for none."""
+        """A batch is done; it computed for `compute_ns`, and made requests in `frame` unless that is None."""
         if frame is not None and frame.instance:
             self._deadlocks.vacate(frame)
         self._follow(self._slots.end(slot, compute_ns))
@@ -219,16 +219,16 @@ class ModelRunner:
             await executor.aclose()
 
     def abandon(self, error: ServingError) -> None:
-        """Answer everything in flight with `error`: the shutdown's time is up."""
+        """Answer all requests in flight with `error`: the time limit of the shutdown has passed."""
         self._abandoned_for = error
         for entry in list(self._in_flight.requests.values()):
-            if entry.state == QUEUED:  # or it would be started when a slot is idle again
+            if entry.state == QUEUED:  # or it would start when a slot is idle again
                 self._handle(Cancel(entry.id), now_ns())
-            if entry.state != DONE:  # one that only waits for its turn in the order of arrival is
+            if entry.state != DONE:  # unless only its turn in the order of arrival is missing
                 self._in_flight.fail(entry, error, FailureReason.OTHER)
 
     def _traced(self, request: InferRequest, trace: Trace, reply: Reply) -> Reply:
-        """Note what happens to a request from now on; batches do so until the last such request is over."""
+        """Trace a request from now on; batches are traced until the last such request is over."""
         self._traced_count += 1
         self._batch_type = self._batch_types[1]
         return begin(trace, request, reply, (self.config.name, self.version), self._trace_ended)
@@ -239,18 +239,18 @@ class ModelRunner:
             self._batch_type = self._batch_types[0]
 
     def _arrived(self, request_id: int, entry: PendingRequest) -> None:
-        """A request of a client has arrived, in a model that keeps an order: here that of arrival.
+        """A client's request arrived, and the model keeps replies in order of arrival.
 
-        Requests of models are not in it: one that an earlier request waits for must not wait for that one.
+        Requests of models are exempt: one for which an earlier request waits must not wait for that.
         """
         if self._in_flight.order is not None:
             self._in_flight.order.submitted(request_id, entry)
 
     def _follow(self, change: SlotChange) -> None:
-        """Offer slots, now or soon, and tell the scheduler of those that are gone."""
+        """Offer slots, now or soon, and tell the scheduler which ones are gone."""
         for slot in change.free:
             if self._gathers or self._scheduler.queued:
-                # Also keeps a long queue of an executor that runs in place from shutting out all else on the loop.
+                # Also prevents an executor that runs in place from starving the loop while its queue is long.
                 self._loop.call_soon(self._offer, slot)
             else:
                 self._offer(slot)
@@ -263,7 +263,7 @@ class ModelRunner:
             self._handle(event, now_ns())
 
     def _tick(self) -> None:
-        # The timer may fire a hair early; tell the scheduler the time it asked for, or this would spin.
+        # The timer may fire slightly early; pass the time that the scheduler asked for, or this would spin.
         now = max(now_ns(), self._armed or 0)
         self._armed = None
         self._handle(Tick(), now)
@@ -274,7 +274,7 @@ class ModelRunner:
             if commands:
                 self._carry_out(commands)
             wake = self._scheduler.wake_at()
-        except Exception:  # our own fault: what is in flight must not wait for ever
+        except Exception:  # a fault of the server: requests in flight must not wait forever
             self._scheduler_failed()
             wake = None
         if wake != self._armed:
@@ -282,7 +282,7 @@ class ModelRunner:
             self._timer.set(wake)
 
     def _scheduler_failed(self) -> None:
-        """Answer everything in flight, and have everything refused that comes."""
+        """Answer all requests in flight, and drop all later ones."""
         _log.exception("the scheduler of model '%s' failed: %s", self.config.name, repr(self))
         self._scheduler = FailedScheduler()
         for entry in list(self._in_flight.requests.values()):
@@ -295,7 +295,7 @@ class ModelRunner:
             batch = self._begin(run)
             batch.executor.run(batch)
             return
-        # All batches are made before any request is answered: the reply may cancel requests that are in one of them.
+        # All batches are made before any request is answered: a reply may cancel requests in one of them.
         batches = [self._begin(command) for command in commands if isinstance(command, Run)]
         cancels = self._cancels
         if len(batches) < len(commands):
@@ -310,12 +310,12 @@ class ModelRunner:
 
     def _drop(self, drop: Drop) -> None:
         entry = self._in_flight.requests.get(drop.id)
-        if entry is not None and entry.state == QUEUED:  # else the reply to another one has led to its being cancelled
+        if entry is not None and entry.state == QUEUED:  # else the reply to another one has cancelled it
             error = self._abandoned_for or drop_error(drop.reason, entry.request, self.config.name)
             self._in_flight.fail(entry, error, FailureReason.REJECTED)
 
     def _begin(self, run: Run) -> RunningBatch:
-        """Return a batch that is to be run now."""
+        """Return the batch to run."""
         slot = run.slot
         self._slots.begin(slot)
         entries = list(map(self._in_flight.requests.__getitem__, run.ids))
@@ -331,7 +331,7 @@ class ModelRunner:
 
 
 def _run_in_part(batch: RunningBatch) -> None:
-    """Run a batch of which some may have been cancelled before its instance knew of it, and tell the instance."""
+    """Run a batch, and tell its instance which of its requests were cancelled before it started."""
     gone = [index for index, entry in enumerate(batch.entries) if entry.state == DONE and entry.id != EMPTY_ROW]
     batch.executor.run(batch)
     for index in gone:

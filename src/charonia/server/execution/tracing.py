@@ -1,6 +1,6 @@
-"""Traces of requests in the engine: what a runner does for the few requests that have one.
+"""Traces of requests in the engine.
 
-A runner that has such a request in flight makes traced batches; at all other times nothing here is called.
+A runner makes traced batches only while a request with a trace is in flight; otherwise this code does not run.
 """
 
 from collections.abc import Callable
@@ -31,12 +31,12 @@ from charonia.server.scheduling.api import CloseReason
 def begin(
     trace: Trace, request: InferRequest, reply: Reply, model: tuple[str, str], ended: Callable[[], None] | None = None
 ) -> Reply:
-    """Note that a model takes in a request, and return the reply that notes the rest.
+    """Record the start of a request, and return a reply that records the rest.
 
     Args:
         trace: The request's trace.
         request: The request.
-        reply: Where its outcomes go.
+        reply: The reply to wrap.
         model: Name and version of the model.
         ended: Called when the request is over.
     """
@@ -69,7 +69,7 @@ def begin(
 
 
 class _TracedBatch(RunningBatch):
-    """A batch in which there may be requests with traces."""
+    """A batch that may contain requests with traces."""
 
     __slots__ = ()
 
@@ -94,7 +94,7 @@ class _TracedBatch(RunningBatch):
             (COMPUTE_END, end_ns),
         )
         for trace in traces:
-            # An answer may leave before the instance says that it is idle.
+            # A response may be sent before the instance reports that it is idle.
             last = trace.answered_ns or end_ns
             for name, at_ns in marks:
                 trace.mark(name, min(at_ns, last))
@@ -104,5 +104,5 @@ class _TracedBatch(RunningBatch):
 
 
 def traced_kind(kind: type[RunningBatch]) -> type[RunningBatch]:
-    """Return the kind of batch that does what this one does, and notes when."""
+    """Return a subclass of a kind of batch that also records traces."""
     return type(f"Traced{kind.__name__}", (_TracedBatch, kind), {"__slots__": ()})

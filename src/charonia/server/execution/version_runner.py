@@ -1,4 +1,4 @@
-"""What the rest of the engine needs of a runner, whatever it runs."""
+"""The interface of a runner of one model version."""
 
 from typing import Protocol
 
@@ -10,7 +10,7 @@ from charonia.server.metrics.model_metrics import ModelMetrics
 
 
 class Runner(Protocol):
-    """What runs the requests of one loaded version: a `ModelRunner`, an `EnsembleRunner`, or a cache before one."""
+    """Runs the requests of one loaded version: a `ModelRunner`, an `EnsembleRunner`, or a `CachedRunner` around one."""
 
     config: ModelConfig
     version: str
@@ -18,7 +18,7 @@ class Runner(Protocol):
 
     @property
     def pending(self) -> int | None:
-        """Number of requests that wait for an instance, None where there are none to wait for."""
+        """Number of requests that wait for an instance, None for a version without instances."""
         ...
 
     @property
@@ -35,9 +35,9 @@ class Runner(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """Give back everything; to be called when drained."""
+        """Release all resources; to be called when drained."""
         ...
 
     def abandon(self, error: ServingError) -> None:
-        """Answer everything in flight with `error`."""
+        """Answer all requests in flight with `error`."""
         ...

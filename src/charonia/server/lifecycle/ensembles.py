@@ -10,7 +10,7 @@ from charonia.server.ensembles.plan import EnsemblePlan
 from charonia.server.ensembles.runner import EnsembleRunner, Infer
 from charonia.server.lifecycle.ensemble_dependencies import Composition, Members, cycle, dependents, wire
 from charonia.server.lifecycle.entries import AMBIGUOUS, ModelEntry, VersionEntry
-from charonia.server.lifecycle.loader import LoadedVersion, behind_cache, ensemble_space
+from charonia.server.lifecycle.loader import LoadedVersion, behind_cache, ensemble_namespace
 from charonia.server.lifecycle.model_table import ModelTable
 from charonia.server.response_cache.api import ResponseCache
 from charonia.server.response_cache.runner import CachedRunner
@@ -65,7 +65,7 @@ class Ensembles:
         Raises:
             ServingError: INVALID_ARG with everything that does not fit.
         """
-        return self._load(version, wire(composition, self._members), self._space(composition))
+        return self._load(version, wire(composition, self._members), self._namespace(composition))
 
     def follow(self, name: str) -> None:
         """Update the ensembles that contain a model, and the model itself where it is an ensemble."""
@@ -83,18 +83,18 @@ class Ensembles:
 
     def _rewire(self, model: ModelEntry, composition: Composition, wiring: EnsemblePlan) -> None:
         model.failure = ""
-        space = self._space(composition)
+        namespace = self._namespace(composition)
         for version in composition.versions:
             entry = model.versions.setdefault(version, VersionEntry())
             runner = entry.loaded.runner if entry.loaded is not None else None
             inner = runner.inner if isinstance(runner, CachedRunner) else runner
             if runner is not None and isinstance(inner, EnsembleRunner):
-                inner.rewire(wiring)
+                inner.replace_plan(wiring)
                 if isinstance(runner, CachedRunner):
-                    runner.renew(space)
-                entry.loaded = LoadedVersion(runner, None, wiring.labels, space=space)
+                    runner.renew(namespace)
+                entry.loaded = LoadedVersion(runner, None, wiring.labels, cache_namespace=namespace)
             else:
-                entry.loaded, entry.state, entry.reason = self._load(version, wiring, space), ModelState.READY, ""
+                entry.loaded, entry.state, entry.reason = self._load(version, wiring, namespace), ModelState.READY, ""
                 _log.info("ensemble '%s' version %d is ready: its models are there", model.name, version)
         self._table.route(model)
 
@@ -110,17 +110,19 @@ class Ensembles:
             entry.loaded, entry.state, entry.reason = None, ModelState.UNAVAILABLE, reason
         self._table.route(model)
 
-    def _load(self, version: int, wiring: EnsemblePlan, space: bytes) -> LoadedVersion:
-        runner = behind_cache(EnsembleRunner(str(version), wiring, self.infer), self._cache, space)
-        return LoadedVersion(runner, None, wiring.labels, space=space)
+    def _load(self, version: int, wiring: EnsemblePlan, namespace: bytes) -> LoadedVersion:
+        runner = behind_cache(EnsembleRunner(str(version), wiring, self.infer), self._cache, namespace)
+        return LoadedVersion(runner, None, wiring.labels, cache_namespace=namespace)
 
-    def _space(self, composition: Composition) -> bytes:
+    def _namespace(self, composition: Composition) -> bytes:
         """Return the cache namespace of an ensemble with its models as they are loaded now."""
         if self._cache is None:
             return b""
         models = [self._models[name] for name in composition.models if name in self._models]
-        members = [(m.name, v, e.loaded.space) for m in models for v, e in m.versions.items() if e.loaded is not None]
-        return ensemble_space(composition.config, members)
+        members = [
+            (m.name, v, e.loaded.cache_namespace) for m in models for v, e in m.versions.items() if e.loaded is not None
+        ]
+        return ensemble_namespace(composition.config, members)
 
     def _compositions(self) -> dict[str, Composition]:
         return {name: model.composition for name, model in self._models.items() if model.composition is not None}

@@ -54,7 +54,7 @@ class LoadedVersion:
         labels: Class labels by output.
         claim: The resources of its instances in the rate limiter, None where they take none.
         strategy: Its own batching strategy, None where it has none.
-        space: Its namespace in the response cache, empty without a cache.
+        cache_namespace: Its namespace in the response cache, empty without a cache.
     """
 
     runner: Runner
@@ -62,7 +62,7 @@ class LoadedVersion:
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     claim: Claim | None = None
     strategy: PythonStrategy | None = None
-    space: bytes = b""
+    cache_namespace: bytes = b""
 
     def workers(self) -> list[WorkerState]:
         """Return the states of its worker processes; nothing for a model that computes in the server."""
@@ -138,7 +138,7 @@ async def load_version(
     warmup_files = await asyncio.to_thread(read_warmup_files, folder, config)
     warmup = samples(config, str(version), warmup_files)
     states = initial_states(config, await asyncio.to_thread(read_state_files, folder, config))
-    space = await key_space(backends.cache, folder, version, config)
+    namespace = await cache_namespace(backends.cache, folder, version, config)
     placed = placements(config, cores, backends.host_cores)
     for group in config.instance_group:
         if group.host_policy and group.host_policy not in backends.host_cores:
@@ -166,7 +166,7 @@ async def load_version(
     runner = _make_runner(config, str(version), states, strategy, executors, labels, backends, claim)
     runner.metrics.load_seconds = (now_ns() - started) / 1e9
     runner.metrics.statistics.memory = model.memory()
-    return LoadedVersion(behind_cache(runner, backends.cache, space), model, labels, claim, strategy, space)
+    return LoadedVersion(behind_cache(runner, backends.cache, namespace), model, labels, claim, strategy, namespace)
 
 
 def _make_runner(
@@ -229,7 +229,7 @@ def wants_cache(config: ModelConfig) -> bool:
     return config.response_cache is not None and config.response_cache.enable
 
 
-async def key_space(cache: ResponseCache | None, folder: ModelFolder, version: int, config: ModelConfig) -> bytes:
+async def cache_namespace(cache: ResponseCache | None, folder: ModelFolder, version: int, config: ModelConfig) -> bytes:
     """Return the cache namespace of a version that is being loaded; nothing where there is no cache.
 
     Every model has one, because an ensemble whose responses are cached may contain it.
@@ -243,21 +243,21 @@ async def key_space(cache: ResponseCache | None, folder: ModelFolder, version: i
         text = repr(to_json(config)).encode()
         files = await asyncio.to_thread(content_digest, folder, version)
         content = sha256(sha256(text).digest() + files).digest()
-    return await cache.space(config.name, str(version), content)
+    return await cache.namespace(config.name, str(version), content)
 
 
-def ensemble_space(config: ModelConfig, members: Iterable[tuple[str, int, bytes]]) -> bytes:
+def ensemble_namespace(config: ModelConfig, members: Iterable[tuple[str, int, bytes]]) -> bytes:
     """Return the cache namespace of an ensemble: a new one whenever one of its models is loaded again.
 
     Args:
         config: Its configuration.
         members: Name, version and cache namespace of each version of its models.
     """
-    parts = "\n".join(f"{name} {version} {space.hex()}" for name, version, space in sorted(members))
+    parts = "\n".join(f"{name} {version} {namespace.hex()}" for name, version, namespace in sorted(members))
     return sha256(f"{to_json(config)!r}\n{parts}".encode()).digest()
 
 
-def behind_cache(runner: Runner, cache: ResponseCache | None, space: bytes) -> Runner:
+def behind_cache(runner: Runner, cache: ResponseCache | None, namespace: bytes) -> Runner:
     """Return the runner, behind the response cache where there is one and the configuration asks for it.
 
     Raises:
@@ -271,4 +271,4 @@ def behind_cache(runner: Runner, cache: ResponseCache | None, space: bytes) -> R
             f"response_cache.enable: Response Cache does not currently support model {config.name} with 'decoupled' "
             "transaction policy. Please disable the response cache."
         )
-    return CachedRunner(runner, cache, space) if cache is not None else runner
+    return CachedRunner(runner, cache, namespace) if cache is not None else runner

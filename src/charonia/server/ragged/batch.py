@@ -1,8 +1,8 @@
-"""Ragged batches: requests of different shapes as one array, what models are told of them, and the way back. Pure.
+"""Ragged batches: requests of different shapes as one flat array, and its outputs split again. Pure.
 
 An input with `allow_ragged_batch` reaches the model as one array of one dimension: the elements of all requests, in
-order. What is whose, a `batch_input` says: an input that is computed from the shapes in the batch. An output with a
-`batch_output` is one such array, too, and is taken apart by the shapes of an input.
+order. A `batch_input`, computed from the shapes in the batch, tells the model which elements belong to which request.
+An output with a `batch_output` is such an array, too, and is split by the shapes of an input.
 
 Shapes here are those of requests, with the batch dimension. Source: Triton's "ragged batching".
 """
@@ -32,10 +32,10 @@ class ComputedInput:
     """An input that is computed from the shapes of another.
 
     Attributes:
-        names: Inputs of the model that get it.
+        names: Inputs of the model that receive it.
         kind: What is computed.
         datatype: INT32 or FP32.
-        source: The input whose shapes count.
+        source: The input whose shapes are used.
     """
 
     names: tuple[str, ...]
@@ -46,12 +46,12 @@ class ComputedInput:
 
 @dataclass(frozen=True, slots=True)
 class RaggedPlan:
-    """What a configuration says of ragged batches.
+    """The ragged inputs and outputs of a configuration.
 
     Attributes:
-        inputs: Inputs whose elements are put one after the other.
+        inputs: Inputs whose elements are concatenated.
         computed: Inputs that are computed.
-        scattered: Input by whose shapes an output is taken apart, by output.
+        scattered: By output, the input by whose shapes it is split.
     """
 
     inputs: frozenset[str]
@@ -131,14 +131,14 @@ def configured_form(plan: RaggedPlan, config: ModelConfig, model: Signature) -> 
 
 
 def gather_flat(requests: Sequence[InferRequest], name: str) -> Array | None:
-    """Return the elements of an input of all requests as one array of one dimension; None where they leave it out."""
+    """Return an input of all requests as one flat array; None if they omit it."""
     if name not in requests[0].inputs:
         return None
     return np.concatenate([request.inputs[name].array.reshape(-1) for request in requests])
 
 
 def compute_input(kind: BatchInputKind, shapes: Sequence[Shape], datatype: DataType) -> Array:
-    """Return an input that is computed.
+    """Return a computed input.
 
     Args:
         kind: What is computed.
@@ -180,7 +180,7 @@ def scatter_like(name: str, array: Array, shapes: Sequence[Shape]) -> list[Array
         shapes: Shape of the source in each request.
 
     Raises:
-        ServingError: INTERNAL when the model answered another number of elements.
+        ServingError: INTERNAL: the model returned another number of elements.
     """
     counts = [prod(shape) for shape in shapes]
     if array.size != sum(counts):

@@ -1,4 +1,4 @@
-"""Instances whose requests are padded to one shape, and their outputs cut back. See `server.ragged.padding`."""
+"""Instances with padding: requests are padded to one shape, and outputs are cut. See `server.ragged.padding`."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -12,11 +12,11 @@ from charonia.server.ragged.padding import Lengths, PaddedSize, PaddingPlan, cut
 from charonia.server.scheduling.strategy import JoinDecision
 
 PADDED_BYTES_MAX = 64 * 1024 * 1024
-"""Requests join a batch as long as each of its padded inputs takes no more; a request alone may take any size."""
+"""Largest padded input of a batch of several requests, in bytes; a request alone may have any size."""
 
 
 class QueuedInput(Protocol):
-    """What the strategy needs of a request in the queue."""
+    """A queued request, as the strategy sees it."""
 
     @property
     def request(self) -> InferRequest:
@@ -25,12 +25,12 @@ class QueuedInput(Protocol):
 
 
 class PaddingStrategy:
-    """Keeps one long request from making all others of its batch as large. See `server.scheduling.strategy.Strategy`.
+    """Keeps a long request out of a batch of short ones. See `server.scheduling.strategy.Strategy`.
 
     Attributes:
         plan: What is padded.
         bytes_max: Most bytes of a padded input.
-        entry_of: Returns the request with an id of the scheduler; set by whoever submits to that.
+        entry_of: Returns the queued request with an id of the scheduler; set when the runner is made.
     """
 
     def __init__(self, plan: PaddingPlan, bytes_max: int = PADDED_BYTES_MAX) -> None:
@@ -53,7 +53,7 @@ class PaddedGathering:
         self._sizes = {padded.name: PaddedSize(padded) for padded in strategy.plan.inputs}
 
     def take(self, id: int) -> JoinDecision:
-        """Take a request that leaves the batch small enough."""
+        """Let a request join if the batch stays small enough."""
         if self._strategy.entry_of is None:
             return JoinDecision.FAILED
         inputs = self._strategy.entry_of(id).request.inputs
@@ -61,11 +61,11 @@ class PaddedGathering:
         return JoinDecision.JOINS if max(sizes, default=0) <= self._strategy.bytes_max else JoinDecision.STAYS_OUT
 
     def end(self) -> None:
-        """Do nothing: it is made anew for each batch."""
+        """Do nothing: each batch has an object of its own."""
 
 
 class PaddedInstance:
-    """A blocking instance with padding around it."""
+    """A wrapper that adds padding to a blocking instance."""
 
     def __init__(self, instance: BlockingInstance, plan: PaddingPlan) -> None:
         self._instance = instance
@@ -84,12 +84,12 @@ class PaddedInstance:
 
 
 class PaddedAsyncInstance:
-    """An asynchronous instance with padding around it."""
+    """A wrapper that adds padding to an asynchronous instance."""
 
     def __init__(self, instance: AsyncInstance, plan: PaddingPlan) -> None:
         self._instance = instance
         self._plan = plan
-        self._sinks: dict[BatchSink, CuttingSink] = {}  # of batches that run
+        self._sinks: dict[BatchSink, CuttingSink] = {}  # of running batches
 
     def start(self, requests: Sequence[InferRequest], sink: BatchSink) -> None:
         """Start the requests as one batch of one shape."""
@@ -98,7 +98,7 @@ class PaddedAsyncInstance:
         self._instance.start(padded, cutting)
 
     def cancel(self, sink: BatchSink, index: int) -> None:
-        """Pass it on while the batch runs."""
+        """Forward to the instance while the batch runs."""
         cutting = self._sinks.get(sink)
         if cutting is not None:
             self._instance.cancel(cutting, index)
@@ -113,7 +113,7 @@ class PaddedAsyncInstance:
 
 
 class CuttingSink:
-    """A sink that cuts what goes into another."""
+    """A sink that cuts outputs and passes them to another."""
 
     __slots__ = ("_instance", "_lengths", "_plan", "_sink")
 
@@ -126,7 +126,7 @@ class CuttingSink:
         self._lengths = lengths
 
     def respond(self, index: int, result: Result | None, final: bool) -> None:
-        """Pass on an answer, cut."""
+        """Cut and pass on a response."""
         self._sink.respond(index, None if result is None else _cut(self._plan, self._lengths[index], result), final)
 
     def finish(
@@ -137,16 +137,16 @@ class CuttingSink:
         self._sink.finish(input_end_ns, output_start_ns, error, leaves_open=leaves_open)
 
     def is_cancelled(self, index: int) -> bool:
-        """Whether a request is answered, so that no caller waits for it."""
+        """Whether a request is over, so that no caller waits for it."""
         return self._sink.is_cancelled(index)
 
     def frame(self) -> CallFrame:
-        """Return what the requests come from that the model makes while it runs the batch."""
+        """Return the call frame of requests that the model makes while it runs the batch."""
         return self._sink.frame()
 
 
 def pad_instance(instance: BlockingInstance | AsyncInstance, plan: PaddingPlan) -> PaddedInstance | PaddedAsyncInstance:
-    """Return an instance with padding around it."""
+    """Return a wrapper that adds padding to an instance."""
     if isinstance(instance, BlockingInstance):
         return PaddedInstance(instance, plan)
     return PaddedAsyncInstance(instance, plan)
@@ -156,7 +156,7 @@ def _pad(plan: PaddingPlan, requests: Sequence[InferRequest]) -> tuple[list[Infe
     inputs, lengths = pad_batch(plan, [request.inputs for request in requests])
     padded = []
     for request, tensors in zip(requests, inputs, strict=True):
-        twin = copy.copy(request)  # the request itself is still the front end's
+        twin = copy.copy(request)  # the front end still uses the request itself
         twin.inputs = tensors
         padded.append(twin)
     return padded, lengths

@@ -1,7 +1,8 @@
-"""Padding: requests of different shapes made equal, so that they can share a batch, and outputs cut back. Pure.
+"""Padding: requests of different shapes are padded to share a batch, and their outputs are cut. Pure.
 
 The variable dimensions of an input are padded at their end, to the longest in the batch or to the next declared size
-(bucket). A mask and the lengths tell the model what is real. An output is cut to the length of its request.
+(bucket). A mask and the lengths tell the model which elements are not padding. An output is cut to the length of its
+request.
 
 Shapes start with the batch dimension; dimensions are counted without it.
 """
@@ -43,8 +44,8 @@ class PaddedInput:
         dims: Its variable dimensions, at least one, ascending.
         value: The padding value: a number, a boolean, or bytes.
         buckets: Sizes to pad to, ascending; longer ones keep their size. Empty for the longest in the batch.
-        mask: Gets 1 for what is real and 0 for padding, one element for each of the variable dimensions' product.
-        length: Gets the lengths of the variable dimensions.
+        mask: 1 for elements of the request and 0 for padding, in the shape of the variable dimensions.
+        length: The lengths of the variable dimensions.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The rate limiter's shell: which instances take part, and how they learn that they may run."""
+"""The rate limiter's shell: which instances compete for resources, and how they are told that they may run."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
@@ -7,17 +7,17 @@ from charonia.config.model import InstanceGroup, ModelConfig
 from charonia.server.backends.api import Placement
 from charonia.server.rate_limiter.options import ResourceLimit
 from charonia.server.rate_limiter.overview import InstanceState, PoolState, RateLimitView, Shortage
-from charonia.server.rate_limiter.resources import SERVER_WIDE, Arbiter, Limit, Member, Need, ResourcePool
+from charonia.server.rate_limiter.resources import SERVER_WIDE, Arbiter, Member, Need, ResourcePool
 from charonia.server.rate_limiter.scheduler import LimitedScheduler
 from charonia.server.scheduling.api import Scheduler
 
 
 class Claim:
-    """The part that the instances of one model version take.
+    """The claim of one model version's instances to resources.
 
     Args:
-        arbiter: What distributes.
-        members: The instances, in the order of their numbers.
+        arbiter: Distributes the resources.
+        members: The instances, in order of their numbers.
     """
 
     def __init__(self, arbiter: Arbiter, members: Sequence[Member]) -> None:
@@ -26,23 +26,23 @@ class Claim:
         self._scheduler: LimitedScheduler | None = None
 
     def scheduler(self, inner: Scheduler, *, wants: Callable[[int], bool] | None = None) -> Scheduler:
-        """Return a scheduler that uses an instance only when it has its resources.
+        """Return a scheduler that uses an instance only when it holds its resources.
 
         Args:
-            inner: What decides about requests.
-            wants: Whether it has something to run on an instance, where requests are bound to instances.
+            inner: The scheduler of requests.
+            wants: Whether it has a request for an instance, if requests are bound to instances.
         """
         self._scheduler = LimitedScheduler(inner, dict(enumerate(self._members)), self._arbiter, wants=wants)
         return self._scheduler
 
-    def is_out_of_reach(self, instance: int, holders: "Iterable[tuple[Claim, int]]") -> bool:
-        """Whether an instance could never run while these instances, of any model, keep what they hold."""
-        return self._arbiter.is_out_of_reach(
+    def is_blocked_by(self, instance: int, holders: "Iterable[tuple[Claim, int]]") -> bool:
+        """Whether an instance cannot run while these instances, of any model, hold their resources."""
+        return self._arbiter.is_blocked_by(
             self._members[instance], [holder._members[number] for holder, number in holders]
         )
 
     def shortage(self, now_ns: int) -> Shortage:
-        """Return how long instances have waited so far, and what for now."""
+        """Return how long instances have waited so far, and for which resources they wait now."""
         found = self._arbiter.waited_for(self._members)
         pools = {pool for member in self._members for pool in member.pools}
         holders = {member.model for members in found.values() for member in members}
@@ -54,7 +54,7 @@ class Claim:
         )
 
     def wake(self, loop: asyncio.AbstractEventLoop, nudge: Callable[[], None]) -> None:
-        """From now on call when an instance may run."""
+        """From now on call `nudge` when an instance may run."""
 
         def granted() -> None:
             loop.call_soon(nudge)
@@ -63,7 +63,7 @@ class Claim:
             member.granted = granted
 
     def release(self) -> None:
-        """Give up everything: the version is gone."""
+        """Release all resources: the version is gone."""
         self._arbiter.leave(self._members)
 
 
@@ -71,17 +71,17 @@ class RateLimits:
     """The resources of one server.
 
     Args:
-        limits: Capacities given; others are the most that one instance needs.
+        limits: Explicit capacities; the default is the most that one instance needs.
     """
 
     def __init__(self, limits: Iterable[ResourceLimit] = ()) -> None:
-        self._arbiter = Arbiter(Limit(limit.name, limit.count, limit.device) for limit in limits)
+        self._arbiter = Arbiter(limits)
 
     def claim(self, config: ModelConfig, version: str, placed: Sequence[Placement]) -> Claim | None:
-        """Let the instances of a version take part, where its configuration has anything to say about that.
+        """Return the claim of a version, None if its configuration has no `rate_limiter` section.
 
         Raises:
-            ServingError: INVALID_ARG, beginning with the path, when one of them could never run.
+            ServingError: INVALID_ARG, beginning with the path: an instance could never run.
         """
         if not any(group.rate_limiter is not None for group in config.instance_group):
             return None
@@ -96,7 +96,7 @@ class RateLimits:
         return Claim(self._arbiter, members)
 
     def view(self) -> RateLimitView:
-        """Return who holds what and who waits."""
+        """Return which instances hold resources and which wait."""
         arbiter = self._arbiter
         held = arbiter.held
         return RateLimitView(
@@ -106,7 +106,7 @@ class RateLimits:
             ],
             [
                 InstanceState(
-                    *(member.model, member.version, member.instance, member.standing.value),
+                    *(member.model, member.version, member.instance, member.state.value),
                     *(member.priority, member.executions),
                     tuple((need.pool.name, _device(need.pool), need.units) for need in member.needs),
                 )

@@ -22,7 +22,7 @@ class ResourceLimit:
     Attributes:
         name: The resource.
         count: Its capacity.
-        device: The device, None for every device. It has no meaning for a resource of the whole server.
+        device: The device, None for every device. Ignored for a resource of the whole server.
     """
 
     name: str

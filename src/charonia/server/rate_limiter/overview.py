@@ -1,4 +1,4 @@
-"""Who holds which resource of the rate limiter, as records, as JSON and as metrics. Pure."""
+"""The rate limiter's resources and instances as records, as JSON and as metrics. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ class PoolState:
     Attributes:
         name: Its name.
         device: The device, None for a resource of the whole server.
-        capacity: How much there is.
-        in_use: How much is held.
-        is_explicit: Whether the capacity was given on the command line, and is not the most that an instance needs.
+        capacity: Its capacity.
+        in_use: The units in use.
+        is_explicit: Whether the capacity was set on the command line; otherwise it is the most that an instance needs.
     """
 
     name: str
@@ -27,7 +27,7 @@ class PoolState:
 
 @dataclass(frozen=True, slots=True)
 class InstanceState:
-    """An instance that the rate limiter lets run.
+    """An instance that the rate limiter controls.
 
     Attributes:
         model: Its model.
@@ -35,7 +35,7 @@ class InstanceState:
         instance: Its name.
         state: "idle", "waiting" or "running".
         priority: Weight of its executions.
-        executions: How often it was let run.
+        executions: Number of executions.
         needs: Name, device (None for the whole server) and count of each resource that it holds while it runs.
     """
 
@@ -50,14 +50,14 @@ class InstanceState:
 
 @dataclass(frozen=True, slots=True)
 class RateLimitView:
-    """Every resource and every instance that takes part."""
+    """All resources and all instances."""
 
     pools: Sequence[PoolState]
     instances: Sequence[InstanceState]
 
 
 def view_json(view: RateLimitView) -> dict[str, object]:
-    """Return a view as a JSON document: each resource with who holds it and who waits for it, then each instance."""
+    """Return a view as a JSON document: resources with their holders and waiting instances, then all instances."""
     return {
         "resources": [
             {
@@ -91,11 +91,11 @@ def families(view: RateLimitView) -> list[Family]:
     members = [(i, {"model": i.model, "version": i.version, "instance": i.instance}) for i in view.instances]
     return [
         family(
-            *("charonia_rate_limit_capacity", "gauge", "How much there is of a resource"),
+            *("charonia_rate_limit_capacity", "gauge", "Capacity of a resource"),
             *((pool.capacity, labels) for pool, labels in pools),
         ),
         family(
-            *("charonia_rate_limit_in_use", "gauge", "How much of a resource is held"),
+            *("charonia_rate_limit_in_use", "gauge", "Units of a resource in use"),
             *((pool.in_use, labels) for pool, labels in pools),
         ),
         family(
@@ -103,7 +103,7 @@ def families(view: RateLimitView) -> list[Family]:
             *((int(instance.state == "waiting"), labels) for instance, labels in members),
         ),
         family(
-            *("charonia_rate_limit_executions_total", "counter", "Executions that an instance was let run"),
+            *("charonia_rate_limit_executions_total", "counter", "Executions of an instance"),
             *((instance.executions, labels) for instance, labels in members),
         ),
     ]
@@ -125,10 +125,10 @@ def _device(device: int | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """What instances of a model version lack in the rate limiter.
+    """The resources for which instances of a model version wait.
 
     Attributes:
-        short_ns: Time since the version was loaded in which one of them waited.
+        short_ns: Time since the version was loaded during which at least one of them waited.
         needs: All resources that they need.
         resources: Those for which some wait now.
         holders: Models whose instances hold these.

@@ -1,15 +1,15 @@
-"""Shares counted resources among instances: who may run when there is not enough for all.
+"""Shares counted resources among instances: which of them may run when there is not enough for all.
 
-A pool is a resource of one device, or of the whole server. An instance holds what it needs of every pool from the
-moment it may run until it is done. Its turn is its number of executions times its priority, so under contention an
+A pool is a resource of one device, or of the whole server. An instance holds the units that it needs of every pool from
+the moment it may run until it is done. Its turn is its number of executions times its priority, so under contention an
 instance of priority p runs 1/p as often as one of priority 1. The waiting instance with the lowest turn comes first.
 
-1. No pool is ever held beyond its capacity. An instance gets all that it needs at once, or nothing.
-2. What an instance that waits needs, none behind it can take; those who need other pools pass it.
-3. One that has been idle does not make up for it: it joins at the lowest turn of those it competes with.
-4. Whoever has been passed `PASSED_FACTOR` times as often as its share explains comes first: nobody waits for ever.
+1. A pool is never held beyond its capacity. An instance gets all that it needs at once, or nothing.
+2. The pools that a waiting instance needs are reserved for it; instances behind it that need only others overtake it.
+3. An instance that was idle gets no credit for that: it starts at the lowest turn of its rivals.
+4. An instance that was overtaken `PASSED_FACTOR` times as often as its share explains comes first: none starves.
 
-Source: Triton's rate limiter, whose order is executions times priority; 3 and 4 are ours. Pure.
+Source: Triton's rate limiter, whose order is executions times priority; 3 and 4 are additions. Pure.
 """
 
 from collections import Counter
@@ -19,12 +19,13 @@ from enum import Enum
 from typing import NamedTuple
 
 from charonia.core.errors import ServingError, invalid
+from charonia.server.rate_limiter.options import ResourceLimit
 
 SERVER_WIDE = -1
 """Device of a pool that all devices share."""
 
 PASSED_FACTOR = 2
-"""How many times its share of grants others may get while one waits."""
+"""How many times their share of grants the rivals of a waiting instance may get."""
 
 
 class ResourcePool(NamedTuple):
@@ -35,23 +36,15 @@ class ResourcePool(NamedTuple):
 
 
 class Need(NamedTuple):
-    """What an instance needs of a pool; `path` is where its configuration says so."""
+    """The units that an instance needs of a pool; `path` is the place in its configuration."""
 
     pool: ResourcePool
     units: int
     path: str = ""
 
 
-class Limit(NamedTuple):
-    """An explicit capacity; `device` is None for every device, and for a resource of the whole server."""
-
-    name: str
-    units: int
-    device: int | None = None
-
-
-class Standing(Enum):
-    """What a member does."""
+class MemberState(Enum):
+    """State of a member."""
 
     IDLE = "idle"
     WAITING = "waiting"
@@ -60,19 +53,19 @@ class Standing(Enum):
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """An instance that takes part.
+    """An instance that competes for resources.
 
     Attributes:
         model: Its model.
         version: The version, as text.
         instance: Its name.
-        needs: What it holds while it runs; a pool at most once.
+        needs: The units that it holds while it runs; each pool at most once.
         priority: Weight of its executions, at least 1.
-        granted: Called when it may run as a result of what another one did; must not come back here at once.
-        standing: What it does now.
-        turn: Executions times priority, and what it joined at.
-        executions: How often it was let run.
-        passed: Grants to others that compete with it, while it has been waiting.
+        granted: Called when another member's change lets it run; must not call the arbiter at once.
+        state: Its state.
+        turn: Executions times priority, plus the turn at which it joined.
+        executions: Number of executions.
+        passed: Grants to its rivals while it has been waiting.
     """
 
     model: str
@@ -81,27 +74,27 @@ class Member:
     needs: tuple[Need, ...] = ()
     priority: int = 1
     granted: Callable[[], None] = field(default=lambda: None, repr=False)
-    standing: Standing = Standing.IDLE
+    state: MemberState = MemberState.IDLE
     turn: int = 0
     executions: int = 0
     passed: int = 0
 
     @property
     def start(self) -> int:
-        """Its turn when it last was let run, or now while it waits for that."""
-        return self.turn - self.priority if self.standing is Standing.RUNNING else self.turn
+        """Its turn at the last grant, or its turn now if it is waiting."""
+        return self.turn - self.priority if self.state is MemberState.RUNNING else self.turn
 
     @property
     def pools(self) -> frozenset[ResourcePool]:
-        """The pools that it takes from."""
+        """The pools that it needs."""
         return frozenset(need.pool for need in self.needs)
 
 
 class Arbiter:
-    """Who holds what, and who is next."""
+    """Decides which member is next, and keeps account of the pools."""
 
-    def __init__(self, limits: Iterable[Limit] = ()) -> None:
-        self._limits = {(limit.name, limit.device): limit.units for limit in limits}
+    def __init__(self, limits: Iterable[ResourceLimit] = ()) -> None:
+        self._limits = {(limit.name, limit.device): limit.count for limit in limits}
         self._members: dict[Member, frozenset[ResourcePool]] = {}
         self._rivals: dict[Member, tuple[Member, ...]] = {}
         self._waiting: dict[Member, None] = {}
@@ -110,25 +103,25 @@ class Arbiter:
 
     @property
     def members(self) -> Sequence[Member]:
-        """Those who take part, in the order in which they joined."""
+        """All members, in the order in which they joined."""
         return tuple(self._members)
 
     @property
     def capacity(self) -> Mapping[ResourcePool, int]:
-        """How much of each pool there is."""
+        """Capacity of each pool."""
         return self._capacity
 
     @property
     def held(self) -> Mapping[ResourcePool, int]:
-        """How much of each pool is held."""
+        """Units in use of each pool."""
         return {pool: self._held[pool] for pool in self._capacity}
 
     def is_explicit(self, pool: ResourcePool) -> bool:
-        """Whether a pool's capacity was given, and is not the most that an instance needs."""
+        """Whether a pool's capacity was set; otherwise it is the most that an instance needs."""
         return self._limit(pool) is not None
 
     def join(self, members: Sequence[Member]) -> None:
-        """Let instances take part: all of them or, on an error, none.
+        """Add instances: all of them or, on an error, none.
 
         Raises:
             ServingError: INVALID_ARG, beginning with the path: one could never run, or a resource is of one device for
@@ -151,7 +144,7 @@ class Arbiter:
         self._grant()
 
     def leave(self, members: Iterable[Member]) -> None:
-        """Let instances take part no more; what they hold or wait for is given up."""
+        """Remove instances; what they hold is released."""
         for member in members:
             self.stop(member)
             self._members.pop(member, None)
@@ -159,34 +152,34 @@ class Arbiter:
         self._grant()
 
     def request(self, member: Member) -> bool:
-        """An instance wants to run; return whether it may, at once.
+        """An instance wants to run; return whether it may at once.
 
-        One that has just run gives back what it holds and competes with the others for it.
+        One that has just run releases its resources first and competes for them again.
         """
-        if self._release(member) is Standing.IDLE:
-            starts = [rival.start for rival in self._rivals[member] if rival.standing is not Standing.IDLE]
+        if self._release(member) is MemberState.IDLE:
+            starts = [rival.start for rival in self._rivals[member] if rival.state is not MemberState.IDLE]
             member.turn = max(member.turn, min(starts, default=0))
-        member.standing, member.passed = Standing.WAITING, 0
+        member.state, member.passed = MemberState.WAITING, 0
         self._waiting[member] = None
         self._grant(asking=member)
-        return member.standing is Standing.RUNNING
+        return member.state is MemberState.RUNNING
 
     def stop(self, member: Member, *, unused: bool = False) -> None:
-        """An instance is done, or does not want to run any more.
+        """An instance is done, or no longer wants to run.
 
         Args:
-            member: The instance, in any standing.
-            unused: Whether it was let run and had nothing to run: that does not count.
+            member: The instance, in any state.
+            unused: Whether it had nothing to run: the execution does not count.
         """
-        standing = self._release(member)
-        if unused and standing is Standing.RUNNING:
+        state = self._release(member)
+        if unused and state is MemberState.RUNNING:
             member.turn -= member.priority
             member.executions -= 1
-        if standing is not Standing.IDLE:
+        if state is not MemberState.IDLE:
             self._grant()
 
     def waited_for(self, members: Collection[Member]) -> dict[ResourcePool, set[Member]]:
-        """Return the pools for which some of these instances wait, and who holds each or else stands in line before."""
+        """Return the pools for which these instances wait, and the holders of each, or else those that come first."""
         found: dict[ResourcePool, set[Member]] = {}
         ahead: list[Member] = []
         for member in sorted(self._waiting, key=self._rank):
@@ -194,31 +187,31 @@ class Arbiter:
                 reserved = frozenset[ResourcePool]().union(*(self._members[other] for other in ahead))
                 for pool in self._short_of(member) or self._members[member] & reserved:
                     users = {other for other, pools in self._members.items() if pool in pools}
-                    holders = {other for other in users if other.standing is Standing.RUNNING}
+                    holders = {other for other in users if other.state is MemberState.RUNNING}
                     found.setdefault(pool, set()).update(holders or users.intersection(ahead))
             ahead.append(member)
         return found
 
-    def is_out_of_reach(self, member: Member, holders: Iterable[Member]) -> bool:
-        """Whether an instance could never run as long as these keep what they hold."""
+    def is_blocked_by(self, member: Member, holders: Iterable[Member]) -> bool:
+        """Whether an instance cannot run while these hold their resources."""
         kept = Counter[ResourcePool]()
         for holder in holders:
             for need in holder.needs:
                 kept[need.pool] += need.units
         return any(self._capacity.get(need.pool, 0) - kept[need.pool] < need.units for need in member.needs)
 
-    def _release(self, member: Member) -> Standing:
-        """Have a member idle, and return what it was."""
-        standing, member.standing = member.standing, Standing.IDLE
-        if standing is Standing.WAITING:
+    def _release(self, member: Member) -> MemberState:
+        """Make a member idle, and return its previous state."""
+        state, member.state = member.state, MemberState.IDLE
+        if state is MemberState.WAITING:
             del self._waiting[member]
-        elif standing is Standing.RUNNING:
+        elif state is MemberState.RUNNING:
             for need in member.needs:
                 self._held[need.pool] -= need.units
-        return standing
+        return state
 
     def _grant(self, asking: Member | None = None) -> None:
-        """Let run whoever may now; all but `asking` are called."""
+        """Let all members run that can; call each of them but `asking`."""
         reserved: set[ResourcePool] = set()
         for member in sorted(self._waiting, key=self._rank):
             pools = self._members[member]
@@ -230,7 +223,7 @@ class Arbiter:
                 reserved |= pools
 
     def _short_of(self, member: Member) -> set[ResourcePool]:
-        """Return the pools of which there is not enough for a member now."""
+        """Return the pools that lack units for a member now."""
         return {need.pool for need in member.needs if self._capacity[need.pool] - self._held[need.pool] < need.units}
 
     def _start(self, member: Member) -> None:
@@ -239,7 +232,7 @@ class Arbiter:
             rival.passed += 1
         for need in member.needs:
             self._held[need.pool] += need.units
-        member.standing = Standing.RUNNING
+        member.state = MemberState.RUNNING
         member.turn += member.priority
         member.executions += 1
 
@@ -248,7 +241,7 @@ class Arbiter:
         return not is_overdue, -member.passed if is_overdue else member.turn
 
     def _measure(self) -> None:
-        """Work out who competes, and the capacities: the limit given, else the most that one instance needs."""
+        """Determine rivals and capacities: the explicit limit, else the most that one instance needs."""
         members = self._members.items()
         self._rivals = {
             member: tuple(rival for rival, theirs in members if rival is not member and not pools.isdisjoint(theirs))
@@ -261,7 +254,7 @@ class Arbiter:
         self._capacity = {pool: self._limit(pool) or count for pool, count in most.items()}
 
     def _limit(self, pool: ResourcePool) -> int | None:
-        if pool.device == SERVER_WIDE:  # its limit has no device; one that is given has no meaning
+        if pool.device == SERVER_WIDE:  # the device of its limit has no meaning
             return next((count for (name, _), count in self._limits.items() if name == pool.name), None)
         return self._limits.get((pool.name, pool.device), self._limits.get((pool.name, None)))
 

@@ -1,26 +1,26 @@
-"""A scheduler whose slots need resources: another scheduler decides, and gets only slots that may run. Pure.
+"""A scheduler whose slots need resources: it wraps another scheduler and offers it only slots that may run. Pure.
 
-A slot asks for its resources when requests wait, and is offered once it has them; so everything that waits does so in
-the inner scheduler, with its batches, priorities, timeouts and limits. A slot that was let run and finds nothing to run
-gives everything back. One slot that is offered and not taken is enough: the inner scheduler is waiting for more
-requests, not for slots; unless requests are bound to slots, as those of sequences are.
+A slot asks for its resources when requests wait, and is offered once it holds them; so all requests wait in the inner
+scheduler, with its batches, priorities, timeouts and limits. A slot that holds its resources and has nothing to run
+releases them. At most one slot is offered and unused: the inner scheduler then waits for more requests, not for slots.
+Where requests are bound to slots, as those of sequences are, each slot is offered on its own.
 """
 
 from collections.abc import Callable, Mapping
 
-from charonia.server.rate_limiter.resources import Arbiter, Member, Standing
+from charonia.server.rate_limiter.resources import Arbiter, Member, MemberState
 from charonia.server.scheduling.api import Command, Event, Run, Scheduler, SlotGone, SlotIdle
 
 
 class LimitedScheduler:
-    """Any scheduler, with slots that hold resources while they run.
+    """A wrapper for any scheduler, whose slots hold resources while they run.
 
     Args:
-        inner: What decides about requests.
-        members: What takes part in the distribution, by slot.
-        arbiter: What distributes. When it lets a member run later, send a `Tick`.
-        wants: Whether the inner scheduler has something to run on a slot, where requests are bound to slots; None where
-            any slot is as good.
+        inner: The scheduler of requests.
+        members: The members by slot.
+        arbiter: Distributes the resources. When it lets a member run later, send a `Tick`.
+        wants: Whether the inner scheduler has a request for a slot, if requests are bound to slots; None if they may
+            run on any.
     """
 
     __slots__ = ("_arbiter", "_idle", "_inner", "_members", "_offered", "_short_ns", "_short_since_ns", "_wants")
@@ -37,7 +37,7 @@ class LimitedScheduler:
         self._members = members
         self._arbiter = arbiter
         self._wants = wants
-        self._idle: dict[int, None] = {}  # slots that the inner scheduler does not know to be idle
+        self._idle: dict[int, None] = {}  # not offered to the inner scheduler
         self._offered: dict[int, None] = {}
         self._short_ns = 0
         self._short_since_ns: int | None = None
@@ -52,11 +52,11 @@ class LimitedScheduler:
         return self._inner.wake_at()
 
     def short_ns(self, now_ns: int) -> int:
-        """Return how long requests waited so far while a slot for them waited for its resources."""
+        """Return how long slots that requests needed have waited for their resources so far."""
         return self._short_ns + (now_ns - self._short_since_ns if self._short_since_ns is not None else 0)
 
     def __repr__(self) -> str:
-        waiting = sum(member.standing is Standing.WAITING for member in self._members.values())
+        waiting = sum(member.state is MemberState.WAITING for member in self._members.values())
         counts = f"idle {len(self._idle)} | offered {len(self._offered)} | wait for resources {waiting}"
         return f"<LimitedScheduler [{counts} | {self._inner!r}]>"
 
@@ -65,17 +65,17 @@ class LimitedScheduler:
         self._inner.check_invariants()
         assert not self._idle.keys() & self._offered.keys()
         for slot in self._offered:
-            assert self._members[slot].standing is Standing.RUNNING, f"slot {slot} is offered without its resources"
+            assert self._members[slot].state is MemberState.RUNNING, f"slot {slot} is offered without its resources"
 
     def handle(self, event: Event, now_ns: int) -> list[Command]:
         """Take in one event at this monotonic time and return what follows from it, in order."""
         commands: list[Command] = []
         if isinstance(event, SlotIdle):
-            self._note(self._inner.handle(SlotGone(event.slot), now_ns), commands)  # what it ran is over
+            self._note(self._inner.handle(SlotGone(event.slot), now_ns), commands)  # its batch is done
             self._idle[event.slot] = None
             self._finish(event.slot)
         elif isinstance(event, SlotGone):
-            self._note(self._inner.handle(event, now_ns), commands)  # what it ran may have to run again
+            self._note(self._inner.handle(event, now_ns), commands)  # its batch may be rescheduled
             self._arbiter.stop(self._members[event.slot])
             self._idle.pop(event.slot, None)
             self._offered.pop(event.slot, None)
@@ -83,18 +83,18 @@ class LimitedScheduler:
             self._note(self._inner.handle(event, now_ns), commands)
         self._settle(now_ns, commands)
         self._short_ns = self.short_ns(now_ns)
-        is_short = any(self._members[slot].standing is Standing.WAITING for slot in self._idle)
+        is_short = any(self._members[slot].state is MemberState.WAITING for slot in self._idle)
         self._short_since_ns = now_ns if is_short else None
         return commands
 
     def _settle(self, now_ns: int, commands: list[Command]) -> None:
-        """Offer what has its resources, ask for as many slots as requests wait, and give back what nobody needs."""
+        """Offer slots with resources, request resources for as many slots as requests wait, and release unused ones."""
         if self._wants is not None:
             self._settle_each(self._wants, now_ns, commands)
             return
-        for slot in [slot for slot in self._idle if self._members[slot].standing is Standing.RUNNING]:
+        for slot in [slot for slot in self._idle if self._members[slot].state is MemberState.RUNNING]:
             self._offer(slot, now_ns, commands)
-        waiting = [slot for slot in self._idle if self._members[slot].standing is Standing.WAITING]
+        waiting = [slot for slot in self._idle if self._members[slot].state is MemberState.WAITING]
         while len(waiting) > self._wanted():
             self._arbiter.stop(self._members[waiting.pop()])
         if not self._inner.queued:
@@ -110,7 +110,7 @@ class LimitedScheduler:
                 waiting.append(slot)
 
     def _settle_each(self, wants: Callable[[int], bool], now_ns: int, commands: list[Command]) -> None:
-        """Do the same where each slot has its own requests: one that is not taken says nothing of the others."""
+        """Do the same where requests are bound to slots: each is settled on its own."""
         for slot in tuple(self._offered):
             if not wants(slot):
                 self._take_back(slot, now_ns, commands)
@@ -118,18 +118,18 @@ class LimitedScheduler:
             member = self._members[slot]
             if not wants(slot):
                 self._arbiter.stop(member, unused=True)
-            elif member.standing is Standing.RUNNING or (
-                member.standing is Standing.IDLE and self._arbiter.request(member)
+            elif member.state is MemberState.RUNNING or (
+                member.state is MemberState.IDLE and self._arbiter.request(member)
             ):
                 self._offer(slot, now_ns, commands)
 
     def _finish(self, slot: int) -> None:
-        """Give back what a slot holds; where more wait, it competes for it at once, not only after all others."""
+        """Release the resources of a slot; if more requests wait, it competes for them again at once."""
         member = self._members[slot]
         if self._wants is not None:
             is_needed = self._wants(slot)
         else:
-            waiting = sum(self._members[other].standing is Standing.WAITING for other in self._idle)
+            waiting = sum(self._members[other].state is MemberState.WAITING for other in self._idle)
             is_needed = waiting < self._wanted()
         if is_needed:
             self._arbiter.request(member)
@@ -146,7 +146,7 @@ class LimitedScheduler:
         self._note(self._inner.handle(SlotIdle(slot), now_ns), commands)
 
     def _take_back(self, slot: int, now_ns: int, commands: list[Command]) -> None:
-        """Have a slot that was offered idle again, without resources."""
+        """Withdraw the offer of a slot and release its resources."""
         if slot in self._offered:
             del self._offered[slot]
             self._note(self._inner.handle(SlotGone(slot), now_ns), commands)

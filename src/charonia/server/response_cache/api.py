@@ -1,4 +1,4 @@
-"""What the engine asks of a response cache."""
+"""The interface of a response cache: keys, cached responses and the `ResponseCache` protocol."""
 
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
@@ -12,30 +12,30 @@ from charonia.core.tensor import Array, Tensor
 from charonia.server.metrics.metric_families import Family
 
 ENTRY_OVERHEAD_BYTES = 512
-"""Memory of an entry beside its tensors: its key, its place in the order, records and names."""
+"""Memory of an entry besides its tensors: its key, its place in the LRU order, records and names."""
 
 STRING_OVERHEAD_BYTES = 48
-"""Memory of a string beside its bytes: its object and its place in the array."""
+"""Memory of a string besides its bytes: its object and its place in the array."""
 
 
-class Key(NamedTuple):
-    """What a response is kept under.
+class CacheKey(NamedTuple):
+    """The key of a cached response.
 
     Attributes:
-        space: Of the model version as it was loaded; another load has another one.
-        digest: Of the request.
+        namespace: Cache namespace of the model version; each load has its own.
+        digest: Digest of the request.
     """
 
-    space: bytes
+    namespace: bytes
     digest: bytes
 
 
-class KeptResponse:
-    """A response without its request's id, in memory that nobody else can change.
+class CachedResponse:
+    """A response without its request's id, in read-only memory of its own.
 
     Attributes:
-        model_name: Model that ran.
-        model_version: Version that ran, as text.
+        model_name: The model that ran.
+        model_version: The version that ran, as text.
         outputs: Output tensors.
         parameters: Response parameters.
         byte_size: Memory that it takes.
@@ -53,39 +53,39 @@ class KeptResponse:
         self.byte_size = ENTRY_OVERHEAD_BYTES + sum(_byte_size(tensor) for tensor in outputs)
 
     @classmethod
-    def of(cls, response: InferResponse) -> "KeptResponse":
+    def of(cls, response: InferResponse) -> "CachedResponse":
         """Return a copy of a response."""
         outputs = tuple(Tensor(t.name, t.datatype, own_copy(t.array)) for t in response.outputs)
         return cls(response.model_name, response.model_version, outputs, dict(response.parameters))
 
     def response(self, request_id: str) -> InferResponse:
-        """Return the response to another request; its arrays are shared, and read-only."""
+        """Return the response for another request; its arrays are shared and read-only."""
         return InferResponse(self.model_name, self.model_version, request_id, list(self.outputs), dict(self.parameters))
 
 
 class ResponseCache(Protocol):
-    """Keeps responses. Everything here runs on the event loop's thread.
+    """Stores responses. All methods run on the event loop's thread.
 
     Attributes:
-        is_shared: Whether others, and the server after a restart, may find what is kept here.
+        is_shared: Whether other servers, and this one after a restart, may find the entries.
     """
 
     is_shared: bool
 
-    def get(self, key: Key, found: Callable[[KeptResponse | None], None]) -> None:
-        """Look a response up and call `found`, at once or later, in any case."""
+    def get(self, key: CacheKey, found: Callable[[CachedResponse | None], None]) -> None:
+        """Look up a response; `found` is called in every case, at once or later."""
         ...
 
-    def put(self, key: Key, response: KeptResponse, done: Callable[[], None]) -> None:
-        """Keep a response, or not, and call `done`, at once or later, in any case."""
+    def put(self, key: CacheKey, response: CachedResponse, done: Callable[[], None]) -> None:
+        """Store a response if possible; `done` is called in every case, at once or later."""
         ...
 
-    def forget(self, space: bytes) -> None:
-        """Give up what was kept for a model version: it is not asked for any more."""
+    def forget(self, namespace: bytes) -> None:
+        """Drop the entries of a namespace: no model version uses it any more."""
         ...
 
-    async def space(self, model: str, version: str, content: bytes) -> bytes:
-        """Return the key space of a model version that is being loaded.
+    async def namespace(self, model: str, version: str, content: bytes) -> bytes:
+        """Return the cache namespace of a model version that is being loaded.
 
         Args:
             model: Name of the model.
@@ -99,7 +99,7 @@ class ResponseCache(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """Give back everything."""
+        """Release all resources."""
         ...
 
 

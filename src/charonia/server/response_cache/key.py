@@ -1,9 +1,9 @@
-"""The key of a request: equal only for requests that a model cannot tell apart. Pure.
+"""The digest of a request: equal only for requests that a model cannot tell apart. Pure.
 
 It covers everything that a model may see and that may change its answer: the names, datatypes, shapes and bytes of the
-inputs in the order they were sent, the outputs asked for, and the parameters where a model gets them. Each part is
-written with its length or number in front, so no two requests have the same text; SHA-256 makes a key of it. A faster
-hash without cryptographic strength would let a client construct two requests with one key.
+inputs in the order they were sent, the requested outputs, and the parameters where a model gets them. Each part is
+written with its length or number in front, so no two requests have the same encoding, which is hashed with SHA-256. A
+faster hash without cryptographic strength would let a client construct two requests with the same key.
 """
 
 import struct
@@ -58,7 +58,7 @@ def tensor_bytes(tensors: Iterable[Tensor]) -> int:
 
 
 def is_private(array: Array) -> bool:
-    """Whether an array shows bytes that nobody can change: those of a received message, not of shared memory."""
+    """Whether an array is a view of immutable bytes: those of a received message, not of shared memory."""
     base: object = array
     while isinstance(base, np.ndarray) and base.base is not None:
         base = base.base

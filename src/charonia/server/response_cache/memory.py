@@ -1,7 +1,4 @@
-"""A response cache in the server's own memory.
-
-Entries by key within a number of bytes; the ones that were used longest ago make room.
-"""
+"""A response cache in the server's own memory: an LRU map bounded by its number of bytes."""
 
 import logging
 import secrets
@@ -10,43 +7,47 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from charonia.server.metrics.metric_families import Family
-from charonia.server.response_cache.api import KeptResponse, Key
+from charonia.server.response_cache.api import CachedResponse, CacheKey
 from charonia.server.response_cache.metrics import CacheCounters, cache_families, local_families
+
+_log = logging.getLogger(__name__)
+
+NAMESPACE_BYTES = 16
 
 _T = TypeVar("_T")
 
 
 class LruEntries(Generic[_T]):
-    """A bounded map.
+    """A map that evicts the least recently used entries to stay within a number of bytes.
 
     Args:
-        byte_size_max: What all entries may take together.
+        byte_size_max: Largest total size of the entries.
 
     Attributes:
-        byte_size: What they take.
-        evictions: Entries that had to make room.
+        byte_size: Their total size.
+        evictions: Number of evicted entries.
     """
 
     def __init__(self, byte_size_max: int) -> None:
         self.byte_size_max = byte_size_max
         self.byte_size = 0
         self.evictions = 0
-        self._entries: dict[Key, tuple[_T, int]] = {}  # the one that was used last is last
-        self._spaces: dict[bytes, set[Key]] = {}
+        self._entries: dict[CacheKey, tuple[_T, int]] = {}  # the least recently used one is first
+        self._namespaces: dict[bytes, set[CacheKey]] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def get(self, key: Key) -> _T | None:
-        """Return an entry, and remember that it was used."""
+    def get(self, key: CacheKey) -> _T | None:
+        """Return an entry and mark it as the most recently used."""
         entry = self._entries.pop(key, None)
         if entry is None:
             return None
         self._entries[key] = entry
         return entry[0]
 
-    def put(self, key: Key, value: _T, byte_size: int) -> bool:
-        """Keep an entry, in place of an earlier one; return whether it fits at all."""
+    def put(self, key: CacheKey, value: _T, byte_size: int) -> bool:
+        """Insert or replace an entry; return whether it fits at all."""
         if key in self._entries:
             self._remove(key)
         if byte_size > self.byte_size_max:
@@ -55,52 +56,47 @@ class LruEntries(Generic[_T]):
             self._remove(next(iter(self._entries)))
             self.evictions += 1
         self._entries[key] = (value, byte_size)
-        self._spaces.setdefault(key.space, set()).add(key)
+        self._namespaces.setdefault(key.namespace, set()).add(key)
         self.byte_size += byte_size
         return True
 
-    def forget(self, space: bytes) -> None:
-        """Remove every entry of a key space."""
-        for key in tuple(self._spaces.get(space, ())):
+    def forget(self, namespace: bytes) -> None:
+        """Remove every entry of a namespace."""
+        for key in tuple(self._namespaces.get(namespace, ())):
             self._remove(key)
 
-    def _remove(self, key: Key) -> None:
+    def _remove(self, key: CacheKey) -> None:
         _, byte_size = self._entries.pop(key)
         self.byte_size -= byte_size
-        keys = self._spaces[key.space]
+        keys = self._namespaces[key.namespace]
         keys.discard(key)
         if not keys:
-            del self._spaces[key.space]
-
-
-_log = logging.getLogger(__name__)
-
-SPACE_BYTES = 16
+            del self._namespaces[key.namespace]
 
 
 class LocalCache:
     """Responses in memory. See `ResponseCache`.
 
     Args:
-        byte_size_max: What all responses may take together, in bytes.
+        byte_size_max: Largest total size of the responses, in bytes.
     """
 
     is_shared = False
 
     def __init__(self, byte_size_max: int) -> None:
-        self._entries: LruEntries[KeptResponse] = LruEntries(byte_size_max)
+        self._entries: LruEntries[CachedResponse] = LruEntries(byte_size_max)
         self._counters = CacheCounters()
         self._has_warned = False
 
-    def get(self, key: Key, found: Callable[[KeptResponse | None], None]) -> None:
-        """Look a response up, at once."""
+    def get(self, key: CacheKey, found: Callable[[CachedResponse | None], None]) -> None:
+        """Look up a response, at once."""
         start = time.monotonic_ns()
         response = self._entries.get(key)
         self._counters.looked_up(response is not None, time.monotonic_ns() - start)
         found(response)
 
-    def put(self, key: Key, response: KeptResponse, done: Callable[[], None]) -> None:
-        """Keep a response, at once, unless it is larger than the cache."""
+    def put(self, key: CacheKey, response: CachedResponse, done: Callable[[], None]) -> None:
+        """Store a response, at once, unless it is larger than the cache."""
         start = time.monotonic_ns()
         if not self._entries.put(key, response, response.byte_size) and not self._has_warned:
             self._has_warned = True
@@ -111,13 +107,13 @@ class LocalCache:
         self._counters.inserted(time.monotonic_ns() - start)
         done()
 
-    def forget(self, space: bytes) -> None:
-        """Remove what was kept for a model version."""
-        self._entries.forget(space)
+    def forget(self, namespace: bytes) -> None:
+        """Remove the entries of a namespace."""
+        self._entries.forget(namespace)
 
-    async def space(self, model: str, version: str, content: bytes) -> bytes:
-        """Return a key space that was never used."""
-        return secrets.token_bytes(SPACE_BYTES)
+    async def namespace(self, model: str, version: str, content: bytes) -> bytes:
+        """Return a new namespace: the entries of earlier loads are never found again."""
+        return secrets.token_bytes(NAMESPACE_BYTES)
 
     def families(self) -> list[Family]:
         """Return its metrics."""
@@ -126,4 +122,4 @@ class LocalCache:
         return [*local_families(used, len(entries), entries.evictions), *cache_families(self._counters)]
 
     async def aclose(self) -> None:
-        """Give back nothing: it goes with the server."""
+        """Do nothing: the memory is freed with the object."""

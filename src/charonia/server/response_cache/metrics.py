@@ -1,4 +1,4 @@
-"""What is counted for a response cache as a whole."""
+"""Metrics of a response cache as a whole."""
 
 from collections.abc import Mapping
 
@@ -12,10 +12,10 @@ class CacheCounters:
     """Look-ups and insertions.
 
     Attributes:
-        hits: Look-ups that found something.
-        misses: Look-ups that found nothing.
-        lookup_ns: Time of all look-ups.
-        insertion_ns: Time of all insertions.
+        hits: Look-ups that found a response.
+        misses: Look-ups that found none.
+        lookup_ns: Total time of look-ups.
+        insertion_ns: Total time of insertions.
     """
 
     def __init__(self) -> None:
@@ -44,32 +44,32 @@ def cache_families(counters: CacheCounters) -> list[Family]:
         _plain("nv_cache_num_hits", "gauge", "Look-ups that found a response", counters.hits),
         _plain("nv_cache_num_misses", "gauge", "Look-ups that found none", counters.misses),
         _plain(
-            *("nv_cache_lookup_duration", "gauge", "Time of all look-ups in microseconds"),
+            *("nv_cache_lookup_duration", "gauge", "Total time of look-ups in microseconds"),
             counters.lookup_ns // _NS_PER_US,
         ),
         _plain(
-            *("nv_cache_insertion_duration", "gauge", "Time of all insertions in microseconds"),
+            *("nv_cache_insertion_duration", "gauge", "Total time of insertions in microseconds"),
             counters.insertion_ns // _NS_PER_US,
         ),
     ]
 
 
 def local_families(used: float, entries: int, evictions: int) -> list[Family]:
-    """Return the metrics of a cache in memory: the share that is used, 0 to 1, its entries, those that made room."""
+    """Return the metrics of a cache in memory: the share in use, 0 to 1, its entries and evictions."""
     return [
         _plain("nv_cache_util", "gauge", "Share of the response cache in use, 0 to 1", used),
         _plain("nv_cache_num_entries", "gauge", "Responses in the cache", entries),
-        _plain("nv_cache_num_evictions", "gauge", "Responses that had to make room for others", evictions),
+        _plain("nv_cache_num_evictions", "gauge", "Responses evicted from the cache", evictions),
     ]
 
 
 def remote_families(is_up: bool, errors: int, skipped: int) -> list[Family]:
-    """Return the metrics of a cache in another server: whether it answers, what failed, what was not asked for."""
+    """Return the metrics of a cache in another server: whether it is up, failed operations, skipped operations."""
     return [
-        _plain("charonia_cache_up", "gauge", "Whether the server that keeps responses answers", int(is_up)),
+        _plain("charonia_cache_up", "gauge", "Whether the cache server responds", int(is_up)),
         _plain("charonia_cache_errors_total", "counter", "Look-ups and insertions that failed", errors),
         _plain(
-            *("charonia_cache_skipped_total", "counter", "Look-ups and insertions that were not tried"),
+            *("charonia_cache_skipped_total", "counter", "Look-ups and insertions that were skipped"),
             skipped,
         ),
     ]

@@ -20,8 +20,8 @@ class RedisOptions:
     """A cache in a Redis server. Times are in ms, as on the command line.
 
     Attributes:
-        host: Its host.
-        port: Its port.
+        host: Host of the server.
+        port: Port of the server.
         user: User name, "" for the default user.
         password: Password, "" for none.
         db: Number of the database.

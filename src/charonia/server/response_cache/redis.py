@@ -1,18 +1,13 @@
 """A response cache in a Redis server, which several servers may share.
 
-Requests do not wait for a Redis that does not answer: after `FAILURES_MAX` failures in a row nobody asks it any more,
-and a task tries to reach it again from time to time. Until then requests run as if nothing had been found.
+Requests do not wait for a Redis that does not respond: a circuit breaker opens after `FAILURES_MAX` failures in a row,
+and a task tries to reconnect with exponential back-off. Meanwhile every look-up is a miss.
 
-Key spaces: the first load of a model's content in any server notes a random epoch in Redis, which later loads and
-other servers use, too. A reload notes a new one, so nothing that was kept before is found again by whoever loads from
-then on.
+Namespaces: the first load of a model's content in any server stores a random epoch in Redis, which later loads and
+other servers share. A reload stores a new one, so no server that loads the model from then on finds earlier responses.
 
-Whether to ask a server that may be down.
-
-A kept response as bytes and back.
-
-Four bytes of a name, four of the length of a JSON head, the head, then the tensors: elements in row-major order,
-little-endian; strings as their lengths, eight bytes each, followed by their bytes.
+A response is stored as a magic number of four bytes, the length of a JSON header in four bytes, the header, then the
+tensors: elements in row-major order, little-endian; strings as their lengths, eight bytes each, then their bytes.
 """
 
 import asyncio
@@ -33,7 +28,7 @@ from charonia.core.dtypes import BY_WIRE, DataType
 from charonia.core.errors import unsupported
 from charonia.core.tensor import Array, Tensor
 from charonia.server.metrics.metric_families import Family
-from charonia.server.response_cache.api import KeptResponse, Key
+from charonia.server.response_cache.api import CachedResponse, CacheKey
 from charonia.server.response_cache.metrics import CacheCounters, cache_families, remote_families
 from charonia.server.response_cache.options import RedisOptions
 
@@ -41,13 +36,37 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
 
+_log = logging.getLogger(__name__)
+
+PREFIX = b"charonia:"
+
 MAGIC = b"CRC1"
+
+FAILURES_MAX = 3
+"""Failures in a row after which the circuit breaker opens."""
+
+PAUSE_S = 1.0
+"""Pause before the first attempt to reconnect; it doubles with each attempt that fails."""
+
+PAUSE_S_MAX = 30.0
+
+VALUE_BYTES_MAX = 64 * 2**20
+"""Largest response that is stored."""
+
+LOOKUPS_MAX = 1024
+"""Most look-ups and insertions under way at once; further ones are skipped."""
+
+EPOCH_BYTES = 16
+EPOCH_SECS = 30 * 86_400
+"""Lifetime of an epoch after the last load that used it; the next load then stores a new one."""
+
+_MS_PER_S = 1000
 
 _START = struct.Struct("<4sI")
 
 
-def encode(response: KeptResponse) -> bytes | None:
-    """Return the bytes of a response, None where it has a parameter that does not come back as it is."""
+def encode(response: CachedResponse) -> bytes | None:
+    """Return the bytes of a response, None if a parameter would not survive the round trip."""
     if any(isinstance(value, float) and not math.isfinite(value) for value in response.parameters.values()):
         return None
     bodies = [_body(tensor) for tensor in response.outputs]
@@ -67,16 +86,16 @@ def encode(response: KeptResponse) -> bytes | None:
     return b"".join([_START.pack(MAGIC, len(text)), text, *bodies])
 
 
-def decode(data: bytes) -> KeptResponse:
-    """Return the response.
+def decode(data: bytes) -> CachedResponse:
+    """Return the response that was encoded.
 
     Raises:
-        ValueError: These are not the bytes of one.
+        ValueError: The bytes are malformed.
     """
     try:
         magic, size = _START.unpack_from(data)
         if magic != MAGIC:
-            raise ValueError("it does not begin as a kept response does")
+            raise ValueError("wrong magic number")
         position = _START.size + size
         head: dict[str, Any] = orjson.loads(data[_START.size : position])
         outputs = []
@@ -86,7 +105,7 @@ def decode(data: bytes) -> KeptResponse:
             position += length
         if position != len(data):
             raise ValueError(f"expected {position} bytes, got {len(data)}")
-        return KeptResponse(str(head["model"]), str(head["version"]), tuple(outputs), dict(head["parameters"]))
+        return CachedResponse(str(head["model"]), str(head["version"]), tuple(outputs), dict(head["parameters"]))
     except (struct.error, KeyError, TypeError, OverflowError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
 
@@ -118,20 +137,11 @@ def _array(datatype: DataType, shape: tuple[int, ...], body: memoryview, length:
     return strings.reshape(shape)
 
 
-FAILURES_MAX = 3
-"""Failures in a row after which it counts as down."""
-
-PAUSE_S = 1.0
-"""Pause before it is tried again; it doubles with every try that fails."""
-
-PAUSE_S_MAX = 30.0
-
-
-class Circuit:
-    """Counts failures in a row.
+class CircuitBreaker:
+    """Decides whether to use a server that may be down.
 
     Attributes:
-        is_up: Whether it is asked.
+        is_up: Whether to use it.
     """
 
     __slots__ = ("_failures", "_pause_s", "is_up")
@@ -142,11 +152,11 @@ class Circuit:
         self._pause_s = PAUSE_S
 
     def succeeded(self) -> None:
-        """It answered."""
+        """An operation succeeded."""
         self._failures = 0
 
     def failed(self) -> bool:
-        """It did not; return whether it counts as down from now on."""
+        """An operation failed; return whether the server counts as down from now on."""
         self._failures += 1
         if self.is_up and self._failures >= FAILURES_MAX:
             self.is_up = False
@@ -154,39 +164,22 @@ class Circuit:
         return False
 
     def connected(self) -> None:
-        """A try to reach it has succeeded."""
+        """An attempt to connect has succeeded."""
         self.is_up = True
         self._failures = 0
         self._pause_s = PAUSE_S
 
     def pause_s(self) -> float:
-        """A try to reach it has failed; return the time to wait before the next one."""
+        """Return the time to wait before the next attempt to connect."""
         pause, self._pause_s = self._pause_s, min(2 * self._pause_s, PAUSE_S_MAX)
         return pause
-
-
-_log = logging.getLogger(__name__)
-
-PREFIX = b"charonia:"
-
-VALUE_BYTES_MAX = 64 * 2**20
-"""Largest response that is kept."""
-
-LOOKUPS_MAX = 1024
-"""Look-ups and insertions under way at once; what comes beyond that is not tried."""
-
-EPOCH_BYTES = 16
-EPOCH_SECS = 30 * 86_400
-"""How long an epoch is remembered after the last load that used it; then the next load begins anew."""
-
-_MS_PER_S = 1000
 
 
 class RedisCache:
     """Responses in Redis. See `ResponseCache`.
 
     Args:
-        options: Where it is, and its limits.
+        options: Its address and limits.
 
     Raises:
         ServingError: UNSUPPORTED where the client library is not installed.
@@ -197,7 +190,7 @@ class RedisCache:
     def __init__(self, options: RedisOptions) -> None:
         self._options = options
         self._client = _client(options)
-        self._circuit = Circuit()
+        self._breaker = CircuitBreaker()
         self._counters = CacheCounters()
         self._errors = 0
         self._skipped = 0
@@ -208,42 +201,42 @@ class RedisCache:
         self._connecting: asyncio.Task[None] | None = None
 
     async def connect(self) -> None:
-        """Try to reach Redis once; where that fails, go on trying beside everything else."""
+        """Try to connect once; if that fails, keep trying in the background."""
         if not await self._try_to_connect(logging.WARNING):
             self._reconnect_later()
 
-    def get(self, key: Key, found: Callable[[KeptResponse | None], None]) -> None:
-        """Look a response up; `found` is called when Redis has answered, or the time is up."""
-        if not self._is_possible():
+    def get(self, key: CacheKey, found: Callable[[CachedResponse | None], None]) -> None:
+        """Look up a response; `found` is called when Redis has responded, or the time limit has passed."""
+        if not self._is_usable():
             found(None)
         else:
             self._begin(self._look_up(key, found))
 
-    def put(self, key: Key, response: KeptResponse, done: Callable[[], None]) -> None:
-        """Keep a response; `done` is called when Redis has it, or the time is up."""
-        value = encode(response) if response.byte_size <= VALUE_BYTES_MAX and self._is_possible() else None
+    def put(self, key: CacheKey, response: CachedResponse, done: Callable[[], None]) -> None:
+        """Store a response; `done` is called when Redis has it, or the time limit has passed."""
+        value = encode(response) if response.byte_size <= VALUE_BYTES_MAX and self._is_usable() else None
         if value is None:
             done()
         else:
             self._begin(self._insert(key, value, done))
 
-    def forget(self, space: bytes) -> None:
-        """Do nothing: nobody asks for that space again unless it loads the same content, and entries expire."""
+    def forget(self, namespace: bytes) -> None:
+        """Do nothing: only a load of the same content uses that namespace again, and entries expire."""
 
-    async def space(self, model: str, version: str, content: bytes) -> bytes:
-        """Return the space of a content; a new one where this server loads it again."""
+    async def namespace(self, model: str, version: str, content: bytes) -> bytes:
+        """Return the namespace of a model's content; a new one if this server reloads the model."""
         is_again = (model, version) in self._loaded
         self._loaded.add((model, version))
         name = PREFIX + b"epoch:" + sha256(f"{model}\0{version}\0".encode() + content).hexdigest().encode()
         fresh = secrets.token_bytes(EPOCH_BYTES)
         epoch = fresh
-        if self._circuit.is_up:
+        if self._breaker.is_up:
             try:
                 async with asyncio.timeout(self._limit_s):
                     await self._client.set(name, fresh, ex=EPOCH_SECS, nx=not is_again)
-                    noted = await self._client.getex(name, ex=EPOCH_SECS)
-                    epoch = noted if isinstance(noted, bytes) else fresh
-            except Exception as error:  # whatever a client library raises must not fail a load
+                    stored = await self._client.getex(name, ex=EPOCH_SECS)
+                    epoch = stored if isinstance(stored, bytes) else fresh
+            except Exception as error:  # an exception of the client library must not fail a load
                 self._failed(error)
         return sha256(name + epoch).digest()[:EPOCH_BYTES]
 
@@ -251,11 +244,11 @@ class RedisCache:
         """Return its metrics."""
         return [
             *cache_families(self._counters),
-            *remote_families(self._circuit.is_up, self._errors, self._skipped),
+            *remote_families(self._breaker.is_up, self._errors, self._skipped),
         ]
 
     async def aclose(self) -> None:
-        """Finish what is under way, within its limits, and close the connections."""
+        """Finish the operations under way, within their time limits, and close the connections."""
         self._is_closed = True
         if self._connecting is not None:
             self._connecting.cancel()
@@ -267,17 +260,17 @@ class RedisCache:
     def _limit_s(self) -> float:
         return self._options.socket_timeout / _MS_PER_S
 
-    def _is_possible(self) -> bool:
-        is_possible = self._circuit.is_up and len(self._tasks) < LOOKUPS_MAX and not self._is_closed
-        self._skipped += not is_possible
-        return is_possible
+    def _is_usable(self) -> bool:
+        is_usable = self._breaker.is_up and len(self._tasks) < LOOKUPS_MAX and not self._is_closed
+        self._skipped += not is_usable
+        return is_usable
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _look_up(self, key: Key, found: Callable[[KeptResponse | None], None]) -> None:
+    async def _look_up(self, key: CacheKey, found: Callable[[CachedResponse | None], None]) -> None:
         start = time.monotonic_ns()
         value = await self._ask(lambda: self._client.get(_name(key)))
         response = None
@@ -286,18 +279,18 @@ class RedisCache:
                 response = decode(value)
             except ValueError as error:
                 self._errors += 1
-                _log.warning("response cache: what Redis has for a key is no response: %s", error)
+                _log.warning("response cache: the value of a key in Redis is not a response: %s", error)
         self._counters.looked_up(response is not None, time.monotonic_ns() - start)
         found(response)
 
-    async def _insert(self, key: Key, value: bytes, done: Callable[[], None]) -> None:
+    async def _insert(self, key: CacheKey, value: bytes, done: Callable[[], None]) -> None:
         start = time.monotonic_ns()
         await self._ask(lambda: self._client.set(_name(key), value, ex=self._options.ttl or None))
         self._counters.inserted(time.monotonic_ns() - start)
         done()
 
     async def _ask(self, call: Callable[[], Any]) -> Any:
-        """Return Redis' answer, None where there is none in time."""
+        """Return the reply of Redis, None if it does not arrive in time."""
         try:
             async with asyncio.timeout(self._options.wait_timeout / _MS_PER_S):
                 await self._free.acquire()
@@ -307,19 +300,19 @@ class RedisCache:
         try:
             async with asyncio.timeout(self._limit_s):
                 answer = await call()
-        except Exception as error:  # whatever a client library raises must not fail a request
+        except Exception as error:  # an exception of the client library must not fail a request
             self._failed(error)
             return None
         finally:
             self._free.release()
-        self._circuit.succeeded()
+        self._breaker.succeeded()
         return answer
 
     def _failed(self, error: Exception) -> None:
         self._errors += 1
-        if self._circuit.failed():
+        if self._breaker.failed():
             _log.warning(
-                "response cache: Redis at %s:%d does not answer (%s: %s), requests run without it",
+                "response cache: Redis at %s:%d does not respond (%s: %s), requests run without it",
                 *(self._options.host, self._options.port, type(error).__name__, error),
             )
             self._reconnect_later()
@@ -330,17 +323,17 @@ class RedisCache:
 
     async def _reconnect(self) -> None:
         while True:
-            await asyncio.sleep(self._circuit.pause_s())
+            await asyncio.sleep(self._breaker.pause_s())
             if await self._try_to_connect(logging.DEBUG):
-                _log.info("response cache: Redis at %s:%d answers", self._options.host, self._options.port)
+                _log.info("response cache: Redis at %s:%d responds again", self._options.host, self._options.port)
                 return
 
     async def _try_to_connect(self, level: int) -> bool:
-        """Open every connection, so that no request waits for one; a failure is logged at this level."""
+        """Open all connections, so that no request waits for one; a failure is logged at this level."""
         try:
             async with asyncio.timeout((self._options.connect_timeout + self._options.socket_timeout) / _MS_PER_S):
                 await asyncio.gather(*(self._client.ping() for _ in range(self._options.pool_size)))
-        except Exception as error:  # whatever a client library raises: it is tried again
+        except Exception as error:  # of the client library: another attempt follows
             self._errors += 1
             _log.log(
                 level,
@@ -348,12 +341,12 @@ class RedisCache:
                 *(self._options.host, self._options.port, type(error).__name__, error),
             )
             return False
-        self._circuit.connected()
+        self._breaker.connected()
         return True
 
 
-def _name(key: Key) -> bytes:
-    return PREFIX + key.space.hex().encode() + b":" + key.digest.hex().encode()
+def _name(key: CacheKey) -> bytes:
+    return PREFIX + key.namespace.hex().encode() + b":" + key.digest.hex().encode()
 
 
 def _client(options: RedisOptions) -> "Redis":
@@ -365,7 +358,7 @@ def _client(options: RedisOptions) -> "Redis":
         ) from error
 
     class NamedSslConnection(SSLConnection):
-        """A TLS connection that asks for, and expects, a name other than the host's."""
+        """A TLS connection that requests and expects a name other than the host's."""
 
         def _connection_arguments(self) -> Mapping[str, Any]:
             return {**super()._connection_arguments(), "server_hostname": options.sni or options.host}

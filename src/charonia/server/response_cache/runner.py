@@ -3,10 +3,10 @@
 Invariants:
 
 1. Every request gets exactly one final reply, from `_deliver`.
-2. What is kept was computed for a request with the same key, by this load of the model, from inputs that nobody could
-   change meanwhile; and it was copied before anybody else saw it. Errors are never kept.
-3. Equal requests in flight run once (`flights`). A request of a model that occupies an instance waits for no other one:
-   that could close a circle of waiting.
+2. A cached response was computed for a request with the same key, by this load of the model, from immutable inputs, and
+   it was copied before it left the runner. Errors are never cached.
+3. Identical requests in flight are coalesced (`single_flight`), except those of a model that occupies an instance:
+   waiting for another request could deadlock.
 4. A response that was not computed for a request counts as a hit, not as an execution.
 """
 
@@ -25,7 +25,7 @@ from charonia.server.execution.ordering import OrderedOutcomes
 from charonia.server.execution.tracing import begin
 from charonia.server.execution.version_runner import Runner
 from charonia.server.metrics.model_metrics import FailureReason
-from charonia.server.response_cache.api import KeptResponse, Key, ResponseCache, own_copy
+from charonia.server.response_cache.api import CachedResponse, CacheKey, ResponseCache, own_copy
 from charonia.server.response_cache.key import is_private, request_digest, tensor_bytes
 from charonia.server.response_cache.single_flight import Flight, SingleFlight
 from charonia.server.scheduling.api import BatchPolicy
@@ -35,10 +35,10 @@ from charonia.server.scheduling.schedulers import batch_policy
 _log = logging.getLogger(__name__)
 
 HASH_IN_LOOP_BYTES_MAX = 256 * 1024
-"""Requests up to this size are hashed on the event loop: about what a hand-over to a thread and back costs at most."""
+"""Requests up to this size are hashed on the event loop, which takes no longer than handing them to a thread."""
 
-BLIND_BACKENDS = frozenset({"identity", "onnxruntime", "pytorch"})
-"""Backends whose models get tensors only. Parameters of a request are no part of its key there."""
+TENSOR_ONLY_BACKENDS = frozenset({"identity", "onnxruntime", "pytorch"})
+"""Backends whose models receive tensors only, so that the parameters of a request are not part of its key."""
 
 _NS_PER_S = 1e9
 
@@ -66,22 +66,22 @@ class CachedCall:
 
 
 class CachedRunner:
-    """A runner behind a cache. See `Runner`.
+    """A runner with a cache in front of it. See `Runner`.
 
     Args:
-        inner: What computes responses.
-        cache: Where they are kept.
-        space: Key space of this load.
+        inner: The runner that computes responses.
+        cache: The cache.
+        namespace: Cache namespace of this load.
     """
 
-    def __init__(self, inner: Runner, cache: ResponseCache, space: bytes) -> None:
+    def __init__(self, inner: Runner, cache: ResponseCache, namespace: bytes) -> None:
         self.config: ModelConfig = inner.config
         self.version = inner.version
         self.metrics = inner.metrics
         self.metrics.is_cached = True
         self.inner = inner
         self._cache = cache
-        self._space = space
+        self._namespace = namespace
         self._flights: SingleFlight[CachedCall] = SingleFlight()
         self._calls: set[CachedCall] = set()
         self._hashing: set[asyncio.Task[None]] = set()
@@ -89,18 +89,18 @@ class CachedRunner:
         dynamic = inner.config.dynamic_batching
         keeps_order = dynamic is not None and dynamic.preserve_ordering
         self._order: OrderedOutcomes[CachedCall] | None = OrderedOutcomes() if keeps_order else None
-        self._with_parameters = inner.config.backend not in BLIND_BACKENDS
+        self._with_parameters = inner.config.backend not in TENSOR_ONLY_BACKENDS
         self._policy = BatchPolicy()
         if dynamic is not None and inner.config.max_batch_size > 0:
             self._policy = batch_policy(dynamic, inner.config.max_batch_size, adapt_delay=False)
         self._idle: asyncio.Event | None = None
         self._is_abandoned = False
 
-    def renew(self, space: bytes) -> None:
-        """The models of an ensemble have changed: what was kept before is not found any more."""
-        self._cache.forget(self._space)
+    def renew(self, namespace: bytes) -> None:
+        """Invalidate the cached responses: the models of an ensemble have changed."""
+        self._cache.forget(self._namespace)
         self.config = self.inner.config
-        self._space = space
+        self._namespace = namespace
 
     @property
     def pending(self) -> int | None:
@@ -122,9 +122,9 @@ class CachedRunner:
         if not all(is_private(tensor.array) for tensor in request.inputs.values()):
             request.inputs = {n: Tensor(n, t.datatype, own_copy(t.array)) for n, t in request.inputs.items()}
         if tensor_bytes(request.inputs.values()) <= HASH_IN_LOOP_BYTES_MAX:
-            self._take_off(call, self._digest(request))
+            self._look_up(call, self._digest(request))
         else:
-            task = asyncio.get_running_loop().create_task(self._hash_elsewhere(call))
+            task = asyncio.get_running_loop().create_task(self._hash_in_thread(call))
             self._hashing.add(task)
             task.add_done_callback(self._hashing.discard)
         return call
@@ -144,8 +144,8 @@ class CachedRunner:
         await self.inner.drain()
 
     async def aclose(self) -> None:
-        """Give up what was kept, and give back everything; to be called when drained."""
-        self._cache.forget(self._space)
+        """Drop the cached responses and release all resources; to be called when drained."""
+        self._cache.forget(self._namespace)
         await self.inner.aclose()
 
     def abandon(self, error: ServingError) -> None:
@@ -159,21 +159,21 @@ class CachedRunner:
     def _digest(self, request: InferRequest) -> bytes:
         return request_digest(request, with_parameters=self._with_parameters)
 
-    async def _hash_elsewhere(self, call: CachedCall) -> None:
-        """Hash a large request in a thread: the loop goes on meanwhile."""
+    async def _hash_in_thread(self, call: CachedCall) -> None:
+        """Hash a large request in a thread, to keep the event loop free."""
         try:
             digest = await asyncio.to_thread(self._digest, call.request)
         except Exception:  # our own fault: this request fails, not the server
-            _log.exception("the key of a request of model '%s'", self.config.name)
+            _log.exception("the key of a request of model '%s' cannot be computed", self.config.name)
             self._fail(call, internal("the key of the request cannot be computed"), FailureReason.OTHER)
             return
         if not call.is_done:
-            self._take_off(call, digest)
+            self._look_up(call, digest)
 
-    def _take_off(self, call: CachedCall, digest: bytes) -> None:
-        """Let a call follow one that is equal, or look its response up."""
+    def _look_up(self, call: CachedCall, digest: bytes) -> None:
+        """Look up the response of a call, or let it join the flight of an identical one."""
         request = call.request
-        key = Key(self._space, digest)
+        key = CacheKey(self._namespace, digest)
         caller = request.caller
         if caller is not None and any(frame.instance for frame in caller.chain()):
             flight, is_new = Flight(key, request.priority, call), True
@@ -182,14 +182,14 @@ class CachedRunner:
         call.flight = flight
         if is_new:
             self._cache.get(key, partial(self._found, flight, now_ns()))
-        elif flight.answer is not None:
+        elif flight.response is not None:
             self.metrics.collapsed += 1
-            self._hit(call, flight.answer, now_ns())
+            self._hit(call, flight.response, now_ns())
         else:
             self._limit_wait(call)
 
-    def _found(self, flight: Flight[CachedCall], start_ns: int, response: KeptResponse | None) -> None:
-        """The cache has answered."""
+    def _found(self, flight: Flight[CachedCall], start_ns: int, response: CachedResponse | None) -> None:
+        """The look-up is done."""
         now = now_ns()
         flight.lookup_ns = now - start_ns
         if response is None:
@@ -197,15 +197,15 @@ class CachedRunner:
             return
         self._flights.end(flight)
         for call in tuple(flight.calls):
-            if not call.is_done:  # by the reply to one before it
+            if not call.is_done:  # cancelled by the reply to an earlier one
                 self._hit(call, response, max(start_ns, call.arrival_ns))
 
     def _lead(self, flight: Flight[CachedCall]) -> None:
-        """Let the next call of a flight run; all of them, where that makes no sense any more."""
-        if flight.is_hopeless or self._is_abandoned:
+        """Run the next call of a flight; all of them individually if too many have failed."""
+        if flight.has_failed or self._is_abandoned:
             self._flights.end(flight)
             for call in tuple(flight.calls):
-                if not call.is_done:  # by the reply to one before it
+                if not call.is_done:  # cancelled by the reply to an earlier one
                     flight.leave(call)
                     self._run(Flight(flight.key, flight.priority, call), call)
             return
@@ -220,7 +220,7 @@ class CachedRunner:
         if call.timer is not None:
             call.timer.cancel()
             call.timer = None
-            if request.timeout_us:  # what is left of it
+            if request.timeout_us:  # what remains of it
                 waited_us = (now_ns() - call.arrival_ns) // NS_PER_US
                 request.timeout_us = max(1, request.timeout_us - waited_us)
         call.flight = flight
@@ -241,31 +241,31 @@ class CachedRunner:
             self._lead(flight)
             return
         start = now_ns()
-        kept = flight.answer = KeptResponse.of(outcome)
+        cached = flight.response = CachedResponse.of(outcome)
         copy_ns = now_ns() - start
         self._finish(call, outcome)
         for follower in tuple(flight.calls):
-            if not follower.is_done:  # by the reply to one before it
+            if not follower.is_done:  # cancelled by the reply to an earlier one
                 self.metrics.collapsed += 1
-                self._hit(follower, kept, start)
-        kept_by_cache = partial(self._kept, flight, now_ns() - copy_ns)
-        if flight.key.space == self._space:
-            self._cache.put(flight.key, kept, kept_by_cache)
+                self._hit(follower, cached, start)
+        stored = partial(self._stored, flight, now_ns() - copy_ns)
+        if flight.key.namespace == self._namespace:
+            self._cache.put(flight.key, cached, stored)
         else:
-            kept_by_cache()
+            stored()
 
-    def _kept(self, flight: Flight[CachedCall], start_ns: int) -> None:
-        """The cache has the response of a flight, or does not want it."""
+    def _stored(self, flight: Flight[CachedCall], start_ns: int) -> None:
+        """The cache has stored the response of a flight, or has skipped it."""
         self._flights.end(flight)
         now = now_ns()
         self.metrics.cache_miss(now, flight.lookup_ns + now - start_ns)
 
-    def _hit(self, call: CachedCall, kept: KeptResponse, start_ns: int) -> None:
-        """Answer with a response that was computed for another request; it was available at `start_ns`."""
+    def _hit(self, call: CachedCall, cached: CachedResponse, start_ns: int) -> None:
+        """Answer with a response computed for another request, available at `start_ns`."""
         request = call.request
         if request.trace is not None:
             call.reply = begin(request.trace, request, call.reply, (self.config.name, self.version))
-        response = kept.response(request.id)
+        response = cached.response(request.id)
         now = now_ns()
         start = max(start_ns, call.arrival_ns)
         self.metrics.cache_hit(
@@ -274,7 +274,7 @@ class CachedRunner:
         self._finish(call, response)
 
     def _limit_wait(self, call: CachedCall) -> None:
-        """Respect the queue timeout of a call that waits for another one."""
+        """Apply the queue timeout to a call that waits for another one."""
         timeout_ns = queue_timeout_ns(self._policy, call.request.priority, call.request.timeout_us)
         if timeout_ns:
             call.timer = asyncio.get_running_loop().call_later(timeout_ns / _NS_PER_S, self._timed_out, call)
@@ -284,13 +284,13 @@ class CachedRunner:
         self._fail(call, error, FailureReason.REJECTED)
 
     def _fail(self, call: CachedCall, error: ServingError, reason: FailureReason) -> None:
-        """Answer a call that does not run with an error."""
+        """Answer a call that does not run, with an error."""
         if not call.is_done:
             self.metrics.failed(reason, now_ns() - call.arrival_ns)
             self._finish(call, error)
 
     def _finish(self, call: CachedCall, outcome: Outcome) -> None:
-        """Give a call its answer."""
+        """Give a call its outcome."""
         call.is_done = True
         if call.timer is not None:
             call.timer.cancel()

@@ -1,75 +1,75 @@
-"""Equal requests in flight: one runs, the others get its answer. Pure.
+"""Single flight: of identical requests in flight one runs, and the others get its response. Pure.
 
-A flight is a request that is looked up or runs, and those that are equal to it. Its first call leads: it is the one
-that runs. When it goes without an answer, the next one leads; after `FAILURES_MAX` that failed, the others run by
-themselves.
+A flight is a request that is being looked up or computed, with the requests identical to it. Its first call is the
+leader: the one that runs. If the leader is cancelled or fails, the next call becomes the leader; after `FAILURES_MAX`
+failures the remaining calls run individually.
 """
 
 from typing import Generic, TypeVar
 
-from charonia.server.response_cache.api import KeptResponse, Key
+from charonia.server.response_cache.api import CachedResponse, CacheKey
 
 FAILURES_MAX = 2
-"""Calls of a flight that fail before those left stop waiting for one another."""
+"""Failed calls of a flight after which the remaining ones run individually."""
 
 FOLLOWERS_MAX = 16_384
-"""Most calls of a flight; what comes beyond that runs by itself."""
+"""Most calls of a flight; further ones run individually."""
 
 _C = TypeVar("_C")
 
 
 class Flight(Generic[_C]):
-    """Equal requests.
+    """Identical requests in flight.
 
     Attributes:
-        key: What they are equal in.
+        key: Their key.
         priority: Their priority.
-        calls: Those that have no answer yet, in the order in which they came.
+        calls: Those without a response yet, in order of arrival.
         leader: The one that runs, None while none does.
-        answer: The response, while it is being kept.
-        lookup_ns: Time that looking it up took.
+        response: The response, while the cache stores it.
+        lookup_ns: Duration of the look-up.
         failures: How many of its calls failed.
     """
 
-    __slots__ = ("answer", "calls", "failures", "key", "leader", "lookup_ns", "priority")
+    __slots__ = ("calls", "failures", "key", "leader", "lookup_ns", "priority", "response")
 
-    def __init__(self, key: Key, priority: int, call: _C) -> None:
+    def __init__(self, key: CacheKey, priority: int, call: _C) -> None:
         self.key = key
         self.priority = priority
         self.calls: dict[_C, None] = {call: None}
         self.leader: _C | None = None
-        self.answer: KeptResponse | None = None
+        self.response: CachedResponse | None = None
         self.lookup_ns = 0
         self.failures = 0
 
     def lead(self) -> _C | None:
-        """Return the call that is to run now, None where there is none left."""
+        """Choose and return the next leader, None if no call is left."""
         self.leader = next(iter(self.calls), None)
         return self.leader
 
     def leave(self, call: _C) -> None:
-        """A call has its answer, or does not wait any more."""
+        """A call was answered or cancelled, or runs individually."""
         self.calls.pop(call, None)
         if self.leader is call:
             self.leader = None
 
     @property
-    def is_hopeless(self) -> bool:
-        """Whether those left should not wait for one another."""
+    def has_failed(self) -> bool:
+        """Whether the remaining calls should run individually."""
         return self.failures >= FAILURES_MAX
 
 
 class SingleFlight(Generic[_C]):
-    """The flights of one model version, by what requests must have in common to share one."""
+    """The flights of one model version, by key and priority."""
 
     def __init__(self) -> None:
-        self._flights: dict[tuple[Key, int], Flight[_C]] = {}
+        self._flights: dict[tuple[CacheKey, int], Flight[_C]] = {}
 
     def __len__(self) -> int:
         return len(self._flights)
 
-    def join(self, key: Key, priority: int, call: _C) -> tuple[Flight[_C], bool]:
-        """Return the flight of a call, and whether it is new. A request never waits for one of another priority."""
+    def join(self, key: CacheKey, priority: int, call: _C) -> tuple[Flight[_C], bool]:
+        """Return the flight for a call, and whether it is new. Requests of different priorities share none."""
         flight = self._flights.get((key, priority))
         if flight is None:
             flight = self._flights[key, priority] = Flight(key, priority, call)
@@ -80,6 +80,6 @@ class SingleFlight(Generic[_C]):
         return flight, False
 
     def end(self, flight: Flight[_C]) -> None:
-        """A flight takes no more calls."""
+        """A flight accepts no more calls."""
         if self._flights.get((flight.key, flight.priority)) is flight:
             del self._flights[flight.key, flight.priority]

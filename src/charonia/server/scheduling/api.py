@@ -1,12 +1,11 @@
-"""What a scheduler of one model is told, what it answers, and the interface they share. Pure.
+"""The events, the commands and the interface of a model's scheduler. Pure.
 
 Rules of every scheduler:
 
 1. `handle` is the only method that changes state; the caller passes the time.
-2. Every id that was submitted leaves exactly once: in a `Run`, in a `Drop`, or by its own `Cancel`.
-3. A slot is handed work only after `SlotIdle`, and then at most one `Run` until its next `SlotIdle`.
-4. `wake_at` is the time at which something happens without another event; the caller then sends `Tick`. A `Tick` that
-   comes early changes nothing.
+2. Every submitted id leaves exactly once: in a `Run`, in a `Drop`, or by its own `Cancel`.
+3. A slot gets work only after `SlotIdle`, and then at most one `Run` until its next `SlotIdle`.
+4. `wake_at` is the time of the next timeout; the caller then sends `Tick`. An early `Tick` changes nothing.
 """
 
 from collections.abc import Hashable
@@ -16,9 +15,8 @@ from typing import NamedTuple, Protocol
 
 _NS_PER_MS = 1_000_000
 
-
 EMPTY_ROW = 0
-"""What stands in `Run.ids` for a row of the batch that has no request. No request has this id."""
+"""The id in `Run.ids` of a row of the batch without a request. No request has this id."""
 
 
 class Submit(NamedTuple):
@@ -26,10 +24,10 @@ class Submit(NamedTuple):
 
     Attributes:
         id: Never used before in this scheduler.
-        batch_size: Batch elements that the request brings, at least 1.
+        batch_size: Batch elements of the request, at least 1.
         shape_key: Requests share a batch only if their keys are equal.
-        priority: 0 for the default level, else the level asked for.
-        timeout_us: Queue timeout asked for in microseconds, 0 for none.
+        priority: Requested priority level, 0 for the default.
+        timeout_us: Requested queue timeout in microseconds, 0 for none.
     """
 
     id: int
@@ -50,7 +48,7 @@ class SlotIdle(NamedTuple):
 
     Attributes:
         slot: The slot.
-        instance: The instance that it belongs to, where several slots may belong to one.
+        instance: Its instance, which may have several slots.
     """
 
     slot: int
@@ -58,9 +56,9 @@ class SlotIdle(NamedTuple):
 
 
 class SlotGone(NamedTuple):
-    """A slot cannot take batches any more (its instance has a smaller capacity, its process died, the model is going).
+    """A slot cannot take batches any more (its instance has less capacity, its process died, the model is unloaded).
 
-    What it ran at that moment, if anything, has already left the scheduler and is the caller's to answer.
+    What it was running, if anything, has already left the scheduler and is the caller's to answer.
     """
 
     slot: int
@@ -74,34 +72,34 @@ class Stop(NamedTuple):
     """No new requests: every later `Submit` is dropped with `STOPPING`; those queued still run, without delay."""
 
 
-class RunAgain(NamedTuple):
-    """A request that runs is to run once more when its slot is idle again. For schedulers of sequences.
+class Reschedule(NamedTuple):
+    """A running request is to run once more when its slot is idle again. For schedulers of sequences.
 
     Attributes:
-        id: The request, which runs.
+        id: The request.
     """
 
     id: int
 
 
-class ShareBy(NamedTuple):
-    """A sequence of which a request runs shares batches by this, besides the shapes of its requests.
+class SetStateKey(NamedTuple):
+    """The states of a sequence with a running request have new shapes.
 
     Attributes:
-        sequence: Its number.
-        key: Equal for sequences that may share a batch.
+        sequence: Number of the sequence.
+        key: Requests of two sequences share a batch only if these keys are equal.
     """
 
     sequence: int
     key: Hashable
 
 
-class TakeNoNew(NamedTuple):
-    """No new sequences: a later request that begins one is dropped with `STOPPING`; sequences that live may go on."""
+class StopNewSequences(NamedTuple):
+    """No new sequences: a later request that starts one is dropped with `STOPPING`; live sequences may go on."""
 
 
-SequenceEvent = RunAgain | ShareBy | TakeNoNew
-"""What only schedulers of sequences are told; others ignore it."""
+SequenceEvent = Reschedule | SetStateKey | StopNewSequences
+"""Events for schedulers of sequences only; others ignore them."""
 
 Event = Submit | Cancel | SlotIdle | SlotGone | Tick | Stop | SequenceEvent
 
@@ -118,7 +116,7 @@ class CloseReason(Enum):
 
 
 class DropReason(Enum):
-    """Why a request was refused."""
+    """Why a request was dropped."""
 
     QUEUE_FULL = "queue_full"
     TIMEOUT = "timeout"
@@ -139,7 +137,7 @@ class Run(NamedTuple):
 
 
 class Drop(NamedTuple):
-    """Refuse this request."""
+    """Reject this request."""
 
     id: int
     reason: DropReason
@@ -153,9 +151,9 @@ class QueueLimits:
     """Policy of one priority level's queue.
 
     Attributes:
-        size_max: Most requests that wait at once; a request that starts at once never counts. 0 for no limit.
+        size_max: Most requests that wait; a request that starts at once never counts. 0 for no limit.
         timeout_ns: Default queue timeout in ns, 0 for none.
-        timeout_override: Whether a request may ask for a shorter timeout (or for one, where there is no default).
+        timeout_override: Whether a request may set a shorter timeout (or one at all, if there is no default).
         delay_expired: Move an expired request behind all others instead of dropping it.
     """
 
@@ -177,7 +175,7 @@ class BatchPolicy:
         default_level: Level of requests without, or with an unknown, priority.
         limits: Queue policy of levels that have none in `level_limits`.
         level_limits: Queue policy by level.
-        adapt_delay: Skip the delay when the recent past shows that nobody else is coming (see `dynamic`).
+        adapt_delay: Skip the delay when recent batches show that no other request is expected (see `closed_loop`).
     """
 
     size_max: int = 1

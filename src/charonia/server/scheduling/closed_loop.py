@@ -1,28 +1,28 @@
-"""An estimate of the closed loop: how many clients there are, which spares a lone one the batching delay. Pure.
+"""An estimate of the number of closed-loop clients, which spares a single client the batching delay. Pure.
 
-Clients mostly run closed loops: each sends a request, waits for the answer, sends the next one. Then the most requests
-that were inside (queued or running) at once in the recent past is the number of clients, and once that many are queued,
-waiting longer brings no other request. The rule is that simple:
+Most clients run a closed loop: each sends a request, waits for the response and sends the next one. The highest number
+of requests in the system (queued or running) in the recent past is then the number of clients, and once that many are
+queued, no other request will join by waiting. The rules:
 
-1. A period lasts from one batch sent to the next. Its peak is the most requests inside at any moment of it.
-2. `RECENT_PERIODS` peaks are remembered, and that of the period that runs.
-3. All clients are here when at least as many requests are queued as the highest of these peaks.
-4. Before so many periods have passed nothing is known, and more clients are expected.
+1. A period lasts from one batch to the next. Its peak is the highest number of requests in the system.
+2. The estimate is the highest peak of the last `RECENT_PERIODS` periods and the current one.
+3. When at least that many requests are queued, all clients are waiting.
+4. Until `RECENT_PERIODS` periods have passed there is no estimate, and more clients are expected.
 
-For a lone client all peaks are 1, so it waits `RECENT_PERIODS` times and then no more. When a request arrives while
-another one is queued or running, the peak is 2 at once, and a single request waits again. A guess that is wrong costs
-little: too high, and a request waits for the configured delay, as it would have anyhow; too low, and a batch is smaller
-in a moment in which requests did not even overlap. Nothing here knows a rate or a clock: an event log replays exactly.
+For a single client all peaks are 1, so it waits `RECENT_PERIODS` times and never again. When a request arrives while
+another one is queued or running, the peak becomes 2 at once, and a single request waits again. A wrong estimate costs
+little: if too high, a request waits for the configured delay, as it would without the rule; if too low, a batch is
+smaller while requests hardly overlap. The rules use neither rates nor a clock, so an event log replays exactly.
 """
 
 from collections import deque
 
 RECENT_PERIODS = 3
-"""Batches that must be sent without company before a request stops waiting for it."""
+"""Number of recent periods that the estimate covers."""
 
 
 class ClosedLoop:
-    """Counts the requests inside, and remembers the peaks."""
+    """Counts the requests in the system and keeps the recent peaks."""
 
     __slots__ = ("_inside", "_peak", "_recent", "_running")
 
@@ -34,34 +34,34 @@ class ClosedLoop:
 
     @property
     def inside(self) -> int:
-        """Number of requests that are queued or run."""
+        """Number of requests in the system: queued or running."""
         return self._inside
 
     @property
     def running(self) -> int:
-        """Number of requests that run."""
+        """Number of running requests."""
         return sum(self._running.values())
 
     def arrived(self) -> None:
-        """A request came in."""
+        """A request arrived."""
         self._inside += 1
         if self._inside > self._peak:
             self._peak = self._inside
 
     def left_queue(self, count: int) -> None:
-        """So many requests were refused or cancelled while they were queued."""
+        """So many queued requests were dropped or cancelled."""
         self._inside -= count
 
     def sent(self, slot: int, count: int) -> None:
-        """A batch of so many requests went to a slot: a period ends, the next begins."""
+        """A batch of so many requests was sent to a slot: a period ends and the next one begins."""
         self._running[slot] = count
         self._recent.append(self._peak)
         self._peak = self._inside
 
     def slot_ended(self, slot: int) -> None:
-        """What the slot ran, if anything, is over."""
+        """The batch of a slot, if any, is done."""
         self._inside -= self._running.pop(slot, 0)
 
-    def all_are_here(self, queued: int) -> bool:
-        """Return whether no request beyond those queued is to be expected."""
+    def all_clients_queued(self, queued: int) -> bool:
+        """Return whether no more requests are expected beyond those queued."""
         return len(self._recent) == RECENT_PERIODS and queued >= self._peak and queued >= max(self._recent)

@@ -1,4 +1,4 @@
-"""Checks of a configuration's scheduler. Pure."""
+"""Checks of a configuration's scheduling sections. Pure."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ from charonia.config.tensors import dim_problems
 from charonia.core.dtypes import DataType
 
 PRIORITY_LEVELS_MAX = 1024
-"""Limit of priority levels; each is a queue."""
+"""Most priority levels; each has its own queue."""
 
 CORRELATION_ID_TYPES = (DataType.UINT64, DataType.INT64, DataType.UINT32, DataType.INT32, DataType.BYTES)
 """Datatypes of the control input for the correlation id."""

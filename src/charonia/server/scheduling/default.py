@@ -1,7 +1,7 @@
-"""The scheduler of models without batching by the server: every request runs alone, first come, first served. Pure.
+"""The scheduler of models without dynamic batching: every request runs alone, first come, first served. Pure.
 
-A request may bring a batch of its own; it is never merged with others. Where several instances are idle, the one that
-became idle last is taken: its code, weights and allocator are the likeliest to be warm in the caches.
+A request may be a batch of its own; it is never merged with others. Of several idle instances the one that became idle
+last is chosen: its code, weights and allocator are most likely to be in the caches.
 """
 
 from typing import assert_never
@@ -14,28 +14,28 @@ from charonia.server.scheduling.api import (
     DropReason,
     Event,
     QueueLimits,
+    Reschedule,
     Run,
-    RunAgain,
-    ShareBy,
+    SetStateKey,
     SlotGone,
     SlotIdle,
     Stop,
+    StopNewSequences,
     Submit,
-    TakeNoNew,
     Tick,
     state_line,
 )
-from charonia.server.scheduling.queue import WaitingLine
+from charonia.server.scheduling.queue import RequestQueue
 from charonia.server.scheduling.slots import IdleSlots
 
 
 class DefaultScheduler:
-    """One request a `Run`, with reason `FULL` since nothing can join it. Priorities and shape keys have no effect."""
+    """One request per `Run`, with reason `FULL` as none can join it. Priorities and shape keys have no effect."""
 
-    __slots__ = ("_idle", "_line", "_now_ns", "_stopping")
+    __slots__ = ("_idle", "_now_ns", "_queue", "_stopping")
 
     def __init__(self, limits: QueueLimits) -> None:
-        self._line = WaitingLine(limits)
+        self._queue = RequestQueue(limits)
         self._idle = IdleSlots()
         self._stopping = False
         self._now_ns = 0  # of the last event
@@ -46,17 +46,17 @@ class DefaultScheduler:
     @property
     def queued(self) -> int:
         """Number of requests that wait."""
-        return len(self._line.entries)
+        return len(self._queue.entries)
 
     def wake_at(self) -> int | None:
         """Return the time of the next queue timeout, or None."""
-        return self._line.next_deadline_ns() if self._line.deadlines else None
+        return self._queue.next_deadline_ns() if self._queue.deadlines else None
 
     def handle(self, event: Event, now_ns: int) -> list[Command]:
         """Take in one event at this monotonic time and return what follows from it, in order."""
         self._now_ns = now_ns
         commands: list[Command] = []
-        expired = self._line.expire(now_ns) if self._line.deadlines else None
+        expired = self._queue.expire(now_ns) if self._queue.deadlines else None
         if expired is not None:
             commands.extend(Drop(request_id, DropReason.TIMEOUT) for request_id in expired)
         match event:
@@ -64,17 +64,17 @@ class DefaultScheduler:
                 self._submit(event, now_ns, commands)
             case SlotIdle():
                 self._idle.add(event.slot, event.instance)
-                if self._line.entries:
-                    first = self._line.first()
-                    self._line.remove(first.id)
+                if self._queue.entries:
+                    first = self._queue.first()
+                    self._queue.remove(first.id)
                     self._run(first.id, commands)
             case Cancel():
-                self._line.remove(event.id)
+                self._queue.remove(event.id)
             case SlotGone():
                 self._idle.remove(event.slot)
             case Stop():
                 self._stopping = True
-            case Tick() | RunAgain() | ShareBy() | TakeNoNew():
+            case Tick() | Reschedule() | SetStateKey() | StopNewSequences():
                 pass
             case _:
                 assert_never(event)
@@ -83,8 +83,8 @@ class DefaultScheduler:
     def check_invariants(self) -> None:
         """Raise an AssertionError where the state contradicts itself."""
         self._idle.check_invariants()
-        self._line.check_invariants()
-        assert not (self._idle.by_instance and self._line.entries), "a request waits while a slot is idle"
+        self._queue.check_invariants()
+        assert not (self._idle.by_instance and self._queue.entries), "a request waits while a slot is idle"
 
     def _submit(self, request: Submit, now_ns: int, commands: list[Command]) -> None:
         if self._stopping:
@@ -92,9 +92,9 @@ class DefaultScheduler:
         elif self._idle.by_instance:  # no request waits while a slot is idle
             self._run(request.id, commands)
         else:
-            self._line.add(request, 0, now_ns)
-            if len(self._line.entries) > self._line.limit_min and self._line.is_over_limit(request.id):
-                self._line.remove(request.id)
+            self._queue.add(request, 0, now_ns)
+            if len(self._queue.entries) > self._queue.limit_min and self._queue.is_over_limit(request.id):
+                self._queue.remove(request.id)
                 commands.append(Drop(request.id, DropReason.QUEUE_FULL))
 
     def _run(self, id: int, commands: list[Command]) -> None:
@@ -102,7 +102,7 @@ class DefaultScheduler:
 
 
 class FailedScheduler:
-    """Takes the place of a scheduler that failed: it refuses every request."""
+    """Replaces a scheduler that raised an exception; drops every request."""
 
     __slots__ = ()
 
@@ -111,15 +111,15 @@ class FailedScheduler:
 
     @property
     def queued(self) -> int:
-        """Nothing waits."""
+        """0: no request waits."""
         return 0
 
     def wake_at(self) -> None:
-        """Nothing is due."""
+        """Return None: there are no timeouts."""
 
     def handle(self, event: Event, now_ns: int) -> list[Command]:
-        """Refuse what is submitted."""
+        """Drop every request."""
         return [Drop(event.id, DropReason.SCHEDULER_FAILED)] if isinstance(event, Submit) else []
 
     def check_invariants(self) -> None:
-        """There are none."""
+        """Do nothing: there is no state."""

@@ -1,28 +1,28 @@
 """The dynamic batcher: requests that arrive close together run together. Pure.
 
-How a batch comes about, whenever a slot is idle and requests wait:
+Whenever a slot is idle and requests wait, a batch is formed as follows:
 
 1. Requests are taken in order of service (see `queue`) as long as the next one has the shape key of the first and
-   fits into `size_max`. A request is never split, and none is skipped: nobody is overtaken by a later request of the
+   fits into `size_max`. A request is never split, and none is skipped: no request is overtaken by a later one of the
    same level, and no shape can starve another. The price is that alternating shapes make small batches.
 2. If a preferred size was reached exactly on the way, the largest such is sent: `PREFERRED`.
 3. Otherwise a batch that cannot grow is sent: `FULL` if it has `size_max` elements or the next request does not fit,
-   `SHAPE` if the next request has another shape key. Waiting would only hold up those behind it.
-4. Otherwise the batch holds all that wait. Without a delay, or while stopping, it is sent: `QUEUE_EMPTY`. With one, it
-   is sent when its oldest request has waited `delay_ns`, to the nanosecond: `DELAY`.
-5. With `adapt_delay` it is also sent when no other request can be expected (see `closed_loop`): `QUEUE_EMPTY`. This can
+   `SHAPE` if the next request has another shape key. Waiting would only hold up the requests behind it.
+4. Otherwise the batch contains all waiting requests. Without a delay, or while stopping, it is sent: `QUEUE_EMPTY`.
+   With a delay, it is sent when its oldest request has waited `delay_ns`, to the nanosecond: `DELAY`.
+5. With `adapt_delay` it is also sent when no other request is expected (see `closed_loop`): `QUEUE_EMPTY`. This can
    shorten the delay, never extend it.
 
-A request of more than `size_max` elements is the caller's to refuse; one that comes all the same runs alone. While all
-slots are busy nothing is gathered, so a batch is as large as what came in meanwhile allows. Of several idle slots, the
-one that became idle last is taken (see `default`). A request whose queue timeout is not longer than the delay can
-time out while it waits for others, also beside an idle slot: the timeout is a promise, the delay only a permission.
+The caller rejects requests of more than `size_max` elements; one that arrives nevertheless runs alone. While all slots
+are busy no batch is formed, so the next one can use every request that arrived meanwhile. Of several idle slots the one
+that became idle last is chosen (see `default`). A request whose queue timeout does not exceed the delay can time out
+while it waits for others, even when a slot is idle: the timeout is a promise, the delay only a permission.
 
-With a strategy of the model's own (see `strategy`) a request joins only if that lets it, too; one that it keeps
-out closes the batch, `STRATEGY`, like one of another shape. A request on which it fails is dropped.
+With a batching strategy of the model (see `strategy`), a request also needs the strategy's consent to join; one that it
+keeps out closes the batch, `STRATEGY`, like one of another shape. A request on which the strategy fails is dropped.
 
-The batch that waits for others is kept and extended by each arrival; whatever removes or reorders requests discards it,
-and it is gathered anew from the line.
+While a batch waits for more requests it is kept, and each arrival extends it; an event that removes or reorders
+requests discards it, and it is formed again from the queue.
 """
 
 from collections.abc import Hashable
@@ -36,33 +36,33 @@ from charonia.server.scheduling.api import (
     Drop,
     DropReason,
     Event,
+    Reschedule,
     Run,
-    RunAgain,
-    ShareBy,
+    SetStateKey,
     SlotGone,
     SlotIdle,
     Stop,
+    StopNewSequences,
     Submit,
-    TakeNoNew,
     Tick,
     state_line,
 )
 from charonia.server.scheduling.closed_loop import ClosedLoop
-from charonia.server.scheduling.queue import QueuedRequest, WaitingLine
+from charonia.server.scheduling.queue import QueuedRequest, RequestQueue
 from charonia.server.scheduling.slots import IdleSlots
 from charonia.server.scheduling.strategy import Gathering, JoinDecision, Strategy
 
 
 class CandidateBatch:
-    """Requests from the head of the line that could run together.
+    """Requests at the head of the queue that could run together.
 
     Attributes:
         ids: The requests, in order of service.
         size: Their batch elements.
         oldest_ns: When the oldest of them arrived.
         preferred_count: How many of them make up the largest preferred size that was reached, 0 for none.
-        closed: Why it cannot grow any more, None if it can.
-        failed_id: A request on which the strategy failed, None as long as there is none.
+        closed: Why it cannot grow, None if it can.
+        failed_id: The request on which the strategy failed, None if there is none.
     """
 
     __slots__ = ("_gathering", "_shape_key", "closed", "failed_id", "ids", "oldest_ns", "preferred_count", "size")
@@ -81,7 +81,7 @@ class CandidateBatch:
             self._joins(first.id, gathering)
 
     def extend(self, entry: QueuedRequest, policy: BatchPolicy) -> None:
-        """Take in the next entry of the line, or close the batch because of it."""
+        """Add the next entry of the queue, or close the batch because of it."""
         if entry.shape_key != self._shape_key:
             self.closed = CloseReason.SHAPE
         elif self.size + entry.batch_size > policy.size_max:
@@ -96,15 +96,15 @@ class CandidateBatch:
             self._mark(policy)
 
     def end(self) -> None:
-        """It is sent, or is not what is at the head of the line any more."""
+        """The batch was sent or discarded."""
         if self._gathering is not None:
             self._gathering.end()
 
     def _joins(self, id: int, gathering: Gathering) -> bool:
-        verdict = gathering.take(id)
-        if verdict is JoinDecision.FAILED:
+        decision = gathering.take(id)
+        if decision is JoinDecision.FAILED:
             self.failed_id = id
-        return verdict is JoinDecision.JOINS
+        return decision is JoinDecision.JOINS
 
     def _mark(self, policy: BatchPolicy) -> None:
         if self.size in policy.preferred_sizes:
@@ -116,16 +116,16 @@ class CandidateBatch:
 class DynamicBatcher:
     """Merges requests into batches under a `BatchPolicy`."""
 
-    __slots__ = ("_batch", "_due_ns", "_idle", "_line", "_loop", "_now_ns", "_policy", "_stopping", "_strategy")
+    __slots__ = ("_batch", "_due_ns", "_idle", "_loop", "_now_ns", "_policy", "_queue", "_stopping", "_strategy")
 
     def __init__(self, policy: BatchPolicy, strategy: Strategy | None = None) -> None:
         self._policy = policy
         self._strategy = strategy
-        self._line = WaitingLine(policy.limits, dict(policy.level_limits))
+        self._queue = RequestQueue(policy.limits, dict(policy.level_limits))
         self._loop = ClosedLoop() if policy.adapt_delay and policy.delay_ns else None
         self._idle = IdleSlots()
-        self._batch: CandidateBatch | None = None  # what is known to be at the head of the line
-        self._due_ns: int | None = None  # when it is sent if nothing else happens
+        self._batch: CandidateBatch | None = None  # at the head of the queue, while it waits for more
+        self._due_ns: int | None = None  # when it is sent at the latest
         self._stopping = False
         self._now_ns = 0  # of the last event
 
@@ -135,11 +135,11 @@ class DynamicBatcher:
     @property
     def queued(self) -> int:
         """Number of requests that wait."""
-        return len(self._line.entries)
+        return len(self._queue.entries)
 
     def wake_at(self) -> int | None:
         """Return when the next delay ends or the next queue timeout comes, or None."""
-        deadline_ns = self._line.next_deadline_ns() if self._line.deadlines else None
+        deadline_ns = self._queue.next_deadline_ns() if self._queue.deadlines else None
         if self._due_ns is None or (deadline_ns is not None and deadline_ns < self._due_ns):
             return deadline_ns
         return self._due_ns
@@ -148,7 +148,7 @@ class DynamicBatcher:
         """Take in one event at this monotonic time and return what follows from it, in order."""
         self._now_ns = now_ns
         commands: list[Command] = []
-        expired = self._line.expire(now_ns) if self._line.deadlines else None
+        expired = self._queue.expire(now_ns) if self._queue.deadlines else None
         if expired is not None:
             self._forget(len(expired))
             commands.extend(Drop(request_id, DropReason.TIMEOUT) for request_id in expired)
@@ -161,7 +161,7 @@ class DynamicBatcher:
                     self._loop.slot_ended(event.slot)
                 self._idle.add(event.slot, event.instance)
             case Cancel():
-                if self._line.remove(event.id):
+                if self._queue.remove(event.id):
                     self._forget(1)
             case SlotGone():
                 if self._loop is not None:
@@ -169,7 +169,7 @@ class DynamicBatcher:
                 self._idle.remove(event.slot)
             case Stop():
                 self._stopping = True
-            case Tick() | RunAgain() | ShareBy() | TakeNoNew():
+            case Tick() | Reschedule() | SetStateKey() | StopNewSequences():
                 pass
             case _:
                 assert_never(event)
@@ -179,24 +179,24 @@ class DynamicBatcher:
     def check_invariants(self) -> None:
         """Raise an AssertionError where the state contradicts itself."""
         self._idle.check_invariants()
-        self._line.check_invariants()
-        waits = bool(self._idle.by_instance and self._line.entries)
-        assert waits == (self._due_ns is not None), "a batch waits beside an idle slot exactly when its end is known"
+        self._queue.check_invariants()
+        waits = bool(self._idle.by_instance and self._queue.entries)
+        assert waits == (self._due_ns is not None), "a batch waits with a slot idle if and only if it has a due time"
         if self._batch is not None:
-            head = [entry for entry, _ in zip(self._line, self._batch.ids, strict=False)]
+            head = [entry for entry, _ in zip(self._queue, self._batch.ids, strict=False)]
             assert waits
-            assert [entry.id for entry in head] == self._batch.ids, "the batch is not at the head of the line"
+            assert [entry.id for entry in head] == self._batch.ids, "the batch is not at the head of the queue"
             assert self._batch.size == sum(entry.batch_size for entry in head)
         if self._loop is not None:
-            assert self._loop.inside == len(self._line.entries) + self._loop.running
+            assert self._loop.inside == len(self._queue.entries) + self._loop.running
 
     def _forget(self, count: int) -> None:
-        """The line is not what it was: so many requests left it other than by running, or some moved back."""
-        self._set_aside()
+        """Requests were dropped or cancelled, so many of them, or moved back: discard the batch."""
+        self._discard_batch()
         if self._loop is not None:
             self._loop.left_queue(count)
 
-    def _set_aside(self) -> None:
+    def _discard_batch(self) -> None:
         if self._batch is not None:
             self._batch.end()
             self._batch = None
@@ -207,61 +207,61 @@ class DynamicBatcher:
             return
         if self._loop is not None:
             self._loop.arrived()
-        if self._idle.by_instance and not self._line.entries and self._strategy is None:
+        if self._idle.by_instance and not self._queue.entries and self._strategy is None:
             reason = self._reason_alone(request.batch_size, now_ns)
             if reason is not None:
-                self._due_ns = None  # of a batch that timed out just now
+                self._due_ns = None  # of a batch whose requests have just timed out
                 self._send((request.id,), reason, commands)
                 return
         policy = self._policy
         level = request.priority if 0 < request.priority <= policy.priority_levels else policy.default_level
-        entry, is_last = self._line.add(request, level, now_ns)
+        entry, is_last = self._queue.add(request, level, now_ns)
         if self._batch is not None and is_last:
             self._batch.extend(entry, policy)
         else:
-            self._set_aside()
+            self._discard_batch()
         self._send_due(now_ns, commands)
-        if len(self._line.entries) > self._line.limit_min and self._line.is_over_limit(request.id):
-            self._line.remove(request.id)
+        if len(self._queue.entries) > self._queue.limit_min and self._queue.is_over_limit(request.id):
+            self._queue.remove(request.id)
             self._forget(1)
             commands.append(Drop(request.id, DropReason.QUEUE_FULL))
 
     def _send_due(self, now_ns: int, commands: list[Command]) -> None:
-        """Send batches until no slot is idle, no request waits, or the next batch may wait for more."""
+        """Send batches until no slot is idle, no request waits, or the next batch may wait for more requests."""
         self._due_ns = None
-        line = self._line
-        while self._idle.by_instance and line.entries:
+        queue = self._queue
+        while self._idle.by_instance and queue.entries:
             batch = self._batch = self._batch or self._gather()
             if batch.failed_id is not None:
-                line.remove(batch.failed_id)
+                queue.remove(batch.failed_id)
                 self._forget(1)
                 commands.append(Drop(batch.failed_id, DropReason.STRATEGY_FAILED))
                 continue
             ids, reason = batch.ids, batch.closed
             if batch.preferred_count:
                 ids, reason = ids[: batch.preferred_count], CloseReason.PREFERRED
-            reason = reason or self._end_of_wait(batch.oldest_ns, len(line.entries), now_ns)
+            reason = reason or self._end_of_wait(batch.oldest_ns, len(queue.entries), now_ns)
             if reason is None:
                 self._due_ns = batch.oldest_ns + self._policy.delay_ns
                 return
-            self._set_aside()
+            self._discard_batch()
             for request_id in ids:
-                line.remove(request_id)
+                queue.remove(request_id)
             self._send(tuple(ids), reason, commands)
-        self._set_aside()
+        self._discard_batch()
 
     def _gather(self) -> CandidateBatch:
         gathering = self._strategy() if self._strategy is not None else None
-        if len(self._line.entries) == 1:
-            return CandidateBatch(next(iter(self._line.entries.values())), self._policy, gathering)
-        entries = iter(self._line)
+        if len(self._queue.entries) == 1:
+            return CandidateBatch(next(iter(self._queue.entries.values())), self._policy, gathering)
+        entries = iter(self._queue)
         batch = CandidateBatch(next(entries), self._policy, gathering)
         while batch.closed is None and (entry := next(entries, None)) is not None:
             batch.extend(entry, self._policy)
         return batch
 
     def _reason_alone(self, batch_size: int, now_ns: int) -> CloseReason | None:
-        """Return why a request that finds no other waiting is sent at once, without a batch being gathered, or None."""
+        """Return why a request that arrives at an empty queue is sent at once, or None."""
         if batch_size in self._policy.preferred_sizes:
             return CloseReason.PREFERRED
         if batch_size >= self._policy.size_max:
@@ -269,13 +269,13 @@ class DynamicBatcher:
         return self._end_of_wait(now_ns, 1, now_ns)
 
     def _end_of_wait(self, oldest_ns: int, queued: int, now_ns: int) -> CloseReason | None:
-        """Return why a batch that holds all that wait, and could still grow, is sent, or None if it may wait."""
+        """Return why a batch of all waiting requests, which could still grow, is sent, or None if it may wait."""
         delay_ns = self._policy.delay_ns
         if delay_ns == 0 or self._stopping:
             return CloseReason.QUEUE_EMPTY
         if now_ns >= oldest_ns + delay_ns:
             return CloseReason.DELAY
-        if self._loop is not None and self._loop.all_are_here(queued):
+        if self._loop is not None and self._loop.all_clients_queued(queued):
             return CloseReason.QUEUE_EMPTY
         return None
 

@@ -1,46 +1,45 @@
-"""Whether executions of a blocking instance may run on the event loop, decided from measured times."""
+"""Decides from measured times whether executions of a blocking instance run in place, on the event loop. Pure."""
 
 IN_PLACE_NS_MAX = 100_000
-"""An execution at most this long may run on the event loop: about what a hand-over to a thread and back costs."""
+"""Longest execution that may run on the event loop: about the cost of handing it to a thread and back."""
 
 IN_PLACE_PROBES = 8
-"""Executions in a row that must have been that short before the loop runs them itself."""
+"""Executions in a row that must be that short before they run in place."""
 
 IN_PLACE_RETRY_MAX = 4096
-"""Most executions in the thread after the loop was held up, before running in place is tried again."""
+"""Most executions in the thread after one blocked the loop, before the next attempt in place."""
 
 FORGIVEN_AFTER = 1000
-"""Executions on the loop after which one that holds it up is taken for the system's doing, which has given the core to
-somebody else, and not for the model's."""
+"""Short executions in place after which a long one is blamed on the operating system, which has pre-empted the thread,
+and not on the model."""
 
 FORGIVEN_NS_MAX = 10_000_000
-"""A longer hold-up is never forgiven."""
+"""A longer execution is never forgiven."""
 
 WAITS_MAX = 2
-"""Hold-ups in which the model waited for something, each within `FORGIVEN_AFTER` executions on the loop: then it runs
-there again only after `IN_PLACE_RETRY_MAX` executions in the thread in which it computed more than it waited."""
+"""Executions that blocked the loop because the model waited, each within `FORGIVEN_AFTER` executions in place. After
+them, the model runs in place only after `IN_PLACE_RETRY_MAX` executions in which it computed more than it waited."""
 
 HELD_UP_NS = 10 * IN_PLACE_NS_MAX
-"""A longer execution on the loop holds it up."""
+"""A longer execution in place counts as blocking the loop."""
 
 
 class InPlaceRule:
-    """Decides from measured times whether the next execution may run on the event loop.
+    """Decides from measured times whether the next execution runs in place.
 
-    In the thread, an execution waits for the interpreter whenever the loop has it. So what counts there is how long the
-    thread computes, and that at least one execution was as short by the clock: of a model that waits for something,
-    such as a GPU, none is.
+    In the thread, an execution waits for the GIL whenever the loop holds it. So the CPU time counts there,
+    and one execution must be as short in wall-clock time: a model that waits, for a GPU for example, has none.
 
-    One that waits only sometimes passes. Whether it waited when the loop was held up, or the system took the core away,
-    is looked at while `is_watched`: until `FORGIVEN_AFTER` executions on the loop in a row were short. So a model that
-    waits more than it computes holds up the loop `WAITS_MAX` times, and stays in the thread.
+    A model that waits only sometimes passes. While `is_watched`, until `FORGIVEN_AFTER` executions in place in a row
+    were short, the rule distinguishes executions in which the model waited from those in which the thread was
+    pre-empted. A model that waits more than it computes thus blocks the loop `WAITS_MAX` times and stays in the thread.
 
     Args:
-        is_bound: Whether the instance has cores of its own, which are not the loop's: it never may.
+        is_bound: Whether the instance is bound to cores other than the loop's, so that it never runs in place.
 
     Attributes:
-        in_place: Whether it may.
-        is_watched: Whether executions on the loop are to be told to `ran_watched`.
+        in_place: Whether the next execution runs in place.
+        is_watched: Whether executions in place are reported to `ran_watched`.
     """
 
     __slots__ = (
@@ -58,16 +57,16 @@ class InPlaceRule:
     def __init__(self, *, is_bound: bool = False) -> None:
         self.in_place = False
         self._is_bound = is_bound
-        self._short = 0  # executions in a row that computed for a short time
-        self._least_ns = HELD_UP_NS  # the shortest of them by the clock
+        self._short = 0  # executions in a row with a short CPU time
+        self._least_ns = HELD_UP_NS  # the shortest wall-clock time of them
         self._wanted = IN_PLACE_PROBES
-        self._ran = 0  # executions on the loop since it was held up
-        self._waits = 0  # hold-ups in which the model waited
-        self._balance_ns = 0  # what the executions in a row computed, less what those waited that hold the loop up
+        self._ran = 0  # executions in place since the last that blocked the loop
+        self._waits = 0  # executions that blocked the loop because the model waited
+        self._balance_ns = 0  # CPU time of executions in a row, less the waiting time of long ones
         self.is_watched = True
 
     def ran_in_place(self, duration_ns: int) -> None:
-        """Take in the duration of an execution on the loop."""
+        """Take in the duration of an execution in place."""
         self._ran += 1
         if duration_ns <= HELD_UP_NS:
             return
@@ -80,7 +79,7 @@ class InPlaceRule:
         self.is_watched = True
 
     def ran_watched(self, duration_ns: int, *, has_waited: bool) -> None:
-        """The same, with whether the thread of the loop waited for something meanwhile."""
+        """Take in the duration of an execution in place, and whether the thread waited during it."""
         self.ran_in_place(duration_ns)
         if self._ran >= FORGIVEN_AFTER:
             self.is_watched = False
@@ -91,7 +90,7 @@ class InPlaceRule:
                 self._wanted = IN_PLACE_RETRY_MAX
 
     def ran_in_thread(self, duration_ns: int, cpu_ns: int) -> None:
-        """Take in how long an execution in the thread took by the clock, and how long the thread computed."""
+        """Take in the wall-clock time and the CPU time of an execution in the thread."""
         if cpu_ns > IN_PLACE_NS_MAX:
             self._begin_count()
             return

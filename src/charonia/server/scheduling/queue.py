@@ -1,13 +1,13 @@
 """The queue that all schedulers share: priority levels, queue policies, timeouts, removal at any position. Pure.
 
-Requests wait in lanes. Every level has two: the lane of those in time, and behind it the lane of those whose timeout
+Requests wait in lanes. Every level has two: one for requests in time, and behind it one for those whose timeout has
 passed under the policy "delay". Lanes are served by rank, so the order of service is: level 1 in time, level 1 late,
 level 2 in time, and so on; first come, first served within a lane.
 
-1. Adding, and removing any entry, cost O(1): a lane is a linked hash map, so a removed entry leaves nothing behind.
-2. Deadlines live in a heap which only requests with a timeout enter. A request that leaves early does not leave the
-   heap at once; stale items are skipped when they surface and swept out when they outnumber the entries.
-3. At its deadline a request has timed out: it is not served at that very nanosecond any more.
+1. Adding an entry and removing any entry cost O(1): a lane is a linked hash map.
+2. Deadlines are kept in a heap that contains only requests with a timeout. The item of a request that leaves early
+   becomes stale: it is skipped when it reaches the top, and swept out when stale items outnumber the entries.
+3. At its deadline a request has timed out: it is not served at that very nanosecond.
 """
 
 import sys
@@ -21,7 +21,7 @@ from charonia.server.scheduling.api import BatchPolicy, QueueLimits, Submit
 NS_PER_US = 1000
 
 STALE_DEADLINES_MAX = 64
-"""Stale heap items that are tolerated beyond the number of waiting requests."""
+"""Stale heap items tolerated beyond the number of waiting requests."""
 
 Lane = OrderedDict[int, "QueuedRequest"]
 
@@ -35,7 +35,7 @@ class QueuedRequest:
         shape_key: Equal for requests that may share a batch.
         level: Its priority level.
         arrived_ns: When it was submitted.
-        lane: The lane in which it waits now.
+        lane: The lane in which it waits.
     """
 
     __slots__ = ("arrived_ns", "batch_size", "id", "lane", "level", "shape_key")
@@ -49,14 +49,14 @@ class QueuedRequest:
         self.lane = lane
 
 
-class WaitingLine:
-    """Requests that wait, in order of service.
+class RequestQueue:
+    """The waiting requests, in order of service.
 
     Attributes:
-        entries: What waits, by id.
-        limit_min: No level is full while no more requests than this wait.
-        deadlines: Heap of (deadline, id), some of them of requests that have left. While it is empty, as it is for most
-            models, there is nothing to `expire` and no `next_deadline_ns`.
+        entries: The waiting requests, by id.
+        limit_min: No level is full unless more requests than this wait.
+        deadlines: Heap of (deadline, id), some of them stale. While it is empty, as it is for most models, there is
+            nothing to `expire` and no `next_deadline_ns`.
     """
 
     __slots__ = ("_lanes", "_level_limits", "_limits", "_ranks", "deadlines", "entries", "limit_min")
@@ -72,19 +72,19 @@ class WaitingLine:
         self.deadlines: list[tuple[int, int]] = []
 
     def __iter__(self) -> Iterator[QueuedRequest]:
-        """Iterate in order of service; the line must not change meanwhile."""
+        """Iterate in order of service; the queue must not change meanwhile."""
         for rank in self._ranks:
             yield from self._lanes[rank].values()
 
     def first(self) -> QueuedRequest:
-        """Return the entry that is served next; the line must not be empty."""
+        """Return the entry that is served next; the queue must not be empty."""
         return next(iter(self._lanes[self._ranks[0]].values()))
 
     def add(self, request: Submit, level: int, now_ns: int) -> tuple[QueuedRequest, bool]:
-        """Let a request wait, whether or not the line is full.
+        """Add a request, even if the queue is full.
 
         Returns:
-            Its entry, and whether it is the very last in order of service.
+            Its entry, and whether it is the last in order of service.
         """
         rank = 2 * level
         entry = QueuedRequest(request, level, now_ns, self._open_lane(rank))
@@ -96,7 +96,7 @@ class WaitingLine:
         return entry, rank == self._ranks[-1]
 
     def remove(self, id: int) -> bool:
-        """Take a request out, wherever it is. Returns whether it was waiting."""
+        """Remove a request at any position; return whether it was waiting."""
         entry = self.entries.pop(id, None)
         if entry is None:
             return False
@@ -104,7 +104,7 @@ class WaitingLine:
         return True
 
     def is_over_limit(self, id: int) -> bool:
-        """Return whether this request waits although its level's queue is full without it."""
+        """Return whether this request waits in a level that is full without it."""
         entry = self.entries.get(id)
         if entry is None:
             return False
@@ -112,10 +112,10 @@ class WaitingLine:
         return bool(size_max) and self._waiting_at(entry.level) > size_max
 
     def expire(self, now_ns: int) -> tuple[int, ...] | None:
-        """Apply the queue policy to the requests whose deadline has come.
+        """Apply the queue policy to the requests whose deadline has passed.
 
         Returns:
-            The ids that left, to be refused; empty where requests only moved back. None when no deadline has come.
+            The ids that were removed, to be dropped; empty if requests only moved back. None if no deadline has passed.
         """
         if not self.deadlines or self.deadlines[0][0] > now_ns:
             return None
@@ -139,7 +139,7 @@ class WaitingLine:
         return deadlines[0][0] if deadlines else None
 
     def check_invariants(self) -> None:
-        """Raise an AssertionError where a request is in no lane or in several, or a lane is not served."""
+        """Raise an AssertionError where a request is in no lane or in several, or a lane has no rank."""
         for entry in self.entries.values():
             assert entry.lane.get(entry.id) is entry, f"request {entry.id} is not in its lane"
         assert sum(map(len, self._lanes.values())) == len(self.entries)
@@ -180,12 +180,12 @@ class WaitingLine:
 
 
 def queue_timeout_ns(policy: BatchPolicy, priority: int, asked_us: int) -> int:
-    """Return how long a request may wait before it is refused, in ns; 0 for no limit.
+    """Return how long a request may wait before it is dropped, in ns; 0 for no limit.
 
     Args:
         policy: The queue policy.
-        priority: Level that the request asks for, 0 for the default.
-        asked_us: Timeout that it asks for, 0 for none.
+        priority: Requested priority level, 0 for the default.
+        asked_us: Requested timeout, 0 for none.
     """
     level = priority if 0 < priority <= policy.priority_levels else policy.default_level
     limits = dict(policy.level_limits).get(level, policy.limits)

@@ -1,14 +1,15 @@
-"""A scheduler that is watched: a log of its events and commands, and its rules checked after each event.
+"""A scheduler under observation: a log of its events and commands, and checks of its rules after each event.
 
-For tests, and for a developer who looks for a fault; it costs nothing where it is not used. The log is a ring of the
-last `limit` steps. As a scheduler is a pure state machine, a log that reaches back to the beginning can be replayed: a
-fresh scheduler answers the same events with the same commands.
+For tests and debugging; it costs nothing unless it is switched on. The log is a ring buffer of the last `limit` steps.
+As a scheduler is a pure state machine, a complete log can be replayed: a new scheduler answers the same events with the
+same commands.
 
-Checked after each event are the scheduler's own invariants and, of all schedulers (see `server.scheduling.api`):
+After each event the scheduler's own invariants are checked, and the rules of all schedulers (see
+`server.scheduling.api`):
 
-1. An id that was submitted leaves exactly once: in a `Run`, in a `Drop`, or by its own `Cancel`. One that runs again
-   (`RunAgain`) leaves once more.
-2. A slot is handed work only after its `SlotIdle`, and at most one `Run` until the next.
+1. A submitted id leaves exactly once: in a `Run`, in a `Drop`, or by its own `Cancel`. One that is rescheduled leaves
+   once more.
+2. A slot gets work only after its `SlotIdle`, and at most one `Run` until the next.
 3. `queued` is the number of ids that have not left.
 """
 
@@ -22,8 +23,8 @@ from charonia.server.scheduling.api import (
     Command,
     Drop,
     Event,
+    Reschedule,
     Run,
-    RunAgain,
     Scheduler,
     SlotGone,
     SlotIdle,
@@ -31,19 +32,19 @@ from charonia.server.scheduling.api import (
 )
 
 STEPS_MAX = 10_000
-"""Steps that are kept where no other limit is given."""
+"""Default number of steps in the log."""
 
 NOTED_STEPS = 20
-"""Last steps that an exception of the scheduler takes along as a note."""
+"""Number of last steps that are added as a note to an exception of the scheduler."""
 
 
 class RecordedStep(NamedTuple):
-    """One event, and what came of it.
+    """One event and its commands.
 
     Attributes:
-        at_ns: When it came.
+        at_ns: Time of the event.
         event: The event.
-        commands: What the scheduler answered.
+        commands: The scheduler's answer.
     """
 
     at_ns: int
@@ -51,18 +52,18 @@ class RecordedStep(NamedTuple):
     commands: tuple[Command, ...]
 
     def concerns(self, id: int) -> bool:
-        """Return whether a request has a part in it."""
-        if isinstance(self.event, Submit | Cancel | RunAgain) and self.event.id == id:
+        """Return whether a request is involved."""
+        if isinstance(self.event, Submit | Cancel | Reschedule) and self.event.id == id:
             return True
         return any(id in (command.ids if isinstance(command, Run) else (command.id,)) for command in self.commands)
 
 
 class RecordedScheduler:
-    """Any scheduler, with a log and checks around it.
+    """A wrapper that adds a log and checks to any scheduler.
 
     Args:
-        inner: What decides.
-        limit: Most steps that are kept.
+        inner: The scheduler.
+        limit: Most steps in the log.
     """
 
     def __init__(self, inner: Scheduler, limit: int = STEPS_MAX) -> None:
@@ -70,7 +71,7 @@ class RecordedScheduler:
         self._steps: deque[RecordedStep] = deque(maxlen=limit)
         self._queued: set[int] = set()
         self._running: dict[int, tuple[int, ...]] = {}  # ids by slot
-        self._again: set[int] = set()  # ids that run and are to run again
+        self._again: set[int] = set()  # running ids that are rescheduled
         self._idle: set[int] = set()
 
     def __repr__(self) -> str:
@@ -94,7 +95,7 @@ class RecordedScheduler:
         """Take in one event at this monotonic time and return what follows from it, in order.
 
         Raises:
-            AssertionError: A rule is broken. The message has the story of the request, where it is about one.
+            AssertionError: A rule is broken. The message has the history of the request, if it is about one.
         """
         try:
             commands = self._inner.handle(event, now_ns)
@@ -108,19 +109,19 @@ class RecordedScheduler:
                 self._leaves(command.id)
             else:
                 self._runs(command)
-        if isinstance(event, Cancel):  # one whose time was up at that moment has its `Drop`
+        if isinstance(event, Cancel):  # unless it timed out at the same moment and has its `Drop`
             self._queued.discard(event.id)
         self.check_invariants()
         return commands
 
     def story(self, id: int) -> list[RecordedStep]:
-        """Return the steps, of those kept, in which a request has a part."""
+        """Return the steps of the log in which a request is involved."""
         return [step for step in self._steps if step.concerns(id)]
 
     def check_invariants(self) -> None:
         """Raise an AssertionError where the state contradicts itself."""
         self._inner.check_invariants()
-        assert self._inner.queued == len(self._queued), f"{self._inner!r} lost or invented one of {self._queued}"
+        assert self._inner.queued == len(self._queued), f"{self._inner!r} has other requests than {self._queued}"
 
     def _take_in(self, event: Event) -> None:
         match event:
@@ -128,7 +129,7 @@ class RecordedScheduler:
                 self._queued.add(event.id)
             case Cancel():
                 self._again.discard(event.id)
-            case RunAgain():
+            case Reschedule():
                 self._again.add(event.id)
             case SlotIdle() | SlotGone():
                 back = self._again.intersection(self._running.pop(event.slot, ()))
@@ -151,10 +152,10 @@ class RecordedScheduler:
 
 
 def replay(steps: Iterable[RecordedStep], scheduler: Scheduler) -> RecordedStep | None:
-    """Send the events of a log to a fresh scheduler.
+    """Send the events of a log to a new scheduler.
 
     Returns:
-        The first step in which it answers otherwise, with its own commands; None where there is none.
+        The first step that it answers differently, with its own commands; None if there is none.
     """
     for step in steps:
         commands = tuple(scheduler.handle(step.event, step.at_ns))

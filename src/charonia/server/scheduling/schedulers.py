@@ -1,4 +1,4 @@
-"""Makes the scheduler that a model configuration asks for. Pure."""
+"""Makes the scheduler for a model configuration. Pure."""
 
 from charonia.config.kinds import TimeoutAction
 from charonia.config.model import DynamicBatching, ModelConfig, QueuePolicy
@@ -9,13 +9,13 @@ from charonia.server.scheduling.dynamic import DynamicBatcher
 from charonia.server.scheduling.strategy import Strategy
 
 QUEUE_SIZE_MAX = 16_384
-"""Most requests that wait for one model where its configuration sets no limit."""
+"""Most requests that wait for one model whose configuration sets no limit."""
 
 _NS_PER_US = 1000
 
 
 def make_scheduler(config: ModelConfig, strategy: Strategy | None = None) -> Scheduler:
-    """Return the dynamic batcher where the configuration has `dynamic_batching` and a batch dimension, else FIFO.
+    """Return a dynamic batcher if the configuration has `dynamic_batching` and a batch dimension, else a FIFO queue.
 
     Args:
         config: A validated configuration.

@@ -1,8 +1,8 @@
 """Slots: how many batches the instances of a model may have at once, and where the next batch goes. Pure.
 
-An *instance* has a *capacity*: the number of batches that it may have at once, the one that runs and those that wait in
-its own line. A *slot* is the scheduler's unit of capacity: room for one batch on one instance. Of n instances, slot s
-belongs to instance s % n: the first n slots are the first of each instance, the next n the second, and so on.
+The *capacity* of an instance is the number of batches that it may have at once: the running one and those in its own
+queue. A *slot* is the scheduler's unit of capacity: room for one batch on one instance. Of n instances, slot s belongs
+to instance s % n: the first n slots are the first of each instance, the next n the second, and so on.
 """
 
 from collections.abc import Sequence
@@ -12,28 +12,28 @@ from typing import NamedTuple
 from charonia.server.scheduling.api import SlotGone, SlotIdle
 
 CAPACITY_MAX = 16
-"""Most batches that an instance in another process has at once; those of a model share this number."""
+"""Most batches that the instances of a model in other processes have at once, in total."""
 
 CAPACITY_MAX_BATCHED = 2
-"""Most batches of an instance whose scheduler makes batches: the longer requests wait there, the larger their batch."""
+"""Most batches of an instance if the scheduler forms batches: the longer requests wait there, the larger the batch."""
 
 SUPPLY_NS_MAX = 1_000_000
-"""An instance in another process is kept supplied ahead of time with batches that together take so long on average."""
+"""Largest average duration, in total, of the batches that an instance in another process has at once."""
 
 
 def capacity_limit(instances: int, *, batches: bool) -> int:
-    """Return the most batches that each of so many instances may have; `batches` where requests are gathered."""
+    """Return the highest capacity of each of so many instances; `batches` if the scheduler forms batches."""
     return CAPACITY_MAX_BATCHED if batches else max(2, CAPACITY_MAX // instances)
 
 
 class CapacityRule:
-    """Decides from measured times how many batches an instance may have at once.
+    """Decides the capacity of an instance from measured times.
 
-    A batch that waits in the instance's own line cannot be taken by another instance that becomes free earlier, so this
-    is for executions that are over sooner than a free instance could be told of the batch.
+    A batch in the instance's own queue cannot move to another instance that becomes free earlier, so the capacity is
+    more than 1 only if an execution takes less time than sending the batch to a free instance.
 
     Attributes:
-        capacity: How many.
+        capacity: The capacity.
     """
 
     __slots__ = ("_limit", "_mean_ns", "capacity")
@@ -44,7 +44,7 @@ class CapacityRule:
         self._mean_ns = SUPPLY_NS_MAX
 
     def limit(self, capacity: int) -> None:
-        """Have at most so many at once, whatever is measured."""
+        """Limit the capacity, regardless of what is measured."""
         self._limit = min(capacity, self._limit)
         self.capacity = min(self.capacity, self._limit)
 
@@ -62,16 +62,16 @@ class SlotState(Enum):
 
     PARKED = "parked"  # beyond its instance's capacity
     FREE = "free"  # can be offered to the scheduler
-    OFFERED = "offered"  # the scheduler knows that it is idle
+    OFFERED = "offered"  # idle, and the scheduler knows
     RUNNING = "running"  # has a batch
 
 
 class SlotChange(NamedTuple):
-    """What follows for the slots.
+    """Changes of slots.
 
     Attributes:
         free: Slots to offer, now or soon.
-        gone: What to tell the scheduler at once.
+        gone: Events to send to the scheduler at once.
     """
 
     free: tuple[int, ...] = ()
@@ -83,7 +83,7 @@ class Slots:
 
     Invariants:
 
-    1. A slot runs one batch at most, and none that it was not offered for.
+    1. A slot runs at most one batch, and only after it was offered.
     2. A slot within its instance's capacity is not parked; one beyond it is parked unless it runs.
     3. The scheduler is told of each slot that it loses.
 
@@ -91,7 +91,7 @@ class Slots:
         limits: The highest capacity of each instance.
 
     Attributes:
-        running: Number of slots that run a batch.
+        running: Number of running slots.
     """
 
     __slots__ = ("_again", "_capacities", "_count", "_events", "_rules", "_states", "running")
@@ -112,11 +112,11 @@ class Slots:
         return f"<Slots [running {self.running} | idle {idle} | capacity {'+'.join(map(str, self._capacities))}]>"
 
     def instance_of(self, slot: int) -> int:
-        """Return the number of the instance that a slot belongs to."""
+        """Return the number of a slot's instance."""
         return slot % self._count
 
     def offer(self, slot: int) -> SlotIdle | None:
-        """Return what to tell the scheduler of a free slot; None for one that is not free any more."""
+        """Return the event for the scheduler that offers a free slot; None if it is no longer free."""
         if self._states[slot] is not SlotState.FREE:
             return None
         self._states[slot] = SlotState.OFFERED
@@ -134,7 +134,7 @@ class Slots:
         self.running += 1
 
     def end(self, slot: int, compute_ns: int) -> SlotChange:
-        """The batch of a slot is over; it computed for `compute_ns`."""
+        """The batch of a slot is done; it computed for `compute_ns`."""
         self.running -= 1
         instance = slot % self._count
         rule = self._rules[instance]
@@ -152,7 +152,7 @@ class Slots:
         return SlotChange((slot, *free) if self._states[slot] is SlotState.FREE else free, gone)
 
     def limit(self, capacity: int) -> SlotChange:
-        """Let no instance have more than so many batches from now on."""
+        """Limit the capacity of every instance from now on."""
         gone: list[SlotGone] = []
         for instance, rule in enumerate(self._rules):
             if rule is not None:
@@ -170,7 +170,7 @@ class Slots:
                 assert state in (SlotState.PARKED, SlotState.RUNNING), f"slot {slot} is beyond its instance's capacity"
 
     def _resize(self, instance: int, capacity: int) -> SlotChange:
-        """Give an instance another capacity."""
+        """Change the capacity of an instance."""
         self._capacities[instance] = capacity
         free: list[int] = []
         gone: list[SlotGone] = []
@@ -187,19 +187,19 @@ class Slots:
 
 
 class IdleSlots:
-    """Gives a batch a slot of the instance with the fewest batches; of equals, that of the slot that was idle last.
+    """The idle slots. A batch gets one of the instance with the fewest batches; of several, the last to become idle.
 
-    A batch must not stand in one instance's line while another instance has nothing to do.
+    A batch must not wait in the queue of one instance while another one is idle.
 
     Attributes:
-        by_instance: Idle slots by instance, both with the one that became idle last at the end. Empty while none is.
+        by_instance: Idle slots by instance; instances and slots that became idle last are last.
     """
 
     __slots__ = ("_busy", "by_instance")
 
     def __init__(self) -> None:
         self.by_instance: dict[int, dict[int, None]] = {}
-        self._busy: dict[int, int] = {}  # instance by slot that was taken and has not come back
+        self._busy: dict[int, int] = {}  # instance by busy slot
 
     def __str__(self) -> str:
         count = self.count
@@ -220,7 +220,7 @@ class IdleSlots:
         self.by_instance[instance] = slots
 
     def remove(self, slot: int) -> None:
-        """A slot cannot be used any more, idle or not."""
+        """A slot is gone, idle or not."""
         self._busy.pop(slot, None)
         for instance, slots in self.by_instance.items():
             if slot in slots:
@@ -230,7 +230,7 @@ class IdleSlots:
                 return
 
     def take(self) -> int:
-        """Return the slot for the next batch; there must be one."""
+        """Take the slot for the next batch; there must be one."""
         idle = self.by_instance
         instance = next(reversed(idle))
         if len(idle) > 1 and self._busy:

@@ -11,7 +11,7 @@ from typing import Protocol
 
 
 class JoinDecision(Enum):
-    """What becomes of a request that could join a batch."""
+    """Whether a request joins a batch."""
 
     JOINS = "joins"
     STAYS_OUT = "stays_out"
@@ -19,23 +19,23 @@ class JoinDecision(Enum):
 
 
 class Gathering(Protocol):
-    """One batch while it is gathered. Nothing here raises."""
+    """A batch while it is formed. No method raises."""
 
     def take(self, id: int) -> JoinDecision:
-        """Say whether a request joins; FAILED leads to its `Drop`."""
+        """Decide whether a request joins; FAILED leads to its `Drop`."""
         ...
 
     def end(self) -> None:
-        """The batch is sent, or what was gathered is dropped. Called once."""
+        """The batch is sent or discarded. Called once."""
         ...
 
 
 Strategy = Callable[[], Gathering]
-"""Begins a batch."""
+"""Starts a batch."""
 
 
 def all_of(strategies: Sequence[Strategy]) -> Strategy | None:
-    """Return the strategy that lets a request join where all of several do; None for none of them."""
+    """Return a strategy that lets a request join if all of these do; None if there are none."""
     if len(strategies) < 2:
         return strategies[0] if strategies else None
     return lambda: _AllOf([begin() for begin in strategies])
@@ -49,9 +49,9 @@ class _AllOf:
 
     def take(self, id: int) -> JoinDecision:
         for gathering in self._gatherings:
-            verdict = gathering.take(id)
-            if verdict is not JoinDecision.JOINS:
-                return verdict
+            decision = gathering.take(id)
+            if decision is not JoinDecision.JOINS:
+                return decision
         return JoinDecision.JOINS
 
     def end(self) -> None:

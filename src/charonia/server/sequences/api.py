@@ -1,4 +1,4 @@
-"""What a sequence scheduler is told and shows beyond `server.scheduling.api`. Pure."""
+"""The policy and the records of sequence schedulers, in addition to `server.scheduling.api`. Pure."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -6,16 +6,16 @@ from enum import Enum
 from typing import NamedTuple
 
 SequenceKey = int | str
-"""Correlation id of a sequence. A number and a text never mean the same sequence."""
+"""Correlation id of a sequence. An integer and a string never denote the same sequence."""
 
 
 class SequenceMember(NamedTuple):
-    """Which part of which sequence a request is; comes as `Submit.shape_key`.
+    """The place of a request in its sequence; passed as `Submit.shape_key`.
 
     Attributes:
         key: Correlation id.
-        start: Whether it begins a sequence.
-        end: Whether nothing follows it.
+        start: Whether it starts a sequence.
+        end: Whether it ends the sequence.
         shape_key: Requests of several sequences share a batch only if their keys are equal.
     """
 
@@ -51,11 +51,11 @@ class SequenceEnd(NamedTuple):
 
 
 class BatchRow(NamedTuple):
-    """Where a request stands that runs.
+    """The sequence of a running request.
 
     Attributes:
-        sequence: Number of its sequence, never used twice.
-        is_first: Whether it is the first execution of the sequence.
+        sequence: Number of the sequence, never used twice.
+        is_first: Whether this is the first execution of the sequence.
     """
 
     sequence: int
@@ -67,17 +67,17 @@ class SequencePolicy:
     """Policy of a sequence scheduler.
 
     Attributes:
-        idle_ns: How long a sequence that has a slot may have no request before it is ended, in ns.
-        rows: Slots for sequences that each instance has, at least 1.
-        size_max: Most requests in a batch, at least 1. With `keeps_rows` as many as there are rows.
+        idle_ns: Time without requests after which a sequence with a slot is ended, in ns.
+        rows: Slots for sequences of each instance, at least 1.
+        size_max: Most requests in a batch, at least 1. With `keeps_rows` the number of rows.
         keeps_rows: The direct strategy: a sequence is always in the same row of the batch.
-        preferred_sizes: Of the oldest strategy: sizes that are sent without waiting for the delay.
+        preferred_sizes: For the oldest strategy: sizes that are sent without waiting for the delay.
         delay_ns: Longest time that a request waits for others to join, in ns.
-        utilization_min: Of the direct strategy: share of the rows that have a request from which on there is no
-            waiting for the delay. 0 for no waiting at all.
+        utilization_min: For the direct strategy: share of rows with a request that makes a batch leave without waiting
+            for the delay. 0 for no waiting at all.
         queue_max: Most requests that wait, in all sequences.
         adapt_delay: Skip the delay when every sequence of the instance has a request.
-        state_key: What a new sequence shares a batch by, besides the shapes of its requests.
+        state_key: Batch key of a new sequence's states, in addition to the shapes of its requests.
     """
 
     idle_ns: int
@@ -93,15 +93,15 @@ class SequencePolicy:
 
 
 class SequenceView(NamedTuple):
-    """A sequence as somebody sees it who looks at the server.
+    """A sequence, for display.
 
     Attributes:
         key: Correlation id.
-        row: Its slot in the instance, None for one that waits for a slot.
-        queued: Its requests that wait.
-        is_running: Whether one runs.
-        quiet_ns: Time for which it has had no request and nothing that runs, or has waited for a slot.
-        requests: Its requests that have run or run now.
+        row: Its slot in the instance, None while it waits for one.
+        queued: Number of its waiting requests.
+        is_running: Whether one of its requests runs.
+        quiet_ns: Time since it last had a request, or since it began to wait for a slot.
+        requests: Number of its requests that were executed, including a running one.
     """
 
     key: SequenceKey
@@ -117,9 +117,9 @@ class SequencerView(NamedTuple):
 
     Attributes:
         rows: Slots of each instance.
-        instances: The sequences that have a slot, by instance, in the order of slots.
-        backlog: The sequences that wait for a slot, first the one that gets the next.
-        ended: How many sequences are over, by reason.
+        instances: The sequences with a slot, by instance, in order of slots.
+        backlog: The sequences that wait for a slot, in order.
+        ended: Number of ended sequences by reason.
     """
 
     rows: int

@@ -1,4 +1,4 @@
-"""Makes what runs a model that works on sequences, hands sequences over and shows them."""
+"""Runners of sequence models: how they are made, replaced without loss of live sequences, and shown."""
 
 import asyncio
 from collections.abc import Hashable, Mapping, Sequence
@@ -28,7 +28,7 @@ def sequence_policy(config: ModelConfig, state_key: Hashable = None) -> Sequence
 
     Args:
         config: The configuration.
-        state_key: What the states of a new sequence must have in common with those of others to share a batch.
+        state_key: Batch key of a new sequence's states.
     """
     sequence = config.sequence_batching or SequenceBatching()
     size_max = max(1, config.max_batch_size)
@@ -62,13 +62,13 @@ Target = tuple[str, str]
 
 
 class Shared(Protocol):
-    """What all models of a server share, as far as their runners need it."""
+    """Objects that the runners of all models of a server share."""
 
     deadlocks: DeadlockDetector
     busy_poll: BusyPoll | None
 
     def recorded(self, scheduler: Scheduler) -> Scheduler:
-        """Return the scheduler, with a log and checks if the server has them switched on."""
+        """Return the scheduler, with a log and checks if the server has switched them on."""
         ...
 
 
@@ -87,11 +87,11 @@ def make_sequence_runner(
     Args:
         config: The complete configuration.
         version: The version, as text.
-        initial: What states start from, by name of the state's input.
+        initial: Initial states, by name of the state's input.
         executors: The instances.
         labels: Class labels by output.
-        shared: What all models of the server share.
-        claim: Resources of the instances.
+        shared: Objects that all models of the server share.
+        claim: The claim of the instances to resources.
     """
     tensors = SequenceTensors(config, initial)
     state_key = tensors.shapes(tensors.initial_states()) if tensors.has_variable_states else None
@@ -112,11 +112,11 @@ def make_sequence_runner(
 
 
 def hand_over(before: Mapping[Target, object], after: Mapping[Target, object]) -> None:
-    """Let sequences that began with the runners of some routes go on there when others take their places.
+    """Let live sequences continue with their runners when routes get new ones.
 
     Args:
-        before: Runner by model name and version.
-        after: The same, from now on.
+        before: Runners so far, by model name and version.
+        after: Runners from now on.
     """
     for target, runner in after.items():
         previous = before.get(target)
@@ -128,7 +128,7 @@ def sequences_of(runner: object, name: str) -> ModelSequences:
     """Return the sequences of a model version.
 
     Raises:
-        ServingError: INVALID_ARG where the model does not work on sequences.
+        ServingError: INVALID_ARG: the model has no `sequence_batching`.
     """
     if not isinstance(runner, SequenceRunner):
         raise invalid(f"model '{name}' does not work on sequences", hint="its configuration has no sequence_batching")

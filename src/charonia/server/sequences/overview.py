@@ -1,4 +1,4 @@
-"""Which sequence has which slot of a model and which wait for one, as records and as JSON. Pure."""
+"""The sequences of a model and their slots, as records and as JSON. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,15 +6,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class SequenceStatus:
-    """A sequence that is not over.
+    """A live sequence.
 
     Attributes:
         sequence_id: Its correlation id.
-        slot: Its slot, None for one that waits for one.
-        queued: Its requests that wait.
+        slot: Its slot, None while it waits for one.
+        queued: Number of its waiting requests.
         is_running: Whether one of its requests runs.
-        executions: How often requests of it were run.
-        quiet_us: Microseconds in which it has had nothing to do; for one in the backlog, in which it has waited.
+        executions: Number of executions of its requests.
+        quiet_us: Microseconds that it has been idle, or has waited in the backlog.
     """
 
     sequence_id: int | str
@@ -33,11 +33,11 @@ class ModelSequences:
         model: Its name.
         version: The version, as text.
         strategy: "direct" or "oldest".
-        idle_us_max: Microseconds after which a sequence with nothing to do is over.
-        slots: Slots that each instance has.
-        instances: The sequences that have a slot, by name of the instance.
-        backlog: The sequences that wait for a slot, in the order in which they get one.
-        ended: How many sequences are over, by reason.
+        idle_us_max: Microseconds after which an idle sequence is ended.
+        slots: Number of slots of each instance.
+        instances: The sequences with a slot, by name of the instance.
+        backlog: The sequences that wait for a slot, in order.
+        ended: Number of ended sequences by reason.
     """
 
     model: str

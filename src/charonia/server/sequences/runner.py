@@ -1,10 +1,8 @@
-"""Runs one loaded version of a model that works on sequences.
+"""Runs one loaded version of a sequence model.
 
-Beyond what every runner does: it tells the scheduler which sequence a request is of, gives the model controls, states
-and padding, and keeps what the model says about states. A runner that takes the place of another passes on to it the
-requests of sequences that began there.
-
-Checks the requests of sequences before they are queued.
+In addition to what every runner does: it checks the sequence flags and correlation id of a request and passes them to
+the scheduler, gives the model its control inputs, states and padding, and stores the states that the model returns. A
+runner that replaces another one forwards the requests of sequences that started there.
 """
 
 import asyncio
@@ -28,26 +26,28 @@ from charonia.server.execution.in_flight import DONE, QUEUED, RUNNING, PendingRe
 from charonia.server.execution.runner import ModelRunner
 from charonia.server.execution.tracing import traced_kind
 from charonia.server.rate_limiter.limiter import Claim
-from charonia.server.scheduling.api import EMPTY_ROW, Event, Run, RunAgain, Scheduler, ShareBy, TakeNoNew
+from charonia.server.scheduling.api import EMPTY_ROW, Event, Reschedule, Run, Scheduler, SetStateKey, StopNewSequences
 from charonia.server.sequences.api import EndReason, SequenceKey, SequenceMember, SequencerView
 from charonia.server.sequences.scheduler import Sequencer
 from charonia.server.sequences.tensors import SequenceRequest, SequenceTensors, States
 
+_log = logging.getLogger(__name__)
+
 _RANGES = {
     DataType.UINT64: (0, 2**64 - 1),
-    DataType.INT64: (-(2**63), 2**64 - 1),  # unsigned ids beyond it go in as the number of the same bits
+    DataType.INT64: (-(2**63), 2**64 - 1),  # larger unsigned ids are passed as the negative number of the same bits
     DataType.UINT32: (0, 2**32 - 1),
     DataType.INT32: (-(2**31), 2**31 - 1),
 }
-"""What each datatype of a correlation id can hold."""
+"""Range of correlation ids that each datatype of the control input can hold."""
 
 
 class SequenceAdmission:
-    """The checks of one model version that works on sequences, prepared once.
+    """The checks of requests to a sequence model, prepared once.
 
     Args:
         config: A validated configuration with `sequence_batching`.
-        is_taken: Whether an id is that of a sequence that is not over; ids that are made up are none of those.
+        is_taken: Whether an id is that of a live sequence; generated ids avoid those.
     """
 
     def __init__(self, config: ModelConfig, is_taken: Callable[[int], bool]) -> None:
@@ -55,7 +55,7 @@ class SequenceAdmission:
         self._model = config.name
         self._is_taken = is_taken
         self._is_iterative = config.sequence_batching is not None and config.sequence_batching.iterative_sequence
-        self._made_up = 0
+        self._generated = 0
         found = controls(config).get(ControlKind.CONTROL_SEQUENCE_CORRID)
         self._id_name = found[0].name if found else ""
         self._id_type = control_type(found[1]) if found else None
@@ -81,21 +81,21 @@ class SequenceAdmission:
                 hint="send sequence_id, and sequence_start with the first request of the sequence",
             )
         if not key:
-            key = request.correlation_id = self._make_up()
+            key = request.correlation_id = self._generate()
         self._check_type(request)
         if self._is_iterative:
             return 1, SequenceMember(key, True, True, shape_key)
         flags = request.flags
         return 1, SequenceMember(key, bool(flags & SEQUENCE_START), bool(flags & SEQUENCE_END), shape_key)
 
-    def _make_up(self) -> int:
-        self._made_up += 1
-        while self._is_taken(self._made_up):
-            self._made_up += 1
-        return self._made_up
+    def _generate(self) -> int:
+        self._generated += 1
+        while self._is_taken(self._generated):
+            self._generated += 1
+        return self._generated
 
     def _check_type(self, request: InferRequest) -> None:
-        """Refuse an id that the model cannot be told."""
+        """Reject an id that the control input of the model cannot hold."""
         key, datatype = request.correlation_id, self._id_type
         if datatype is None or datatype is DataType.BYTES:
             return
@@ -112,24 +112,21 @@ class SequenceAdmission:
         return with_request_id(invalid(message, hint=hint), request)
 
 
-_log = logging.getLogger(__name__)
-
-
 class SequenceRunner(ModelRunner):
-    """One loaded version of a model that works on sequences.
+    """One loaded version of a sequence model.
 
     Args:
         config: The complete configuration.
         version: The version, as text.
-        scheduler: What decides: `sequencer`, or something around it.
-        sequencer: Where the sequences are.
+        scheduler: The scheduler: `sequencer`, or a wrapper of it.
+        sequencer: The scheduler of sequences.
         tensors: Controls and states.
         executors: The instances.
         labels: Class labels by output.
         loop: The event loop.
-        deadlocks: Which instances wait for which.
-        busy_poll: What keeps the event loop awake, None where nothing does.
-        claim: Resources of the instances.
+        deadlocks: The deadlock detector.
+        busy_poll: Keeps the event loop awake, None without busy polling.
+        claim: The claim of the instances to resources.
     """
 
     def __init__(
@@ -175,7 +172,7 @@ class SequenceRunner(ModelRunner):
         self._is_closed = False
 
     def submit(self, request: InferRequest, reply: Reply) -> PendingRequest:
-        """Take in a request, or pass it on where its sequence began."""
+        """Take in a request, or forward it to the runner where its sequence started."""
         if self._predecessors and not request.flags & SEQUENCE_START:
             for runner in self._predecessors:
                 if runner.holds(request.correlation_id) and not self._sequencer.holds(request.correlation_id):
@@ -185,15 +182,15 @@ class SequenceRunner(ModelRunner):
 
     @property
     def live(self) -> int:
-        """Number of sequences that are not over."""
+        """Number of live sequences."""
         return self._sequencer.live
 
     def holds(self, key: SequenceKey) -> bool:
-        """Return whether a sequence began here, or where this took the place, and is not over."""
+        """Return whether a sequence is live here or in a runner that this one replaced."""
         return self._sequencer.holds(key) or any(runner.holds(key) for runner in self._predecessors)
 
     def follow(self, runner: "SequenceRunner") -> None:
-        """Take the place of a runner whose sequences go on there."""
+        """Replace a runner; its live sequences continue there."""
         if runner is not self and runner not in self._predecessors:
             self._predecessors.append(runner)
             runner._is_followed = True
@@ -206,31 +203,31 @@ class SequenceRunner(ModelRunner):
         """Return the slots and the backlog."""
         return self._sequencer.view(now_ns())
 
-    def run_again(self, entry: PendingRequest) -> bool:
-        """The model wants to be given a request again; return whether it may."""
+    def reschedule(self, entry: PendingRequest) -> bool:
+        """The model reschedules a request; return whether it may."""
         if not self._is_iterative or (entry.state != DONE and not self._sequencer.is_running(entry.id)):
             return False
         if entry.state != DONE:
             entry.state = QUEUED
             entry.batch = None
-            self._handle(RunAgain(entry.id), now_ns())
+            self._handle(Reschedule(entry.id), now_ns())
         return True
 
     def keep_states(self, request: InferRequest, outputs: Outputs) -> None:
-        """Keep what a model answered as states, for the next request of the sequence."""
+        """Store the states that a model returned, for the next request of the sequence."""
         if not self._tensors.has_states or not isinstance(request, SequenceRequest):
             return
         states = self._states.get(request.sequence)
         self._tensors.take(outputs, states if states is not None else {})
         if states is not None and self._tensors.has_variable_states:
-            self._handle(ShareBy(request.sequence, self._tensors.shapes(states)), now_ns())
+            self._handle(SetStateKey(request.sequence, self._tensors.shapes(states)), now_ns())
 
     async def drain(self) -> None:
-        """Stop taking requests; sequences that go on elsewhere end first where another runner has taken the place."""
+        """Stop taking requests; if another runner has replaced this one, its live sequences end first."""
         for runner in self._predecessors:
             runner._end_phase_out()
         if self._is_followed and self._phased_out is None:
-            self._handle(TakeNoNew(), now_ns())
+            self._handle(StopNewSequences(), now_ns())
             self._phased_out = asyncio.Event()
             if self._sequencer.live:
                 await self._phased_out.wait()
@@ -243,7 +240,7 @@ class SequenceRunner(ModelRunner):
         await super().aclose()
 
     def _arrived(self, request_id: int, entry: PendingRequest) -> None:
-        """Do nothing: the order of replies is that in which requests began to run."""
+        """Do nothing: replies are in the order in which requests began to run."""
 
     def _end_phase_out(self) -> None:
         for runner in self._predecessors:
@@ -257,17 +254,17 @@ class SequenceRunner(ModelRunner):
             self._states.pop(ended.sequence, None)
             if ended.reason is EndReason.REPLACED:
                 _log.warning(
-                    "sequence %s of model '%s' was started again before it ended; its earlier requests are done",
+                    "sequence %s of model '%s' was restarted before it ended; its earlier requests are done",
                     ended.key,
                     self.config.name,
                 )
             elif ended.reason is EndReason.IDLE:
-                _log.info("sequence %s of model '%s' was idle for too long and is over", ended.key, self.config.name)
+                _log.info("sequence %s of model '%s' was idle for too long and has ended", ended.key, self.config.name)
         if self._phased_out is not None and not self._sequencer.live:
             self._phased_out.set()
 
     def _begin(self, run: Run) -> RunningBatch:
-        """Return a batch that is to be run now, with controls, states and padding."""
+        """Return the batch to run, with controls, states and padding."""
         self._slots.begin(run.slot)
         requests = [self._complete(request_id) if request_id != EMPTY_ROW else None for request_id in run.ids]
         model = next(request for request in requests if request is not None)
@@ -292,7 +289,7 @@ class SequenceRunner(ModelRunner):
         return batch
 
     def _complete(self, request_id: int) -> SequenceRequest:
-        """Return a request with its controls, and with the states of its sequence."""
+        """Return a request with its controls and the states of its sequence."""
         request = self._in_flight.requests[request_id].request
         place = self._sequencer.place(request_id)
         flags = request.flags
@@ -321,7 +318,7 @@ class _SequenceBatch(RunningBatch):
     _owner: SequenceRunner
 
     def respond(self, index: int, result: Result | None, final: bool) -> None:
-        """Take an answer of an asynchronous instance, or of a decoupled model."""
+        """Take in a response of an asynchronous instance, or of a decoupled model."""
         if not self._is_taken(index, result):
             super().respond(index, result, final)
 
@@ -330,10 +327,10 @@ class _SequenceBatch(RunningBatch):
             super()._take(index, result, end_ns)
 
     def _is_taken(self, index: int, result: Result | None) -> bool:
-        """Keep the states, also when no caller waits for the answer; return whether there is nothing else to do."""
+        """Store the states, even if the request was cancelled; return whether the request was rescheduled."""
         if isinstance(result, Outputs):
             self._owner.keep_states(self.requests[index], result)
-        return isinstance(result, Rescheduled) and self._owner.run_again(self.entries[index])
+        return isinstance(result, Rescheduled) and self._owner.reschedule(self.entries[index])
 
 
 def _sequence_kind(kind: type[RunningBatch]) -> type[RunningBatch]:

@@ -1,21 +1,21 @@
-"""The sequence schedulers: requests that belong together go to the same slot, one after the other. Pure.
+"""The sequence schedulers: all requests of a sequence go to the same slot, one after the other. Pure.
 
-1. A sequence begins with a request that says so and takes the first free slot: of the instance that has the fewest
-   sequences, the lowest. It keeps it until the request that ends it has run, or it has been idle for too long. While
-   all slots are taken it waits in the backlog, first come, first served; its requests wait with it.
-2. Requests of a sequence run in the order in which they arrived, at most one at a time.
-3. A sequence is idle while it has a slot, but no request that waits or runs: a model that computes for long ends
-   nobody's sequence. One in the backlog never is; it leaves when a queue timeout that one of its requests asked for
-   comes, with all of them: `SEQUENCE_TIMEOUT`.
-4. A request that begins a sequence whose key is taken begins a new one. What was there takes no more requests, and
-   the new one gets in line when that is over: the two never run at the same time, nor does the new one pass others.
-5. A request that was cancelled while it waited leaves a hole, so the sequence is over with what runs: those that wait
-   behind and before it are dropped, `CANCELLED`, and the slot is free. One that is cancelled while it runs leaves none.
-6. A request that is to run again goes back to the head of its sequence, and runs behind those that were ready before.
+1. A sequence starts with a request that has the START flag, and gets the lowest free slot of the instance with the
+   fewest sequences. It keeps the slot until the request that ends it has run, or it has been idle for too long. While
+   all slots are taken, the sequence and its requests wait in the backlog, first come, first served.
+2. Requests of a sequence run in order of arrival, at most one at a time.
+3. A sequence is idle while it has a slot, but no waiting or running request: a long execution never ends a sequence.
+   One in the backlog is not idle; it is dropped with all its requests when the queue timeout of one of them passes:
+   `SEQUENCE_TIMEOUT`.
+4. A START request whose key is taken starts a new sequence. The old one takes no more requests, and the new one joins
+   the backlog when the old one is over: the two never run at the same time, and the new one overtakes no other.
+5. A request that is cancelled while it waits would leave a gap, so its sequence ends with the running request: all its
+   waiting requests are dropped, `CANCELLED`, and the slot is free. One that is cancelled while it runs leaves no gap.
+6. A rescheduled request goes back to the head of its sequence, and runs after those that were ready before.
 
-Batches of the direct strategy (`keeps_rows`) have a row for each slot up to the highest with a request; in rows without
-one stands `EMPTY_ROW`. Those of the oldest strategy have the requests that were ready first. In both, sequences whose
-`batch_key` differs from that of the oldest wait for the next batch.
+Batches of the direct strategy (`keeps_rows`) have a row for each slot up to the highest with a request; rows without a
+request have the id `EMPTY_ROW`. Batches of the oldest strategy have the requests that were ready first. In both,
+sequences whose `batch_key` differs from that of the first wait for the next batch.
 """
 
 from typing import assert_never
@@ -27,14 +27,14 @@ from charonia.server.scheduling.api import (
     Drop,
     DropReason,
     Event,
+    Reschedule,
     Run,
-    RunAgain,
-    ShareBy,
+    SetStateKey,
     SlotGone,
     SlotIdle,
     Stop,
+    StopNewSequences,
     Submit,
-    TakeNoNew,
     Tick,
     state_line,
 )
@@ -53,7 +53,7 @@ _NS_PER_US = 1000
 
 
 class Sequencer:
-    """The scheduler of one model that works on sequences.
+    """The scheduler of a sequence model.
 
     Args:
         policy: Its policy.
@@ -65,8 +65,8 @@ class Sequencer:
     def __init__(self, policy: SequencePolicy, instances: int) -> None:
         self._policy = policy
         self._table = SequenceTable(policy, instances)
-        self._waiting: dict[int, Sequence] = {}  # by id of a request that waits
-        self._running: dict[int, tuple[Sequence, QueuedRequest]] = {}  # by id of a request that runs
+        self._waiting: dict[int, Sequence] = {}  # by id of a waiting request
+        self._running: dict[int, tuple[Sequence, QueuedRequest]] = {}  # by id of a running request
         self._takes_new = True
         self._is_stopped = False
         self._now_ns = 0  # of the last event
@@ -83,7 +83,7 @@ class Sequencer:
 
     @property
     def live(self) -> int:
-        """Number of sequences that have a slot or wait for one."""
+        """Number of sequences with a slot or in the backlog."""
         return self._table.live
 
     def holds(self, key: SequenceKey) -> bool:
@@ -96,20 +96,20 @@ class Sequencer:
         return bool(self._table.instances[slot].ready)
 
     def place(self, id: int) -> BatchRow:
-        """Return where a request stands that was just handed out in a `Run`.
+        """Return the sequence of a request that has just been sent in a `Run`.
 
         Raises:
-            KeyError: It does not run.
+            KeyError: The request does not run.
         """
         sequence, _ = self._running[id]
         return BatchRow(sequence.number, sequence.executions == 1)
 
     def is_running(self, id: int) -> bool:
-        """Return whether a request was handed out and its slot is not idle again."""
+        """Return whether a request was sent in a `Run` and its slot is not idle again."""
         return id in self._running
 
     def take_ended(self) -> list[SequenceEnd]:
-        """Return the sequences that are over since the last call."""
+        """Return the sequences that have ended since the last call."""
         return self._table.take_ended()
 
     def view(self, now_ns: int) -> SequencerView:
@@ -124,7 +124,7 @@ class Sequencer:
         """Take in one event at this monotonic time and return what follows from it, in order.
 
         Raises:
-            KeyError: A request is to run again that does not run.
+            KeyError: A request that does not run is rescheduled.
         """
         self._now_ns = now_ns
         commands: list[Command] = []
@@ -141,13 +141,13 @@ class Sequencer:
                 self._table.instances[event.slot].is_idle = False
             case Cancel():
                 self._cancel(event.id, now_ns, commands)
-            case RunAgain():
-                self._running[event.id][1].runs_again = True
-            case ShareBy():
+            case Reschedule():
+                self._running[event.id][1].is_rescheduled = True
+            case SetStateKey():
                 for sequence, _ in self._running.values():
                     if sequence.number == event.sequence:
                         sequence.state_key = event.key
-            case TakeNoNew():
+            case StopNewSequences():
                 self._takes_new = False
             case Stop():
                 self._takes_new, self._is_stopped = False, True
@@ -172,25 +172,25 @@ class Sequencer:
     # What arrives
 
     def _submit(self, event: Submit, now_ns: int, commands: list[Command]) -> None:
-        part = event.shape_key
-        if not isinstance(part, SequenceMember):
-            raise TypeError(f"request {event.id} of a sequence model came without a SequencePart")
-        sequence = self._table.get(part.key)
+        member = event.shape_key
+        if not isinstance(member, SequenceMember):
+            raise TypeError(f"request {event.id} of a sequence model came without a SequenceMember")
+        sequence = self._table.get(member.key)
         goes_on = sequence is not None and sequence.end is None
         refusal: DropReason | None = None
-        if self._is_stopped or (part.start and not self._takes_new):
+        if self._is_stopped or (member.start and not self._takes_new):
             refusal = DropReason.STOPPING
-        elif not part.start and not goes_on:
+        elif not member.start and not goes_on:
             refusal = DropReason.NO_SEQUENCE
         if refusal is not None:
             commands.append(Drop(event.id, refusal))
             return
-        if part.start or sequence is None:
-            sequence = self._table.begin(part.key, now_ns)
-        request = QueuedRequest(event.id, part, now_ns)
+        if member.start or sequence is None:
+            sequence = self._table.begin(member.key, now_ns)
+        request = QueuedRequest(event.id, member, now_ns)
         self._waiting[event.id] = sequence
         sequence.queue.append(request)
-        if part.end:
+        if member.end:
             sequence.end = EndReason.ENDED
         if sequence.instance is None:
             if event.timeout_us:
@@ -202,16 +202,16 @@ class Sequencer:
             self._refuse_last(sequence, now_ns, commands)
 
     def _refuse_last(self, sequence: Sequence, now_ns: int, commands: list[Command]) -> None:
-        """Take the newest request of a sequence back, for which there is no room."""
+        """Drop the newest request of a sequence: the queue is full."""
         request = sequence.queue.pop()
         del self._waiting[request.id]
         commands.append(Drop(request.id, DropReason.QUEUE_FULL))
-        if request.part.start:
+        if request.member.start:
             sequence.end = EndReason.DROPPED
             self._table.end_if_over(sequence, now_ns)
             self._send_due(now_ns, commands)
             return
-        if request.part.end:
+        if request.member.end:
             sequence.end = None
         if not sequence.queue and sequence.running is None and sequence.instance is not None:
             sequence.instance.ready.pop(sequence, None)
@@ -222,21 +222,21 @@ class Sequencer:
     def _cancel(self, id: int, now_ns: int, commands: list[Command]) -> None:
         sequence = self._waiting.get(id)
         if sequence is None:
-            if id not in self._running or not self._running[id][1].runs_again:
+            if id not in self._running or not self._running[id][1].is_rescheduled:
                 return
             sequence, request = self._running[id]
-            request.runs_again = False
+            request.is_rescheduled = False
         self._cut(sequence, EndReason.CANCELLED, DropReason.CANCELLED, now_ns, commands, spare=id)
 
     def _slot_over(self, instance: Instance, now_ns: int) -> None:
-        """What the instance ran is over."""
+        """The batch of an instance is done."""
         finished, instance.running = instance.running, ()
         for sequence, request in finished:
             sequence.running = None
             del self._running[request.id]
             sequence.since_ns = now_ns
-            if request.runs_again:
-                request.runs_again = False
+            if request.is_rescheduled:
+                request.is_rescheduled = False
                 sequence.queue.appendleft(request)
                 self._waiting[request.id] = sequence
             if sequence.queue:
@@ -255,7 +255,7 @@ class Sequencer:
         commands: list[Command],
         spare: int = EMPTY_ROW,
     ) -> None:
-        """End a sequence with what runs; drop what waits, but for one request that leaves by itself."""
+        """End a sequence after its running request; drop its waiting requests, except the cancelled one."""
         sequence.end = why
         while sequence.queue:
             request = sequence.queue.popleft()

@@ -1,7 +1,4 @@
-"""Sequences, the slots in which they live, and the backlog in which they wait for one. Pure.
-
-Which sequences of an instance run together, and when.
-"""
+"""Sequences, their slots, and the backlog in which they wait for one; which of them make the next batch. Pure."""
 
 from collections import Counter, OrderedDict, deque
 from collections.abc import Hashable, Iterable
@@ -19,7 +16,7 @@ from charonia.server.sequences.api import (
 )
 
 STALE_TIMEOUTS_MAX = 64
-"""Timeouts without effect that are kept beyond the number of sequences."""
+"""Stale timeouts tolerated beyond twice the number of sequences."""
 
 
 class QueuedRequest:
@@ -27,37 +24,37 @@ class QueuedRequest:
 
     Attributes:
         id: Its id.
-        part: What it is in its sequence.
-        ready_ns: Since when nothing but a batch is missing for it to run; before that, when it arrived.
-        runs_again: Whether it is to run once more when it has run.
+        member: Its place in the sequence.
+        ready_ns: When it became ready to run; before that, when it arrived.
+        is_rescheduled: Whether it is to run once more.
     """
 
-    __slots__ = ("id", "part", "ready_ns", "runs_again")
+    __slots__ = ("id", "is_rescheduled", "member", "ready_ns")
 
-    def __init__(self, id: int, part: SequenceMember, now_ns: int) -> None:
+    def __init__(self, id: int, member: SequenceMember, now_ns: int) -> None:
         self.id = id
-        self.part = part
+        self.member = member
         self.ready_ns = now_ns
-        self.runs_again = False
+        self.is_rescheduled = False
 
 
 class Sequence:
-    """A sequence that is not over.
+    """A live sequence.
 
     Attributes:
         number: Its number.
         key: Its correlation id.
-        queue: Its requests that wait, in order.
-        running: Its request that runs, None while none does.
-        instance: Where it has a slot, None while it waits for one.
+        queue: Its waiting requests, in order.
+        running: Its running request, None if there is none.
+        instance: The instance with its slot, None while it waits for one.
         row: The slot.
-        end: Why it takes no more requests and is over when its last has run; None while it takes some.
-        predecessor: The sequence of the same key that has to be over first, None when there is none.
-        successor: The sequence of the same key that waits for the end of this one.
-        state_key: What else it shares a batch by.
-        since_ns: When it last had something to do; in the backlog, when it came there.
-        expires_ns: When it leaves the backlog unserved, 0 for never.
-        executions: How often requests of it were run.
+        end: Why it takes no more requests and ends after the last one; None while it takes some.
+        predecessor: The sequence of the same key that must end first, None if there is none.
+        successor: The sequence of the same key that waits for this one to end.
+        state_key: Batch key of its states.
+        since_ns: When it last had a request; in the backlog, when it joined that.
+        expires_ns: When it is dropped from the backlog, 0 for never.
+        executions: Number of executions of its requests.
     """
 
     __slots__ = (
@@ -93,11 +90,11 @@ class Sequence:
 
     @property
     def batch_key(self) -> Hashable:
-        """What it shares a batch by: its next request and its state."""
-        return (self.queue[0].part.shape_key, self.state_key)
+        """Key of its next request and its states; sequences share a batch only if their keys are equal."""
+        return (self.queue[0].member.shape_key, self.state_key)
 
     def view(self, now_ns: int) -> SequenceView:
-        """Return it as it is shown."""
+        """Return it for display."""
         has_work = self.instance is not None and (self.running is not None or bool(self.queue))
         return SequenceView(
             self.key,
@@ -116,10 +113,10 @@ class Instance:
         slot: Its number.
         rows: The sequence in each slot, None where a slot is free.
         count: Sequences in slots.
-        ready: Sequences whose next request can run, in the order in which they became so.
-        running: Sequences of the batch that runs, and the request of each.
+        ready: Sequences whose next request can run, in the order in which they became ready.
+        running: Sequences of the running batch, and the request of each.
         is_idle: Whether it can take a batch.
-        due_ns: When a batch is sent if nothing else happens, None if it need not be looked at.
+        due_ns: When the next batch is sent at the latest, None if there is none.
     """
 
     __slots__ = ("count", "due_ns", "is_idle", "ready", "rows", "running", "slot")
@@ -134,14 +131,14 @@ class Instance:
         self.due_ns: int | None = None
 
     def bind(self, sequence: Sequence) -> None:
-        """Give the sequence the lowest free slot, of which there must be one."""
+        """Give a sequence the lowest free slot; there must be one."""
         sequence.row = self.rows.index(None)
         self.rows[sequence.row] = sequence
         self.count += 1
         sequence.instance = self
 
     def release(self, sequence: Sequence) -> None:
-        """Take the slot of a sequence back."""
+        """Free the slot of a sequence."""
         self.rows[sequence.row] = None
         self.count -= 1
         self.ready.pop(sequence, None)
@@ -149,7 +146,7 @@ class Instance:
 
 
 class SequenceTable:
-    """The sequences that are not over: which of them has a slot, and which waits for one.
+    """The live sequences: those with a slot, and those that wait for one.
 
     Args:
         policy: The scheduler's policy.
@@ -157,8 +154,8 @@ class SequenceTable:
 
     Attributes:
         instances: The instances, by number.
-        backlog: Sequences that wait for a slot, first the one that gets the next.
-        idle: Sequences that have a slot and no request, longest first.
+        backlog: Sequences that wait for a slot, in order.
+        idle: Sequences with a slot and no request, idle longest first.
     """
 
     __slots__ = (
@@ -179,16 +176,16 @@ class SequenceTable:
 
     @property
     def live(self) -> int:
-        """Number of sequences that have a slot or wait for one."""
+        """Number of sequences with a slot or in the backlog."""
         waiting = sum(1 for s in self._by_key.values() if s.instance is None)
         return waiting + sum(instance.count for instance in self.instances)
 
     def get(self, key: SequenceKey) -> Sequence | None:
-        """Return the latest sequence of a key, None where there is none."""
+        """Return the latest sequence of a key, None if there is none."""
         return self._by_key.get(key)
 
     def begin(self, key: SequenceKey, now_ns: int) -> Sequence:
-        """Return a new sequence, in a slot or in the backlog; behind one of the same key where there is one."""
+        """Return a new sequence, in a slot or in the backlog, or behind an earlier one of the same key."""
         before = self._by_key.get(key)
         self._numbers += 1
         sequence = self._by_key[key] = Sequence(self._numbers, key, now_ns)
@@ -210,12 +207,12 @@ class SequenceTable:
             sequence.instance.ready[sequence] = None
 
     def make_idle(self, sequence: Sequence, now_ns: int) -> None:
-        """A sequence with a slot has nothing to do from now on."""
+        """A sequence with a slot has no request from now on."""
         sequence.since_ns = now_ns
         self.idle[sequence] = None
 
     def end_if_over(self, sequence: Sequence, now_ns: int) -> None:
-        """Forget a sequence that has nothing left to do; its slot goes to the next."""
+        """Remove a sequence without requests; its slot goes to the next in the backlog."""
         if sequence.queue or sequence.running is not None:
             return
         reason = sequence.end or EndReason.STOPPED
@@ -235,7 +232,7 @@ class SequenceTable:
                 self._bind(self.backlog.popitem(last=False)[0], instance, now_ns)
 
     def end_idle(self, now_ns: int, *, all_of_them: bool = False) -> None:
-        """End the sequences that were idle for too long, or all that are idle."""
+        """End the sequences that were idle for too long, or all idle ones."""
         while self.idle:
             first = next(iter(self.idle))
             if not all_of_them:
@@ -245,7 +242,7 @@ class SequenceTable:
             self.end_if_over(first, now_ns)
 
     def note_timeout(self, sequence: Sequence, expires_ns: int) -> None:
-        """Let a sequence leave the backlog at this time at the latest."""
+        """Set the time at which a sequence is dropped from the backlog, unless it is earlier already."""
         if 0 < sequence.expires_ns <= expires_ns:
             return
         sequence.expires_ns = expires_ns
@@ -255,7 +252,7 @@ class SequenceTable:
         heappush(self._timeouts, (expires_ns, sequence.number, sequence))
 
     def take_expired(self, now_ns: int) -> Sequence | None:
-        """Return a sequence that has waited in the backlog for too long, None where there is none (any more)."""
+        """Return a sequence that has waited in the backlog for too long, None if there is none left."""
         while self._timeouts and self._timeouts[0][0] <= now_ns:
             expires_ns, _, sequence = heappop(self._timeouts)
             if sequence.expires_ns == expires_ns:
@@ -274,7 +271,7 @@ class SequenceTable:
         return min(times, default=None)
 
     def take_ended(self) -> list[SequenceEnd]:
-        """Return the sequences that are over since the last call."""
+        """Return the sequences that have ended since the last call."""
         ended, self._ended = self._ended, []
         return ended
 
@@ -306,7 +303,7 @@ class SequenceTable:
             assert sequence.instance is not None, f"sequence {sequence.key!r} has no slot"
 
     def _line_up(self, sequence: Sequence, now_ns: int) -> None:
-        """Give a sequence a free slot, or a place in the backlog."""
+        """Give a sequence a free slot, or add it to the backlog."""
         instance = min(self.instances, key=lambda each: each.count)
         if instance.count < self._policy.rows:
             self._bind(sequence, instance, now_ns)
@@ -321,7 +318,7 @@ class SequenceTable:
             self.make_ready(sequence, now_ns)
 
     def _let_go(self, sequence: Sequence, now_ns: int) -> None:
-        """Let the one that waited for the end of this one get in line."""
+        """Unlink a sequence that ended; its successor may now get a slot."""
         before, after = sequence.predecessor, sequence.successor
         sequence.predecessor = sequence.successor = None
         if before is not None:
@@ -332,7 +329,7 @@ class SequenceTable:
             after.predecessor = before
             if before is None:
                 if sequence.instance is not None:
-                    self.backlog[after] = None  # behind those that wait for the slot that becomes free now
+                    self.backlog[after] = None  # behind those that wait for the slot that is freed now
                     after.since_ns = now_ns
                 else:
                     self._line_up(after, now_ns)
@@ -341,13 +338,13 @@ class SequenceTable:
 def next_batch(
     instance: Instance, policy: SequencePolicy, now_ns: int, *, waits: bool
 ) -> tuple[list[Sequence], CloseReason | None]:
-    """Return the sequences whose next requests make the next batch, and why it is sent, None where it may wait.
+    """Return the sequences of the next batch, and why it is sent, None if it may wait.
 
     Args:
-        instance: Has ready sequences. Until when the batch waits is noted there.
+        instance: An instance with ready sequences; its `due_ns` is set if the batch may wait.
         policy: The policy.
         now_ns: The time.
-        waits: Whether a batch waits for others at all.
+        waits: Whether batches wait for more requests at all.
     """
     if policy.keeps_rows:
         chosen = _alike(instance.ready, policy.rows)
@@ -368,7 +365,7 @@ def next_batch(
 
 
 def _end_of_wait(instance: Instance, policy: SequencePolicy, first: Sequence, now_ns: int) -> CloseReason | None:
-    """Return why a batch that could still grow is sent, or None if it may wait, which is noted."""
+    """Return why a batch that could still grow is sent, or None if it may wait, and set `due_ns`."""
     due_ns = first.queue[0].ready_ns + policy.delay_ns
     if not policy.delay_ns:
         return CloseReason.QUEUE_EMPTY

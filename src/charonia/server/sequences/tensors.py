@@ -1,4 +1,4 @@
-"""What the server adds to the requests of sequences, and keeps of their answers: controls and states."""
+"""The control inputs that the server adds to requests of sequences, and the states that it keeps between them."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple
@@ -19,7 +19,7 @@ States = dict[str, Array]
 
 
 class SequenceRequest(InferRequest):
-    """A request as the model gets it.
+    """A request with controls and states, as the model receives it.
 
     Attributes:
         sequence: Number of its sequence, 0 for padding.
@@ -47,7 +47,7 @@ class SequenceTensors:
 
     Args:
         config: A validated configuration with `sequence_batching`.
-        initial: What the states of a sequence start from, by name of the state's input.
+        initial: Initial states, by name of the state's input.
     """
 
     def __init__(self, config: ModelConfig, initial: Mapping[str, Array]) -> None:
@@ -72,7 +72,7 @@ class SequenceTensors:
         self.has_variable_states = any(-1 in state.dims for state in self._states)
 
     def initial_states(self) -> States:
-        """Return what a sequence starts from."""
+        """Return the initial states of a sequence."""
         return dict(self._initial)
 
     def complete(self, request: InferRequest, flags: int, states: States) -> SequenceRequest:
@@ -96,7 +96,7 @@ class SequenceTensors:
         return completed
 
     def padding(self, like: SequenceRequest) -> SequenceRequest:
-        """Return what stands in a row without a request: the shapes of another request, and nothing in them."""
+        """Return the padding of a row without a request: zeros, with the shapes of another request."""
         inputs = {name: Tensor(name, t.datatype, zeros(t.datatype, t.array.shape)) for name, t in like.inputs.items()}
         self._add_flags(inputs, 0, is_ready=False)
         request = SequenceRequest(like, inputs, like.outputs)
@@ -105,12 +105,12 @@ class SequenceTensors:
         return request
 
     def take(self, outputs: Outputs, states: States) -> None:
-        """Keep the states that a model answered, and take those out that are nobody else's business."""
+        """Store the states that a model returned, and remove those that are not outputs of the configuration."""
         rest = []
         for tensor in outputs.tensors:
             state = self._kept.get(tensor.name)
             if state is not None:
-                # A view would keep everything alive that it is a part of: the batch, or a worker's memory.
+                # A view would keep its base alive: the whole batch, or a worker's memory.
                 array = tensor.array
                 states[state.input_name] = array if array.base is None else array.copy()
             if tensor.name not in self._hidden:
@@ -118,7 +118,7 @@ class SequenceTensors:
         outputs.tensors = rest
 
     def shapes(self, states: States) -> Hashable:
-        """Return what the states of sequences must have in common to share a batch."""
+        """Return the shapes of states; sequences share a batch only if theirs are equal."""
         return tuple(states[state.input_name].shape for state in self._states)
 
     def _flag(self, name: str, control: SequenceControl) -> _Flag:
@@ -164,14 +164,14 @@ def type_of(state: SequenceState) -> DataType:
 
 
 def initial_states(config: ModelConfig, files: Mapping[str, bytes]) -> States:
-    """Return what the states of a sequence start from: zeros, where the configuration does not name a file.
+    """Return the initial states of a sequence: zeros, unless the configuration names a file.
 
     Args:
         config: A validated configuration.
         files: Content of the files that it names, by name.
 
     Raises:
-        ServingError: INVALID_ARG, beginning with the path: a file holds something else than the state needs.
+        ServingError: INVALID_ARG, beginning with the path: the content of a file does not fit the state.
     """
     sequence = config.sequence_batching
     lead = (1,) if config.max_batch_size > 0 else ()
@@ -189,7 +189,7 @@ def initial_states(config: ModelConfig, files: Mapping[str, bytes]) -> States:
 
 
 def _same_bits(correlation_id: int | str, datatype: DataType) -> int | str:
-    """Return an id as its control input can hold it: in INT64 the large half of the unsigned numbers is negative."""
+    """Return an id as its control input holds it: in INT64 the upper half of the unsigned numbers is negative."""
     if datatype is DataType.INT64 and isinstance(correlation_id, int) and correlation_id >= 2**63:
         return correlation_id - 2**64
     return correlation_id

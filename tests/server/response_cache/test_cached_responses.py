@@ -1,4 +1,4 @@
-"""Entries within their bytes, a response as bytes, and whether to ask a server that may be down."""
+"""The LRU map, the encoding of a response, and the circuit breaker."""
 
 import numpy as np
 import pytest
@@ -9,13 +9,13 @@ from charonia.core.dtypes import DataType
 from charonia.core.request import ParameterValue
 from charonia.core.response import InferResponse
 from charonia.core.tensor import Tensor
-from charonia.server.response_cache.api import ENTRY_OVERHEAD_BYTES, STRING_OVERHEAD_BYTES, KeptResponse, Key
+from charonia.server.response_cache.api import ENTRY_OVERHEAD_BYTES, STRING_OVERHEAD_BYTES, CachedResponse, CacheKey
 from charonia.server.response_cache.memory import LruEntries
-from charonia.server.response_cache.redis import FAILURES_MAX, PAUSE_S, PAUSE_S_MAX, Circuit, decode, encode
+from charonia.server.response_cache.redis import FAILURES_MAX, PAUSE_S, PAUSE_S_MAX, CircuitBreaker, decode, encode
 
 
-def key(name: str, space: str = "s") -> Key:
-    return Key(space.encode(), name.encode())
+def key(name: str, namespace: str = "s") -> CacheKey:
+    return CacheKey(namespace.encode(), name.encode())
 
 
 def strings(*values: bytes) -> Tensor:
@@ -24,8 +24,8 @@ def strings(*values: bytes) -> Tensor:
     return Tensor("S", DataType.BYTES, array)
 
 
-def kept(*tensors: Tensor, parameters: dict[str, ParameterValue] | None = None) -> KeptResponse:
-    return KeptResponse.of(InferResponse("m", "2", "the id", list(tensors), parameters))
+def cached(*tensors: Tensor, parameters: dict[str, ParameterValue] | None = None) -> CachedResponse:
+    return CachedResponse.of(InferResponse("m", "2", "the id", list(tensors), parameters))
 
 
 def test_the_entry_that_was_used_longest_ago_makes_room() -> None:
@@ -58,7 +58,7 @@ def test_an_entry_takes_the_place_of_an_earlier_one() -> None:
     assert (entries.get(key("a")), entries.byte_size, entries.evictions) == ("new", 25, 0)
 
 
-def test_a_key_space_is_forgotten_and_others_stay() -> None:
+def test_a_namespace_is_forgotten_and_others_stay() -> None:
     entries: LruEntries[str] = LruEntries(100)
     for name in "ab":
         entries.put(key(name, "old"), name, 10)
@@ -80,12 +80,12 @@ def test_the_bytes_are_never_more_than_allowed_and_always_those_of_the_entries(
     actions: list[tuple[str, str, int]],
 ) -> None:
     entries: LruEntries[int] = LruEntries(50)
-    expected: dict[Key, int] = {}  # the last used one last
-    for name, space, size in actions:
-        where = key(name, space)
+    expected: dict[CacheKey, int] = {}  # the last used one last
+    for name, namespace, size in actions:
+        where = key(name, namespace)
         if size == -2:
-            entries.forget(space.encode())
-            expected = {k: v for k, v in expected.items() if k.space != space.encode()}
+            entries.forget(namespace.encode())
+            expected = {k: v for k, v in expected.items() if k.namespace != namespace.encode()}
         elif size == -1:
             value = entries.get(where)
             assert value == expected.get(where)
@@ -101,9 +101,9 @@ def test_the_bytes_are_never_more_than_allowed_and_always_those_of_the_entries(
     assert {k: entries.get(k) for k in expected} == expected
 
 
-def test_a_kept_response_is_a_copy_that_nobody_can_change() -> None:
+def test_a_cached_response_is_a_read_only_copy() -> None:
     array = np.arange(4, dtype="<f4")
-    one = kept(Tensor("OUT", DataType.FP32, array), parameters={"p": 1})
+    one = cached(Tensor("OUT", DataType.FP32, array), parameters={"p": 1})
     array[0] = 99
 
     response = one.response("another id")
@@ -122,8 +122,8 @@ def test_a_kept_response_is_a_copy_that_nobody_can_change() -> None:
 
 
 def test_the_size_of_a_response_is_that_of_its_tensors_and_its_records() -> None:
-    assert kept(Tensor("OUT", DataType.FP32, np.zeros(4, "<f4"))).byte_size == ENTRY_OVERHEAD_BYTES + 16
-    assert kept(strings(b"abc", b"")).byte_size == ENTRY_OVERHEAD_BYTES + 3 + 2 * STRING_OVERHEAD_BYTES
+    assert cached(Tensor("OUT", DataType.FP32, np.zeros(4, "<f4"))).byte_size == ENTRY_OVERHEAD_BYTES + 16
+    assert cached(strings(b"abc", b"")).byte_size == ENTRY_OVERHEAD_BYTES + 3 + 2 * STRING_OVERHEAD_BYTES
 
 
 ARRAYS = st.sampled_from([d for d in DataType if d is not DataType.BYTES]).flatmap(
@@ -142,7 +142,7 @@ PARAMETERS = st.dictionaries(
 @settings(max_examples=100)
 @given(st.lists(ARRAYS | STRINGS, max_size=3), PARAMETERS)
 def test_a_response_comes_back_as_it_was(tensors: list[Tensor], parameters: dict[str, ParameterValue]) -> None:
-    before = kept(*tensors, parameters=parameters)
+    before = cached(*tensors, parameters=parameters)
     data = encode(before)
     assert data is not None
 
@@ -161,15 +161,15 @@ def test_a_response_comes_back_as_it_was(tensors: list[Tensor], parameters: dict
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 2**64])
 def test_a_response_whose_parameter_would_not_come_back_is_not_encoded(value: float) -> None:
-    assert encode(kept(parameters={"p": value})) is None
+    assert encode(cached(parameters={"p": value})) is None
 
 
-GOOD = encode(kept(Tensor("OUT", DataType.FP32, np.zeros(4, "<f4")), strings(b"abc")))
+GOOD = encode(cached(Tensor("OUT", DataType.FP32, np.zeros(4, "<f4")), strings(b"abc")))
 
 
 @settings(max_examples=200)
 @given(st.binary(max_size=60) | st.integers(0, 200).map(lambda n: (GOOD or b"")[:n]))
-def test_bytes_that_are_no_response_are_refused(data: bytes) -> None:
+def test_malformed_bytes_are_refused(data: bytes) -> None:
     if data == GOOD:
         return
     with pytest.raises(ValueError):  # noqa: PT011 - any sentence
@@ -185,22 +185,22 @@ def test_bytes_whose_head_and_body_disagree_are_refused() -> None:
         decode(GOOD + b"x")
     with pytest.raises(ValueError, match="expected"):
         decode(GOOD.replace((3).to_bytes(8, "little"), (2).to_bytes(8, "little")))
-    with pytest.raises(ValueError, match="does not begin"):
+    with pytest.raises(ValueError, match="wrong magic number"):
         decode(b"CRC0" + GOOD[4:])
 
 
-def test_a_server_counts_as_down_after_failures_in_a_row_and_is_tried_less_and_less_often() -> None:
-    circuit = Circuit()
-    assert not circuit.is_up
-    circuit.connected()
+def test_the_circuit_breaker_opens_after_failures_in_a_row_and_backs_off() -> None:
+    breaker = CircuitBreaker()
+    assert not breaker.is_up
+    breaker.connected()
 
-    assert [circuit.failed() for _ in range(FAILURES_MAX - 1)] == [False] * (FAILURES_MAX - 1)
-    circuit.succeeded()
-    assert [circuit.failed() for _ in range(FAILURES_MAX)] == [False] * (FAILURES_MAX - 1) + [True]
-    assert not circuit.is_up
-    assert not circuit.failed()  # those that were under way
+    assert [breaker.failed() for _ in range(FAILURES_MAX - 1)] == [False] * (FAILURES_MAX - 1)
+    breaker.succeeded()
+    assert [breaker.failed() for _ in range(FAILURES_MAX)] == [False] * (FAILURES_MAX - 1) + [True]
+    assert not breaker.is_up
+    assert not breaker.failed()  # those that were under way
 
-    assert [circuit.pause_s() for _ in range(7)] == [PAUSE_S, 2, 4, 8, 16, PAUSE_S_MAX, PAUSE_S_MAX]
-    circuit.connected()
-    assert circuit.is_up
-    assert circuit.pause_s() == PAUSE_S
+    assert [breaker.pause_s() for _ in range(7)] == [PAUSE_S, 2, 4, 8, 16, PAUSE_S_MAX, PAUSE_S_MAX]
+    breaker.connected()
+    assert breaker.is_up
+    assert breaker.pause_s() == PAUSE_S
