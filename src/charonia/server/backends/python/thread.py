@@ -23,8 +23,8 @@ from charonia.server.backends.python.codec import encode_error, log_of_model, ma
 from charonia.server.backends.python.services import ModelServices, Readiness, ServerServices
 from charonia.server.backends.python.shared_tensors import received_from, result_of, shown, taken
 from charonia.server.backends.python.worker.charonia_errors import TritonModelException, describe
-from charonia.server.backends.python.worker.charonia_host import Batch, Call, Inbox
-from charonia.server.backends.python.worker.charonia_runner import ModelRunner
+from charonia.server.backends.python.worker.charonia_host import Inbox, ModelBatch, ModelCall
+from charonia.server.backends.python.worker.charonia_runner import PythonModelRunner
 from charonia.server.backends.python.worker.charonia_tensor import Tensor as ModelTensor
 from charonia.server.machine.cores import bound_to
 
@@ -54,7 +54,7 @@ class _Handed(Work):
 
     __slots__ = ("batch", "is_done", "over")
 
-    def __init__(self, sink: BatchSink, requests: Sequence[InferRequest], batch: Batch) -> None:
+    def __init__(self, sink: BatchSink, requests: Sequence[InferRequest], batch: ModelBatch) -> None:
         super().__init__(sink, requests)
         self.batch = batch
         self.over: set[int] = set()
@@ -143,7 +143,7 @@ class ThreadInstance:
             sink.finish(now, now, unavailable(f"instance '{self.name}' is closed"))
             return
         self._batches += 1
-        handed = _Handed(sink, requests, Batch(self._batches, len(requests)))
+        handed = _Handed(sink, requests, ModelBatch(self._batches, len(requests)))
         self._handed[self._batches] = handed
         if self._busy_poll is not None:
             self._busy_poll.thread_runs()
@@ -176,7 +176,7 @@ class ThreadInstance:
 
     # What the thread and its host tell the event loop
 
-    def begin(self, call: Call, request: InferRequest) -> None:
+    def begin(self, call: ModelCall, request: InferRequest) -> None:
         """Make a call of the model."""
         handed = self._handed.get(call.batch)
         work = handed if handed is not None and not handed.is_done else None
@@ -290,7 +290,7 @@ class _ModelThread:
         self._output_names = output_names
         self._is_decoupled = is_decoupled
         self._takes_gpu = takes_gpu
-        self._runner = ModelRunner(_ThreadHost(instance, tell), shares_process=True)
+        self._runner = PythonModelRunner(_ThreadHost(instance, tell), shares_process=True)
 
     def start(self, cores: Sequence[int]) -> None:
         """Start the thread, bound to these cores, or to none in particular."""
@@ -336,7 +336,7 @@ class _ModelThread:
             results = [internal(text)] * len(handed.requests)
         self._tell(self._instance.done, handed, results, input_end, output_start)
 
-    def _inputs(self, batch: Batch, index: int, request: InferRequest) -> list[ModelTensor]:
+    def _inputs(self, batch: ModelBatch, index: int, request: InferRequest) -> list[ModelTensor]:
         """Return the inputs of a request; one that cannot be had refuses the request."""
         try:
             return [shown(tensor, self._takes_gpu) for tensor in request.inputs.values()]
@@ -367,7 +367,7 @@ class _ThreadHost:
     def log(self, level: int, message: str, file: str, line: int) -> None:
         log_of_model(self.name, level, message, file, line)
 
-    def respond(self, batch: Batch, index: int, result: Any, final: bool) -> None:
+    def respond(self, batch: ModelBatch, index: int, result: Any, final: bool) -> None:
         taken = result_of(result, self.name)
         waits = threading.get_ident() != self._loop_thread  # which sends for senders that were dropped
         if waits:
@@ -382,14 +382,14 @@ class _ThreadHost:
     def poll(self) -> None:
         """Do nothing: the event loop notes cancellations itself."""
 
-    def begin(self, call: Call) -> None:
+    def begin(self, call: ModelCall) -> None:
         call.number = next(self._numbers)
         inputs = [taken(tensor) for tensor in call.inputs]
         kind = DeviceRequest if call.on_gpu else InferRequest
         request = made_request((call.model_name, call.model_version), call.fields, inputs, kind)
         self._tell(self._instance.begin, call, request)
 
-    def end(self, call: Call) -> None:
+    def end(self, call: ModelCall) -> None:
         self._tell(self._instance.end, call.number)
 
     def wait(self, inbox: Inbox[Any]) -> None:

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
             """Write to the server's log; levels are those of `Logger`."""
             ...
 
-        def respond(self, batch: Batch, index: int, result: Result | None, final: bool) -> None:
+        def respond(self, batch: ModelBatch, index: int, result: Result | None, final: bool) -> None:
             """Answer a request through its sender, before or after its `execute` returns. None only with `final`."""
             ...
 
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
             """Take in what has arrived, such as cancellations, without waiting."""
             ...
 
-        def begin(self, call: Call) -> None:
+        def begin(self, call: ModelCall) -> None:
             """Start a request of another model; its outcomes go to `call.inbox`.
 
             Raises:
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
             """
             ...
 
-        def end(self, call: Call) -> None:
+        def end(self, call: ModelCall) -> None:
             """Give a call up that has no last outcome yet. Safe at any time, also twice."""
             ...
 
@@ -147,7 +147,7 @@ class Inbox(Generic[Item]):
                 event.wait()
 
 
-class Call:
+class ModelCall:
     """A request that the model makes.
 
     Attributes:
@@ -184,7 +184,7 @@ class Call:
         return f"the responses of model '{self.model_name}' were not read fast enough"
 
 
-class Batch:
+class ModelBatch:
     """Requests that `execute` gets together, until the last of them is answered.
 
     Attributes:

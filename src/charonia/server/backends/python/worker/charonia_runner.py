@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
     from typing import Any
 
-    from charonia.server.backends.python.worker.charonia_host import Batch, Failure, Fields, Host, Result
+    from charonia.server.backends.python.worker.charonia_host import Failure, Fields, Host, ModelBatch, Result
     from charonia.server.backends.python.worker.charonia_requests import InferenceRequest
     from charonia.server.backends.python.worker.charonia_tensor import Tensor
 
 
-class ModelRunner:
+class PythonModelRunner:
     """One instance of a model. All methods are called in one thread, the one that runs the model.
 
     Args:
@@ -124,7 +124,9 @@ class ModelRunner:
             return describe(error)
         return answer if isinstance(answer, bool) else f"is_ready must return a bool, got {type(answer).__name__}"
 
-    def execute(self, batch: Batch, sent: Sequence[tuple[Fields, list[Tensor]]]) -> tuple[list[Result | None], int]:
+    def execute(
+        self, batch: ModelBatch, sent: Sequence[tuple[Fields, list[Tensor]]]
+    ) -> tuple[list[Result | None], int]:
         """Run a batch.
 
         Args:
@@ -150,7 +152,7 @@ class ModelRunner:
         return self._execute(batch, requests)
 
     def _execute_others(
-        self, batch: Batch, requests: list[InferenceRequest], refused: dict[int, Failure]
+        self, batch: ModelBatch, requests: list[InferenceRequest], refused: dict[int, Failure]
     ) -> tuple[list[Result | None], int]:
         """Run a batch without the requests that the model does not get."""
         others = [request for request in requests if request._index not in refused]
@@ -158,7 +160,7 @@ class ModelRunner:
         answers = iter(given)
         return [refused[r._index] if r._index in refused else next(answers) for r in requests], output_start
 
-    def _execute(self, batch: Batch, requests: list[InferenceRequest]) -> tuple[list[Result | None], int]:
+    def _execute(self, batch: ModelBatch, requests: list[InferenceRequest]) -> tuple[list[Result | None], int]:
         binding = self._binding
         binding.running = batch.number
         try:
@@ -239,7 +241,7 @@ class ModelRunner:
             request.get_response_sender()  # one that the model does not keep fails the request
         return [None] * len(requests)
 
-    def _reschedule(self, batch: Batch, requests: list[InferenceRequest], results: list[Result | None]) -> None:
+    def _reschedule(self, batch: ModelBatch, requests: list[InferenceRequest], results: list[Result | None]) -> None:
         """Say of the requests that the model wants to be given again that it does."""
         for place, request in enumerate(requests):
             if request._index not in batch.rescheduled:
@@ -257,7 +259,9 @@ class ModelRunner:
             for request in requests
         ]
 
-    def _start(self, batch: Batch, requests: list[InferenceRequest], coroutine: Coroutine[Any, Any, object]) -> None:
+    def _start(
+        self, batch: ModelBatch, requests: list[InferenceRequest], coroutine: Coroutine[Any, Any, object]
+    ) -> None:
         """Run the coroutine of a decoupled model beside those of other batches."""
         for request in requests:
             request.get_response_sender()
@@ -267,7 +271,7 @@ class ModelRunner:
         asyncio.run_coroutine_threadsafe(self._watched(batch, requests, coroutine), self._background)
 
     async def _watched(
-        self, batch: Batch, requests: list[InferenceRequest], coroutine: Coroutine[Any, Any, object]
+        self, batch: ModelBatch, requests: list[InferenceRequest], coroutine: Coroutine[Any, Any, object]
     ) -> None:
         try:
             results = self._none(requests, await coroutine)

@@ -16,15 +16,15 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING or __package__:
-    from charonia.server.backends.python.worker.charonia_connection import Connection
+    from charonia.server.backends.python.worker.charonia_connection import WorkerConnection
     from charonia.server.backends.python.worker.charonia_errors import describe
     from charonia.server.backends.python.worker.charonia_reader import Disconnected
-    from charonia.server.backends.python.worker.charonia_runner import ModelRunner
+    from charonia.server.backends.python.worker.charonia_runner import PythonModelRunner
 else:  # siblings of this script; the package is not there
-    from charonia_connection import Connection
+    from charonia_connection import WorkerConnection
     from charonia_errors import describe
     from charonia_reader import Disconnected
-    from charonia_runner import ModelRunner
+    from charonia_runner import PythonModelRunner
 
 if TYPE_CHECKING:
     from typing import Any
@@ -37,8 +37,8 @@ class Worker:
     """One instance of a model, and the connection to the server that it works for."""
 
     def __init__(self, receiving: socket.socket, sending: socket.socket) -> None:
-        self.connection = Connection(receiving, sending)
-        self._runner = ModelRunner(self.connection)
+        self.connection = WorkerConnection(receiving, sending)
+        self._runner = PythonModelRunner(self.connection)
 
     def run(self) -> None:
         """Do what the server says until it says to finalize, or is gone."""
