@@ -11,9 +11,7 @@ from charonia.server.grpc.calls import Run, Service, UnaryCall
 from charonia.server.grpc.streams import Converse, InferStream, ReflectionStream
 from charonia.server.shared_memory.registry import RegionRegistry
 from charonia.server.tracing.requests import NO_TRACING
-from charonia.wire import grpc_messages as memory_messages
-from charonia.wire import grpc_messages as messages
-from charonia.wire import log_settings, trace_settings
+from charonia.wire import grpc_messages, log_settings, trace_settings
 from charonia.wire.grpc_framing import Buffer
 from charonia.wire.grpc_status import RpcError, Status
 from charonia.wire.shared_memory import disabled
@@ -156,7 +154,7 @@ def _when_loaded(request: str, answer: Callable[[Engine, Buffer], bytes]) -> Run
 
     async def wait(service: Service, message: Buffer) -> bytes:
         demand = service.services.demand
-        loaded = demand(*messages.decode_model_reference(request, message)) if demand is not None else None
+        loaded = demand(*grpc_messages.decode_model_reference(request, message)) if demand is not None else None
         if loaded is not None:
             await loaded
         return answer(service.engine, message)
@@ -170,90 +168,90 @@ def _when_loaded(request: str, answer: Callable[[Engine, Buffer], bytes]) -> Run
 
 
 def _server_live(engine: Engine, message: Buffer) -> bytes:
-    messages.decode_empty("ServerLiveRequest", message)
-    return messages.encode_live(engine.is_live())
+    grpc_messages.decode_empty("ServerLiveRequest", message)
+    return grpc_messages.encode_live(engine.is_live())
 
 
 def _server_ready(engine: Engine, message: Buffer) -> bytes:
-    messages.decode_empty("ServerReadyRequest", message)
-    return messages.encode_server_ready(engine.is_ready())
+    grpc_messages.decode_empty("ServerReadyRequest", message)
+    return grpc_messages.encode_server_ready(engine.is_ready())
 
 
 async def _model_ready(engine: Engine, message: Buffer) -> bytes:
-    name, version = messages.decode_model_reference("ModelReadyRequest", message)
-    return messages.encode_model_ready(await engine.model_ready(name, version))
+    name, version = grpc_messages.decode_model_reference("ModelReadyRequest", message)
+    return grpc_messages.encode_model_ready(await engine.model_ready(name, version))
 
 
 def _server_metadata(engine: Engine, message: Buffer) -> bytes:
-    messages.decode_empty("ServerMetadataRequest", message)
-    return messages.encode_server_metadata(engine.server_metadata())
+    grpc_messages.decode_empty("ServerMetadataRequest", message)
+    return grpc_messages.encode_server_metadata(engine.server_metadata())
 
 
 def _model_metadata(engine: Engine, message: Buffer) -> bytes:
-    name, version = messages.decode_model_reference("ModelMetadataRequest", message)
-    return messages.encode_model_metadata(engine.model_metadata(name, version))
+    name, version = grpc_messages.decode_model_reference("ModelMetadataRequest", message)
+    return grpc_messages.encode_model_metadata(engine.model_metadata(name, version))
 
 
 def _model_config(engine: Engine, message: Buffer) -> bytes:
-    name, version = messages.decode_model_reference("ModelConfigRequest", message)
-    return messages.encode_model_config(engine.model_config(name, version))
+    name, version = grpc_messages.decode_model_reference("ModelConfigRequest", message)
+    return grpc_messages.encode_model_config(engine.model_config(name, version))
 
 
 def _model_statistics(engine: Engine, message: Buffer) -> bytes:
-    name, version = messages.decode_model_reference("ModelStatisticsRequest", message)
-    return messages.encode_statistics(engine.model_statistics(name, version))
+    name, version = grpc_messages.decode_model_reference("ModelStatisticsRequest", message)
+    return grpc_messages.encode_statistics(engine.model_statistics(name, version))
 
 
 def _repository_index(engine: Engine, message: Buffer) -> bytes:
-    return messages.encode_index(engine.repository_index(messages.decode_index_request(message)))
+    return grpc_messages.encode_index(engine.repository_index(grpc_messages.decode_index_request(message)))
 
 
 def _health(engine: Engine, message: Buffer) -> bytes:
-    messages.decode_health_check(message)
-    return messages.encode_health(engine.is_ready())
+    grpc_messages.decode_health_check(message)
+    return grpc_messages.encode_health(engine.is_ready())
 
 
 async def _load(engine: Engine, message: Buffer) -> bytes:
-    name, config, files = messages.decode_load_request(message)
+    name, config, files = grpc_messages.decode_load_request(message)
     await engine.load_model(name, config, files)
     return b""
 
 
 async def _unload(engine: Engine, message: Buffer) -> bytes:
-    name, unload_dependents = messages.decode_unload_request(message)
+    name, unload_dependents = grpc_messages.decode_unload_request(message)
     await engine.unload_model(name, unload_dependents)
     return b""
 
 
 def _system_status(services: Services, message: Buffer) -> bytes:
-    name = memory_messages.decode_region_name("SystemSharedMemoryStatusRequest", message)
-    return memory_messages.encode_system_status(_regions(services).system(name)) if name or services.regions else b""
+    name = grpc_messages.decode_region_name("SystemSharedMemoryStatusRequest", message)
+    return grpc_messages.encode_system_status(_regions(services).system(name)) if name or services.regions else b""
 
 
 def _cuda_status(services: Services, message: Buffer) -> bytes:
-    name = memory_messages.decode_region_name("CudaSharedMemoryStatusRequest", message)
-    return memory_messages.encode_cuda_status(_regions(services).cuda(name)) if name or services.regions else b""
+    name = grpc_messages.decode_region_name("CudaSharedMemoryStatusRequest", message)
+    return grpc_messages.encode_cuda_status(_regions(services).cuda(name)) if name or services.regions else b""
 
 
 def _system_unregister(services: Services, message: Buffer) -> bytes:
     _regions(services).unregister_system(
-        memory_messages.decode_region_name("SystemSharedMemoryUnregisterRequest", message)
+        grpc_messages.decode_region_name("SystemSharedMemoryUnregisterRequest", message)
     )
     return b""
 
 
 def _cuda_unregister(services: Services, message: Buffer) -> bytes:
-    _regions(services).unregister_cuda(memory_messages.decode_region_name("CudaSharedMemoryUnregisterRequest", message))
+    _regions(services).unregister_cuda(grpc_messages.decode_region_name("CudaSharedMemoryUnregisterRequest", message))
     return b""
 
 
 async def _system_register(services: Services, message: Buffer) -> bytes:
-    await _regions(services).register_system(memory_messages.decode_system_register(message))
+    await _regions(services).register_system(grpc_messages.decode_system_register(message))
     return b""
 
 
 async def _cuda_register(services: Services, message: Buffer) -> bytes:
-    await _regions(services).register_cuda(memory_messages.decode_cuda_register(message))
+    await _regions(services).register_cuda(grpc_messages.decode_cuda_register(message))
     return b""
 
 

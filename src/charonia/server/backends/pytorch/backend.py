@@ -23,9 +23,15 @@ from charonia.core.statistics import MemoryUsage
 from charonia.core.tensor import Tensor
 from charonia.server.backends.api import BackendSettings, Completion, ModelFiles, Placement
 from charonia.server.backends.pytorch import aoti
-from charonia.server.backends.pytorch import devices as gpus
 from charonia.server.backends.pytorch.archive import FileKind
-from charonia.server.backends.pytorch.devices import ComputeDevice, CpuDevice, GpuDevice, PinnedPool
+from charonia.server.backends.pytorch.devices import (
+    ComputeDevice,
+    CpuDevice,
+    GpuDevice,
+    PinnedPool,
+    check_gpu,
+    gpu_count,
+)
 from charonia.server.backends.pytorch.instance import PyTorchInstance
 from charonia.server.backends.pytorch.openmp import in_passing_thread
 from charonia.server.backends.pytorch.options import EAGER_RUNTIME, RunPlan, read_plan, unknown_parameters
@@ -104,7 +110,7 @@ class PyTorchModel:
             ServingError: The model cannot be loaded, or is not what the configuration says.
         """
         if placement.kind is InstanceKind.KIND_GPU:
-            await asyncio.to_thread(gpus.check, placement.name, placement.device_id)
+            await asyncio.to_thread(check_gpu, placement.name, placement.device_id)
         device = _device(placement)
         if not self._plan.shares_weights:
             program = await in_passing_thread(self._open, device, placement.name, 1)
@@ -181,7 +187,7 @@ class PyTorchBackend:
 
     def uses_gpus(self) -> bool:
         """Whether the installed PyTorch can use the GPUs of this machine."""
-        return gpus.count() > 0
+        return gpu_count() > 0
 
     async def complete(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Completion:
         """Fill in inputs, outputs and batching from the model, unless inputs and outputs are given.

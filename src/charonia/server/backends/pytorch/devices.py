@@ -23,12 +23,12 @@ from charonia.core.tensor import Array, DeviceContent
 from charonia.server.metrics.devices import PinnedMemory
 
 
-def count() -> int:
+def gpu_count() -> int:
     """Return the number of GPUs that the installed PyTorch can use."""
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
-def check(instance: str, index: int, api: Any = torch.cuda) -> None:
+def check_gpu(instance: str, index: int, api: Any = torch.cuda) -> None:
     """Check that an instance can run on GPU `index`.
 
     Raises:
