@@ -44,7 +44,7 @@ def load(path: Path, device: torch.device | None, plan: RunPlan, runners: int = 
     try:
         loader = torch._C._aoti.AOTIModelPackageLoader(os.fspath(path), "model", False, runners, index)
         in_spec, out_spec = (pytree.treespec_loads(text) for text in loader.get_call_spec())
-    except Exception as error:  # PyTorch's errors have no common base class of their own
+    except Exception as error:  # PyTorch's errors have no common base class
         raise plain_error(f"cannot load {path.name}", error, Code.INVALID_ARG) from error
     leaves, template = leaves_of(in_spec)
 

@@ -113,7 +113,7 @@ def _take_weights(module: torch.nn.Module, path: Path, *, unpickles: bool) -> No
     state = _read_weights(path, unpickles=unpickles)
     try:
         module.load_state_dict(state)
-    except Exception as error:  # PyTorch's errors have no common base class of their own
+    except Exception as error:  # PyTorch's errors have no common base class
         raise plain_error(f"{path.name} does not fit {EAGER_RUNTIME}", error, Code.INVALID_ARG) from error
 
 
@@ -125,7 +125,7 @@ def _read_weights(path: Path, *, unpickles: bool) -> dict[str, Any]:
             raise unsupported(f"{path.name}: safetensors is not installed", hint="pip install safetensors") from None
         try:
             return load_file(path)
-        except Exception as error:  # safetensors' errors have no common base class of their own
+        except Exception as error:  # safetensors' errors have no common base class
             raise plain_error(f"cannot load {path.name}", error, Code.INVALID_ARG) from error
     kind = file_kind(path)
     if kind is not FileKind.CHECKPOINT:

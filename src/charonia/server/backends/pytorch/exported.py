@@ -37,7 +37,7 @@ def read(path: Path, *, unpickles: bool) -> Any:
     try:
         with _reading:
             return torch.export.load(path)
-    except Exception as error:  # PyTorch's errors have no common base class of their own
+    except Exception as error:  # PyTorch's errors have no common base class
         refused = plain_error(f"cannot load {path.name}", error, Code.INVALID_ARG)
         refused.hint = f"was it exported with another version of PyTorch? This is {torch.__version__}"
         raise refused from error

@@ -97,7 +97,7 @@ class PyTorchInstance:
                 return self._run(program, requests)
         except ServingError:
             raise
-        except Exception as error:  # PyTorch's errors have no common base class of their own
+        except Exception as error:  # PyTorch's errors have no common base class
             raise self._failed(error) from error
 
     def _run(self, program: Program, requests: Sequence[InferRequest]) -> Execution:

@@ -56,7 +56,7 @@ def compiled(module: torch.nn.Module, plan: RunPlan) -> Any:
         )
     try:
         return torch.compile(module, **options)  # type: ignore[call-overload] # checked by name and type when read
-    except Exception as error:  # PyTorch's errors have no common base class of their own
+    except Exception as error:  # PyTorch's errors have no common base class
         raise plain_error(f"{COMPILE}: torch.compile", error, Code.INVALID_ARG) from error
 
 

@@ -38,7 +38,7 @@ def load_module(path: Path, device: torch.device | None, *, restores_shapes: boo
         module = torch.jit.load(  # type: ignore[no-untyped-call]
             path, map_location=device, _restore_shapes=restores_shapes
         )
-    except Exception as error:  # PyTorch's errors have no common base class of their own
+    except Exception as error:  # PyTorch's errors have no common base class
         refused = plain_error(f"cannot load {path.name}", error, Code.INVALID_ARG)
         if "Unknown builtin op" in str(error) or "Unknown type name" in str(error):
             refused.hint = "the model needs operators of another package, or a newer PyTorch"
