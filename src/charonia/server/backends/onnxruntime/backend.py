@@ -251,7 +251,7 @@ def signature_problems(
         return replace(tensor, shape=(*tensor.shape[:batch], *_without_zeros(tensor.shape[batch:])))
 
     def answered(tensor: SignatureTensor) -> SignatureTensor:
-        # The optimiser infers more about an output than the file says: dimensions that the configuration leaves open agree.
+        # The optimiser infers more about an output than the file says: what the configuration leaves open agrees.
         dims, own = outputs.get(tensor.name, ()), tensor.shape[len(lead) :]
         if not tensor.shape or len(dims) != len(own):
             return known(tensor, outputs)
