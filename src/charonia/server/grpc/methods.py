@@ -1,4 +1,4 @@
-"""The methods that are served, by path."""
+"""The gRPC methods by path."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -40,7 +40,7 @@ class Method:
 
 
 def unknown_method(path: bytes) -> RpcError:
-    """Return the error for a path that is not in the table."""
+    """Return the error for an unknown path."""
     return RpcError(
         Status.UNIMPLEMENTED,
         f"unknown method '{path.decode('ascii', 'replace')}': reflection lists what this server has",
@@ -111,7 +111,7 @@ def _services(call: UnaryCall) -> Services:
 
 
 def _answering(answer: Callable[[T, Buffer], bytes], server: Callable[[UnaryCall], T]) -> Run:
-    """Return what answers a call at once, given the part of the server that it is about."""
+    """Return a runner of calls that are answered at once, by the part of the server that `server` selects."""
 
     def run(call: UnaryCall, message: Buffer) -> None:
         call.answer(answer(server(call), message))
@@ -127,8 +127,8 @@ def _refusing(sentence: str) -> Run:
 
 
 def _working(work: Callable[[T, Buffer], Awaitable[bytes]], server: Callable[[UnaryCall], T]) -> Run:
-    """Return what runs a call whose answer takes a while. A caller that leaves does not stop the work."""
-    # The event loop itself holds tasks weakly only.
+    """Return a runner of calls that take a while. The work continues when the caller leaves."""
+    # The event loop itself has only weak references to tasks.
     tasks: set[asyncio.Task[None]] = set()
 
     async def perform(call: UnaryCall, message: Buffer) -> None:
@@ -150,7 +150,7 @@ def _working(work: Callable[[T, Buffer], Awaitable[bytes]], server: Callable[[Un
 
 
 def _when_loaded(request: str, answer: Callable[[Engine, Buffer], bytes]) -> Run:
-    """Return what answers a call about a model: at once, or when it is loaded where models are loaded on demand."""
+    """Return a runner of calls about a model; where models are loaded on demand, it waits for the model."""
 
     async def wait(service: Service, message: Buffer) -> bytes:
         demand = service.services.demand

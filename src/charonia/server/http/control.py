@@ -1,4 +1,4 @@
-"""The routes about the server and its models: what they say of themselves, and what can be changed at run time."""
+"""Routes for the state of the server and its models, and for changes at run time."""
 
 from collections.abc import Callable, Sequence
 
@@ -37,9 +37,9 @@ class StatusHandlers:
         """Make the handlers.
 
         Args:
-            engine: Knows the models.
-            services: What is offered beside it.
-            tasks: Runs what takes a while.
+            engine: The engine.
+            services: Services besides the engine.
+            tasks: Runs slow work.
         """
         self._engine = engine
         self._services = services
@@ -108,15 +108,15 @@ class StatusHandlers:
 
 
 class ControlHandlers:
-    """The repository, and the settings of tracing and of the log. What has a body is a task: it may be compressed."""
+    """The repository, and the settings of tracing and logging. Requests with a body, perhaps compressed, are tasks."""
 
     def __init__(self, engine: Engine, services: Services, tasks: Tasks) -> None:
         """Make the handlers.
 
         Args:
-            engine: Loads and unloads models.
-            services: What is offered beside it.
-            tasks: Runs what takes a while.
+            engine: The engine.
+            services: Services besides the engine.
+            tasks: Runs slow work.
         """
         self._engine = engine
         self._services = services
@@ -199,14 +199,14 @@ class ControlHandlers:
 
 
 class SharedMemoryHandlers:
-    """Registration of system and of CUDA shared memory of clients."""
+    """Registration of clients' system and CUDA shared memory."""
 
     def __init__(self, regions: RegionRegistry | None, tasks: Tasks) -> None:
         """Make the handlers.
 
         Args:
-            regions: What is registered; None where shared memory is not offered: then there are no regions.
-            tasks: Runs what takes a while.
+            regions: The registered regions; None where shared memory is off.
+            tasks: Runs slow work.
         """
         self._regions = regions
         self._tasks = tasks
