@@ -34,7 +34,7 @@ class GrpcLimits:
         connection_window_bytes: The same for all calls of a connection.
         frame_bytes_max: Largest HTTP/2 frame received; a tensor in a single frame needs no copy.
         stream_inflight_max: Requests of one inference stream in flight; no more are read until some are answered.
-        stream_unsent_bytes_max: Bytes of a stream's responses that may wait for the caller's window before requests wait.
+        stream_unsent_bytes_max: Bytes of a stream's responses that may wait for the caller before its requests wait.
         stream_response_bytes_max: The same above which a request that sends another response fails.
         unary_unsent_bytes_max: Bytes of responses to unary calls that may wait for the windows of a connection before
             its further unary calls are deferred.
