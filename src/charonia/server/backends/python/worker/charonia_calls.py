@@ -1,4 +1,4 @@
-"""Requests of other models: how a thread or a task waits for their outcomes."""
+"""Calls of other models: how a thread or a task waits for their outcomes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class ResponseIterator:
         return response
 
     def cancel(self) -> None:
-        """Give the request up. Unless its responses are all here, the next one is an error of code CANCELLED."""
+        """Cancel the request. Unless all responses have arrived, the next one is an error of code CANCELLED."""
         if not (self._is_over or self._was_cancelled):
             self._was_cancelled = True
             self._host.end(self._call)
@@ -87,7 +87,7 @@ def first_of(host: Host, call: ModelCall) -> InferenceResponse:
 
 
 def first_of_async(host: Host, call: ModelCall) -> Awaitable[InferenceResponse | ResponseIterator]:
-    """Begin a call; return its one response, or for a decoupled call an iterator once there is something to take."""
+    """Begin a call; return its only response, or for a decoupled call an iterator when the first response arrives."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -113,7 +113,7 @@ def _given_up(host: Host, call: ModelCall, task: asyncio.Future[InferenceRespons
 
 
 async def _arrival(host: Host, call: ModelCall) -> None:
-    """Return when the call has an outcome to take."""
+    """Return when the call has an outcome."""
     while not call.inbox.items:
         loop = asyncio.get_running_loop()
         arrived = loop.create_future()

@@ -1,7 +1,7 @@
-"""The host of a model in a worker process: the messages between the model and the server, and what they are about.
+"""The host of a model in a worker process: encodes and dispatches the messages between the model and the server.
 
-`ChannelReader` reads them, in whichever thread waits for one; `ChannelWriter` sends them. This keeps what both sides
-have open: the batches that are not answered, the calls of other models, the questions to the server.
+`ChannelReader` reads messages, in any thread that waits for one; `ChannelWriter` sends them. The connection tracks open
+work: unanswered batches, calls of other models, and control requests.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class WorkerConnection:
         state = "closed" if self.reader.is_over else "open"
         return f"<WorkerConnection '{self.name}' {state} batches={len(self._batches)} calls={len(self._calls)}>"
 
-    # What the worker does
+    # Called by the worker
 
     def done(self, batch: ModelBatch, results: Sequence[Result | None], input_end: int, output_start: int) -> None:
         """Answer a batch whose `execute` has returned."""
@@ -84,18 +84,18 @@ class WorkerConnection:
             writer.write(("done", batch.number, encoded, released, freed, input_end, output_start), outgoing)
         writer.run_deferred()
 
-    # What the model does
+    # Called for the model
 
     def wait(self, inbox: Inbox[Any]) -> None:
         """Return when the inbox holds something; takes part in reading until then."""
         self.reader.wait(inbox)
 
     def poll(self) -> None:
-        """Take in what has arrived, without waiting."""
+        """Handle messages that have arrived, without waiting."""
         self.reader.poll()
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Take in messages also while this event loop runs."""
+        """Handle messages also while this event loop runs."""
         self.reader.attach(loop)
 
     def respond(self, batch: ModelBatch, index: int, result: Result | None, final: bool) -> None:
@@ -125,7 +125,7 @@ class WorkerConnection:
         writer.run_deferred()
 
     def end(self, call: ModelCall) -> None:
-        """Give a call up that has no last outcome yet."""
+        """Cancel a call that has no last outcome yet."""
         if call.number in self._calls:  # it stays there until its last reply, which comes in any case
             self.writer.send(("call_cancel", call.number))
 
@@ -160,7 +160,7 @@ class WorkerConnection:
     # Inside
 
     def _ask(self, number: int, header: tuple[object, ...]) -> Any:
-        """Return the answer to a question that a message with this number asks."""
+        """Send a request with this number, and return the answer."""
         answer: Inbox[tuple[Any, ...]] = Inbox()
         self._answers[number] = answer
         self.writer.send(header)
@@ -171,8 +171,8 @@ class WorkerConnection:
         return outcome[1]
 
     def _ended(self, reason: str) -> None:
-        """Nothing more can be read: fail what waits for the server."""
-        if reason != SERVER_GONE:  # for the server, to which the output goes
+        """Nothing more can be read: fail all open calls and requests."""
+        if reason != SERVER_GONE:  # the output goes to the server's log
             print(reason, file=sys.stderr, flush=True)
         failure = (TritonError.UNAVAILABLE, reason)
         self.tasks.put(("end",))
@@ -209,7 +209,7 @@ class WorkerConnection:
             self.tasks.put(message.header)
 
     def _take_batch(self, message: channel.Incoming, number: int, sent: Sequence[tuple[Fields, Sequence[Any]]]) -> None:
-        """Take in one of the batches of a message, whose tensors follow those of the batches before it."""
+        """Decode a batch of a message; its tensors follow those of the batches before it."""
         find, array_of = message.find, datatypes.array_of
         regions_before = len(message.regions)
         requests: list[tuple[Fields, list[Tensor]]] = []

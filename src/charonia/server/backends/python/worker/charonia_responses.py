@@ -154,7 +154,7 @@ class InferenceResponseSender:
                 "Unable to send response. Non-decoupled model cannot send more than one response."
             )
         else:
-            # The one response is the last, whatever the flag says: the caller need not wait for the model to say so.
+            # The only response is always the last, even without the flag, so that the caller does not wait for it.
             self._has_sent = True
             host.respond(self._batch, self._index, result_of(response, self._wanted, needs_all=True), True)
         self._is_closed = final

@@ -60,7 +60,7 @@ class PythonModelRunner:
         """Import and initialize the model; return what it can do.
 
         Raises:
-            BaseException: Whatever the model raises.
+            BaseException: Any exception of the model.
         """
         imports = self._make_imports(version_dir, model_dir)
         self._binding.is_decoupled = is_decoupled
@@ -83,7 +83,7 @@ class PythonModelRunner:
         """Return the configuration as the model's `auto_complete_config` completes it, "" where it has none.
 
         Raises:
-            BaseException: Whatever the model raises.
+            BaseException: Any exception of the model.
         """
         model = self._make_imports(version_dir, model_dir).load(path)
         if not hasattr(model, "auto_complete_config"):
@@ -113,7 +113,7 @@ class PythonModelRunner:
                 self._imports.close()
 
     def readiness(self) -> bool | str:
-        """Return what the model's `is_ready` says, or in words why it says nothing; True where it has none."""
+        """Return the result of the model's `is_ready`, or an error text; True if it has no such method."""
         if not hasattr(self._model, "is_ready"):
             return True
         try:
@@ -154,7 +154,7 @@ class PythonModelRunner:
     def _execute_others(
         self, batch: ModelBatch, requests: list[InferenceRequest], refused: dict[int, Failure]
     ) -> tuple[list[Result | None], int]:
-        """Run a batch without the requests that the model does not get."""
+        """Run a batch without its refused requests."""
         others = [request for request in requests if request._index not in refused]
         given, output_start = self._execute(batch, others) if others else ([], time.monotonic_ns())
         answers = iter(given)
@@ -242,7 +242,7 @@ class PythonModelRunner:
         return [None] * len(requests)
 
     def _reschedule(self, batch: ModelBatch, requests: list[InferenceRequest], results: list[Result | None]) -> None:
-        """Say of the requests that the model wants to be given again that it does."""
+        """Set the results of rescheduled requests."""
         for place, request in enumerate(requests):
             if request._index not in batch.rescheduled:
                 continue

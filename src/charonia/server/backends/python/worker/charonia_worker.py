@@ -55,7 +55,7 @@ class Worker:
                 del content
                 input_end = time.monotonic_ns()
                 results, output_start = execute(batch, requests)
-                # What the model keeps of the inputs would be overwritten by the next batch, as the contract allows.
+                # Later batches may overwrite inputs that the model has kept, as the API allows.
                 connection.done(batch, results, input_end, output_start)
                 del batch, requests, results
             elif kind == "initialize":
@@ -89,7 +89,7 @@ class Worker:
         except BaseException as error:
             self.connection.writer.send(("failed", describe(error)))
             raise SystemExit(1) from error
-        # What the model has read is there to stay: without it, a full collection is too short for a request to notice.
+        # Objects of the loaded model are permanent: without them, a full collection is too short to delay a request.
         gc.collect()
         gc.freeze()
         self.connection.writer.send(("ready", capabilities))
