@@ -68,7 +68,7 @@ def test_a_model_that_cannot_be_loaded_says_why_and_harms_no_other(server: Serve
         states = {entry["name"]: entry for entry in client.get_model_repository_index()}
 
     assert all(states[model]["state"] == "READY" for model in KINDS)
-    assert "model.pt is no model of PyTorch: it is not a zip archive" in states["broken"]["reason"]
+    assert "model.pt is not a PyTorch model: it is not a zip archive" in states["broken"]["reason"]
     assert "gpu" in states["elsewhere"]["reason"].lower()
 
 

@@ -318,7 +318,7 @@ def test_only_iterative_models_may_reschedule(server: ServeProcess) -> None:
 
     assert stream.value() == 1
     error = stream.answers.get(timeout=20)
-    assert "only a model of iterative sequences may" in str(error)
+    assert "only a model with iterative sequences may do" in str(error)
     stream.close()
 
 

@@ -25,7 +25,7 @@ from charonia.core.tensor import Array, Tensor
 from charonia.server.app import InferenceServer, new_event_loop
 from charonia.server.facade import Engine
 from charonia.server.options import ControlMode, ServerOptions
-from charonia.server.single_response import SoleResponse
+from charonia.server.single_response import SingleResponse
 from charonia.wire.v2_request import apply_parameters
 
 UNREAD_RESPONSES_MAX = 1024
@@ -120,7 +120,7 @@ class InProcessFrontend:
             ServingError: The request failed; UNSUPPORTED for no response, or several.
         """
         future: asyncio.Future[InferResponse] = asyncio.get_running_loop().create_future()
-        sole = SoleResponse(
+        sole = SingleResponse(
             unsupported(f"model '{request.model_name}' did not answer exactly once", hint="use stream_infer")
         )
 

@@ -5,7 +5,7 @@ from charonia.core.errors import ServingError
 from charonia.core.response import InferResponse
 
 
-class SoleResponse:
+class SingleResponse:
     """Collects the outcomes of a request to a decoupled model, and refuses unless there is exactly one response.
 
     Front ends need it only when the first outcome is not final.

@@ -564,7 +564,7 @@ def test_what_only_the_optimiser_finds_out_about_an_output_contradicts_nothing(t
     [
         (b"", "the file is empty"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "`git lfs pull`"),
-        (b"PK\x03\x04", "the file is no ONNX model, or a part of one"),
+        (b"PK\x03\x04", "the file is not an ONNX model, or is incomplete"),
     ],
 )
 def test_a_file_that_is_no_model_comes_with_what_to_do(tmp_path: Path, content: bytes, hint: str) -> None:
@@ -584,7 +584,7 @@ def test_weights_that_were_left_behind_are_told_of(tmp_path: Path) -> None:
     with pytest.raises(ServingError) as caught:
         complete(files)
 
-    assert caught.value.hint == "the weights lie in a file of their own, which belongs beside the model"
+    assert caught.value.hint == "the weights are in a separate file, which belongs beside the model"
 
 
 def external(tmp_path: Path) -> ModelFiles:
@@ -604,7 +604,7 @@ def test_weights_of_which_a_part_is_there_are_told_of(tmp_path: Path) -> None:
     with pytest.raises(ServingError, match=r"cannot load model\.onnx: External initializer: ") as caught:
         complete(files)
 
-    assert caught.value.hint == "the file of the weights is a part of one, or a pointer of Git LFS"
+    assert caught.value.hint == "the file of the weights is incomplete, or a Git LFS pointer"
 
 
 @pytest.mark.skipif(

@@ -653,7 +653,7 @@ def test_the_access_log_tells_of_errors_refusals_and_clients_that_went() -> None
     ]
 
 
-def test_a_response_that_cannot_be_written_fails_its_request_only(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_response_that_cannot_be_encoded_fails_its_request_only(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench()
     broken = InferResponse("identity", "1", "", [None])  # type: ignore[list-item]
     bench.engine.outcomes = [[(broken, True)]]
@@ -661,7 +661,7 @@ def test_a_response_that_cannot_be_written_fails_its_request_only(caplog: pytest
     responses = bench.client.send(infer("a") + infer("b"))
 
     assert [r.status for r in responses] == [500, 200]
-    assert "cannot be written" in caplog.text
+    assert "cannot be encoded" in caplog.text
 
 
 def test_a_model_that_says_nothing_or_too_much_fails_its_request_only() -> None:

@@ -1,17 +1,17 @@
 """What the engine asks of a backend, and nothing more.
 
 A `Backend` completes configurations and loads model versions. A loaded version (`LoadedModel`) makes instances. An
-instance is one execution lane and comes in one of two forms:
+instance executes one batch at a time and comes in one of two forms:
 
 - `BlockingInstance`: `execute` computes and returns. The engine gives it a thread of its own, or runs it in place on
-  the event loop while its executions are measured to be very short. For libraries that release the interpreter lock.
+  the event loop while measurements show its executions to be very short. For libraries that release the GIL.
 - `AsyncInstance`: `start` returns at once and reports to a `BatchSink` from the event loop's thread. For work that
   happens in another process. A sink takes any number of responses for a request of a decoupled model, also after the
   instance has become idle, so decoupled models need no third form.
 
 The engine never calls a blocking instance with a batch before the last one has finished; an asynchronous one may be
-handed batches ahead of time and runs them one after the other. It never passes a request that breaks the configuration,
-and calls `close` only on an idle instance. The conformance suite `charonia.testing.backend_suite` is the
+given batches ahead of time and runs them one after the other. The engine never passes a request that breaks the
+configuration, and calls `close` only on an idle instance. The conformance suite `charonia.testing.backend_suite` is the
 specification in code.
 """
 
@@ -33,7 +33,7 @@ from charonia.server.metrics.devices import PinnedMemory
 
 
 class Outputs:
-    """What a model answers to one request.
+    """A model's answer to one request.
 
     Attributes:
         tensors: Output tensors. The engine drops those that were not asked for.
@@ -47,13 +47,13 @@ class Outputs:
         self.parameters = parameters
 
 
-class Rescheduled(ServingError):  # noqa: N818 # what it is, unless nobody can grant it
-    """The wish of a model of iterative sequences to be given a request again; of any other model it is an error."""
+class Rescheduled(ServingError):  # noqa: N818 # an error only where no scheduler grants it
+    """A model with iterative sequences asks to get a request again; from any other model it is an error."""
 
     def __init__(self) -> None:
         super().__init__(
             Code.INVALID_ARG,
-            "the model rescheduled a request, which only a model of iterative sequences may",
+            "the model rescheduled a request, which only a model with iterative sequences may do",
             hint="set sequence_batching { iterative_sequence: true } in its configuration",
         )
 
@@ -92,18 +92,18 @@ class BlockingInstance(Protocol):
         ...
 
     def close(self) -> None:
-        """Give back everything. Called once, from any thread, when idle."""
+        """Release all resources. Called once, from any thread, when idle."""
         ...
 
 
 class BatchSink(Protocol):
-    """Where an `AsyncInstance` reports one batch. To be called on the event loop's thread only."""
+    """Where an `AsyncInstance` reports one batch. Called on the event loop's thread only."""
 
     def respond(self, index: int, result: Result | None, final: bool) -> None:
         """Answer request `index` of the batch; before or after `finish`.
 
         `result` None with `final` says that no (further) response follows. A model that is not decoupled answers once:
-        what comes first is its answer, and what else comes is ignored. So is everything for a request that is over.
+        its first response counts, and later ones are ignored. So is every response to a request that is over.
         """
         ...
 
@@ -115,20 +115,20 @@ class BatchSink(Protocol):
         Args:
             input_end_ns: Monotonic time at which the inputs were in place and computing began.
             output_start_ns: Monotonic time at which computing ended and handling of outputs began.
-            error: What requests without a final response get; None for an INTERNAL error that says that there was none.
+            error: The answer to requests without a final response; None for an INTERNAL error that says so.
             leaves_open: Requests without a final response get no error but stay open: the instance owes each of them
-                a final `respond`, also when it fails.
+                a final `respond`, even when it fails.
         """
         ...
 
     def is_cancelled(self, index: int) -> bool:
-        """Whether nobody waits for request `index` any more."""
+        """Whether the caller of request `index` has gone."""
         ...
 
     def frame(self) -> CallFrame:
-        """Return who makes a request that the model makes while it runs this batch; to be asked before `finish`.
+        """Return the caller of requests that the model makes while it runs this batch; call it before `finish`.
 
-        The same one every time. From the first time on the instance is known to wait for others.
+        Always the same one. From the first call on, the deadlock detector counts the instance as waiting for others.
         """
         ...
 
@@ -138,27 +138,27 @@ class AsyncInstance(Protocol):
     """An instance that computes elsewhere."""
 
     def start(self, requests: Sequence[InferRequest], sink: BatchSink) -> None:
-        """Begin to run the requests as one batch and return at once. Never raises: failures go to the sink."""
+        """Start to run the requests as one batch and return at once. Never raises: failures go to the sink."""
         ...
 
     def cancel(self, sink: BatchSink, index: int) -> None:
-        """The caller of request `index` of the batch of `sink` has gone; the model may be told. Best effort.
+        """The caller of request `index` of the batch of `sink` has gone; the model may learn of it. Best effort.
 
         The batch may have finished and left the request open.
         """
         ...
 
     async def aclose(self) -> None:
-        """Give back everything."""
+        """Release all resources."""
         ...
 
 
 @runtime_checkable
 class Revivable(Protocol):
-    """An `AsyncInstance` that computes in a worker which may end and come back."""
+    """An `AsyncInstance` whose worker is restarted when it ends."""
 
     def keep_warm(self, batches: Sequence[Sequence[InferRequest]]) -> None:
-        """Have every later worker run these batches, successfully, before it gets requests."""
+        """Have each later worker complete these batches before it gets requests."""
         ...
 
 
@@ -168,10 +168,10 @@ class Placement:
 
     Attributes:
         name: Instance name, `<group>_<index>`.
-        kind: KIND_CPU, KIND_GPU or KIND_MODEL; AUTO has been decided.
+        kind: KIND_CPU, KIND_GPU or KIND_MODEL; AUTO has been resolved.
         device_id: GPU of a KIND_GPU instance, else 0.
         threads: Cores that this instance may use for one execution: the share of the thread budget. At least 1.
-        cores: Numbers of the cores that it runs on, empty for any.
+        cores: Numbers of the cores that it is bound to, empty for any.
     """
 
     name: str
@@ -183,7 +183,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """Where a model version lies. A backend reads below these folders and writes nothing there.
+    """The folders of a model version. A backend reads there and writes nothing.
 
     Attributes:
         model_dir: Folder of the model.
@@ -198,7 +198,7 @@ class ModelFiles:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A completed configuration and what was inferred, a sentence each.
+    """A completed configuration, and a sentence for each thing that was inferred.
 
     For example "input 'x': FP32 [3, 48, -1], from the graph".
     """
@@ -208,22 +208,22 @@ class Completion:
 
 
 class Models(Protocol):
-    """The server's models, for a model that calls others. Everything here runs on the event loop's thread."""
+    """The server's models, for a model that calls others. All methods run on the event loop's thread."""
 
     def infer(self, request: InferRequest, reply: Reply) -> Ticket:
-        """Run a request. Never raises for a request's fault: every outcome goes to `reply`."""
+        """Run a request. A faulty request does not raise: every outcome goes to `reply`."""
         ...
 
     async def model_ready(self, name: str, version: str = "") -> bool:
-        """Whether a version of a model is ready, and says so where it has something to say.
+        """Whether a version of a model is ready, which a model with `is_ready` decides itself.
 
         Raises:
-            ServingError: NOT_FOUND for an unknown model, INVALID_ARG for a version that is no number.
+            ServingError: NOT_FOUND for an unknown model, INVALID_ARG for a version that is not a number.
         """
         ...
 
     def is_loadable(self, name: str) -> bool:
-        """Whether a request for a model that is not loaded waits until it is."""
+        """Whether a request for this model, not loaded yet, would load it and wait."""
         ...
 
     def model_config(self, name: str, version: str = "") -> ModelConfig:
@@ -243,7 +243,7 @@ class Models(Protocol):
         ...
 
     async def unload_model(self, name: str, unload_dependents: bool = False) -> None:
-        """Begin to unload a model.
+        """Start to unload a model.
 
         Raises:
             ServingError: UNAVAILABLE unless in explicit mode.
@@ -252,19 +252,19 @@ class Models(Protocol):
 
 
 class BusyPolling(Protocol):
-    """What a backend has to do with staying awake between requests."""
+    """Busy polling, as far as it concerns backends."""
 
     @property
     def worker_ns(self) -> int:
-        """How long a worker process is to look for the next batch without sleeping after it has answered one."""
+        """How long a worker process polls for its next batch, after an answer, before it sleeps."""
         ...
 
     def thread_runs(self) -> None:
-        """A thread of this process has begun to compute: it needs the interpreter, which a polling loop would keep."""
+        """A thread of this process has started to compute: it needs the GIL, which a polling loop would hold."""
         ...
 
     def thread_done(self) -> None:
-        """It has finished."""
+        """The thread has finished."""
         ...
 
 
@@ -277,9 +277,9 @@ class BackendSettings:
         default_max_batch_size: What auto-complete writes where batching is possible (`default-max-batch-size`).
         verbose: Whether verbose logging is on.
         models: The server's models, None where a model cannot call others (tests).
-        metrics: Where models' own metrics go, None where nobody shows them (tests).
-        busy_poll: Whether to stay awake between requests, None where nobody does.
-        pinned: Pinned memory of all models, None for the default limit (tests).
+        metrics: Where custom metrics of models go, None where they are not shown (tests).
+        busy_poll: Busy polling, None where it is off.
+        pinned: Account of the pinned memory of all models, None for the default limit (tests).
     """
 
     values: Mapping[str, str] = field(default_factory=dict)
@@ -303,39 +303,39 @@ class LoadedModel(Protocol):
         ...
 
     def memory(self) -> list[MemoryUsage]:
-        """Return the memory this version takes, as far as it is known."""
+        """Return the memory that this version takes, as far as it is known."""
         ...
 
     async def aclose(self) -> None:
-        """Give back everything; all instances are closed."""
+        """Release all resources; all instances are closed."""
         ...
 
 
 @runtime_checkable
 class SupervisedModel(Protocol):
-    """A `LoadedModel` whose instances compute in worker processes that may end and come back."""
+    """A `LoadedModel` whose instances compute in worker processes, which are restarted when they end."""
 
     def workers(self) -> list[WorkerState]:
-        """Return how the worker of each instance does now."""
+        """Return the current state of each instance's worker."""
         ...
 
 
 @runtime_checkable
 class SelfChecking(Protocol):
-    """A `LoadedModel` that may know itself whether it is ready."""
+    """A `LoadedModel` that decides itself whether it is ready."""
 
     async def is_ready(self) -> bool:
-        """Return what it says; never raises, and answers within seconds."""
+        """Return its decision; never raises, and answers within seconds."""
         ...
 
 
 class Backend(Protocol):
-    """A kind of model."""
+    """Loads and runs models of one kind."""
 
     name: str
 
     def uses_gpus(self) -> bool:
-        """Whether instances whose configuration does not say where they run go to GPUs, where there are some."""
+        """Whether instances of KIND_AUTO run on GPUs, where there are any."""
         ...
 
     async def complete(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Completion:
@@ -355,5 +355,5 @@ class Backend(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """Give back what all models of this backend share (process pools). Called once, at shutdown."""
+        """Release what all models of this backend share. Called once, at shutdown."""
         ...

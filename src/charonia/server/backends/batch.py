@@ -1,7 +1,4 @@
-"""Requests that run together: their tensors as one array, and the one array of an output as each request's part.
-
-What becomes of a tensor's shape between the protocol and the model: `reshape` of the configuration.
-"""
+"""Batching of arrays, for backends: inputs are concatenated, outputs are split, and `reshape` is applied to both."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -16,13 +13,13 @@ from charonia.core.tensor import Array
 
 
 class TensorPlan:
-    """An input or output of the configuration and what is done to its arrays on the way in or out.
+    """An input or output of the configuration, and how its arrays are reshaped on the way in or out.
 
     Attributes:
         name: Tensor name.
         datatype: Its datatype.
-        source: Dimensions that arrays come with, without the batch; -1 for variable ones.
-        target: Dimensions that they leave with; None for the same.
+        source: Dimensions of the arrays before, without the batch; -1 for variable ones.
+        target: Dimensions after; None for the same.
     """
 
     __slots__ = ("datatype", "name", "source", "target")
@@ -38,7 +35,7 @@ class TensorPlan:
         self.target = target
 
     def reshape(self, array: Array, is_batched: bool) -> Array:
-        """Return the array with the target dimensions; variable dimensions keep their order.
+        """Return the array in the target dimensions; variable dimensions keep their order.
 
         Raises:
             ServingError: INTERNAL when the array does not have the source dimensions.
@@ -51,7 +48,7 @@ class TensorPlan:
             batch = ["batch"] if is_batched else []
             raise internal(
                 f"'{self.name}': expected an array of shape {[*batch, *self.source]}, got {list(array.shape)}",
-                hint="the model answers something else than its configuration says",
+                hint="the model's output differs from its configuration",
             )
         variable = iter(n for dim, n in zip(self.source, shape, strict=True) if dim == -1)
         target = (next(variable) if dim == -1 else dim for dim in self.target)
@@ -59,12 +56,12 @@ class TensorPlan:
 
 
 def input_plans(config: ModelConfig) -> list[TensorPlan]:
-    """Return what is done to each input: from `dims` to the model's own shape."""
+    """Return the plan of each input: from `dims` to the model's own shape."""
     return [TensorPlan(i.name, i.data_type, i.dims, i.reshape.shape if i.reshape else None) for i in config.input]
 
 
 def output_plans(config: ModelConfig) -> list[TensorPlan]:
-    """Return what is done to each output: from the model's own shape to `dims`."""
+    """Return the plan of each output: from the model's own shape to `dims`."""
     return [
         TensorPlan(o.name, o.data_type, o.reshape.shape if o.reshape else o.dims, o.dims if o.reshape else None)
         for o in config.output
@@ -81,8 +78,8 @@ def batch_sizes(requests: Sequence[InferRequest]) -> list[int]:
 def gather(requests: Sequence[InferRequest], name: str) -> Array | None:
     """Return an input of all requests as one array, along the first dimension.
 
-    The array of a lone request is taken as it is, without a copy. None where the requests leave the input out: those
-    that share a batch have the same inputs.
+    The array of a single request is not copied. None where the requests leave the input out: all requests of a batch
+    have the same inputs.
     """
     if name not in requests[0].inputs:
         return None
@@ -92,7 +89,7 @@ def gather(requests: Sequence[InferRequest], name: str) -> Array | None:
 
 
 def scatter(name: str, array: Array, sizes: Sequence[int]) -> list[Array]:
-    """Return each request's part of an output: views, in order.
+    """Return each request's part of an output, as views, in order.
 
     Args:
         name: Output name, for errors.
@@ -100,7 +97,7 @@ def scatter(name: str, array: Array, sizes: Sequence[int]) -> list[Array]:
         sizes: Batch size of each request.
 
     Raises:
-        ServingError: INTERNAL when the model did not answer one row for each that it was given.
+        ServingError: INTERNAL when the output does not have one row for each row of the input.
     """
     total = sum(sizes)
     if array.ndim == 0 or array.shape[0] != total:

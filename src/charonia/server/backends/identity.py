@@ -1,14 +1,14 @@
 """The identity backend: each OUTPUT<x> is INPUT<x>, of any datatype and shape.
 
 For tests of clients, of schedulers and of the server's own speed. A response holds the request's own array under
-another name: nothing is copied, and nothing is put together or taken apart. What the server adds for a sequence comes
-back too, where it is named INPUT<x> and there is an OUTPUT<x>.
+another name: nothing is copied, concatenated or split. Control tensors of sequences come back, too, where they are
+named INPUT<x> and there is an OUTPUT<x>.
 
 Parameters of the model configuration:
 
 - `execute_delay_ms`: how long a batch takes, default 0.
-- `instance_wise_delay_multiplier`: instance i takes the delay times this times (i + 1); default 0, all take the delay.
-- `creation_delay_sec`: how long an instance takes to be made, default 0.
+- `instance_wise_delay_multiplier`: instance i takes the delay times this times (i + 1); default 0: all take the delay.
+- `creation_delay_sec`: how long it takes to create an instance, default 0.
 - `response_parameters`: "true" adds one response parameter of each type: param0 a string, param1 an integer, param2 a
   boolean, param3 a number.
 """
@@ -37,7 +37,7 @@ RESPONSE_PARAMETERS: Mapping[str, ParameterValue] = {
 
 @dataclass(frozen=True, slots=True)
 class _Delays:
-    """Seconds."""
+    """All in seconds."""
 
     execute: float
     creation: float
@@ -45,7 +45,7 @@ class _Delays:
 
 
 class IdentityInstance:
-    """One lane."""
+    """An instance."""
 
     def __init__(self, names: Mapping[str, str], delay_s: float, parameters: Mapping[str, ParameterValue]) -> None:
         self._names = names
@@ -68,7 +68,7 @@ class IdentityInstance:
         return Execution(results, start, time.monotonic_ns())
 
     def close(self) -> None:
-        """Give back nothing."""
+        """Do nothing: there are no resources."""
 
 
 class IdentityModel:
@@ -90,20 +90,20 @@ class IdentityModel:
         return IdentityInstance(self._names, self._delays.execute * factor, self._parameters)
 
     def memory(self) -> list[MemoryUsage]:
-        """Return nothing: it has no weights."""
+        """Return nothing: there are no weights."""
         return []
 
     async def aclose(self) -> None:
-        """Give back nothing."""
+        """Do nothing: there are no resources."""
 
 
 class IdentityBackend:
-    """The backend."""
+    """The `identity` backend."""
 
     name = "identity"
 
     def uses_gpus(self) -> bool:
-        """No: it does not even touch the data."""
+        """Return False: the data is not even read."""
         return False
 
     async def complete(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Completion:
@@ -131,11 +131,11 @@ class IdentityBackend:
         return IdentityModel(_pairs(config), delays, RESPONSE_PARAMETERS if adds_parameters else {})
 
     async def aclose(self) -> None:
-        """Give back nothing."""
+        """Do nothing: there are no resources."""
 
 
 def _pairs(config: ModelConfig) -> dict[str, str]:
-    """Return the output's name for each input's name; what the server adds need not have one."""
+    """Return the output's name for each input's name; tensors that the server adds need not have an output."""
     added = added_names(config)
     config = seen_by_model(config)
     outputs = {o.name: o for o in config.output}
@@ -155,12 +155,12 @@ def _pairs(config: ModelConfig) -> dict[str, str]:
     if not config.input:
         problems.append("there is no input")
     if problems:
-        raise invalid(f"model '{config.name}' is no identity: {'; '.join(problems)}")
+        raise invalid(f"model '{config.name}' cannot be served by the identity backend: {'; '.join(problems)}")
     return pairs
 
 
 def _number(parameters: dict[str, str], key: str) -> float:
-    """Take a parameter out as a number of at least 0; 0 where it is absent."""
+    """Pop a parameter as a number of at least 0; 0 where it is absent."""
     text = parameters.pop(key, "0")
     try:
         value = float(text)
@@ -172,7 +172,7 @@ def _number(parameters: dict[str, str], key: str) -> float:
 
 
 def _flag(parameters: dict[str, str], key: str) -> bool:
-    """Take a parameter out as true or false; false where it is absent."""
+    """Pop a parameter as a boolean; False where it is absent."""
     text = parameters.pop(key, "false").lower()
     if text not in ("true", "false"):
         raise invalid(f"parameter {key}: expected true or false, got {text!r}")

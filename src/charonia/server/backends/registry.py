@@ -1,4 +1,4 @@
-"""The backends by name. A backend's module, and the library behind it, is imported when the first model needs it."""
+"""The backends by name. The first model that needs a backend imports its module, and the library behind it."""
 
 import logging
 from collections.abc import Callable
@@ -14,10 +14,10 @@ from charonia.server.backends.api import Backend
 _log = logging.getLogger(__name__)
 
 SCRIPT = "model.py"
-"""In a folder of the backend directory: serves every model whose configuration names the folder as its backend."""
+"""File in a folder of the backend directory that serves every model whose `backend` is the folder's name."""
 
 ENTRY_POINT_GROUP = "charonia.backends"
-"""Where installed packages offer backends: `name = "module:factory"`, where `factory()` returns a `Backend`."""
+"""Entry points of packages that bring backends: `name = "module:factory"`; `factory()` returns a `Backend`."""
 
 _OWN = {
     "identity": "charonia.server.backends.identity:IdentityBackend",
@@ -27,16 +27,16 @@ _OWN = {
 }
 
 _EXTRAS = {"torch": "torch"}
-"""Extra of this package that brings a library, by the library's name."""
+"""Extra of this package that installs a library, by the library's name."""
 
 
 def installed_backends(directory: Path | None = None) -> dict[str, Callable[[], Backend]]:
-    """Return what makes each backend that is there, by name.
+    """Return a factory for each backend, by name.
 
-    Our own names win over those of the backend directory, and these over those of other packages.
+    Built-in backends take precedence over the backend directory, and that over other packages.
 
     Args:
-        directory: Holds a folder for each backend that is written in Python; folders without a `model.py` are ignored.
+        directory: Has a folder for each backend that is written in Python; folders without a `model.py` are ignored.
     """
     factories = {entry.name: _from_entry_point(entry) for entry in entry_points(group=ENTRY_POINT_GROUP)}
     if directory is not None:
@@ -47,14 +47,14 @@ def installed_backends(directory: Path | None = None) -> dict[str, Callable[[], 
 def _scripts(directory: Path) -> dict[str, Callable[[], Backend]]:
     try:
         folders = sorted(path for path in directory.iterdir() if (path / SCRIPT).is_file())
-    except OSError as error:  # scripts name Triton's own directory, which need not be there
+    except OSError as error:  # start scripts name Triton's own directory, which may not exist
         _log.warning("--backend-directory: '%s' cannot be read: %s", directory, error.strerror)
         return {}
     return {folder.name: partial(_from_script, folder.absolute()) for folder in folders}
 
 
 def _from_script(folder: Path) -> Backend:
-    from charonia.server.backends.python.backend import PythonBackend  # imports what no other model needs
+    from charonia.server.backends.python.backend import PythonBackend  # other models do not need it
 
     return PythonBackend(folder)
 
@@ -80,7 +80,7 @@ def _from_entry_point(entry: EntryPoint) -> Callable[[], Backend]:
     def make() -> Backend:
         try:
             return cast(Backend, entry.load()())
-        except Exception as error:  # foreign code: a broken package must not take the server down
+        except Exception as error:  # third-party code: a broken package must not end the server
             raise _broken(entry, error) from error
 
     return make

@@ -1,1 +1,1 @@
-"""The gRPC front end: HTTP/2 connections to engine calls and back."""
+"""The gRPC front end: HTTP/2 connections, calls and methods."""

@@ -1,8 +1,8 @@
-"""Back-pressure on unary calls: they are deferred while their client does not take the responses of earlier ones.
+"""Back-pressure on unary calls: they are deferred while their client does not read the responses of earlier ones.
 
-They wait rather than fail, as requests over HTTP do: a client on a slow link that asks for more than the link carries
-gets everything, later, and its deadlines hold meanwhile. The connection is still read, because window updates arrive
-on it; the data of deferred calls is not acknowledged, so that it stays within the flow-control windows.
+They wait rather than fail, as requests over HTTP do: a client that requests more than its link can carry gets every
+response, only later, and its deadlines still apply. The connection is still read, because window updates arrive on it;
+the data of deferred calls is not acknowledged, so that it stays within the flow-control windows.
 """
 
 from charonia.server.grpc.calls import GrpcCall, Run, Table, UnaryCall
@@ -11,7 +11,7 @@ from charonia.wire.grpc_headers import CallHead
 
 
 class DeferredCall(UnaryCall):
-    """A call that begins when its client takes responses again."""
+    """A call that begins when its client reads responses again."""
 
     __slots__ = ("_received",)
 
@@ -27,7 +27,7 @@ class DeferredCall(UnaryCall):
             self._received.append((data, end))
 
     def resume(self) -> None:
-        """Begin with the data that was kept."""
+        """Begin, with the data that was kept."""
         received, self._received = self._received or [], None
         try:
             for data, end in received:
@@ -39,7 +39,7 @@ class DeferredCall(UnaryCall):
             self.table.fault(self)
 
     def wind_down(self) -> None:
-        """The server stops: begin, which answers that it does."""
+        """The server is shutting down: begin, which answers with that error."""
         self.resume()
 
     def drop(self) -> None:
@@ -50,10 +50,10 @@ class DeferredCall(UnaryCall):
 
 
 class BackPressure:
-    """Compares what waits for a client's flow-control windows with the limit, and keeps the calls deferred above it.
+    """Defers calls while more bytes wait for a client's flow-control windows than the limit.
 
     Attributes:
-        deferred: The calls that wait, by stream, oldest first.
+        deferred: The deferred calls by stream, oldest first.
         unsent_bytes_max: Bytes of responses to unary calls that may wait for the client's windows.
     """
 
@@ -67,19 +67,19 @@ class BackPressure:
         self._endings: set[int] = set()
 
     def applies(self) -> bool:
-        """Return whether a new unary call is to be deferred, behind those that are already.
+        """Return whether a new unary call must be deferred, behind those that already are.
 
-        To be asked when more than `unsent_bytes_max` waits on all streams together.
+        Call this only when more than `unsent_bytes_max` waits on all streams together.
         """
         return bool(self.deferred) or self._is_above_limit()
 
     def defer(self, call: DeferredCall) -> DeferredCall:
-        """Have a call wait."""
+        """Defer a call."""
         self.deferred[call.stream_id] = call
         return call
 
     def release(self) -> None:
-        """Begin deferred calls while the limit permits it."""
+        """Begin deferred calls as far as the limit permits."""
         while self.deferred and not (self._http2.waiting_bytes() > self.unsent_bytes_max and self._is_above_limit()):
             self.deferred.pop(next(iter(self.deferred))).resume()
 
@@ -90,10 +90,10 @@ class BackPressure:
         self._endings.add(stream_id)
 
     def _is_above_limit(self) -> bool:
-        """Return whether unary calls exceed the limit; to be asked when all calls together do.
+        """Return whether unary calls exceed the limit; call this only when all calls together do.
 
-        Responses of streaming calls do not count: they have limits of their own, and a caller may well make another
-        call before it reads on.
+        Responses of streaming calls do not count: they have limits of their own, and a caller may make another call
+        before it continues to read.
         """
         unsent_bytes = self._http2.unsent_bytes
         streams = sum(unsent_bytes(call.stream_id) for call in self._calls.values() if call.is_begun)

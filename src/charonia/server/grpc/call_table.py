@@ -30,19 +30,19 @@ _log = logging.getLogger(__name__)
 
 
 class CallTable:
-    """The open calls by stream; also the `Table` that its calls see.
+    """The open calls by stream; the `Table` of its calls.
 
     Args:
-        service: What all calls share.
+        service: State that all calls share.
         methods: Methods by path.
         http2: The HTTP/2 connection.
         flush_soon: Called when there is something to write.
-        count_changed: Called when a call was opened or removed, None where nothing depends on it.
+        count_changed: Called when a call is opened or removed; None for no callback.
 
     Attributes:
-        service: What all calls share.
-        sends: How often something was sent on a stream.
-        deferred: The unary calls that wait because of back-pressure, by stream.
+        service: State that all calls share.
+        sends: Number of sends on all streams.
+        deferred: The unary calls deferred by back-pressure, by stream.
         paused: Streaming calls that wait until some of their response has been sent.
         rejected: Streams that were answered before the caller had sent everything.
     """
@@ -93,10 +93,10 @@ class CallTable:
         """Return e.g. `calls=3 deferred=1`."""
         return f"calls={len(self._calls)} deferred={len(self.deferred)}"
 
-    # What the connection does.
+    # Called by the connection.
 
     def open(self, stream_id: int, headers: Headers, end: bool) -> None:
-        """Open a call with the headers of a stream, or refuse it; `end` says that nothing follows them."""
+        """Open a call with the headers of a stream, or refuse it; `end` means that no data follows."""
         http2 = self._http2
         http2.last_stream_id = max(http2.last_stream_id, stream_id)
         try:
@@ -134,7 +134,7 @@ class CallTable:
             self.receive(stream_id, b"", True)
 
     def receive(self, stream_id: int, data: bytes, end: bool) -> None:
-        """Hand data of a stream to its call; `end` says that it is the last."""
+        """Pass data of a stream to its call; `end` means that it is the last."""
         call = self._calls.get(stream_id)
         if call is None:
             self._http2.consume(stream_id, len(data))
@@ -146,14 +146,14 @@ class CallTable:
             self.fault(call)
 
     def drop(self, stream_id: int) -> None:
-        """Abandon the call of a stream that is closed, if it is still open."""
+        """Abandon the call of a closed stream, if it is still open."""
         call = self._calls.get(stream_id)
         if call is not None:
             call.give_up()
             self._remove(call)
 
     def resume(self) -> None:
-        """Let the calls go on that have waited for the client to take something."""
+        """Resume the calls that wait for the client to read."""
         paused, self.paused = self.paused, []
         for call in paused:
             try:
@@ -163,23 +163,23 @@ class CallTable:
         self._back_pressure.release()
 
     def reset_rejected(self) -> None:
-        """Tell clients that are still sending to stop: their answer is out."""
+        """Reset rejected streams whose response is sent, so that their clients stop sending."""
         for stream_id in self.rejected:
             if not self._http2.unsent_bytes(stream_id):
                 self._http2.reset(stream_id, ErrorCode.NO_ERROR)
         self.rejected.clear()
 
     def wind_down(self) -> None:
-        """The server stops: streaming calls end as soon as they have nothing in flight."""
+        """The server is shutting down: streaming calls end as soon as they have nothing in flight."""
         for call in list(self._calls.values()):
             call.wind_down()
 
     def close(self, error: RpcError | None = None) -> None:
-        """End all calls: with an error that is sent, or without one because the client has gone."""
+        """End all calls: with an error, or without an answer because the client has gone."""
         calls = list(self._calls.values())
         if error is None:
             self._calls.clear()
-            self._flush_soon, self._count_changed = _nothing, None  # a cycle would wait for the collector
+            self._flush_soon, self._count_changed = _nothing, None  # breaks a reference cycle
         self.paused.clear()
         self.deferred.clear()
         for call in calls:
@@ -188,10 +188,10 @@ class CallTable:
                     call.give_up()
                 else:
                     call.fail(error)
-            except Exception:  # the other calls are ended, too
+            except Exception:  # the other calls must end, too
                 _log.exception("%s: the call could not be ended", call.name)
 
-    # What calls do.
+    # Called by calls.
 
     def respond(self, call: GrpcCall, body: list[Buffer]) -> None:
         """Send a whole response and remove the call."""
@@ -230,7 +230,7 @@ class CallTable:
         self._remove(call)
 
     def fault(self, call: GrpcCall) -> None:
-        """Log the exception that is being handled, a fault of the server, and end the call because of it."""
+        """Log the current exception, a bug of the server, and fail the call."""
         _log.exception("%s: the call failed for a fault of the server", call.name)
         call.fail(server_fault(call.name))
         if call.stream_id in self._calls:  # it is over, but its end could not be sent
@@ -238,7 +238,7 @@ class CallTable:
             self._remove(call)
 
     def consume(self, call: GrpcCall, amount: int) -> None:
-        """Let the caller send `amount` bytes more."""
+        """Let the caller send `amount` more bytes."""
         self._http2.consume(call.stream_id, amount)
 
     def unsent_bytes(self, call: GrpcCall) -> int:
@@ -252,7 +252,7 @@ class CallTable:
     # Inside.
 
     def _refuse(self, stream_id: int, headers: Headers, end: bool, head: Headers, status: int | str) -> None:
-        """Answer a request that does not become a call, stop its sender, and write the line of the access log."""
+        """Answer a request that does not become a call, stop its sender, and log the access."""
         self._http2.send_head(stream_id, head, end=True)
         if not end:
             self.rejected.append(stream_id)
@@ -272,9 +272,9 @@ class CallTable:
 
 
 def server_fault(what: str) -> RpcError:
-    """Return the error of a call, or of all calls of a connection, that met a fault of the server."""
+    """Return the error of a call, or of all calls of a connection, after a bug of the server."""
     return RpcError(Status.INTERNAL, f"{what}: the server met a fault of its own; its log says more")
 
 
 def _nothing() -> None:
-    """The connection is gone, and nothing is written any more."""
+    """Replaces `flush_soon` once the connection is gone."""

@@ -1,4 +1,4 @@
-"""Calls: what a connection hands the data of a stream to.
+"""Calls: each handles the data of one stream.
 
 A call ends exactly once: it is answered, failed (`fail`) or abandoned because its caller has gone (`give_up`).
 """
@@ -15,7 +15,7 @@ from charonia.core.response import InferResponse
 from charonia.server.access_log import AccessEntry, AccessLog
 from charonia.server.facade import Engine, Services
 from charonia.server.grpc.limits import GrpcLimits
-from charonia.server.single_response import SoleResponse
+from charonia.server.single_response import SingleResponse
 from charonia.server.tracing.requests import EventNames, Tracing, begin
 from charonia.wire.grpc_framing import Buffer, MessageReader, framed, sole_message
 from charonia.wire.grpc_headers import CallHead
@@ -32,7 +32,7 @@ _NOT_ONE = unsupported(
 
 
 class Service(Protocol):
-    """What all calls of a front end share."""
+    """State that all calls of a front end share."""
 
     engine: Engine
     limits: GrpcLimits
@@ -64,11 +64,11 @@ class Table(Protocol):
         ...
 
     def fault(self, call: "GrpcCall") -> None:
-        """Log the exception that is being handled, a fault of the server, and end the call because of it."""
+        """Log the current exception, a bug of the server, and fail the call."""
         ...
 
     def consume(self, call: "GrpcCall", amount: int) -> None:
-        """Let the caller send `amount` bytes more."""
+        """Let the caller send `amount` more bytes."""
         ...
 
     def unsent_bytes(self, call: "GrpcCall") -> int:
@@ -76,7 +76,7 @@ class Table(Protocol):
         ...
 
     def wait_until_sent(self, call: "GrpcCall") -> None:
-        """GrpcCall the call's `resume` once some of the response has been sent."""
+        """Call the call's `resume` once some of the response has been sent."""
         ...
 
 
@@ -87,10 +87,10 @@ class GrpcCall:
         table: The table that it is in.
         stream_id: The HTTP/2 stream.
         name: Name of the method.
-        head: What the headers said.
+        head: The parsed request headers.
         is_over: Whether it has ended.
         is_begun: Whether the response has begun.
-        is_received: Whether the caller has sent all it wants to.
+        is_received: Whether the caller has finished sending.
         encoding: Encoding of response messages.
     """
 
@@ -126,14 +126,14 @@ class GrpcCall:
             self._timer = service.loop.call_later(head.timeout_ns / 1e9, self._expire)
 
     def receive(self, data: bytes, end: bool) -> None:
-        """Take bytes of the request; `end` says that they are the last."""
+        """Take bytes of the request; `end` means that they are the last."""
         raise NotImplementedError
 
     def resume(self) -> None:
-        """Go on after some of the response has been sent."""
+        """Continue after some of the response has been sent."""
 
     def wind_down(self) -> None:
-        """The server stops: end as soon as nothing is in flight."""
+        """The server is shutting down: end as soon as nothing is in flight."""
 
     def drop(self) -> None:
         """Cancel what is in flight. Called once, when the call ends without success."""
@@ -170,7 +170,7 @@ class UnaryCall(GrpcCall):
     """A call with one request and one response.
 
     Attributes:
-        request: The inference request, where it is one.
+        request: The inference request, if it is one.
     """
 
     __slots__ = ("_message_bytes", "_places", "_reader", "_run", "_sole", "_started_ns", "_ticket", "request")
@@ -181,7 +181,7 @@ class UnaryCall(GrpcCall):
         self._reader: MessageReader | None = None
         self._ticket: Ticket | None = None
         self._places = NO_PLACES
-        self._sole: SoleResponse | None = None  # set by an outcome that is not the one and last response
+        self._sole: SingleResponse | None = None  # set by an outcome that is not a single, final response
         self._message_bytes = 0
         self._started_ns = 0
         self.request: InferRequest | None = None
@@ -206,8 +206,8 @@ class UnaryCall(GrpcCall):
         """Run an inference.
 
         Raises:
-            RpcError: The request cannot be understood.
-            ServingError: It cannot be served.
+            RpcError: The message cannot be decoded.
+            ServingError: The request is invalid.
         """
         engine = self.table.service.engine
         tracer = self.table.service.tracer
@@ -234,7 +234,7 @@ class UnaryCall(GrpcCall):
         self._finish([message], None)
 
     def refuse(self, error: ServingError) -> None:
-        """Answer with an error of a lower layer."""
+        """Fail the call with the status of a `ServingError`."""
         self.fail(rpc_error(error))
 
     def drop(self) -> None:
@@ -273,10 +273,10 @@ class UnaryCall(GrpcCall):
         if self.is_over:
             return
         if final:
-            self._ticket = None  # it may hold this method, and only the collector would free such a cycle
+            self._ticket = None  # breaks a reference cycle, since it may refer to this method
         if not final or outcome is None or self._sole is not None:
             if self._sole is None:
-                self._sole = SoleResponse(_NOT_ONE)
+                self._sole = SingleResponse(_NOT_ONE)
             outcome = self._sole.take(outcome, final)
         if outcome is None:
             return
@@ -287,7 +287,7 @@ class UnaryCall(GrpcCall):
                 self._finish(encode_response(outcome, places=self._places), outcome)
             except ServingError as error:
                 self.refuse(error)
-            except Exception:  # the engine has other requests of the batch to answer
+            except Exception:  # the other requests of the batch must not fail
                 self.table.fault(self)
 
     def _finish(self, parts: list[Buffer], response: InferResponse | None) -> None:

@@ -1,10 +1,10 @@
-"""One connection: bytes to events, events to the call table, and what calls have sent to bytes.
+"""One connection: bytes to events, events to the call table, and output of calls to bytes.
 
-What calls send is collected, and written in one piece: at the end of what was received, or, for replies that come in
-between, once the loop has run everything that is ready now.
+Output of calls is collected and written in one piece: after received data has been handled, or, for later replies,
+after the loop has run all callbacks that are ready.
 
-An exception in a callback of the event loop is a fault of the server. The connection then ends its calls with an
-error and closes, so that no client waits for an answer that never comes.
+An exception in a callback of the event loop is a bug of the server. The connection then ends its calls with an error
+and closes, so that no client waits for an answer that never comes.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ RETIRE_NOTICE_S = 0.1
 """Time between asking the client to open no more streams and refusing those that it opens."""
 
 AGE_JITTER = 0.1
-"""Part of the age limit by which connections differ, so that not all reconnect at once."""
+"""Random variation of the age limit, so that clients do not all reconnect at once."""
 
 HTTP1_ANSWER = (
     b"HTTP/1.1 505 HTTP Version Not Supported\r\ncontent-type: text/plain\r\ncontent-length: 34\r\n"
@@ -57,14 +57,14 @@ class Owner(Protocol):
         ...
 
     def closed(self, connection: "GrpcConnection") -> None:
-        """It is gone."""
+        """A connection is closed."""
         ...
 
 
 class _Phase(Enum):
     OPEN = "open"
-    DRAINING = "draining"  # the client was asked to open no more streams
-    REFUSING = "refusing streams"  # and new ones are refused; without open ones the connection ends
+    DRAINING = "draining"  # the client has been asked to open no more streams
+    REFUSING = "refusing streams"  # new streams are refused; the connection ends after the open ones
     CLOSING = "closing"
 
 
@@ -91,9 +91,9 @@ class GrpcConnection(asyncio.Protocol):
         """Make the protocol of a connection.
 
         Args:
-            service: What all calls share.
+            service: State that all calls share.
             methods: Methods by path.
-            owner: Is told that the connection is open, and that it is closed.
+            owner: Notified when the connection opens and closes.
         """
         limits = service.limits
         self._loop = service.loop
@@ -121,7 +121,7 @@ class GrpcConnection(asyncio.Protocol):
         paused = " paused" if self._is_paused else ""
         return f"<GrpcConnection {self._phase.value} {self._calls!r}{paused}>"
 
-    # What the transport calls.
+    # Called by the transport.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
@@ -131,26 +131,26 @@ class GrpcConnection(asyncio.Protocol):
         self._owner.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Give up every call."""
+        """Abandon every call."""
         self._phase = _Phase.CLOSING
         self._timers.stop()
         self._owner.closed(self)
         self._calls.close()
 
     def pause_writing(self) -> None:
-        """Stop reading, too: what is received would only be answered."""
+        """Stop reading, too: more requests would only lead to more output."""
         self._is_paused = True
         self._transport.pause_reading()
 
     def resume_writing(self) -> None:
-        """Go on."""
+        """Resume reading."""
         self._is_paused = False
-        if not self._transport.is_closing():  # also where it only waits for the client's end
+        if not self._transport.is_closing():  # also when half-closed
             self._transport.resume_reading()
         self._flush()
 
     def data_received(self, data: bytes) -> None:
-        """Handle what the client sent, and answer what can be answered at once."""
+        """Handle received data, and write the answers that are ready."""
         if self._phase is _Phase.CLOSING or not (self._is_greeted or self._greet(data)):
             self._late_reads += 1
             return
@@ -173,15 +173,15 @@ class GrpcConnection(asyncio.Protocol):
         else:
             self._flush()
 
-    # What timers and the front end do.
+    # Called by timers and the front end.
 
     def send_ping(self) -> None:
-        """Ask the client for a sign of life."""
+        """Send a keepalive ping."""
         self._http2.ping()
         self._flush()
 
     def retire(self, grace_s: float) -> None:
-        """Ask the client to go elsewhere, and close once its calls are done, or after `grace_s` (0: no limit)."""
+        """Ask the client to reconnect, and close once its calls are done, or after `grace_s` (0: no limit)."""
         if self._phase is not _Phase.OPEN:
             return
         self._phase = _Phase.DRAINING
@@ -192,19 +192,19 @@ class GrpcConnection(asyncio.Protocol):
             self._loop.call_later(grace_s, self.abort)
 
     def wind_down(self) -> None:
-        """Retire because the server stops: streams end as soon as they have nothing in flight."""
+        """Retire because the server is shutting down: streams end as soon as they have nothing in flight."""
         self.retire(0.0)
         self._calls.wind_down()
 
     def untaken(self) -> tuple[int, int]:
-        """Return how many bytes the client has not taken, and how often it was heard of since the last one was sent.
+        """Return the number of bytes that the client has not read, and of reads from it while the connection closes.
 
-        A client that reads on sends updates of its windows, also for what its system has had for long.
+        A client that continues to read sends window updates, even for data that its system received long ago.
         """
         return self._http2.waiting_bytes() + unsent_bytes(self._transport), self._late_reads
 
     def abort(self) -> None:
-        """Close now, also where the client has not taken what was written."""
+        """Close now, even if the client has not read all output."""
         self._phase = _Phase.CLOSING
         self._transport.abort()
 
@@ -235,7 +235,7 @@ class GrpcConnection(asyncio.Protocol):
                 self._terminate(ErrorCode.ENHANCE_YOUR_CALM, b"too_many_pings")
         elif isinstance(event, ConnectionClosed):
             self._close(client_first=not event.error_code)
-        # The rest (settings, windows, answers to pings) is the library's business.
+        # The library handles the rest: settings, windows, answers to pings.
 
     def _flush_soon(self) -> None:
         if not self._is_flush_due:
@@ -243,7 +243,7 @@ class GrpcConnection(asyncio.Protocol):
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        """Write what there is to send, then do what had to wait for that."""
+        """Write output, then do work that had to wait for that."""
         self._is_flush_due = False
         is_mute = self._is_paused or self._phase is _Phase.CLOSING
         if is_mute:
@@ -262,7 +262,7 @@ class GrpcConnection(asyncio.Protocol):
                 self._transport.write(http2.output())
             if calls.paused or calls.deferred:
                 calls.resume()
-                if not self._is_paused:  # window updates, now that their requests have been read on
+                if not self._is_paused:  # window updates, since more of their requests has been read
                     self._transport.write(http2.output())
             if self._phase is _Phase.REFUSING and not (calls or self._is_paused or http2.waiting_bytes()):
                 self._terminate(ErrorCode.NO_ERROR, client_first=True)
@@ -270,7 +270,7 @@ class GrpcConnection(asyncio.Protocol):
             self._fail()
 
     def _refuse_streams(self) -> None:
-        """Second step of retiring: new streams are refused, and without open ones the connection ends."""
+        """Second step of retiring: refuse new streams; the connection ends after the open ones."""
         if self._phase is _Phase.DRAINING:
             self._phase = _Phase.REFUSING
             self._http2.refuse_streams()
@@ -283,22 +283,22 @@ class GrpcConnection(asyncio.Protocol):
         self._close(client_first=client_first)
 
     def _fail(self) -> None:
-        """Close because of the exception that is being handled, a fault of the server; its calls end with an error."""
+        """Close because of the current exception, a bug of the server; its calls end with an error."""
         _log.exception("%r is closed for a fault of the server", self)
         try:
             self._calls.close(server_fault("the connection is closed"))
             self._transport.write(self._http2.output())
             self._terminate(ErrorCode.INTERNAL_ERROR)
-        except Exception:  # of the HTTP/2 connection, perhaps
+        except Exception:  # perhaps the HTTP/2 connection is broken, too
             _log.exception("the connection is aborted: it cannot end its calls")
             self.abort()
 
     def _close(self, *, client_first: bool = False) -> None:
-        """Close after what has been written.
+        """Close after the output that has been written.
 
         Args:
-            client_first: Whether the client is to close when it has everything: closing first, while the client still
-                sends, could cost it what is on its way.
+            client_first: Whether to half-close and let the client close: a close while the client still sends could
+                discard output that is in transit.
         """
         if self._phase is not _Phase.CLOSING:
             self._phase = _Phase.CLOSING
@@ -312,10 +312,10 @@ class GrpcConnection(asyncio.Protocol):
 class Timers:
     """The timers of a connection: handshake, keepalive, idleness, age.
 
-    Reading costs no timer: it sets the flag `active`, and each keepalive period looks whether it was set.
+    Reads do not touch timers: they set the flag `active`, which each keepalive period checks.
 
     Attributes:
-        active: To be set whenever something was received.
+        active: Set whenever data is received.
         calls: The connection's calls.
     """
 
@@ -333,11 +333,11 @@ class Timers:
         self.active = False
 
     def await_greeting(self) -> None:
-        """Begin to wait for the client's first bytes."""
+        """Start the time limit for the client's first bytes."""
         self._arm("handshake", self._limits.handshake_timeout_s, self._connection.abort)
 
     def start(self) -> None:
-        """Begin: the client has said what it speaks."""
+        """Start keepalive, age and idleness: the client has sent its preface."""
         limits = self._limits
         self._disarm("handshake")
         self._arm("keepalive", limits.keepalive_time_s, self._keepalive)
@@ -347,19 +347,19 @@ class Timers:
         self.call_count_changed()
 
     def stop(self) -> None:
-        """End: nothing fires after this."""
+        """Cancel all timers."""
         for handle in self._handles.values():
             handle.cancel()
         self._handles.clear()
-        del self._connection  # only the collector would free a cycle
+        del self._connection  # breaks a reference cycle
 
     def await_end(self, transport: asyncio.WriteTransport) -> None:
-        """Begin to wait for the connection's end: the client may have stopped reading what is still to be written."""
+        """Start the time limit for closing: the client may have stopped reading the remaining output."""
         left = unsent_bytes(transport)
         self._arm("end", self._limits.keepalive_timeout_s, lambda: self._check_end(transport, left))
 
     def call_count_changed(self) -> None:
-        """Look whether the connection is idle now."""
+        """Start or stop the idle timer."""
         if self._limits.connection_idle_max_s:
             self._disarm("idle")
             if not self.calls:

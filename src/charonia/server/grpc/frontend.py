@@ -1,4 +1,4 @@
-"""The gRPC front end as the server sees it."""
+"""The gRPC front end: a listening socket and its connections."""
 
 import asyncio
 import ssl as tls
@@ -20,13 +20,13 @@ class GrpcFrontend:
     """Serves the inference, health and reflection services on one port.
 
     Attributes:
-        engine: What answers.
+        engine: The engine.
         limits: The limits.
-        access_log: Where each request gets its line, or None.
-        services: What is offered beside the engine.
-        tracer: What traces requests, None where none can be traced.
+        access_log: The access log, None for none.
+        services: Services besides the engine.
+        tracer: Traces requests, None where tracing is off.
         loop: The event loop.
-        port: The port that is listened on, from `start` on.
+        port: Listening port, once started.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class GrpcFrontend:
         access_log: AccessLog | None = None,
         services: Services = NO_SERVICES,
     ) -> None:
-        """Make a front end. To be called on the event loop."""
+        """Make a front end. Must be called on the event loop."""
         self.engine = engine
         self.limits = limits if limits is not None else GrpcLimits()
         self.access_log = access_log
@@ -52,14 +52,14 @@ class GrpcFrontend:
         self._server: asyncio.Server | None = None
 
     async def start(self, host: str, port: int, ssl: tls.SSLContext | None = None, reuse_port: bool = False) -> None:
-        """Listen; `port` 0 takes any free one. With `ssl`, clients negotiate "h2" by ALPN.
+        """Listen; `port` 0 takes a free one. With `ssl`, clients negotiate "h2" by ALPN.
 
         Raises:
-            ServingError: UNAVAILABLE when the address cannot be listened on.
+            ServingError: UNAVAILABLE when the address is not available.
         """
         if ssl is not None:
             ssl.set_alpn_protocols(["h2"])
-        # None rather than False: Windows has no such option to turn off.
+        # None rather than False: Windows does not have this option.
         try:
             self._server = await self.loop.create_server(
                 self.connect, host, port, ssl=ssl, backlog=LISTEN_BACKLOG, reuse_port=reuse_port or None
@@ -73,7 +73,7 @@ class GrpcFrontend:
         return GrpcConnection(self, self._methods, self)
 
     def stop_accepting(self) -> None:
-        """Take no new connections, and ask the clients of the others to go elsewhere."""
+        """Accept no new connections, and ask clients of the open ones to reconnect."""
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -81,17 +81,17 @@ class GrpcFrontend:
             connection.wind_down()
 
     async def drain(self, timeout_s: float) -> bool:
-        """Wait until clients have their answers, at most so long; whether none was cut off while it took one."""
+        """Wait for clients to receive their responses, up to a limit; return whether all did."""
         is_done = await drain(self._connections, timeout_s)
         await self.close()
         return is_done
 
     async def close(self) -> None:
-        """Close everything now."""
+        """Close everything at once."""
         self.stop_accepting()
         for connection in list(self._connections):
             connection.abort()
-        # The transports report the loss of their connections in the next rounds of the loop.
+        # Transports call `connection_lost` in later iterations of the loop.
         await self._is_empty.wait()
 
     def opened(self, connection: GrpcConnection) -> None:
@@ -100,7 +100,7 @@ class GrpcFrontend:
         self._is_empty.clear()
 
     def closed(self, connection: GrpcConnection) -> None:
-        """It is gone."""
+        """A connection is closed."""
         self._connections.discard(connection)
         if not self._connections:
             self._is_empty.set()

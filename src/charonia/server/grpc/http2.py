@@ -1,10 +1,10 @@
-"""The server's side of one HTTP/2 connection: the one place that knows which library speaks it.
+"""The server's side of one HTTP/2 connection: the only module that depends on the HTTP/2 library.
 
-The library is ngh2 (libnghttp2). What the rest needs of it is `ServerConnection` and the events below, which any
-sans-IO library can give; hyper-h2 has the same events under almost the same names.
+The library is ngh2 (libnghttp2). The rest of the front end uses `ServerConnection` and the events below, which any
+sans-IO library could provide; hyper-h2 has the same events under almost the same names.
 
-Streams come and go while a batch of events is being handled, so sending to one that has gone is not an error here: the
-event that says so is on its way.
+Streams may close while a list of events is being handled, so sending to a closed one is not an error here: the event
+that reports it follows.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,10 +42,10 @@ __all__ = [
 ]
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-"""What every client sends first."""
+"""The first bytes of every client."""
 
 FATAL_FACTOR = 4
-"""What goes this many times over a limit ends the connection without a word from us; up to there we give the answer."""
+"""Up to this many times a limit, the server answers with an error; above, the library ends the connection."""
 
 ErrorCode = ngh2.ErrorCode
 Headers = Sequence[tuple[bytes, bytes]]
@@ -68,16 +68,16 @@ class Http2Error(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Http2Settings:
-    """What a connection announces to its client.
+    """Settings of a connection.
 
     Attributes:
         concurrent_streams_max: Streams that may be open at once.
-        stream_window_bytes: Data that a stream may send before it is consumed.
-        connection_window_bytes: The same for all streams together.
+        stream_window_bytes: Flow-control window of a stream.
+        connection_window_bytes: Flow-control window of all streams together.
         frame_bytes_max: Largest frame.
         header_list_bytes_max: Largest list of headers.
         resets_burst: Streams that the client may reset at once; the library closes the connection well above that.
-        resets_per_s: Rate at which that allowance is refilled.
+        resets_per_s: Rate at which this allowance is refilled.
     """
 
     concurrent_streams_max: int
@@ -93,8 +93,8 @@ class ServerConnection:
     """Bytes in, events out; replies in, bytes out.
 
     Attributes:
-        last_stream_id: The newest stream that a request came on.
-        waiting_bytes: Returns how much of all responses' bodies waits for the client's windows.
+        last_stream_id: The newest stream with a request.
+        waiting_bytes: Returns the bytes of all response bodies that wait for the client's windows.
     """
 
     __slots__ = ("_connection", "last_stream_id", "waiting_bytes")
@@ -121,10 +121,10 @@ class ServerConnection:
         self._connection.set_local_window_size(settings.connection_window_bytes)
 
     def receive(self, data: bytes) -> list[Event]:
-        """Take bytes from the client and return what they mean, in order.
+        """Take bytes from the client and return their events, in order.
 
         Raises:
-            Http2Error: They break the protocol in a way that ends the connection.
+            Http2Error: A protocol error that ends the connection.
         """
         try:
             self._connection.receive_data(data)
@@ -133,13 +133,13 @@ class ServerConnection:
         except ngh2.NGH2Error as error:
             calm = isinstance(error, ngh2.DenialOfServiceError)
             code = ErrorCode.ENHANCE_YOUR_CALM if calm else ErrorCode.PROTOCOL_ERROR
-            # The library gives nothing more after such an error, so the frame is made by hand.
+            # The library produces no more output after such an error, so the frame is made here.
             last_words = _GOAWAY_HEAD + self.last_stream_id.to_bytes(4, "big") + code.to_bytes(4, "big")
             raise Http2Error(str(error), last_words) from error
         return self._connection.events()
 
     def events(self) -> list[Event]:
-        """Return events that sending brought about: streams and the connection that are closed now."""
+        """Return events caused by sending: streams, or the connection, that are closed now."""
         return self._connection.events()
 
     def output(self) -> bytes:
@@ -179,28 +179,28 @@ class ServerConnection:
             self._connection.reset_stream(stream_id, code)
 
     def consume(self, stream_id: int, amount: int) -> None:
-        """Let the client send `amount` bytes more."""
-        try:  # `suppress` would cost more than the call
+        """Let the client send `amount` more bytes."""
+        try:  # `suppress` would cost more than the call itself
             self._connection.acknowledge_received_data(amount, stream_id)
         except _GONE:
             return
 
     def unsent_bytes(self, stream_id: int) -> int:
-        """Return how much of a response's body waits for the client's window."""
+        """Return the bytes of a response's body that wait for the client's window."""
         return self._connection.queued_body_size(stream_id)
 
     def ping(self) -> None:
-        """Ask for a sign of life."""
+        """Send a ping."""
         with suppress(*_GONE):
             self._connection.ping()
 
     def announce_shutdown(self) -> None:
-        """Tell the client to open no more streams; those on their way are still served."""
+        """Tell the client to open no more streams; those in transit are still served."""
         with suppress(*_GONE):
             self._connection.send_shutdown_notice()
 
     def refuse_streams(self) -> None:
-        """Take no stream after `last_stream_id`; those that are open go on."""
+        """Refuse streams after `last_stream_id`; open ones continue."""
         with suppress(*_GONE):
             self._connection.send_goaway(ErrorCode.NO_ERROR, last_stream_id=self.last_stream_id)
 

@@ -1,4 +1,4 @@
-"""The limits of the gRPC front end, and the limits on abuse: pings and cancelled calls of one client.
+"""The limits of the gRPC front end, and its protection from abuse: floods of pings and of cancelled calls.
 
 Pure: the time is an argument. Sources: gRPC's keepalive guide for pings ("ping strikes"), CVE-2023-44487 for resets.
 """
@@ -11,7 +11,7 @@ from charonia.server.options import CompressionLevel, GrpcOptions
 MIB = 1024 * 1024
 
 IDLE_PING_INTERVAL_NS = 2 * 3600 * 10**9
-"""Shortest time between pings while no call is open, where pings without calls are not permitted."""
+"""Shortest interval of pings while no call is open, where pings without calls are not permitted."""
 
 _ZLIB_LEVEL = {
     CompressionLevel.NONE: 0,
@@ -23,7 +23,7 @@ _ZLIB_LEVEL = {
 
 @dataclass(frozen=True, slots=True)
 class GrpcLimits:
-    """Every limit of a gRPC front end. Times are in seconds; 0 turns off what an attribute says so of.
+    """Every limit of a gRPC front end. Times are in seconds; where noted, 0 means no limit.
 
     Attributes:
         message_bytes_max: Largest request message, as received and decompressed.
@@ -32,15 +32,15 @@ class GrpcLimits:
         header_list_bytes_max: Largest list of request headers.
         stream_window_bytes: Data that one call may send ahead; the larger, the faster large inputs come in.
         connection_window_bytes: The same for all calls of a connection.
-        frame_bytes_max: Largest HTTP/2 frame received; a tensor in one frame is not copied together.
+        frame_bytes_max: Largest HTTP/2 frame received; a tensor in a single frame needs no copy.
         stream_inflight_max: Requests of one inference stream in flight; no more are read until some are answered.
-        stream_unsent_bytes_max: Responses of one stream that wait for the caller's window before its requests wait.
-        stream_response_bytes_max: The same above which a request that sends a further response fails.
-        unary_unsent_bytes_max: Responses of calls with one request that wait for the windows of a connection's client
-            before further such calls wait.
-        write_buffer_bytes: Bytes that wait in the transport before a connection is read no further.
+        stream_unsent_bytes_max: Bytes of a stream's responses that may wait for the caller before its requests wait.
+        stream_response_bytes_max: The same above which a request that sends another response fails.
+        unary_unsent_bytes_max: Bytes of responses to unary calls that may wait for the windows of a connection before
+            its further unary calls are deferred.
+        write_buffer_bytes: Bytes in the transport's buffer at which a connection stops reading.
         resets_burst: Calls that a client may cancel at once on one connection.
-        resets_per_s: Rate at which that allowance is refilled.
+        resets_per_s: Rate at which this allowance is refilled.
         handshake_timeout_s: Time from the connection to its first bytes.
         keepalive_time_s: Silence after which the server sends a ping.
         keepalive_timeout_s: Time to wait for its answer before the connection is closed.
@@ -96,7 +96,7 @@ class GrpcLimits:
 
     @property
     def http2(self) -> Http2Settings:
-        """What a connection announces."""
+        """HTTP/2 settings of a connection."""
         return Http2Settings(
             concurrent_streams_max=self.streams_max,
             stream_window_bytes=self.stream_window_bytes,
@@ -109,7 +109,7 @@ class GrpcLimits:
 
 
 class AbuseLimits:
-    """Counts what one client does that costs the server more than the client: pings and resets."""
+    """Counts the pings and resets of one client, which cost the server more than the client."""
 
     __slots__ = ("_last_ping_ns", "_limits", "_reset_ns", "_resets", "_sends", "_strikes")
 
@@ -126,7 +126,7 @@ class AbuseLimits:
 
         Args:
             now_ns: Monotonic time, in ns.
-            sends: How often something was sent to the client so far; a ping after that is legitimate.
+            sends: Number of sends to the client so far; a ping after a new one is legitimate.
             has_calls: Whether a call is open.
         """
         limits = self._limits

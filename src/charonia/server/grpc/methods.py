@@ -1,4 +1,4 @@
-"""The methods that are served, by path."""
+"""The gRPC methods by path."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -11,9 +11,7 @@ from charonia.server.grpc.calls import Run, Service, UnaryCall
 from charonia.server.grpc.streams import Converse, InferStream, ReflectionStream
 from charonia.server.shared_memory.registry import RegionRegistry
 from charonia.server.tracing.requests import NO_TRACING
-from charonia.wire import grpc_messages as memory_messages
-from charonia.wire import grpc_messages as messages
-from charonia.wire import log_settings, trace_settings
+from charonia.wire import grpc_messages, log_settings, trace_settings
 from charonia.wire.grpc_framing import Buffer
 from charonia.wire.grpc_status import RpcError, Status
 from charonia.wire.shared_memory import disabled
@@ -42,7 +40,7 @@ class Method:
 
 
 def unknown_method(path: bytes) -> RpcError:
-    """Return the error for a path that is not in the table."""
+    """Return the error for an unknown path."""
     return RpcError(
         Status.UNIMPLEMENTED,
         f"unknown method '{path.decode('ascii', 'replace')}': reflection lists what this server has",
@@ -113,7 +111,7 @@ def _services(call: UnaryCall) -> Services:
 
 
 def _answering(answer: Callable[[T, Buffer], bytes], server: Callable[[UnaryCall], T]) -> Run:
-    """Return what answers a call at once, given the part of the server that it is about."""
+    """Return a runner of calls that are answered at once, by the part of the server that `server` selects."""
 
     def run(call: UnaryCall, message: Buffer) -> None:
         call.answer(answer(server(call), message))
@@ -129,8 +127,8 @@ def _refusing(sentence: str) -> Run:
 
 
 def _working(work: Callable[[T, Buffer], Awaitable[bytes]], server: Callable[[UnaryCall], T]) -> Run:
-    """Return what runs a call whose answer takes a while. A caller that leaves does not stop the work."""
-    # The event loop itself holds tasks weakly only.
+    """Return a runner of calls that take a while. The work continues when the caller leaves."""
+    # The event loop itself has only weak references to tasks.
     tasks: set[asyncio.Task[None]] = set()
 
     async def perform(call: UnaryCall, message: Buffer) -> None:
@@ -152,11 +150,11 @@ def _working(work: Callable[[T, Buffer], Awaitable[bytes]], server: Callable[[Un
 
 
 def _when_loaded(request: str, answer: Callable[[Engine, Buffer], bytes]) -> Run:
-    """Return what answers a call about a model: at once, or when it is loaded where models are loaded on demand."""
+    """Return a runner of calls about a model; where models are loaded on demand, it waits for the model."""
 
     async def wait(service: Service, message: Buffer) -> bytes:
         demand = service.services.demand
-        loaded = demand(*messages.decode_model_reference(request, message)) if demand is not None else None
+        loaded = demand(*grpc_messages.decode_model_reference(request, message)) if demand is not None else None
         if loaded is not None:
             await loaded
         return answer(service.engine, message)
@@ -170,90 +168,90 @@ def _when_loaded(request: str, answer: Callable[[Engine, Buffer], bytes]) -> Run
 
 
 def _server_live(engine: Engine, message: Buffer) -> bytes:
-    messages.decode_empty("ServerLiveRequest", message)
-    return messages.encode_live(engine.is_live())
+    grpc_messages.decode_empty("ServerLiveRequest", message)
+    return grpc_messages.encode_live(engine.is_live())
 
 
 def _server_ready(engine: Engine, message: Buffer) -> bytes:
-    messages.decode_empty("ServerReadyRequest", message)
-    return messages.encode_server_ready(engine.is_ready())
+    grpc_messages.decode_empty("ServerReadyRequest", message)
+    return grpc_messages.encode_server_ready(engine.is_ready())
 
 
 async def _model_ready(engine: Engine, message: Buffer) -> bytes:
-    name, version = messages.decode_model_reference("ModelReadyRequest", message)
-    return messages.encode_model_ready(await engine.model_ready(name, version))
+    name, version = grpc_messages.decode_model_reference("ModelReadyRequest", message)
+    return grpc_messages.encode_model_ready(await engine.model_ready(name, version))
 
 
 def _server_metadata(engine: Engine, message: Buffer) -> bytes:
-    messages.decode_empty("ServerMetadataRequest", message)
-    return messages.encode_server_metadata(engine.server_metadata())
+    grpc_messages.decode_empty("ServerMetadataRequest", message)
+    return grpc_messages.encode_server_metadata(engine.server_metadata())
 
 
 def _model_metadata(engine: Engine, message: Buffer) -> bytes:
-    name, version = messages.decode_model_reference("ModelMetadataRequest", message)
-    return messages.encode_model_metadata(engine.model_metadata(name, version))
+    name, version = grpc_messages.decode_model_reference("ModelMetadataRequest", message)
+    return grpc_messages.encode_model_metadata(engine.model_metadata(name, version))
 
 
 def _model_config(engine: Engine, message: Buffer) -> bytes:
-    name, version = messages.decode_model_reference("ModelConfigRequest", message)
-    return messages.encode_model_config(engine.model_config(name, version))
+    name, version = grpc_messages.decode_model_reference("ModelConfigRequest", message)
+    return grpc_messages.encode_model_config(engine.model_config(name, version))
 
 
 def _model_statistics(engine: Engine, message: Buffer) -> bytes:
-    name, version = messages.decode_model_reference("ModelStatisticsRequest", message)
-    return messages.encode_statistics(engine.model_statistics(name, version))
+    name, version = grpc_messages.decode_model_reference("ModelStatisticsRequest", message)
+    return grpc_messages.encode_statistics(engine.model_statistics(name, version))
 
 
 def _repository_index(engine: Engine, message: Buffer) -> bytes:
-    return messages.encode_index(engine.repository_index(messages.decode_index_request(message)))
+    return grpc_messages.encode_index(engine.repository_index(grpc_messages.decode_index_request(message)))
 
 
 def _health(engine: Engine, message: Buffer) -> bytes:
-    messages.decode_health_check(message)
-    return messages.encode_health(engine.is_ready())
+    grpc_messages.decode_health_check(message)
+    return grpc_messages.encode_health(engine.is_ready())
 
 
 async def _load(engine: Engine, message: Buffer) -> bytes:
-    name, config, files = messages.decode_load_request(message)
+    name, config, files = grpc_messages.decode_load_request(message)
     await engine.load_model(name, config, files)
     return b""
 
 
 async def _unload(engine: Engine, message: Buffer) -> bytes:
-    name, unload_dependents = messages.decode_unload_request(message)
+    name, unload_dependents = grpc_messages.decode_unload_request(message)
     await engine.unload_model(name, unload_dependents)
     return b""
 
 
 def _system_status(services: Services, message: Buffer) -> bytes:
-    name = memory_messages.decode_region_name("SystemSharedMemoryStatusRequest", message)
-    return memory_messages.encode_system_status(_regions(services).system(name)) if name or services.regions else b""
+    name = grpc_messages.decode_region_name("SystemSharedMemoryStatusRequest", message)
+    return grpc_messages.encode_system_status(_regions(services).system(name)) if name or services.regions else b""
 
 
 def _cuda_status(services: Services, message: Buffer) -> bytes:
-    name = memory_messages.decode_region_name("CudaSharedMemoryStatusRequest", message)
-    return memory_messages.encode_cuda_status(_regions(services).cuda(name)) if name or services.regions else b""
+    name = grpc_messages.decode_region_name("CudaSharedMemoryStatusRequest", message)
+    return grpc_messages.encode_cuda_status(_regions(services).cuda(name)) if name or services.regions else b""
 
 
 def _system_unregister(services: Services, message: Buffer) -> bytes:
     _regions(services).unregister_system(
-        memory_messages.decode_region_name("SystemSharedMemoryUnregisterRequest", message)
+        grpc_messages.decode_region_name("SystemSharedMemoryUnregisterRequest", message)
     )
     return b""
 
 
 def _cuda_unregister(services: Services, message: Buffer) -> bytes:
-    _regions(services).unregister_cuda(memory_messages.decode_region_name("CudaSharedMemoryUnregisterRequest", message))
+    _regions(services).unregister_cuda(grpc_messages.decode_region_name("CudaSharedMemoryUnregisterRequest", message))
     return b""
 
 
 async def _system_register(services: Services, message: Buffer) -> bytes:
-    await _regions(services).register_system(memory_messages.decode_system_register(message))
+    await _regions(services).register_system(grpc_messages.decode_system_register(message))
     return b""
 
 
 async def _cuda_register(services: Services, message: Buffer) -> bytes:
-    await _regions(services).register_cuda(memory_messages.decode_cuda_register(message))
+    await _regions(services).register_cuda(grpc_messages.decode_cuda_register(message))
     return b""
 
 

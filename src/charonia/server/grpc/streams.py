@@ -1,14 +1,14 @@
 """Streaming calls: ModelStreamInfer and server reflection.
 
-`StreamCall` reads, applies the limits and ends the call; a `Conversation` says what a message means. Data of requests
-is not acknowledged while the conversation has as many requests in flight as it may, or while too much of the response
-waits for the caller: the caller's window closes, and the caller waits.
+`StreamCall` reads, applies the limits and ends the call; a `Conversation` handles the messages. Request data is not
+acknowledged while the conversation has the maximum of requests in flight, or while too much of the response waits for
+the caller: the flow-control window closes, and the caller waits.
 
 ModelStreamInfer carries requests to any models, each with any number of responses. Responses of a model with one
-response per request come in the order of the requests, those of decoupled models as they are made. An error of a
-request is a response of its own and leaves the stream intact, unless the caller asked for gRPC errors: then the first
-error ends the stream with its status. The requests of a caller that does not read fail once
-`stream_response_bytes_max` of their responses wait: a model cannot be made to wait.
+response per request come in the order of the requests, those of decoupled models as they are produced. An error of a
+request is a response of its own and leaves the stream intact, unless the caller requested gRPC errors: then the first
+error ends the stream with its status. If a caller does not read, its requests fail once `stream_response_bytes_max` of
+responses are waiting, since a model cannot be paused.
 
 Source: Triton's gRPC extensions ("ModelStreamInfer", "decoupled models").
 """
@@ -39,18 +39,18 @@ from charonia.wire.shared_memory import NO_PLACES
 
 
 class Conversation(Protocol):
-    """What the messages of a streaming call mean."""
+    """Handles the messages of a streaming call."""
 
     def start(self, message: Buffer) -> None:
         """Take a request.
 
         Raises:
-            RpcError: The stream cannot go on.
+            RpcError: The stream cannot continue.
         """
         ...
 
     def in_flight(self) -> int:
-        """Return the number of requests that are not answered yet."""
+        """Return the number of unanswered requests."""
         ...
 
     def drop(self) -> None:
@@ -83,7 +83,7 @@ class StreamCall(GrpcCall):
         self.resume()
 
     def resume(self) -> None:
-        """Start the requests that may start, and end the call where all is said."""
+        """Start the requests that may start, and end the call when everything is answered."""
         if self._is_pumping or self.is_over:
             return
         self._is_pumping = True
@@ -108,13 +108,13 @@ class StreamCall(GrpcCall):
             self.table.send(self, self.framed(parts))
 
     def wind_down(self) -> None:
-        """The server stops: end when nothing is in flight."""
+        """The server is shutting down: end when nothing is in flight."""
         self._is_winding_down = True
         if self._conversation.in_flight() == 0:
             self.fail(RpcError(Status.UNAVAILABLE, f"{self.name}: the server is shutting down"))
 
     def drop(self) -> None:
-        """Cancel everything in flight, and let other calls have the part of the window that this one has taken."""
+        """Cancel everything in flight, and release this call's part of the connection window."""
         self._conversation.drop()
         self._consume(self._unconsumed_bytes)
 
@@ -130,7 +130,7 @@ class StreamCall(GrpcCall):
                 break
             message = self._reader.next_message()
             if message is None:
-                # Whatever is left is a part of a message, and the rest of it may need the whole window.
+                # The rest of a partial message may need the whole window.
                 self._consume(self._unconsumed_bytes)
                 return False
             conversation.start(message)
@@ -144,11 +144,11 @@ class StreamCall(GrpcCall):
 
 
 Converse = Callable[[StreamCall], Conversation]
-"""Makes what a call's messages mean."""
+"""Makes the conversation of a call."""
 
 
 class _Turn:
-    """A request of the stream and the outcomes that wait for their turn."""
+    """A request of the stream, and its outcomes that wait for their turn."""
 
     __slots__ = (
         "bytes_in",
@@ -250,7 +250,7 @@ class InferStream:
                 turn.ticket.cancel()
 
     def deliver(self, turn: _Turn, outcome: Outcome, final: bool) -> None:
-        """Send an outcome, now or when it is its request's turn."""
+        """Send an outcome, at once or when it is its request's turn."""
         if turn.is_ordered and self._in_order[0] is not turn:
             turn.waiting.append((outcome, final))
             return
@@ -261,8 +261,8 @@ class InferStream:
             self._call.resume()
 
     def _next_turn(self) -> None:
-        """Let go of the first request in order, which is over, and send what the next ones have waiting."""
-        while not self._call.is_over:  # an error may end the call, and with it the order
+        """Remove the first request in order, which is over, and send the waiting outcomes of the next ones."""
+        while not self._call.is_over:  # an error may end the call
             self._in_order.popleft()
             if not self._in_order:
                 return
@@ -297,7 +297,7 @@ class InferStream:
                 parts = encode_stream_response(outcome, final, turn.places)
             except ServingError as error:
                 parts = encode_stream_error(error, turn.request, final)
-            except Exception:  # the engine has other requests of the batch to answer
+            except Exception:  # the other requests of the batch must not fail
                 call.table.fault(call)
                 return
         elif turn.wants_empty_final:
@@ -311,11 +311,11 @@ class InferStream:
             self._log_access(turn, outcome, sum(map(len, parts)))
 
     def _stop(self, turn: _Turn, limit: int) -> None:
-        """End a request whose responses the caller does not take."""
+        """End a request whose responses the caller does not read."""
         ticket = turn.ticket
         turn.is_given_up = True
         error = unavailable(
-            f"the request is given up: more than {limit} bytes of responses wait for the caller to read them",
+            f"the request is aborted: more than {limit} bytes of responses wait for the caller to read them",
             hint="read the responses of the stream, or send fewer requests at once",
         )
         turn.reply(error, True)
@@ -326,7 +326,7 @@ class InferStream:
         try:
             return self._call.table.service.engine.model_config(request.model_name, request.model_version).is_decoupled
         except ServingError:
-            return False  # the engine will say what is wrong with the request
+            return False  # the engine will report the error
 
     def _log_access(self, turn: _Turn, outcome: Outcome, bytes_out: int) -> None:
         log = self._call.table.service.access_log

@@ -1,1 +1,1 @@
-"""HTTP/1.1: connections, routes and what they answer."""
+"""The HTTP/1.1 front end: connections, routes and handlers."""

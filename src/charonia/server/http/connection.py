@@ -1,11 +1,11 @@
-"""The transport's side of one HTTP/1.1 connection: reading and writing, in order, within limits of space and time.
+"""One HTTP/1.1 connection: reading and writing, in order, with limits on memory and time.
 
-What arrives goes to the parser, each request that it finds becomes an exchange, and responses are written in the order
-of the requests, whatever order they are ready in (pipelining). Back-pressure works both ways: reading pauses while too
-many requests are in flight or while the client does not read its responses.
+Received bytes go to the parser, and each request that it completes becomes an exchange. Responses are written in the
+order of the requests, even if they are ready in another order (pipelining). Back-pressure works both ways: reading
+pauses while too many requests are in flight or while the client does not read its responses.
 
-Nothing here makes a task, a future or a timer for a request: the endpoint's sweep finds slow clients (`check_time`).
-An exception in a callback of the loop is logged and closes the connection: a client never waits for what cannot come.
+No request needs a task, a future or a timer here: the endpoint's sweep finds slow clients (`check_time`). An exception
+in a callback of the loop is logged and closes the connection, so that its client does not wait for a response in vain.
 """
 
 import asyncio
@@ -23,23 +23,23 @@ from charonia.server.listening import unsent_bytes
 _log = logging.getLogger(__name__)
 
 READ_BYTES = 256 * 1024
-"""Size of the buffer that all connections of an endpoint read into."""
+"""Size of the read buffer that all connections of an endpoint share."""
 
 LINGER_S = 2.0
-"""Time in which a client may take nothing of its last answer where the connection ends on our side before its own."""
+"""Longest time without progress while a client reads its last response and the server has half-closed."""
 
 
 class Host(Protocol):
-    """What a connection needs of its endpoint.
+    """The endpoint as a connection sees it.
 
     Attributes:
         limits: The endpoint's limits.
-        read_buffer: Buffer to read into, shared by all connections: what is in it is used up at once.
+        read_buffer: Read buffer that all connections share: its content is consumed at once.
         now_s: A coarse clock, in seconds.
         is_closing: Whether the endpoint is shutting down: connections close after their next response.
-        is_logged: Whether exchanges note when they were received, and `finished` is to be called.
-        is_traced: Whether exchanges note when they began to arrive.
-        keeps_names: Whether requests have the names of their header fields as they were sent.
+        is_logged: Whether exchanges record when they were received, and `finished` is called.
+        is_traced: Whether exchanges record when they began to arrive.
+        keeps_names: Whether requests keep the original spelling of header names.
     """
 
     limits: HttpLimits
@@ -51,7 +51,7 @@ class Host(Protocol):
     keeps_names: bool
 
     def opened(self, connection: "HttpConnection") -> bool:
-        """Take note of a connection; false when there are too many."""
+        """Register a connection; return False when there are too many."""
         ...
 
     def closed(self, connection: "HttpConnection") -> None:
@@ -68,13 +68,13 @@ class Host(Protocol):
 
 
 class Phase(Enum):
-    """How far the connection has come: from one phase to a later one only. The value is how it is shown."""
+    """Phase of the connection's life, in order; it never goes back. The values appear in `repr`."""
 
     OPEN = ""
     ENDING = "ending"
-    """No more requests are taken; it closes when the last response is out."""
+    """No more requests are accepted; the connection closes after the last response."""
     LINGERING = "lingering"
-    """The last response is out; the client may still be sending, or reading."""
+    """The last response is written; the client may still be sending, or reading."""
 
 
 # Faster to look up than members of their classes.
@@ -82,7 +82,7 @@ _OPEN, _IDLE, _CONTINUE = Phase.OPEN, ParserState.IDLE, Expectation.CONTINUE
 
 
 class HttpConnection(asyncio.BufferedProtocol):
-    """A client's connection. One that ends its sending side has gone, and gets no more answers."""
+    """A client's connection. A client that half-closes is taken for gone and gets no more responses."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -93,13 +93,13 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._phase = Phase.OPEN
         self._reading_paused = False
         self._writing_paused = False
-        self._since_s = host.now_s  # start of what is waited for: a header, a body, the next request, the client
-        self._arrived_ns = 0  # when something was read, where requests may be traced
-        self._begun_ns = 0  # when the request in progress began to arrive
+        self._since_s = host.now_s  # start of the current wait: for a header, a body, the next request, or the client
+        self._arrived_ns = 0  # time of the last read, with tracing
+        self._begun_ns = 0  # when the current request began to arrive
         self._unsent = 0
 
     def __repr__(self) -> str:
-        """Return who is connected and the state, e.g. `<HttpConnection 127.0.0.1:5123 [idle | writing paused]>`."""
+        """Return peer and state, e.g. `<HttpConnection 127.0.0.1:5123 [idle | writing paused]>`."""
         transport = self._transport
         peer = transport.get_extra_info("peername") if transport is not None else None
         in_flight = len(self._exchanges)
@@ -119,21 +119,21 @@ class HttpConnection(asyncio.BufferedProtocol):
         """A client has connected."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's own class, with the same methods
         if transport.get_extra_info("sslcontext") is None:
-            # With room for nothing a response is sent at once, not when the loop has handled all that has arrived.
+            # Without a buffer, a response is sent at once, not after the loop has handled everything received.
             self._transport.set_write_buffer_limits(0)
         if not self._host.opened(self):
             error = unavailable("the server has too many connections", hint="retry later")
             self._take(Request(b"", b"", {}, keep_alive=False, refusal=error))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client has gone: nothing of it is worked on any longer."""
+        """The client has gone: abandon its requests."""
         self._transport = None
         self._take_no_more()
         self._host.closed(self)
         self._give_up()
 
     def pause_writing(self) -> None:
-        """The client reads more slowly than it is answered: take no more requests from it."""
+        """The client reads too slowly: accept no more requests from it."""
         self._writing_paused = True
         self._since_s = self._host.now_s
         self._pace()
@@ -144,12 +144,12 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._pace()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Return where to read into."""
+        """Return the buffer to read into."""
         vacant = self._parser.vacant
         return self._host.read_buffer if vacant is None else vacant
 
     def buffer_updated(self, nbytes: int) -> None:
-        """So many bytes have arrived."""
+        """Bytes have arrived in the buffer."""
         if self._phase is not _OPEN:
             return
         parser, host = self._parser, self._host
@@ -168,9 +168,9 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._fail()
 
     def _take(self, event: Event) -> None:
-        """Let a request be answered."""
+        """Handle an event of the parser: start an exchange, or send 100 Continue."""
         exchanges, host = self._exchanges, self._host
-        if self._phase is not _OPEN:  # a response before it was the last of the connection
+        if self._phase is not _OPEN:  # an earlier response is the last one
             return
         if event is _CONTINUE:
             if not exchanges and self._transport is not None:
@@ -179,7 +179,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         exchange = Exchange(self, event)
         if host.is_traced:
             exchange.begun_ns = self._begun_ns
-            self._begun_ns = self._arrived_ns  # the next one came with the same reading
+            self._begun_ns = self._arrived_ns  # the next one came with the same read
         if host.is_closing:
             exchange.end_connection()
         if not exchange.keep_alive:
@@ -202,7 +202,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     # The exchanges' calls.
 
     def answered(self, exchange: Exchange) -> None:
-        """An exchange has its response: write it, and those behind it that waited for it."""
+        """An exchange has its response: write it, and those behind it that are ready."""
         exchanges = self._exchanges
         if not exchanges or exchanges[0] is not exchange:
             return
@@ -212,7 +212,7 @@ class HttpConnection(asyncio.BufferedProtocol):
                 if self._host.is_logged:
                     self._host.finished(first)
                 self._write(response)
-                if first.has_begun and not first.keep_alive:  # the end of the connection is that of the response
+                if first.has_begun and not first.keep_alive:  # closing marks the end of the response
                     self._take_no_more()
                     self._give_up()
             if exchanges:
@@ -228,7 +228,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._fail()
 
     def progressed(self, exchange: Exchange) -> None:
-        """An exchange has a further part of its response: write it if nothing is ahead of it."""
+        """An exchange has another part of its response: write it if no exchange is ahead."""
         if exchange.has_begun and self._exchanges and self._exchanges[0] is exchange:
             try:
                 self._write(exchange.take_unwritten())
@@ -236,7 +236,7 @@ class HttpConnection(asyncio.BufferedProtocol):
                 self._fail()
 
     def unsent_bytes(self) -> int:
-        """Return how much of what was written the client has not taken."""
+        """Return the size of the write buffer."""
         return self._transport.get_write_buffer_size() if self._transport is not None else 0
 
     def _write(self, parts: Sequence[bytes | memoryview]) -> None:
@@ -248,7 +248,7 @@ class HttpConnection(asyncio.BufferedProtocol):
                 transport.writelines(parts)
 
     def _give_up(self) -> None:
-        """Abandon exchanges whose responses cannot be sent any longer."""
+        """Abandon exchanges whose responses can no longer be sent."""
         abandoned = self._exchanges[:]
         self._exchanges.clear()
         for exchange in abandoned:
@@ -257,15 +257,15 @@ class HttpConnection(asyncio.BufferedProtocol):
                 self._host.finished(exchange)
 
     def _fail(self) -> None:
-        """Log the exception at hand, a fault of ours, and close: the client would wait for ever."""
+        """Log the current exception, a bug, and close: the client would wait forever."""
         _log.exception("%r is closed after a fault", self)
         self.abort()
 
     def _end(self) -> None:
-        """Close; where the client is still sending, only after it has had time to read why.
+        """Close; if the client is still sending, linger so that it can read the error.
 
-        When the server stops, also not before the client has everything: what the system has yet to send may end with
-        the server's container.
+        During shutdown, linger also until everything is sent: data in the system's buffers may be lost with the
+        server's container.
         """
         transport = self._transport
         if transport is None or transport.is_closing():
@@ -279,7 +279,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._phase = Phase.LINGERING
             self._since_s = self._host.now_s
             transport.write_eof()
-            self._pace()  # what it still sends is dropped
+            self._pace()  # further input is dropped
 
     def _pace(self) -> None:
         """Read from the client only while it keeps within its limits."""
@@ -298,7 +298,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     # The endpoint's calls.
 
     def wind_down(self) -> None:
-        """Take no more requests; close as soon as the client has the last response."""
+        """Accept no more requests; close when the client has the last response."""
         if self._exchanges:
             self._exchanges[-1].end_connection()
             self._take_no_more()
@@ -307,7 +307,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._end()
 
     def untaken(self) -> tuple[int, int]:
-        """Return how many bytes the client has not taken; that it still sends is no reason to wait for it."""
+        """Return the number of bytes that the client has not read; reads that it still sends do not count."""
         return (unsent_bytes(self._transport) if self._transport is not None else 0), 0
 
     def abort(self) -> None:
@@ -338,4 +338,4 @@ class HttpConnection(asyncio.BufferedProtocol):
                 error = unavailable(f"the request did not arrive within {limit_s:.0f} s")
                 self._take(parser.refuse(408, error))
         elif not self._exchanges and waited_s > limits.idle_timeout_s:
-            transport.abort()  # it may be closing already, and the client take nothing
+            transport.abort()  # also one that is closing while its client reads nothing

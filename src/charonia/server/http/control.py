@@ -1,4 +1,4 @@
-"""The routes about the server and its models: what they say of themselves, and what can be changed at run time."""
+"""Routes for the state of the server and its models, and for changes at run time."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,8 +12,7 @@ from charonia.server.rate_limiter.overview import view_json
 from charonia.server.sequences.overview import sequences_json
 from charonia.server.shared_memory.registry import RegionRegistry
 from charonia.server.tracing.requests import NO_TRACING, Tracing
-from charonia.wire import log_settings, trace_settings
-from charonia.wire import v2_control as describe
+from charonia.wire import log_settings, trace_settings, v2_control
 from charonia.wire.json_text import dump
 from charonia.wire.shared_memory import (
     decode_cuda_register,
@@ -22,7 +21,6 @@ from charonia.wire.shared_memory import (
     describe_system,
     disabled,
 )
-from charonia.wire.v2_control import decode_index, decode_load, decode_unload
 
 _MODEL = "/v2/models/{model}"
 _REPOSITORY = "/v2/repository/models/{model}"
@@ -39,9 +37,9 @@ class StatusHandlers:
         """Make the handlers.
 
         Args:
-            engine: Knows the models.
-            services: What is offered beside it.
-            tasks: Runs what takes a while.
+            engine: The engine.
+            services: Services besides the engine.
+            tasks: Runs slow work.
         """
         self._engine = engine
         self._services = services
@@ -82,16 +80,16 @@ class StatusHandlers:
         self._tasks.start(exchange, answer())
 
     def _server(self, exchange: Exchange, target: RouteTarget) -> None:
-        _json(exchange, describe.server_metadata(self._engine.server_metadata()))
+        _json(exchange, v2_control.server_metadata(self._engine.server_metadata()))
 
     def _model(self, exchange: Exchange, target: RouteTarget) -> None:
-        _json(exchange, describe.model_metadata(self._engine.model_metadata(*target)))
+        _json(exchange, v2_control.model_metadata(self._engine.model_metadata(*target)))
 
     def _config(self, exchange: Exchange, target: RouteTarget) -> None:
         _json(exchange, to_json(self._engine.model_config(*target)))
 
     def _statistics(self, exchange: Exchange, target: RouteTarget) -> None:
-        _json(exchange, describe.statistics(self._engine.model_statistics(*target)))
+        _json(exchange, v2_control.statistics(self._engine.model_statistics(*target)))
 
     def _sequences(self, exchange: Exchange, target: RouteTarget) -> None:
         if self._services.sequences is None:
@@ -110,15 +108,15 @@ class StatusHandlers:
 
 
 class ControlHandlers:
-    """The repository, and the settings of tracing and of the log. What has a body is a task: it may be compressed."""
+    """The repository, and the settings of tracing and logging. Requests with a body, perhaps compressed, are tasks."""
 
     def __init__(self, engine: Engine, services: Services, tasks: Tasks) -> None:
         """Make the handlers.
 
         Args:
-            engine: Loads and unloads models.
-            services: What is offered beside it.
-            tasks: Runs what takes a while.
+            engine: The engine.
+            services: Services besides the engine.
+            tasks: Runs slow work.
         """
         self._engine = engine
         self._services = services
@@ -141,14 +139,14 @@ class ControlHandlers:
 
     def _index(self, exchange: Exchange, target: RouteTarget) -> None:
         async def answer() -> None:
-            ready_only = decode_index(await self._tasks.body(exchange.request))
-            _json(exchange, describe.index(self._engine.repository_index(ready_only)))
+            ready_only = v2_control.decode_index(await self._tasks.body(exchange.request))
+            _json(exchange, v2_control.index(self._engine.repository_index(ready_only)))
 
         self._tasks.start(exchange, answer())
 
     def _load(self, exchange: Exchange, target: RouteTarget) -> None:
         async def answer() -> None:
-            config, files = decode_load(await self._tasks.body(exchange.request))
+            config, files = v2_control.decode_load(await self._tasks.body(exchange.request))
             await self._engine.load_model(target.model, config, files or None)
             exchange.respond(200, [])
 
@@ -157,7 +155,7 @@ class ControlHandlers:
 
     def _unload(self, exchange: Exchange, target: RouteTarget) -> None:
         async def answer() -> None:
-            dependents = decode_unload(await self._tasks.body(exchange.request))
+            dependents = v2_control.decode_unload(await self._tasks.body(exchange.request))
             await self._engine.unload_model(target.model, dependents)
             exchange.respond(200, [])
 
@@ -201,14 +199,14 @@ class ControlHandlers:
 
 
 class SharedMemoryHandlers:
-    """Registration of system and of CUDA shared memory of clients."""
+    """Registration of clients' system and CUDA shared memory."""
 
     def __init__(self, regions: RegionRegistry | None, tasks: Tasks) -> None:
         """Make the handlers.
 
         Args:
-            regions: What is registered; None where shared memory is not offered: then there are no regions.
-            tasks: Runs what takes a while.
+            regions: The registered regions; None where shared memory is off.
+            tasks: Runs slow work.
         """
         self._regions = regions
         self._tasks = tasks

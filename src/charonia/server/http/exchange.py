@@ -1,4 +1,4 @@
-"""One request and the place where its response goes, and the tasks of those that are not answered at once."""
+"""A request with its response, and the tasks of requests that are not answered at once."""
 
 import asyncio
 import logging
@@ -8,7 +8,7 @@ from typing import Protocol
 from charonia.core.calls import Outcome, Ticket
 from charonia.core.errors import ServingError, internal
 from charonia.server.http.parser import Request
-from charonia.server.single_response import SoleResponse
+from charonia.server.single_response import SingleResponse
 from charonia.wire.compression import ACCEPTED, decompress
 from charonia.wire.http_status import REASONS, STATUS
 from charonia.wire.json_text import encode_error
@@ -22,7 +22,7 @@ JOIN_BELOW_BYTES = 16 * 1024
 """Responses with a body smaller than this are written in one piece."""
 
 CLIENT_GONE = 499
-"""Status in the access log of a request whose client did not wait for the response. Never sent."""
+"""Status in the access log of a request whose client left before the response. Never sent."""
 
 _STATUS_LINES = {status: b"HTTP/1.1 %d %b\r\n" % (status, reason.encode()) for status, reason in REASONS.items()}
 _ERROR_HEADERS = {
@@ -32,36 +32,36 @@ _ERROR_HEADERS = {
 
 
 class Outlet(Protocol):
-    """Where a finished exchange is written: its connection."""
+    """The connection of an exchange, which writes its response."""
 
     def answered(self, exchange: "Exchange") -> None:
         """The exchange has its response."""
         ...
 
     def progressed(self, exchange: "Exchange") -> None:
-        """The exchange has a further part of its response."""
+        """The exchange has another part of its response."""
         ...
 
     def unsent_bytes(self) -> int:
-        """Return how much of what was written the client has not taken."""
+        """Return the size of the connection's write buffer."""
         ...
 
 
 class Exchange:
-    """A request as received, and its response once it is there.
+    """A request as received, and its response once it is ready.
 
     Attributes:
         request: The request.
-        connection: The response's header line on what becomes of the connection, b"" where it lives on as usual.
-        keep_alive: Whether the connection lives on afterwards.
-        response: Parts of the complete response, None until it is there; the rest of one that is sent piece by piece.
-        is_open: Whether a client still waits for the response, or the rest of it.
-        has_begun: Whether the response is sent piece by piece, and its header has been.
-        status: Status of the response, 0 until it is there.
+        connection: The `Connection` header line of the response, b"" for none.
+        keep_alive: Whether the connection stays open afterwards.
+        response: Parts of the complete response, None until it is ready; of a streamed response, the rest.
+        is_open: Whether the client still waits for the response, or the rest of it.
+        has_begun: Whether the response is streamed and its header is written.
+        status: Status of the response, 0 until it is ready.
         bytes_out: Size of the response's body.
-        ticket: The inference in flight, where there is one.
+        ticket: The inference in flight, if any.
         is_over: Whether the inference has had its last outcome: there is nothing left to cancel.
-        sole: What waits for the only response of a model that may send any number.
+        sole: Collects the only response of a model that may send any number.
         model: Model name, for the access log.
         version: Model version, for the access log.
         request_id: The caller's id, for the access log.
@@ -105,7 +105,7 @@ class Exchange:
         self.status = 0
         self.bytes_out = 0
         self.ticket: Ticket | None = None
-        self.sole: SoleResponse | None = None
+        self.sole: SingleResponse | None = None
         self.model = ""
         self.version = ""
         self.request_id = ""
@@ -118,7 +118,7 @@ class Exchange:
             self.connection = b"Connection: keep-alive\r\n"
 
     def end_connection(self) -> None:
-        """Let the connection end with this exchange, and say so in its response where that is still possible."""
+        """Close the connection after this exchange, and announce that in its response if its header is not written."""
         self.keep_alive = False
         self.connection = b"Connection: close\r\n"
 
@@ -129,18 +129,18 @@ class Exchange:
         content_type: bytes = JSON_TYPE,
         extra: bytes = b"",
     ) -> None:
-        """Answer. Only the first answer counts.
+        """Send the response. Only the first call counts.
 
         Args:
             status: HTTP status.
             body: Parts of the body.
             content_type: Its content type; left out for an empty body.
-            extra: Further header lines, each with its line end.
+            extra: More header lines, each with its line end.
         """
         if not self.is_open or self.has_begun:
             return
         if self.request.method == b"HEAD":
-            body = []  # the client would take it for the next response
+            body = []  # the client would read it as the next response
         length = 0
         for part in body:
             length += len(part)
@@ -158,11 +158,11 @@ class Exchange:
         self._outlet.answered(self)
 
     def begin(self, status: int, content_type: bytes, extra: bytes = b"") -> None:
-        """Begin an answer that is sent piece by piece: `send`, and `end` after the last. Arguments as in `respond`."""
+        """Begin a streamed response: call `send` for each piece, then `end`. Arguments as in `respond`."""
         framing = b"Transfer-Encoding: chunked\r\n"
         if not self.request.knows_chunks:
             framing = b""
-            self.end_connection()  # the only way to say where the body ends
+            self.end_connection()  # which marks the end of the body
         head = b"%b%bContent-Type: %b\r\n%b%b\r\n"
         self.status = status
         self.has_begun = True
@@ -171,7 +171,7 @@ class Exchange:
         self._outlet.progressed(self)
 
     def send(self, data: bytes) -> None:
-        """Send a piece, which is not empty."""
+        """Send a piece, which must not be empty."""
         if self.has_begun and self.is_open:
             piece = b"%x\r\n%b\r\n" % (len(data), data) if self.request.knows_chunks else data
             self.bytes_out += len(data)
@@ -180,7 +180,7 @@ class Exchange:
             self._outlet.progressed(self)
 
     def end(self) -> None:
-        """End an answer that was begun."""
+        """End a streamed response."""
         if self.has_begun and self.is_open:
             self.response = [*self._unwritten, b"0\r\n\r\n" if self.request.knows_chunks else b""]
             self.is_open = False
@@ -188,24 +188,24 @@ class Exchange:
             self._outlet.answered(self)
 
     def take_unwritten(self) -> list[bytes]:
-        """Return what is to be written of an answer in progress, and count it as written."""
+        """Return the unwritten part of a streamed response, and count it as written."""
         parts, self._unwritten = self._unwritten, []
         self._unwritten_bytes = 0
         return parts
 
     @property
     def unsent_bytes(self) -> int:
-        """How much of an answer that was begun waits for the client, or for those that are ahead of it."""
+        """Size of the part of a streamed response that waits for the client, or for exchanges ahead."""
         return self._unwritten_bytes + self._outlet.unsent_bytes()
 
     def fail(self, error: ServingError, status: int = 0) -> None:
-        """Answer with an error; without a `status` with that of its code."""
+        """Respond with an error; `status` 0 means the status of its code."""
         self.outcome = error
         status = status or STATUS[error.code]
         self.respond(status, [encode_error(error)], extra=_ERROR_HEADERS.get(status, b""))
 
     def abandon(self) -> None:
-        """The client has gone: cancel what is in flight and drop what comes of it."""
+        """The client has gone: cancel the inference and drop its outcome."""
         if self.is_open:
             self.response = []
             self.is_open = False
@@ -216,19 +216,19 @@ class Exchange:
 
 
 class Tasks:
-    """What handlers cannot do at once: tasks that answer an exchange, and bodies that are compressed."""
+    """Asynchronous work of handlers: tasks that answer exchanges, and decompression of bodies."""
 
     def __init__(self, body_bytes_max: int) -> None:
         """Make an empty set of tasks.
 
         Args:
-            body_bytes_max: Most bytes of a body after decompression.
+            body_bytes_max: Largest body after decompression.
         """
         self._body_bytes_max = body_bytes_max
         self._running: set[asyncio.Task[None]] = set()
 
     def start(self, exchange: Exchange, work: Coroutine[object, object, None]) -> None:
-        """Run what answers an exchange, as a task; an exception fails the exchange and nothing else."""
+        """Run the coroutine that answers an exchange as a task; an exception fails only the exchange."""
         task = asyncio.get_running_loop().create_task(_guarded(exchange, work))
         self._running.add(task)  # the loop itself holds tasks weakly
         task.add_done_callback(self._running.discard)
@@ -237,7 +237,7 @@ class Tasks:
         """Return the body of a request, decompressed.
 
         Raises:
-            ServingError: It is too large, or its compression is not known.
+            ServingError: It is too large, or its encoding is unknown.
         """
         coding = request.headers.get(CONTENT_ENCODING)
         if coding is None:
@@ -250,6 +250,6 @@ async def _guarded(exchange: Exchange, work: Coroutine[object, object, None]) ->
         await work
     except ServingError as error:
         exchange.fail(error)
-    except Exception as error:  # our own fault: this request fails, the server lives on
+    except Exception as error:  # a bug: it must not end the server
         _log.exception("%s failed", exchange.request.url.decode("latin-1"))
         exchange.fail(internal(f"the request failed: {type(error).__name__}"))

@@ -1,4 +1,4 @@
-"""The HTTP endpoints: the protocol's, and the metrics page."""
+"""The HTTP endpoints: the KServe v2 protocol, and the metrics page."""
 
 import asyncio
 import logging
@@ -23,10 +23,10 @@ __all__ = ["HttpFrontend", "HttpLimits", "MetricsFrontend", "protocol_routes"]
 _log = logging.getLogger(__name__)
 
 SWEEP_S = 1.0
-"""How often slow and idle connections are looked for; time limits are as exact as this."""
+"""Period of the sweep for slow and idle connections, which is the resolution of their time limits."""
 
 BACKLOG = 1024
-"""Connections that the system holds while the server is busy."""
+"""Connections that may wait to be accepted."""
 
 METRICS_TYPE = b"text/plain; charset=utf-8"
 
@@ -36,14 +36,14 @@ class HttpEndpoint:
 
     Attributes:
         limits: Limits of requests and connections.
-        read_buffer: Buffer that all connections read into.
+        read_buffer: Read buffer that all connections share.
         now_s: Monotonic time of the last sweep, in seconds.
         is_closing: Whether connections close after their next response.
         is_logged: Whether there is an access log.
         is_traced: Whether requests may be traced.
-        keeps_names: Whether requests have the names of their header fields as they were sent.
+        keeps_names: Whether requests keep the original spelling of header names.
         handle: Answers a request, now or later. Never raises.
-        port: Port that is listened on, once started.
+        port: Listening port, once started.
     """
 
     def __init__(
@@ -59,11 +59,11 @@ class HttpEndpoint:
         """Make an endpoint.
 
         Args:
-            routes: What it answers.
-            limits: What clients may ask of it.
-            hint: What to try in place of a path that is not there.
-            gate: Decides who may make which call; None where all callers may make all.
-            access_log: Where requests are noted.
+            routes: The routes.
+            limits: Limits of requests and connections.
+            hint: Hint in the error for an unknown path.
+            gate: Authorizes calls; None to allow all.
+            access_log: The access log, None for none.
             is_exiting: Whether requests are refused because the server is shutting down.
         """
         self.limits = limits
@@ -84,7 +84,7 @@ class HttpEndpoint:
         """Listen; `port` 0 takes a free one.
 
         Raises:
-            ServingError: UNAVAILABLE when the address cannot be listened on.
+            ServingError: UNAVAILABLE when the address is not available.
         """
         loop = asyncio.get_running_loop()
         try:
@@ -101,7 +101,7 @@ class HttpEndpoint:
         return HttpConnection(self)
 
     def stop_accepting(self) -> None:
-        """Take no more connections, and no more than the current requests from those there are."""
+        """Accept no more connections, and no more requests on open ones."""
         self.is_closing = True
         if self._server is not None:
             self._server.close()
@@ -109,7 +109,7 @@ class HttpEndpoint:
             connection.wind_down()
 
     async def drain(self, timeout_s: float) -> bool:
-        """Wait until clients have their answers, at most so long; whether none was cut off while it took one."""
+        """Wait for clients to receive their responses, up to a limit; return whether all did."""
         self.stop_accepting()
         return await drain(self._connections, timeout_s)
 
@@ -126,7 +126,7 @@ class HttpEndpoint:
     # The connections' calls.
 
     def opened(self, connection: HttpConnection) -> bool:
-        """Take note of a connection; false when there are too many."""
+        """Register a connection; return False when there are too many."""
         self._connections.add(connection)
         return len(self._connections) <= self.limits.connections_max
 
@@ -161,7 +161,7 @@ class HttpEndpoint:
         for connection in list(self._connections):
             try:
                 connection.check_time(self.now_s)
-            except Exception:  # our own fault, of this connection only
+            except Exception:  # a bug: it must not stop the sweep
                 _log.exception("%r is closed after a fault", connection)
                 connection.abort()
 
@@ -180,10 +180,10 @@ class HttpFrontend(HttpEndpoint):
         """Make a front end.
 
         Args:
-            engine: What answers requests.
-            limits: What clients may ask.
-            access_log: Where requests are noted.
-            services: What is offered beside the engine.
+            engine: The engine.
+            limits: Limits of requests and connections.
+            access_log: The access log, None for none.
+            services: Services besides the engine.
         """
         super().__init__(
             protocol_routes(engine, limits, services),

@@ -1,11 +1,11 @@
 """The routes that run models: infer, generate and generate_stream.
 
-Each decodes a request, hands it to the engine and encodes what comes back: as one response, or as server-sent events.
-An event is `data: <JSON>`, a response or an error, sent when it is there; the body ends after the last. The first one
-fixes the status. An error before the model was asked is a plain JSON document with its status, as on other routes.
+Each decodes a request, passes it to the engine and encodes the outcome: as one response, or as server-sent events. An
+event is `data: <JSON>`, a response or an error, sent as soon as it is ready; the body ends after the last one. The
+first event determines the status. An error before the model runs is a plain JSON document, as on other routes.
 
-A client that reads events more slowly than the model answers has its request given up once `stream_unsent_bytes_max`
-wait for it: a model cannot be made to wait. One that leaves cancels it.
+If a client reads events too slowly, its request is aborted once `stream_unsent_bytes_max` are waiting, since a model
+cannot be paused. If a client leaves, its request is cancelled.
 
 Source: KServe v2 protocol; Triton's generate extension; WHATWG HTML, "Server-sent events".
 """
@@ -23,7 +23,7 @@ from charonia.server.facade import Engine, Services
 from charonia.server.http.exchange import CONTENT_ENCODING, JSON_TYPE, Exchange, Tasks
 from charonia.server.http.parser import DIGITS_MAX, JSON_SIZE, HttpLimits
 from charonia.server.http.routes import Route, RouteTarget
-from charonia.server.single_response import SoleResponse
+from charonia.server.single_response import SingleResponse
 from charonia.server.tracing.requests import EventNames, begin
 from charonia.wire.compression import COMPRESS_FROM_BYTES, choose_coding, compress
 from charonia.wire.http_status import STATUS
@@ -54,16 +54,16 @@ Encode = Callable[[InferResponse], bytes]
 
 
 class InferenceHandlers:
-    """The routes of every model that run it."""
+    """The inference routes of models."""
 
     def __init__(self, engine: Engine, limits: HttpLimits, services: Services, tasks: Tasks) -> None:
         """Make the handlers.
 
         Args:
-            engine: Runs models.
-            limits: What clients may ask.
-            services: What is offered beside the engine.
-            tasks: Runs what takes a while.
+            engine: The engine.
+            limits: Limits of requests and connections.
+            services: Services besides the engine.
+            tasks: Runs slow work.
         """
         self._engine = engine
         self._limits = limits
@@ -88,7 +88,7 @@ class InferenceHandlers:
     # Requests.
 
     def _infer(self, exchange: Exchange, target: RouteTarget, body: bytes | memoryview | None = None) -> None:
-        """Run a model; `body` is given where it had to be decompressed."""
+        """Run a model; `body` is the decompressed body, None where it was not compressed."""
         headers = exchange.request.headers
         if body is None:
             exchange.model, exchange.version = target
@@ -154,7 +154,7 @@ class InferenceHandlers:
         stream.is_asked = True
 
     def _submit(self, exchange: Exchange, request: InferRequest, reply: Reply) -> None:
-        """Hand a request to the engine."""
+        """Pass a request to the engine."""
         if self._forward is not None:
             names = exchange.request.names or {}
             fields = exchange.request.headers.items()
@@ -172,13 +172,13 @@ class InferenceHandlers:
     # Responses.
 
     def _reply(self, exchange: Exchange, call: HttpInferCall | None, outcome: Outcome, final: bool) -> None:
-        """Answer with the only response; `call` says how outputs are sent, None for generate."""
+        """Answer with the only response; `call` has the form of its outputs, None for generate."""
         exchange.is_over = final
         if not exchange.is_open:
             return
         if not final or outcome is None or exchange.sole is not None:
             if exchange.sole is None:
-                exchange.sole = SoleResponse(_NOT_ONE if call is not None else _NOT_ONE_GENERATED)
+                exchange.sole = SingleResponse(_NOT_ONE if call is not None else _NOT_ONE_GENERATED)
             outcome = exchange.sole.take(outcome, final)
         if outcome is None:
             return
@@ -193,9 +193,9 @@ class InferenceHandlers:
                 exchange.respond(200, [encode_generated(outcome)])
         except ServingError as error:
             exchange.fail(error)
-        except Exception as error:  # the model's output is not what it says: this request fails, nothing else
+        except Exception as error:  # the model's output is malformed: only this request fails
             exchange.fail(_broken(exchange, error))
-        if ticket is not None:  # after the answer, which the outcome of cancelling would take the place of
+        if ticket is not None:  # after the response, which the outcome of cancellation would replace
             ticket.cancel()
 
     def _respond(self, exchange: Exchange, call: HttpInferCall, response: InferResponse) -> None:
@@ -215,7 +215,7 @@ class InferenceHandlers:
 
 
 class _EventStream:
-    """Takes the outcomes of one request."""
+    """Sends the outcomes of one request as events."""
 
     __slots__ = ("_encode", "_exchange", "_unsent_bytes_max", "is_asked")
 
@@ -223,7 +223,7 @@ class _EventStream:
         self._exchange = exchange
         self._encode = encode
         self._unsent_bytes_max = unsent_bytes_max
-        self.is_asked = False  # whether the engine has taken the request
+        self.is_asked = False  # whether the engine has accepted the request
 
     def reply(self, outcome: Outcome, final: bool) -> None:
         exchange = self._exchange
@@ -248,7 +248,7 @@ class _EventStream:
             data = encode_error(outcome) if isinstance(outcome, ServingError) else self._encode(outcome)
         except ServingError as error:
             outcome, data = error, encode_error(error)
-        except Exception as fault:  # the model's output is not what it says: an error of this response, nothing else
+        except Exception as fault:  # the model's output is malformed: only this response is an error
             outcome = _broken(exchange, fault)
             data = encode_error(outcome)
         exchange.outcome = outcome
@@ -260,8 +260,8 @@ class _EventStream:
         ticket = self._exchange.ticket
         self._send(
             unavailable(
-                f"the request is given up: more than {self._unsent_bytes_max} bytes of responses wait for the client",
-                hint="read the events as they come",
+                f"the request is aborted: more than {self._unsent_bytes_max} bytes of responses wait for the client",
+                hint="read the events as they arrive",
             )
         )
         self._exchange.end()
@@ -276,13 +276,13 @@ async def _respond_compressed(
 
 
 def _broken(exchange: Exchange, fault: Exception) -> ServingError:
-    """Return the error for a response that cannot be encoded. To be called where the exception is handled."""
-    _log.exception("the response of model '%s' cannot be written", exchange.model)
+    """Log the current exception and return the error for a response that cannot be encoded."""
+    _log.exception("the response of model '%s' cannot be encoded", exchange.model)
     return internal(f"the response of model '{exchange.model}' is broken: {type(fault).__name__}")
 
 
 def _json_size(text: bytes) -> int:
-    text = text.rstrip()  # the parser leaves white space behind a value with it
+    text = text.rstrip()  # the parser keeps trailing white space
     if not text.isdigit() or len(text) >= DIGITS_MAX:
         raise invalid(
             f"Inference-Header-Content-Length: expected a number of bytes, got '{text[:DIGITS_MAX].decode('latin-1')}'"

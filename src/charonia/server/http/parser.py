@@ -1,10 +1,10 @@
 """HTTP/1.1 requests from bytes, without I/O: no transport, no event loop, no clock.
 
-`RequestParser` takes the bytes of a connection, split in any way, and returns the events that they complete. The events
-do not depend on the split. llhttp (by way of httptools) finds the parts of a request and refuses what is ambiguous.
+`RequestParser` takes the bytes of a connection in chunks of any size and returns the events that they complete. The
+events do not depend on the chunks. llhttp (through httptools) parses requests and rejects ambiguous ones.
 
-Everything that decides what may come next is `ParserState`. It changes in one function, which checks the change against
-`TRANSITIONS`; a change that is not listed there is a mistake of this module, never of the client:
+`ParserState` alone determines what may come next. One function changes it, and checks the change against `TRANSITIONS`;
+a transition that is not listed is a bug of this module, never an error of the client:
 
                  .-------------------------------------------------------.
                  v                                                       |
@@ -12,10 +12,10 @@ Everything that decides what may come next is `ParserState`. It changes in one f
                                         |--> DIRECT_BODY (large) --------+
                                         '--> REFUSED_BODY (too large) ---'
 
-From each state but ENDED a connection may get CUT_OFF: by bytes that cannot be a request, or a limit that is exceeded.
+Every state but ENDED may change to CUT_OFF: after bytes that cannot be a request, or when a limit is exceeded.
 
-Two shortcuts make inference fast. The body of a request that announces a large one is received straight into its own
-buffer (`vacant`), so that the kernel makes the only copy of a tensor. And a header that is byte for byte the last one
+Two optimisations make inference fast. A large body with a known length is received directly into its own buffer
+(`vacant`), so that the kernel makes the only copy of a tensor. And a header that equals the previous one byte for byte
 is not parsed again (`HeaderCache`): clients repeat the header while only the body changes.
 """
 
@@ -29,7 +29,7 @@ import numpy as np
 from charonia.core.errors import ServingError, invalid, unsupported
 
 DIRECT_BODY_BYTES = 64 * 1024
-"""A body with at least so many bytes still to come is received straight into its own buffer."""
+"""A body of which at least this many bytes are outstanding is received directly into its own buffer."""
 
 ALIGNMENT_BYTES = 64
 """Alignment of the first tensor in such a buffer."""
@@ -45,30 +45,30 @@ DIGITS_MAX = 18
 
 _MIB = 2**20
 _END_OF_HEADER = b"\r\n\r\n"
-_OFFERS = (b"upgrade", b"expect")  # what has been dealt with when a request is parsed again
+_OFFERS = (b"upgrade", b"expect")  # already handled when a request is parsed again
 _NOT_CACHED = frozenset({b"transfer-encoding", b"expect", b"upgrade", b"connection"})
 
 
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
-    """What a client may ask of the endpoint. Beyond a limit it gets an error, and the server goes on.
+    """Limits of an endpoint. A client that exceeds one gets an error.
 
     Attributes:
         body_bytes_max: Largest request body, as received and after decompression (`--http-max-input-size`).
-        discard_bytes_max: A refused body up to this size is read and dropped so that the connection can live on.
+        discard_bytes_max: A refused body up to this size is read and dropped so that the connection can stay open.
         url_bytes_max: Longest URL.
         header_count_max: Most header fields of a request.
         header_bytes_max: Most bytes of all header fields of a request.
         chunk_count_max: Most chunks of a chunked body.
-        pipeline_max: Requests of one connection in flight at which no more is read from it; what one read brought
-            is still taken.
-        stream_unsent_bytes_max: Bytes of a response that is sent piece by piece that wait for its client; with more the
-            request is given up: a model cannot be made to wait.
-        connections_max: Most connections; one more is told so and closed.
+        pipeline_max: Requests in flight at which a connection stops reading; requests of the last read are still
+            accepted.
+        stream_unsent_bytes_max: Bytes of a streamed response that may wait for its client; with more, the request is
+            aborted, since a model cannot be paused.
+        connections_max: Most connections; another one gets an error and is closed.
         header_timeout_s: Longest time from a request's first byte to the end of its header.
-        body_timeout_s: Longest time for a body, to which the time is added that `body_bytes_per_s_min` gives it.
+        body_timeout_s: Longest time for a body, plus its size over `body_bytes_per_s_min`.
         body_bytes_per_s_min: Slowest rate at which a body may arrive.
-        write_timeout_s: Longest time in which a client takes nothing of a response that waits for it.
+        write_timeout_s: Longest time in which a client reads nothing of a waiting response.
         idle_timeout_s: Longest time between two requests of a connection.
     """
 
@@ -89,7 +89,7 @@ class HttpLimits:
 
 
 class ParserState(Enum):
-    """What a connection's client is doing. The value is how it is shown."""
+    """What the client is doing. The values appear in `repr`."""
 
     __hash__ = object.__hash__  # Enum's own is a function in Python
 
@@ -122,7 +122,7 @@ TRANSITIONS: dict[ParserState, frozenset[ParserState]] = {
 """The states that may follow each state."""
 
 RECEIVING = frozenset({_HEADER, _BODY, ParserState.DIRECT_BODY, ParserState.REFUSED_BODY})
-"""The client is within a request."""
+"""States within a request."""
 
 
 @dataclass(slots=True)
@@ -133,12 +133,12 @@ class Request:
         method: Request method.
         url: Request target as sent.
         headers: Header fields by lower-case name; the last one of a name counts. Shared by requests: not to be changed.
-        names: Names of the fields as they were sent, by lower-case name; None where the parser does not keep them.
+        names: Original spelling of field names, by lower-case name; None where the parser does not keep it.
         body: Request body.
         keep_alive: Whether more requests may follow.
-        knows_chunks: Whether the client knows chunked bodies: not with HTTP/1.0.
-        refusal: What to answer in place of a handler: the body was dropped, or what was sent is no request.
-        refusal_status: HTTP status of that answer; 0 for that of the error's code.
+        knows_chunks: Whether the client supports chunked encoding, which HTTP/1.0 does not.
+        refusal: Error to answer with instead of calling a handler: the body was dropped, or the request is invalid.
+        refusal_status: HTTP status of that error; 0 for that of its code.
     """
 
     method: bytes
@@ -153,7 +153,7 @@ class Request:
 
 
 class Expectation(Enum):
-    """Event: the client waits for something before it sends its body."""
+    """Event: the client expects an interim response before it sends its body."""
 
     CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -164,8 +164,8 @@ Event = Request | Expectation
 class HeaderCache:
     """The last header of a connection and the size of the whole request.
 
-    What the parser has understood once it would understand again, byte for byte. So a request that arrives whole, with
-    a header that is cached, is not parsed: most of the work on a small request is calls for its header fields.
+    The same bytes always parse to the same request. So a request that arrives in one piece with the cached header is
+    not parsed: most of the work on a small request is the parser's callbacks for header fields.
     """
 
     __slots__ = ("_arrived", "_header", "_parsed", "_request_size")
@@ -177,7 +177,7 @@ class HeaderCache:
         self._parsed: tuple[bytes, bytes, dict[bytes, bytes], dict[bytes, bytes] | None] = (b"", b"", {}, None)
 
     def find(self, arrived: memoryview) -> Request | None:
-        """Return the request that has arrived while none was in progress, None where it is not exactly a known one."""
+        """Return the request in bytes that arrived between requests, None unless it has the cached header and size."""
         if len(arrived) == self._request_size:
             data = bytes(arrived)
             if data.startswith(self._header):
@@ -186,15 +186,15 @@ class HeaderCache:
         return None
 
     def skip(self) -> None:
-        """What arrives now does not begin with a request."""
+        """Note that the bytes that arrive now do not begin with a request."""
         self._arrived = None
 
     def store(self, request: Request, body_size: int) -> None:
-        """Keep the header of a request that has been parsed.
+        """Cache the header of a parsed request.
 
         Args:
             request: The request.
-            body_size: Size of its body, as announced; 0 where it was not.
+            body_size: The announced size of its body, 0 for none.
         """
         arrived, self._arrived = self._arrived, None
         if arrived is None or not body_size or not request.keep_alive:
@@ -203,7 +203,7 @@ class HeaderCache:
         if size > CACHED_BYTES_MAX or not _NOT_CACHED.isdisjoint(request.headers):
             return
         header = bytes(arrived[:size])
-        # The first empty line ends a header: so nothing came before the request, and nothing after it.
+        # An empty line ends a header: if it is the first one, nothing preceded the request.
         if header.find(_END_OF_HEADER) == size - len(_END_OF_HEADER):
             self._header = header
             self._request_size = len(arrived)
@@ -216,15 +216,15 @@ class RequestParser:
     Attributes:
         state: What the client is doing.
         received: Bytes of the body in progress that have arrived.
-        vacant: Where the rest of a large body belongs: the caller may fill it and call `filled`; None for no such body.
+        vacant: Buffer for the rest of a large body: the caller may fill it and call `filled`; None without such a body.
     """
 
     def __init__(self, limits: HttpLimits, *, keeps_names: bool = False) -> None:
         """Make a parser.
 
         Args:
-            limits: What a client may send.
-            keeps_names: Whether requests have the names of their header fields as they were sent.
+            limits: Limits of requests.
+            keeps_names: Whether requests keep the original spelling of header names.
         """
         self.state = _IDLE
         self._limits = limits
@@ -250,7 +250,7 @@ class RequestParser:
         self.vacant: memoryview | None = None
 
     def __str__(self) -> str:
-        """Return the state in words, and how far a body has come."""
+        """Return the state in words, with the progress of a body."""
         text = self.state.value
         if self.state in (_BODY, ParserState.DIRECT_BODY, ParserState.REFUSED_BODY):
             unit, name = (_MIB, "MiB") if max(self._length, self.received) >= _MIB else (1, "bytes")
@@ -262,7 +262,7 @@ class RequestParser:
         return f"<RequestParser [{self}]>"
 
     def receive(self, data: memoryview) -> Sequence[Event]:
-        """Take bytes and return the events that they complete. Not to be called while there is a `vacant` buffer."""
+        """Take bytes and return the events that they complete. Must not be called while there is a `vacant` buffer."""
         if self.state is _IDLE:
             cached = self._cache.find(data)
             if cached is not None:
@@ -276,7 +276,7 @@ class RequestParser:
         return events
 
     def filled(self, size: int) -> Sequence[Event]:
-        """Take note that so many bytes of `vacant` have been filled, and return the events that they complete."""
+        """Note that `size` bytes of `vacant` have been filled, and return the events that they complete."""
         if self.vacant is None:  # the connection ended meanwhile
             return ()
         self.received += size
@@ -290,7 +290,7 @@ class RequestParser:
         return events
 
     def refuse(self, status: int, error: ServingError) -> Request:
-        """End the connection within a request and return what stands for it: the answer is an error."""
+        """End the connection within a request, and return a request that is answered with the error."""
         url = self._url[: self._limits.url_bytes_max]
         refused = Request(b"", url, {}, keep_alive=False, refusal=error, refusal_status=status)
         self._forget()
@@ -298,20 +298,20 @@ class RequestParser:
         return refused
 
     def end(self) -> None:
-        """Take no more requests; one in progress is dropped."""
+        """Accept no more requests; one in progress is dropped."""
         if self.state in RECEIVING:
             self._move(_CUT_OFF)
         elif self.state is _IDLE:
             self._move(_ENDED)
-        self._forget()  # llhttp and this hold each other until the collector comes: let go of a body that was arriving
+        self._forget()  # llhttp and this are a reference cycle: release the body before it is collected
 
     def _move(self, state: ParserState) -> None:
-        """Change the state: the only place that does."""
+        """Change the state. Nothing else does."""
         assert state in TRANSITIONS[self.state], f"from {self.state.name} to {state.name}"
         self.state = state
 
     def _feed(self, data: memoryview) -> memoryview | None:
-        """Parse bytes; return what follows an offer to change protocols, which is still to be parsed."""
+        """Parse bytes; return those behind a protocol upgrade, which are still to be parsed."""
         if self.state is _IDLE or self.state is _HEADER:
             self._header_bytes_fed += len(data)
         try:
@@ -324,7 +324,7 @@ class RequestParser:
                 raise
             self._events.append(self.refuse(cause.status, cause.error))
         except httptools.HttpParserError as error:
-            if self.state is not _ENDED:  # else it was sent after the last request that is answered here
+            if self.state is not _ENDED:  # else it follows the last request of the connection
                 problem = invalid(f"the request is not valid HTTP/1.1: {error}")
                 self._events.append(self.refuse(400, problem))
         else:
@@ -339,8 +339,8 @@ class RequestParser:
         return None
 
     def _decline(self, rest: memoryview) -> memoryview:
-        """Return what follows a request that offers to change protocols: the answer in HTTP/1.1 declines it."""
-        if self.state in RECEIVING:  # llhttp has left out the body: it gets the request again without the offer
+        """Decline a protocol upgrade by answering in HTTP/1.1; return the bytes that are still to be parsed."""
+        if self.state in RECEIVING:  # llhttp has skipped the body: parse the request again without the upgrade
             fields = b"".join([b"%b: %b\r\n" % field for field in self._headers.items() if field[0] not in _OFFERS])
             version = self._llhttp.get_http_version().encode()
             head = b"%b %b HTTP/%b\r\n%b\r\n" % (self._llhttp.get_method(), self._url, version, fields)
@@ -371,7 +371,7 @@ class RequestParser:
         self._header_bytes = size = self._header_bytes + len(name) + len(value)
         if count > limits.header_count_max or size > limits.header_bytes_max:
             raise _RefusedError(431, _header_too_large(limits))
-        if self.state is _HEADER:  # what comes after the body must not change what the request says
+        if self.state is _HEADER:  # a trailer must not change the header
             self._headers[name.lower()] = value
             if self._names is not None:
                 self._names[name.lower()] = name
@@ -409,7 +409,7 @@ class RequestParser:
             self._parts.append(body)
 
     def on_message_complete(self) -> None:
-        """The request is complete, unless it offers to change the protocol (`_decline`)."""
+        """The request is complete, unless it has a protocol upgrade (`_decline`)."""
         if b"upgrade" in self._headers and self._llhttp.should_upgrade():
             return
         parts = self._parts
@@ -421,7 +421,7 @@ class RequestParser:
     def _request(self, body: bytes | memoryview) -> Request:
         llhttp, headers = self._llhttp, self._headers
         keep_alive = llhttp.should_keep_alive()
-        # A client with HTTP/1.0 that lets its connection live on has to say so.
+        # With HTTP/1.0, keep-alive must be explicit.
         is_old = (not keep_alive or b"connection" in headers) and llhttp.get_http_version() == "1.0"
         return Request(
             llhttp.get_method(), self._url, headers, self._names, body, keep_alive, not is_old, self._refusal
@@ -433,10 +433,10 @@ class RequestParser:
         self._move(_IDLE if request.keep_alive else _ENDED)
 
     def _refuse_body(self, size: int) -> None:
-        """Drop the body, so that the client, which is still sending it, can read the answer afterwards.
+        """Drop the body, so that the client can finish sending it and then read the error.
 
         Raises:
-            _RefusedError: There is too much to drop, or the client waits for leave to send it.
+            _RefusedError: There is too much to drop, or the client waits for 100 Continue.
         """
         if self._refusal is None:
             announced = f" of {self._length} bytes" if self._length else ""
@@ -451,7 +451,7 @@ class RequestParser:
 
 
 class _RefusedError(Exception):
-    """Ends parsing: the request breaks a limit of the endpoint."""
+    """Ends parsing: the request exceeds a limit of the endpoint."""
 
     def __init__(self, status: int, error: ServingError) -> None:
         super().__init__(str(error))
@@ -460,9 +460,9 @@ class _RefusedError(Exception):
 
 
 def _direct_body(headers: dict[bytes, bytes], length: int, parts: list[bytes]) -> memoryview:
-    """Return the buffer of a body in progress, filled as far as it was received."""
+    """Return the buffer of a body in progress, with the part that has been received."""
     json_size = headers.get(JSON_SIZE, b"")
-    # Not a bytearray, which would be filled with zeros first.
+    # A bytearray would be zeroed first.
     memory = np.empty(length + ALIGNMENT_BYTES, np.uint8)
     first_tensor = memory.ctypes.data + (int(json_size) if json_size.isdigit() and len(json_size) < DIGITS_MAX else 0)
     start = -first_tensor % ALIGNMENT_BYTES

@@ -1,7 +1,7 @@
-"""Which handler answers which method and path, and who may call it.
+"""Routing: from a method and path to a handler, with the authorization of calls.
 
-A request goes through one function, `Router.handle`. What can be known of a route beforehand is looked up once: the
-match of a URL is remembered, with what the route's calls are to the gate.
+Each request goes through one function, `Router.handle`. The match of a URL is cached, with its operation for
+authorization.
 """
 
 import logging
@@ -21,17 +21,17 @@ from charonia.wire.json_text import encode_error
 _log = logging.getLogger(__name__)
 
 REMEMBERED_MAX = 1024
-"""Most URLs whose match is remembered; at more the router starts again."""
+"""Number of URLs whose match is cached; with more, the cache is cleared."""
 
 REMEMBERED_BYTES_MAX = 512
-"""Longest URL whose match is remembered."""
+"""Longest URL whose match is cached."""
 
 _NOT_LOADING = ("/ready", "/stats", "/load", "/unload", "/trace/setting")
-"""Ends of paths that say how things are and do not change them."""
+"""Ends of paths that do not load the model on demand."""
 
 
 class RouteTarget(NamedTuple):
-    """What a path names besides its route.
+    """The target of a request, from its path.
 
     Attributes:
         model: Name of the model, or of the shared memory region.
@@ -46,9 +46,9 @@ Handler = Callable[[Exchange, RouteTarget], None]
 
 
 class Route(NamedTuple):
-    """A path, with `{name}` for any segment, and the handler of each method.
+    """A path pattern, with `{name}` for any segment, and the handler of each method.
 
-    `{model}` or `{region}`, and `{version}`, name the target.
+    `{model}` or `{region}`, and `{version}`, are the target.
     """
 
     path: str
@@ -56,12 +56,12 @@ class Route(NamedTuple):
 
 
 class Match(NamedTuple):
-    """What a URL leads to.
+    """The match of a URL.
 
     Attributes:
         handlers: The route's handler of each method.
-        operation: What its calls are to the gate; None without a gate.
-        target: What the path names.
+        operation: The operation to authorize; None without a gate.
+        target: The target.
     """
 
     handlers: dict[bytes, Handler]
@@ -84,8 +84,8 @@ class Router:
 
         Args:
             routes: The table.
-            hint: What to try in place of a path that is not there.
-            gate: Decides who may make which call; None where all callers may make all.
+            hint: Hint in the error for an unknown path.
+            gate: Authorizes calls; None to allow all.
             is_exiting: Whether requests are refused because the server is shutting down.
         """
         self._hint = hint
@@ -116,15 +116,15 @@ class Router:
             handler(exchange, target)
         except ServingError as error:
             exchange.fail(error)
-        except Exception as error:  # our own fault: this request fails, the server lives on
+        except Exception as error:  # a bug: it must not end the server
             _log.exception("%s failed", request.url.decode("latin-1"))
             exchange.fail(internal(f"the request failed: {type(error).__name__}"))
 
     def _match(self, url: bytes) -> Match:
-        """Return what a URL leads to, and remember it.
+        """Return the match of a URL, and cache it.
 
         Raises:
-            ServingError: NOT_FOUND for an unknown path, INVALID_ARG for one that is not text.
+            ServingError: NOT_FOUND for an unknown path, INVALID_ARG for one that is not UTF-8.
         """
         path = url.partition(b"?")[0]
         if not path.startswith(b"/"):  # the form for proxies, http://host/path
@@ -151,14 +151,14 @@ class Router:
 
 
 def on_demand(routes: Sequence[Route], demand: EnsureLoaded, tasks: Tasks) -> list[Route]:
-    """Return the routes for a server that loads models when they are needed: those about a model wait for it.
+    """Return the routes for a server that loads models on demand: routes of a model wait until it is loaded.
 
-    Inference waits in the engine by itself; what is said about a model, and raw requests, need its configuration first.
+    Inference waits in the engine; metadata of a model, and raw requests, need its configuration first.
 
     Args:
         routes: All routes.
         demand: Loads models.
-        tasks: What waits.
+        tasks: Runs the tasks that wait.
     """
     table = []
     for route in routes:

@@ -14,10 +14,10 @@ import pytest
 
 from charonia.server.backends.python.worker import triton_python_backend_utils as unbound
 from charonia.server.backends.python.worker.charonia_errors import RESCHEDULED, TritonError, TritonModelException
-from charonia.server.backends.python.worker.charonia_host import Batch, Binding, Call, Inbox
+from charonia.server.backends.python.worker.charonia_host import Binding, Inbox, ModelBatch, ModelCall
 from charonia.server.backends.python.worker.charonia_requests import InferenceRequest, InferenceTrace, PreferredMemory
 from charonia.server.backends.python.worker.charonia_responses import InferenceResponse, result_of
-from charonia.server.backends.python.worker.charonia_runner import ModelRunner
+from charonia.server.backends.python.worker.charonia_runner import PythonModelRunner
 from charonia.server.backends.python.worker.charonia_tensor import Tensor
 
 HEAD = "import asyncio, gc, json, threading\nimport numpy as np\nimport triton_python_backend_utils as pb_utils\n"
@@ -31,32 +31,34 @@ class FakeHost:
         self.name = "m_0_0"
         self.logged: list[tuple[int, str]] = []
         self.responses: list[tuple[int, int, Any, bool]] = []
-        self.calls: list[Call] = []
+        self.calls: list[ModelCall] = []
         self.ended: list[int] = []
         self.asked: list[tuple[str, str, dict[str, object]]] = []
         self.updates: list[tuple[object, ...]] = []
         self.families: list[tuple[object, ...]] = []
         self.polls = 0
-        self.outcomes: Callable[[Call], list[tuple[InferenceResponse | None, bool]]] = lambda call: [(answer(), True)]
+        self.outcomes: Callable[[ModelCall], list[tuple[InferenceResponse | None, bool]]] = lambda call: [
+            (answer(), True)
+        ]
         self.refusal = ""
 
     def log(self, level: int, message: str, file: str, line: int) -> None:
         self.logged.append((level, message))
 
-    def respond(self, batch: Batch, index: int, result: Any, final: bool) -> None:
+    def respond(self, batch: ModelBatch, index: int, result: Any, final: bool) -> None:
         self.responses.append((batch.number, index, result, final))
 
     def poll(self) -> None:
         self.polls += 1
 
-    def begin(self, call: Call) -> None:
+    def begin(self, call: ModelCall) -> None:
         self.calls.append(call)
         call.number = len(self.calls)
         for response, final in self.outcomes(call):
             names = () if response is None else tuple(tensor.name() for tensor in response.output_tensors())
             call.inbox.put((None if response is None else result_of(response, names, needs_all=False), final))
 
-    def end(self, call: Call) -> None:
+    def end(self, call: ModelCall) -> None:
         self.ended.append(call.number)
 
     def wait(self, inbox: Inbox[Any]) -> None:
@@ -96,7 +98,7 @@ class Model:
         version.mkdir(parents=True, exist_ok=True)
         (version / "model.py").write_text(HEAD + code)
         self.host = FakeHost()
-        self.runner = ModelRunner(self.host, shares_process=True)
+        self.runner = PythonModelRunner(self.host, shares_process=True)
         self.capabilities = self.runner.initialize(
             str(version / "model.py"), str(version), str(version.parent), {"model_name": name}, decoupled
         )
@@ -105,7 +107,7 @@ class Model:
 
     def run(self, *values: float) -> list[Any]:
         self.batches += 1
-        self.batch = Batch(self.batches, len(values))
+        self.batch = ModelBatch(self.batches, len(values))
         sent = [(FIELDS, [Tensor("IN", np.array([value], np.float32))]) for value in values]
         results, _ = self.runner.execute(self.batch, sent)
         gc.collect()
@@ -315,7 +317,7 @@ def test_an_async_decoupled_model_asks_when_it_is_done(tmp_path: Path) -> None:
     arrived = threading.Event()
     respond = model.host.respond
 
-    def watch(batch: Batch, index: int, result: Any, final: bool) -> None:
+    def watch(batch: ModelBatch, index: int, result: Any, final: bool) -> None:
         respond(batch, index, result, final)
         if index == 0:
             arrived.set()
@@ -761,7 +763,7 @@ class TritonPythonModel:
     notes = model.host.responses
     respond = model.host.respond
 
-    def watch(batch: Batch, index: int, result: Any, final: bool) -> None:
+    def watch(batch: ModelBatch, index: int, result: Any, final: bool) -> None:
         respond(batch, index, result, final)
         if len(notes) >= 3:
             arrived.set()

@@ -14,9 +14,9 @@ from charonia.server.backends.python.process import WorkerProcess
 from charonia.server.backends.python.worker import charonia_channel as channel
 from charonia.server.backends.python.worker.charonia_calls import first_of_async
 from charonia.server.backends.python.worker.charonia_channel import Outgoing
-from charonia.server.backends.python.worker.charonia_connection import Connection
+from charonia.server.backends.python.worker.charonia_connection import WorkerConnection
 from charonia.server.backends.python.worker.charonia_errors import TritonError
-from charonia.server.backends.python.worker.charonia_host import Call, Inbox
+from charonia.server.backends.python.worker.charonia_host import Inbox, ModelCall
 from charonia.server.backends.python.worker.charonia_regions import RegionPool
 from charonia.testing.decoupled_suite import StreamSink
 
@@ -85,18 +85,18 @@ def test_a_worker_whose_message_meets_a_fault_of_the_server_is_ended_with_the_re
     assert "a fault" in caplog.text
 
 
-def worker_end() -> tuple[Connection, list[socket.socket]]:
+def worker_end() -> tuple[WorkerConnection, list[socket.socket]]:
     ours_out, theirs_in = socket.socketpair()
     theirs_out, ours_in = socket.socketpair()
-    return Connection(theirs_in, theirs_out, "m_0_0"), [ours_out, ours_in, theirs_in, theirs_out]
+    return WorkerConnection(theirs_in, theirs_out, "m_0_0"), [ours_out, ours_in, theirs_in, theirs_out]
 
 
 def test_a_fault_of_the_worker_with_a_message_fails_what_waits_and_says_why(capsys: pytest.CaptureFixture[str]) -> None:
     connection, sockets = worker_end()
-    assert repr(connection) == "<Connection 'm_0_0' open batches=0 calls=0>"
-    call = Call(0, "other", "", False, ("", 0, 0, 0, 0, "{}", (), ""), [])
+    assert repr(connection) == "<WorkerConnection 'm_0_0' open batches=0 calls=0>"
+    call = ModelCall(0, "other", "", False, ("", 0, 0, 0, 0, "{}", (), ""), [])
     connection.begin(call)
-    assert repr(connection) == "<Connection 'm_0_0' open batches=0 calls=1>"
+    assert repr(connection) == "<WorkerConnection 'm_0_0' open batches=0 calls=1>"
     # Of the shape of a batch, but with an input that has no place.
     sent: tuple[object, ...] = ("execute", [(1, [((), [("IN", "FP32", (1,), None)])])], [], [])
     channel.send_all(sockets[0], Outgoing(RegionPool()).frame(sent), [])
@@ -110,7 +110,7 @@ def test_a_fault_of_the_worker_with_a_message_fails_what_waits_and_says_why(caps
     assert failure[0] == TritonError.UNAVAILABLE
     assert str(failure[1]).startswith("a message of the server cannot be read: TypeError")
     assert list(connection.tasks.items) == [("end",)]
-    assert repr(connection) == "<Connection 'm_0_0' closed batches=0 calls=1>"
+    assert repr(connection) == "<WorkerConnection 'm_0_0' closed batches=0 calls=1>"
     assert "a message of the server cannot be read" in capsys.readouterr().err
     for sock in sockets:
         sock.close()
@@ -118,7 +118,7 @@ def test_a_fault_of_the_worker_with_a_message_fails_what_waits_and_says_why(caps
 
 def test_an_event_loop_that_is_closed_while_it_waits_does_not_end_the_connection() -> None:
     connection, sockets = worker_end()
-    call = Call(0, "other", "", False, ("", 0, 0, 0, 0, "{}", (), ""), [])
+    call = ModelCall(0, "other", "", False, ("", 0, 0, 0, 0, "{}", (), ""), [])
 
     async def start() -> None:
         task = asyncio.ensure_future(first_of_async(connection, call))

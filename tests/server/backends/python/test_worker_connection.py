@@ -14,9 +14,9 @@ import pytest
 from charonia.server.backends.python.worker import charonia_channel as channel
 from charonia.server.backends.python.worker import charonia_host, charonia_tensor
 from charonia.server.backends.python.worker.charonia_channel import INLINE_BYTES_MAX, Incoming, Outgoing, Receiver
-from charonia.server.backends.python.worker.charonia_connection import Connection
+from charonia.server.backends.python.worker.charonia_connection import WorkerConnection
 from charonia.server.backends.python.worker.charonia_errors import TritonError, TritonModelException
-from charonia.server.backends.python.worker.charonia_host import Batch, Call, Inbox
+from charonia.server.backends.python.worker.charonia_host import Inbox, ModelBatch, ModelCall
 from charonia.server.backends.python.worker.charonia_reader import Disconnected
 from charonia.server.backends.python.worker.charonia_regions import ChannelError, Mappings, RegionPool
 from charonia.server.backends.python.worker.charonia_responses import InferenceResponse, response_of
@@ -39,7 +39,7 @@ class Server:
         self.mappings = Mappings()
         self.receiver = Receiver(self.mappings, self.pool)
         self.waiting: list[Incoming] = []
-        self.connection = Connection(theirs_in, theirs_out, "m_0_0")
+        self.connection = WorkerConnection(theirs_in, theirs_out, "m_0_0")
 
     def send(self, header: tuple[object, ...], outgoing: Outgoing | None = None) -> None:
         outgoing = outgoing or Outgoing(self.pool)
@@ -91,28 +91,28 @@ def ones(count: int, value: float = 1) -> "np.ndarray[tuple[int], np.dtype[np.fl
     return np.full(count, value, np.float32)
 
 
-def call(*inputs: Tensor, name: str = "other", decoupled: bool = False) -> Call:
-    return Call(0, name, "", decoupled, FIELDS, list(inputs))
+def call(*inputs: Tensor, name: str = "other", decoupled: bool = False) -> ModelCall:
+    return ModelCall(0, name, "", decoupled, FIELDS, list(inputs))
 
 
-def next_response(made: Call) -> InferenceResponse:
+def next_response(made: ModelCall) -> InferenceResponse:
     result, _ = made.inbox.items.popleft()
     assert result is not None
     return response_of(result)
 
 
-def next_value(made: Call) -> float:
+def next_value(made: ModelCall) -> float:
     return float(next_response(made).output_tensors()[0].as_numpy()[0])
 
 
-def take_batch(connection: Connection) -> tuple[Batch, list[tuple[Any, list[Tensor]]]]:
+def take_batch(connection: WorkerConnection) -> tuple[ModelBatch, list[tuple[Any, list[Tensor]]]]:
     connection.wait(connection.tasks)
     kind, batch, requests = connection.tasks.items.popleft()
     assert kind == "execute"
     return batch, requests
 
 
-def exec_call(connection: Connection, made: Call) -> float:
+def exec_call(connection: WorkerConnection, made: ModelCall) -> float:
     connection.begin(made)
     connection.wait(made.inbox)
     return next_value(made)
@@ -391,7 +391,7 @@ class Shuffling(threading.Thread):
             self.server.execute(self.batches, ones(LARGE, self.batches))
 
 
-def outcomes_of(connection: Connection, made: Call) -> list[float]:
+def outcomes_of(connection: WorkerConnection, made: ModelCall) -> list[float]:
     connection.begin(made)
     values = []
     final = False

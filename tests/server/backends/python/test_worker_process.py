@@ -215,14 +215,15 @@ def test_no_worker_and_nothing_that_it_has_started_survives_a_killed_server(tmp_
         + """
 class TritonPythonModel:
     def initialize(self, args):
+        self.folder = args["model_repository"]
         started = [subprocess.Popen(["sleep", "60"]).pid]
         forked = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,), daemon=True)
         forked.start()
-        with open(args["model_repository"] + "/started", "w") as file:
+        with open(self.folder + "/started", "w") as file:
             print(*started, forked.pid, file=file)
 
     def execute(self, requests):
-        print("executing", flush=True)
+        open(self.folder + "/executing", "w").close()
         time.sleep(60)
 """
     )
@@ -238,14 +239,17 @@ from tests.support.python_model import load, request
 async def main():
     loaded = await load(Path(sys.argv[1]), Path(sys.argv[1], "m/1/model.py").read_text())
     running = asyncio.ensure_future(loaded.run([request(np.zeros(1, np.float32))]))
-    await asyncio.sleep(0.1)
+    while not Path(sys.argv[1], "m/executing").exists():
+        await asyncio.sleep(0.01)
     print(loaded.instance.pid, flush=True)
     await running
 
 asyncio.run(main())
 """
     )
-    with subprocess.Popen([sys.executable, str(script), str(tmp_path)], stdout=subprocess.PIPE, text=True) as server:
+    command = [sys.executable, str(script), str(tmp_path)]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}  # the script imports `tests`
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as server:
         assert server.stdout is not None
         worker = int(server.stdout.readline())
         started = [int(pid) for pid in (tmp_path / "m" / "started").read_text().split()]

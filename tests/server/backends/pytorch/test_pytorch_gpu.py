@@ -19,9 +19,15 @@ from charonia.core.errors import Code, ServingError
 from charonia.core.request import DeviceRequest, InferRequest
 from charonia.core.tensor import Array, DeviceTensor, Tensor
 from charonia.server.backends.api import BackendSettings, ModelFiles, Outputs, Placement
-from charonia.server.backends.pytorch import devices as gpus
 from charonia.server.backends.pytorch.backend import PyTorchBackend, PyTorchModel
-from charonia.server.backends.pytorch.devices import MIN_BLOCK_BYTES, ComputeDevice, CpuDevice, GpuDevice, PinnedPool
+from charonia.server.backends.pytorch.devices import (
+    MIN_BLOCK_BYTES,
+    ComputeDevice,
+    CpuDevice,
+    GpuDevice,
+    PinnedPool,
+    check_gpu,
+)
 from charonia.server.backends.pytorch.instance import PyTorchInstance
 from charonia.server.backends.pytorch.options import RunPlan
 from charonia.server.backends.pytorch.source import find_source
@@ -330,7 +336,7 @@ def test_a_gpu_that_cannot_be_used_is_refused_with_the_reason(
     monkeypatch.setattr(torch.version, "cuda", cuda)
 
     with pytest.raises(ServingError, match=reason) as caught:
-        gpus.check("m_0", 1, api)
+        check_gpu("m_0", 1, api)
 
     assert caught.value.code is Code.UNSUPPORTED
 
@@ -338,7 +344,7 @@ def test_a_gpu_that_cannot_be_used_is_refused_with_the_reason(
 def test_a_gpu_that_is_there_is_fine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", "13.0")
 
-    gpus.check("m_0", 0, FakeTorchCuda(True, 1))
+    check_gpu("m_0", 0, FakeTorchCuda(True, 1))
 
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU that PyTorch can use")

@@ -503,7 +503,7 @@ class TestRefusals:
             (b"", "it is empty"),
             (b"hello", "not a zip archive, but begins with b'hello'"),
             (pickle.dumps({}), "a pickle"),
-            (b"version https://git-lfs.github.com/spec/v1\n", "a pointer of Git LFS"),
+            (b"version https://git-lfs.github.com/spec/v1\n", "a Git LFS pointer"),
         ],
     )
     def test_a_file_of_another_kind_is_named(self, tmp_path: Path, content: bytes, message: str) -> None:

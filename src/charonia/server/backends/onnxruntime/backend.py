@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 
 class OnnxRuntimeModel:
-    """A loaded version: the sessions that its instances run in.
+    """A loaded version, with the sessions of its instances.
 
     Args:
         path: The model's file.
@@ -66,10 +66,10 @@ class OnnxRuntimeModel:
     async def create_instance(self, placement: Placement) -> OnnxRuntimeInstance:
         """Make one more instance.
 
-        Those on the CPU share a session, unless they are bound to other cores; each one on a GPU has its own.
+        Instances on the CPU share a session, unless they are bound to other cores; each one on a GPU has its own.
 
         Raises:
-            ServingError: The model cannot be loaded, or is not what the configuration says.
+            ServingError: The model cannot be loaded, or contradicts the configuration.
         """
         if placement.kind is InstanceKind.KIND_GPU:
             session = await asyncio.to_thread(self._open, placement)
@@ -81,11 +81,11 @@ class OnnxRuntimeModel:
         return OnnxRuntimeInstance(session, self._config, self._plan.run_entries)
 
     def memory(self) -> list[MemoryUsage]:
-        """Return the size of the weights, once for each session: their files' size."""
+        """Return the size of the weights for each session, which is that of their files."""
         return list(self._memory)
 
     async def aclose(self) -> None:
-        """Let go of the sessions, and give their memory back to the system."""
+        """Release the sessions, and return their memory to the system."""
         self._shared.clear()
         await asyncio.to_thread(release_freed_memory)
 
@@ -114,19 +114,19 @@ class OnnxRuntimeModel:
         return session
 
     def _threads(self, placement: Placement) -> int:
-        """Return the threads of the instance's session: of all instances that share it, with one pool between them."""
+        """Return the number of threads of the instance's session, which all instances that share it use together."""
         each = self._plan.intra_op_threads or placement.threads
         if placement.kind is InstanceKind.KIND_GPU:
             return each
         groups = self._config.instance_group
         sharing = sum(group.count for group in groups if group.kind is not InstanceKind.KIND_GPU)
-        # Each instance brings the thread that calls; the others are the pool's.
+        # Each instance brings its calling thread; the others belong to the pool.
         threads = max(1, sharing) * (each - 1) + 1
         return min(threads, len(placement.cores)) if placement.cores and not self._plan.intra_op_threads else threads
 
 
 class OnnxRuntimeBackend:
-    """The backend."""
+    """The `onnxruntime` backend."""
 
     name = "onnxruntime"
 
@@ -157,7 +157,7 @@ class OnnxRuntimeBackend:
                 release_freed_memory()
 
         signature, remarks, no_batch = await asyncio.to_thread(inspect)
-        # What has a default is not asked of clients unless the configuration names it.
+        # Clients do not have to send inputs with defaults unless the configuration names them.
         required = replace(signature, inputs=tuple(t for t in signature.inputs if not t.optional))
         batch_size = settings.default_max_batch_size
         if no_batch and batch_size > 0 and not config.max_batch_size and not required.fixed:
@@ -177,10 +177,10 @@ class OnnxRuntimeBackend:
         return Completion(merged, (*notes, *remarks))
 
     async def load(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> OnnxRuntimeModel:
-        """Load a version; its session is made with the first instance.
+        """Load a version; its first instance opens the session.
 
         Raises:
-            ServingError: A setting is wrong or not supported, or there is no such file.
+            ServingError: A setting is wrong or not supported, or the file is missing.
         """
         plan = self._plan(files, config, settings)
         path = model_path(files, config)
@@ -194,7 +194,7 @@ class OnnxRuntimeBackend:
         return OnnxRuntimeModel(path, seen_by_model(config), plan, verbose=settings.verbose)
 
     async def aclose(self) -> None:
-        """Give back nothing: models share nothing."""
+        """Do nothing: models share no resources."""
 
     def _plan(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> SessionPlan:
         plan, problems = read_plan(config, settings.values)
@@ -207,7 +207,7 @@ class OnnxRuntimeBackend:
 
 
 def model_path(files: ModelFiles, config: ModelConfig) -> Path:
-    """Return the model's file; a folder of that name holds it with its external data, under that name or the default.
+    """Return the model's file, or where that is a folder, the file in it: of the same name, or `model.onnx`.
 
     Raises:
         ServingError: INVALID_ARG when there is none.
@@ -232,14 +232,14 @@ def model_path(files: ModelFiles, config: ModelConfig) -> Path:
 def signature_problems(
     config: ModelConfig, signature: Signature, passed_over: Collection[str] = ()
 ) -> Iterator[Problem]:
-    """Yield every difference between a configuration and a model that matters, but those of outputs `passed_over`."""
+    """Yield each difference between a configuration and a model that matters, except in the outputs `passed_over`."""
     signature, problems = configured_form(ragged_plan(config), config, signature)
     yield from problems
     if not config.output:
         message = f"none is configured; the model provides {', '.join(tensor.name for tensor in signature.outputs)}"
         yield Problem("output", message)
     config = replace(config, output=tuple(output for output in config.output if output.name not in passed_over))
-    # ONNX Runtime reports an unknown rank as no dimensions, the same as a scalar's: take the configuration's word then.
+    # ONNX Runtime reports an unknown rank like a scalar, without dimensions: the configuration decides then.
     inputs = {i.name: i.reshape.shape if i.reshape is not None else i.dims for i in config.input}
     outputs = {o.name: o.reshape.shape if o.reshape is not None else o.dims for o in config.output}
     lead = (-1,) if config.max_batch_size > 0 else ()
@@ -251,7 +251,7 @@ def signature_problems(
         return replace(tensor, shape=(*tensor.shape[:batch], *_without_zeros(tensor.shape[batch:])))
 
     def answered(tensor: SignatureTensor) -> SignatureTensor:
-        # The optimiser finds out more about an output than the file says: what is left open there is no contradiction.
+        # The optimiser infers more about an output than the file says: what the configuration leaves open agrees.
         dims, own = outputs.get(tensor.name, ()), tensor.shape[len(lead) :]
         if not tensor.shape or len(dims) != len(own):
             return known(tensor, outputs)
@@ -278,7 +278,7 @@ def signature_problems(
 
 
 def _taken_as_scalars(config: ModelConfig, signature: Signature, path: Path) -> Iterator[str]:
-    """Yield a sentence for each tensor that is completed as a scalar because nothing tells its shape."""
+    """Yield a sentence for each tensor that is completed as a scalar because its shape is unknown."""
     completed = {
         "input": () if config.input else signature.inputs,
         "output": () if config.output else signature.outputs,
@@ -300,12 +300,12 @@ def _unsendable(config: ModelConfig, lacking: Mapping[str, str]) -> Iterator[Pro
 
 
 def _without_zeros(dims: tuple[int, ...]) -> tuple[int, ...]:
-    """Return dims that a configuration may have: it knows no 0, and what is variable may be 0."""
+    """Return dims for a configuration, which cannot have 0; a variable dimension may be 0."""
     return tuple(dim or -1 for dim in dims)
 
 
 def _op_library(files: ModelFiles, name: str) -> str:
-    """Return where a library of operators lies: in the model's folder, or where the system looks for libraries."""
+    """Return the path of an operator library in the model's folders, else its name, for the system's search path."""
     for folder in (files.version_dir, files.model_dir):
         if (folder / name).is_file():
             return os.fspath((folder / name).resolve())
@@ -313,5 +313,5 @@ def _op_library(files: ModelFiles, name: str) -> str:
 
 
 def _weights_bytes(path: Path) -> int:
-    """Return the bytes of the model's file and of those beside it, which hold external data."""
+    """Return the total size of the model's file and those beside it, which hold external data."""
     return sum(file.stat().st_size for file in path.parent.iterdir() if file.is_file())

@@ -1,4 +1,4 @@
-"""Runs batches in a session."""
+"""Runs batches in an ONNX Runtime session."""
 
 import ctypes
 import time
@@ -26,12 +26,12 @@ _BFLOAT16 = 16
 
 
 class OnnxRuntimeInstance:
-    """One lane. Instances may share a session: it takes calls from many threads.
+    """An instance. Instances may share a session, which is thread-safe.
 
     Args:
-        session: Where to run.
+        session: The session.
         config: The complete configuration.
-        run_entries: Run configuration entries.
+        run_entries: Run configuration entries, by name and value.
     """
 
     def __init__(self, session: Session, config: ModelConfig, run_entries: Sequence[tuple[str, str]]) -> None:
@@ -51,7 +51,7 @@ class OnnxRuntimeInstance:
             self._options = options
 
     def execute(self, requests: Sequence[InferRequest]) -> Execution:
-        """Run the requests as one batch; where that fails, each alone, so that one cannot spoil the others' answers."""
+        """Run the requests as one batch; if it fails, each one alone, so that a bad request fails alone."""
         if len(requests) == 1 or self._is_batched:
             try:
                 return self._execute(requests)
@@ -63,7 +63,7 @@ class OnnxRuntimeInstance:
         return Execution(results, start, time.monotonic_ns())
 
     def close(self) -> None:
-        """Let go of the session."""
+        """Release the session."""
         self._run = None
 
     def _execute_alone(self, request: InferRequest) -> Result:
@@ -81,7 +81,7 @@ class OnnxRuntimeInstance:
         input_end_ns = time.monotonic_ns()
         try:
             arrays = run(names, feed, self._options)
-        except Exception as error:  # ONNX Runtime's errors have no common base class of their own
+        except Exception as error:  # ONNX Runtime's errors have no common base class
             raise plain_error("ONNX Runtime failed", error) from error
         output_start_ns = time.monotonic_ns()
         return Execution(self._answers(requests, names, arrays), input_end_ns, output_start_ns)
@@ -109,7 +109,7 @@ class OnnxRuntimeInstance:
         return [plan.reshape(request.inputs[name].array, True).shape for request in requests]
 
     def _wanted(self, requests: Sequence[InferRequest]) -> tuple[str, ...]:
-        """Return the outputs that some request asked for; the model is not made to compute others."""
+        """Return the outputs that at least one request asks for; the model does not compute the others."""
         if len(self._names) == 1:
             return self._names
         asked: set[str] = set()
@@ -143,7 +143,7 @@ class OnnxRuntimeInstance:
 def _run_with_bfloat16(
     session: Session, names: Sequence[str], feed: Mapping[str, Array], options: object
 ) -> list[Array]:
-    """Run a model that numpy has no type for: bit patterns of BF16 cross in ONNX Runtime's own values."""
+    """Run a model with BF16, which numpy lacks: the bit patterns are passed as `OrtValue`s."""
     kinds = {argument.name: argument.type for argument in session.get_inputs()}
     make = onnxruntime.OrtValue
     values = {
@@ -165,7 +165,7 @@ def _to_numpy(value: onnxruntime.OrtValue) -> Array:
 
 
 def _to_text(name: str, array: Array) -> Array:
-    """Return strings for bytes: ONNX Runtime's Python takes nothing else."""
+    """Decode bytes to strings: ONNX Runtime's Python API takes only those."""
     texts = np.empty(array.shape, object)
     flat = texts.reshape(-1)
     for index, element in enumerate(array.reshape(-1).tolist()):

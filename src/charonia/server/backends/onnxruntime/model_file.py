@@ -1,10 +1,10 @@
-"""What a model's file says that ONNX Runtime does not tell: where its weights lie, and which tensors have no shape.
+"""Reads from an ONNX file what ONNX Runtime does not report: files of external weights, and tensors without a shape.
 
-ONNX Runtime maps a file of weights for as long as the model is loaded. Whoever writes over it then changes the answers
-of the model that is served (`cp new.data model.data`), and whoever makes it shorter ends the whole process with SIGBUS.
-A copy in memory has neither problem, and its file may be a link that leads out of the folder.
+ONNX Runtime maps external weights into memory for as long as the model is loaded. If the file is overwritten meanwhile
+(`cp new.data model.data`), the served model changes its answers; if it is truncated, SIGBUS ends the whole process. A
+copy in memory has neither problem, and its file may be a symbolic link that leads out of the folder.
 
-An ONNX file is one protobuf message; the numbers of fields are those of onnx.proto.
+An ONNX file is one protobuf message; the field numbers are those of onnx.proto.
 """
 
 import os
@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 COPIED_BYTES_MAX = 2 * 1024**3
-"""Larger weights stay mapped: while a session is made, there are two copies."""
+"""Larger weights stay mapped: while a session is created, there are two copies."""
 
 _MODEL_GRAPH = 7
 _GRAPH_INITIALIZER, _GRAPH_INPUT, _GRAPH_OUTPUT = 5, 11, 12
@@ -27,10 +27,10 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 def read_external(path: Path) -> Mapping[str, bytes]:
-    """Return the content of the files that a model's weights lie in, by the names that the model has for them.
+    """Return the content of a model's files of external weights, by the names that the model has for them.
 
-    Nothing where the model has none, they are larger than `COPIED_BYTES_MAX`, or one cannot be read or lies elsewhere:
-    what is wrong then is for ONNX Runtime to say. Blocks on the disk.
+    Empty where the model has none, they are larger than `COPIED_BYTES_MAX`, or one cannot be read or lies outside the
+    folder: ONNX Runtime then reports what is wrong. Blocks on disk I/O.
     """
     try:
         names = external_names(path)
@@ -44,11 +44,11 @@ def read_external(path: Path) -> Mapping[str, bytes]:
 
 
 def external_names(path: Path) -> tuple[str, ...]:
-    """Return the names of the files that the weights of a model's graph lie in, each once, in its order.
+    """Return the names of the files of external weights, each once, in the order of the model.
 
     Raises:
         OSError: The file cannot be read.
-        ValueError: It is no ONNX model.
+        ValueError: It is not an ONNX model.
     """
     names: dict[str, None] = {}
     with path.open("rb") as file:
@@ -63,9 +63,9 @@ def external_names(path: Path) -> tuple[str, ...]:
 
 
 def without_shape(path: Path) -> frozenset[str]:
-    """Return the names of the inputs and outputs whose file tells no shape, not even a number of dimensions.
+    """Return the names of the inputs and outputs without a shape: not even their rank is known.
 
-    None where the file cannot be read. Blocks on the disk.
+    Empty where the file cannot be read. Blocks on disk I/O.
     """
     names = set()
     try:
@@ -82,7 +82,7 @@ def without_shape(path: Path) -> frozenset[str]:
 
 
 def _fields(file: BinaryIO, span: tuple[int, int], wanted: int) -> Iterator[tuple[int, int]]:
-    """Yield begin and end of each field of bytes with a number, in the message that lies between two places."""
+    """Yield start and end of each length-delimited field with the number `wanted`, in the message at `span`."""
     place, end = span
     while place < end:
         file.seek(place)

@@ -1,6 +1,6 @@
-"""What a model's configuration and the backend's settings say about its sessions, as one record. Pure.
+"""Options of a model's sessions, from its configuration and the backend's settings, and choice of execution providers.
 
-Which of ONNX Runtime's execution providers an instance runs on. Pure: it is told what is installed.
+Pure. Which providers are installed is an argument.
 """
 
 import difflib
@@ -24,7 +24,7 @@ GPU_PARAMETERS = {
     "do_copy_in_default_stream": {"0": "0", "1": "1", "false": "0", "true": "1"},
     "gpu_mem_limit": {},
 }
-"""Parameters of GPU instances and what ONNX Runtime calls their values; empty for whole numbers."""
+"""Parameters of GPU instances, with ONNX Runtime's name of each value; empty for whole numbers."""
 
 _T = TypeVar("_T")
 
@@ -45,20 +45,20 @@ _FLAGS = {"0": False, "false": False, "1": True, "true": True}
 
 @dataclass(frozen=True, slots=True)
 class SessionPlan:
-    """How the sessions of a model are made.
+    """Options of a model's sessions.
 
     Attributes:
-        intra_op_threads: Threads of one operator; 0 for the share of the thread budget.
-        inter_op_threads: Threads over operators, where `is_parallel`.
+        intra_op_threads: Threads within one operator; 0 for the instance's share of the thread budget.
+        inter_op_threads: Threads across operators, where `is_parallel`.
         is_parallel: Whether independent operators may run at the same time.
         graph_level: Name of the optimisation level.
-        has_arena: Whether memory is kept between runs.
-        has_pattern: Whether memory is planned for each shape; None for what suits the model.
+        has_arena: Whether the memory arena is on, which keeps memory between runs.
+        has_pattern: Whether memory patterns are on, a plan for each shape; None to decide by the model.
         entries: Session configuration entries that the model asks for.
         run_entries: Run configuration entries.
-        op_libraries: Files of custom operators.
+        op_libraries: Libraries of custom operators.
         gpu_options: Options of the CUDA provider.
-        uses_global_pool: Whether the sessions use the process's thread pool.
+        uses_global_pool: Whether the sessions share the global thread pool of the process.
     """
 
     intra_op_threads: int = 0
@@ -75,11 +75,11 @@ class SessionPlan:
 
 
 def read_plan(config: ModelConfig, settings: Mapping[str, str]) -> tuple[SessionPlan, list[Problem]]:
-    """Return the plan and everything that is wrong in what it was made from.
+    """Return the plan, and all problems in the configuration and settings.
 
     Args:
-        config: The model's configuration; its parameters win over the settings.
-        settings: Settings of the backend (`--backend-config`); those that are not its own are left alone.
+        config: The model's configuration; its parameters override the settings.
+        settings: Settings of the backend (`--backend-config`); unknown ones are ignored.
     """
     problems: list[Problem] = []
     values = {key: (f"--backend-config {key}", settings[key]) for key in _SETTINGS if key in settings}
@@ -127,7 +127,7 @@ def read_plan(config: ModelConfig, settings: Mapping[str, str]) -> tuple[Session
 
 
 def unknown_parameters(config: ModelConfig) -> Iterator[str]:
-    """Yield a sentence for each parameter that has no meaning here."""
+    """Yield a warning for each unknown parameter."""
     for key in sorted(config.parameters.keys() - SERVER_PARAMETERS):
         if key not in _PARAMETERS and not key.startswith(_ENTRY_PREFIXES):
             near = difflib.get_close_matches(key, _PARAMETERS, n=1)
@@ -211,7 +211,7 @@ def _on_cpu(model: str, accelerator: Accelerator) -> Provider:
 
 
 def _cuda(plan: SessionPlan, placement: Placement, parameters: Mapping[str, str]) -> Provider:
-    # Blocks as large as asked for: the provider's own default doubles them, and memory on a GPU is what runs out.
+    # The provider's default doubles each block that the arena requests, and GPU memory is scarce.
     defaults = {"device_id": str(placement.device_id), "arena_extend_strategy": "kSameAsRequested"}
     return CUDA, {**defaults, **dict(plan.gpu_options), **parameters}
 

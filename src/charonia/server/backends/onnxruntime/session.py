@@ -1,4 +1,4 @@
-"""Makes sessions of ONNX Runtime, and says in plain words why it cannot."""
+"""Opens ONNX Runtime sessions, and turns its errors into readable ones."""
 
 import re
 import time
@@ -17,7 +17,7 @@ from charonia.server.backends.onnxruntime.model_file import read_external
 from charonia.server.backends.onnxruntime.options import CPU, Provider, SessionPlan
 
 SPIN_US = 20
-"""How long a thread of the pool waits for its next piece of work before it sleeps."""
+"""How long a thread of the pool spins for more work before it sleeps."""
 
 SMALL_RUN_NS = 200_000
 """A model whose runs take no longer than this gains nothing from a second thread."""
@@ -38,28 +38,28 @@ _TYPES = {
     "string": DataType.BYTES,
     "bfloat16": DataType.BF16,
 }
-"""Datatype by what stands between the brackets of ONNX Runtime's "tensor(...)"."""
+"""Datatype by the name within ONNX Runtime's "tensor(...)"."""
 
 Run = Callable[[Sequence[str], Mapping[str, Array], object], list[Array]]
-"""Computes the named outputs from arrays by name, with run options or None."""
+"""Computes the named outputs from inputs by name, with run options or None."""
 
 _PREFIX = re.compile(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ")
 _SOURCE = re.compile(r"\S*onnxruntime_src/\S+ |\w+\.cc:\d+ \w+ |\S+::\S+\([^)]*\) (?:const )?")
 _MESSAGE_CHARS_MAX = 1000
 _LFS_POINTER = b"version https://git-lfs"
 _LOAD_HINTS = {
-    "Protobuf parsing failed": "the file is no ONNX model, or a part of one",
-    "Missing model IR version": "the file is no ONNX model",
+    "Protobuf parsing failed": "the file is not an ONNX model, or is incomplete",
+    "Missing model IR version": "the file is not an ONNX model",
     "Unsupported model IR version": "a newer onnxruntime reads it: pip install -U onnxruntime",
     "stamped with official released onnx opset": "a newer onnxruntime reads it: pip install -U onnxruntime",
-    "escapes model directory": "the file of the weights belongs beside the model, not a link to another folder",
-    "External data path": "the weights lie in a file of their own, which belongs beside the model",
-    "External initializer": "the file of the weights is a part of one, or a pointer of Git LFS",
+    "escapes model directory": "put the file of the weights beside the model, not a link to another folder",
+    "External data path": "the weights are in a separate file, which belongs beside the model",
+    "External initializer": "the file of the weights is incomplete, or a Git LFS pointer",
     "is not a registered function/op": (
         "`model_operations { op_library_filename: ... }` loads operators that ONNX Runtime does not have"
     ),
 }
-"""What to do, by what ONNX Runtime says."""
+"""Hint by a part of ONNX Runtime's message."""
 
 
 class NodeArgument(Protocol):
@@ -71,7 +71,7 @@ class NodeArgument(Protocol):
 
 
 class Session(Protocol):
-    """What is used of `onnxruntime.InferenceSession`. Its methods may be called from many threads at a time."""
+    """The part of `onnxruntime.InferenceSession` that is used. Thread-safe."""
 
     def run(
         self, output_names: Sequence[str], input_feed: Mapping[str, Array], run_options: object = None
@@ -82,15 +82,15 @@ class Session(Protocol):
     def run_with_ort_values(
         self, output_names: Sequence[str], input_dict_ort_values: Mapping[str, Any], run_options: object = None
     ) -> list[Any]:
-        """Compute the outputs; values are ONNX Runtime's own."""
+        """Compute the outputs, from and to `OrtValue`s."""
         ...
 
     def get_inputs(self) -> list[NodeArgument]:
-        """Return the inputs without those that have a default."""
+        """Return the inputs without a default."""
         ...
 
     def get_overridable_initializers(self) -> list[NodeArgument]:
-        """Return the inputs that have a default."""
+        """Return the inputs with a default."""
         ...
 
     def get_outputs(self) -> list[NodeArgument]:
@@ -108,15 +108,15 @@ def installed_providers() -> list[str]:
 
 
 def start_global_pool(intra_op_threads: int, inter_op_threads: int) -> None:
-    """Make the process's thread pool, for sessions that use it; 0 threads for one a core.
+    """Create the global thread pool, for sessions that use it; 0 threads means one per core.
 
     Raises:
-        ServingError: Sessions were made before.
+        ServingError: There are sessions already.
     """
     try:
         onnxruntime.set_global_thread_pool_sizes(intra_op_threads, inter_op_threads)
-    except Exception as error:  # ONNX Runtime's errors have no common base class of their own
-        raise plain_error("the global thread pool cannot be made", error) from error
+    except Exception as error:  # ONNX Runtime's errors have no common base class
+        raise plain_error("the global thread pool cannot be created", error) from error
 
 
 def open_session(
@@ -127,7 +127,7 @@ def open_session(
     Args:
         path: The model's file.
         plan: Its options.
-        threads: Threads that one operator may use, the caller's included.
+        threads: Threads within one operator, including the caller's.
         providers: Execution providers, best first.
         verbose: Whether ONNX Runtime may write to stderr.
 
@@ -142,7 +142,7 @@ def open_session(
 
 
 def open_to_inspect(path: Path, plan: SessionPlan) -> Session:
-    """Load a model to see its signature only, quickly and with little memory. Raises like `open_session`."""
+    """Load a model only to read its signature, quickly and with little memory. Raises like `open_session`."""
     options = _session_options(plan, threads=1, verbose=False)
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.add_session_config_entry("session.disable_prepacking", "1")
@@ -151,7 +151,7 @@ def open_to_inspect(path: Path, plan: SessionPlan) -> Session:
 
 def _session_options(plan: SessionPlan, threads: int, verbose: bool) -> Any:
     options = onnxruntime.SessionOptions()
-    # Errors come back as exceptions and are reported; ONNX Runtime would write each to stderr as well.
+    # Errors are exceptions, which are reported; ONNX Runtime would also write each to stderr.
     options.log_severity_level = 2 if verbose else 4
     if plan.uses_global_pool:
         options.use_per_session_threads = False
@@ -161,7 +161,7 @@ def _session_options(plan: SessionPlan, threads: int, verbose: bool) -> Any:
     if plan.is_parallel:
         options.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL
     options.add_session_config_entry("session.intra_op.spin_duration_us", str(SPIN_US))
-    # For versions that do not know the entry above.
+    # For versions without the entry above.
     options.add_session_config_entry("session.force_spinning_stop", "1")
     for key, value in plan.entries:
         options.add_session_config_entry(key, value)
@@ -173,13 +173,13 @@ def _open(path: Path, options: Any, plan: SessionPlan, providers: Sequence[Provi
         for library in plan.op_libraries:
             options.register_custom_ops_library(library)
         named = [(name, dict(values)) for name, values in providers]
-        # Providers of other hardware read the files themselves; older versions do not know the call.
+        # Other providers read the files themselves; older versions lack the method.
         give = getattr(options, "add_external_initializers_from_files_in_memory", None)
         external = read_external(path) if give is not None and all(name == CPU for name, _ in providers) else {}
         if give is not None and external:
             give(list(external), list(external.values()), [len(content) for content in external.values()])
         session = onnxruntime.InferenceSession(path, options, providers=named, enable_fallback=0)
-    except Exception as error:  # ONNX Runtime's errors have no common base class of their own
+    except Exception as error:  # ONNX Runtime's errors have no common base class
         refused = plain_error(f"cannot load {path.name}", error, Code.INVALID_ARG)
         raise ServingError(refused.code, refused.message, hint=_load_hint(path, refused.message)) from error
     running = session.get_providers()
@@ -187,13 +187,13 @@ def _open(path: Path, options: Any, plan: SessionPlan, providers: Sequence[Provi
         if name not in running:
             raise invalid(
                 f"cannot load {path.name}: {name} is installed but does not start",
-                hint="are its libraries (CUDA, cuDNN, TensorRT) installed in the versions that ONNX Runtime needs?",
+                hint="check that its libraries (CUDA, cuDNN, TensorRT) have the versions that ONNX Runtime needs",
             )
     return cast(Session, session)
 
 
 def _load_hint(path: Path, problem: str) -> str:
-    """Return what to do about a file that ONNX Runtime does not load, "" where only the problem itself can tell."""
+    """Return a hint for a file that ONNX Runtime does not load, "" for none."""
     try:
         with path.open("rb") as file:
             start = file.read(len(_LFS_POINTER))
@@ -202,7 +202,7 @@ def _load_hint(path: Path, problem: str) -> str:
     if not start:
         return "the file is empty"
     if start == _LFS_POINTER:
-        return "the file is a pointer of Git LFS: `git lfs pull` fetches the model"
+        return "the file is a Git LFS pointer: `git lfs pull` fetches the model"
     return next((hint for text, hint in _LOAD_HINTS.items() if text in problem), "")
 
 
@@ -212,7 +212,7 @@ def signature_of(session: Session, model_name: str) -> tuple[Signature, list[str
     Inputs with a default are optional.
 
     Raises:
-        ServingError: UNSUPPORTED for an input of a type that is no tensor of the protocol's, or only such outputs.
+        ServingError: UNSUPPORTED for an input whose type the protocol lacks, or if all outputs are of such types.
     """
     inputs = []
     outputs = []
@@ -244,20 +244,20 @@ def signature_of(session: Session, model_name: str) -> tuple[Signature, list[str
 
 
 def unsendable_outputs(session: Session) -> dict[str, str]:
-    """Return the type of each output that is no tensor of the protocol's, by name."""
+    """Return the type of each output that the protocol has no datatype for, by name."""
     return {argument.name: argument.type for argument in session.get_outputs() if _datatype(argument) is None}
 
 
 def unsendable_hint(kinds: str) -> str:
-    """Return what to do about outputs of such types, "" where nobody knows."""
+    """Return a hint for outputs of such types, "" for none."""
     return "scikit-learn converters write the probabilities as a tensor with zipmap=False" if "map(" in kinds else ""
 
 
 def other_than_batch(session: Session) -> str:
-    """Return the name of a dimension that stands first in a tensor but is no batch's, "" where none shows.
+    """Return the name of a first dimension that is not the batch, "" where there is none.
 
-    It stands first in one tensor and later in another, as in a matrix and its transpose, and there are others that
-    stand first: some exporters give all variable dimensions one name, which tells nothing.
+    It is the first dimension of one tensor and a later one of another, as in a matrix and its transpose. Other tensors
+    must have another first dimension: some exporters give all variable dimensions one name, which proves nothing.
     """
     shapes = [argument.shape for argument in (*session.get_inputs(), *session.get_outputs())]
     first = {shape[0] for shape in shapes if shape and isinstance(shape[0], str)}
@@ -266,10 +266,10 @@ def other_than_batch(session: Session) -> str:
 
 
 def run_of(session: Session) -> Run:
-    """Return what computes: for the CPU alone, the call beneath the session's own `run`.
+    """Return the function that computes: on the CPU, the native call beneath `run` of the session.
 
-    That one checks names that were checked when the request came, and falls back to another provider; of a model that
-    computes for 10 us it takes 1.5, and several where the caches are cold.
+    `run` checks names again, and can fall back to another provider: 1.5 us for a model that takes 10 us, and several
+    where the caches are cold.
     """
     beneath = getattr(session, "_sess", None)
     run: Run = session.run if beneath is None or session.get_providers() != [CPU] else beneath.run
@@ -277,9 +277,9 @@ def run_of(session: Session) -> Run:
 
 
 def is_small(session: Session, signature: Signature, batch_size: int) -> bool:
-    """Whether a full batch takes so little time that one thread is best; found by running it on zeros.
+    """Whether a full batch is so fast that one thread is best, measured on zeros.
 
-    False also where zeros cannot stand for real inputs: variable dimensions, strings, a model that refuses them.
+    False where zeros cannot replace real inputs: variable dimensions, strings, a model that refuses them.
     """
     inputs = [tensor for tensor in signature.inputs if not tensor.optional]
     if any(t.datatype in (DataType.BYTES, DataType.BF16) or -1 in t.shape[1:] for t in inputs):
@@ -292,10 +292,10 @@ def is_small(session: Session, signature: Signature, batch_size: int) -> bool:
             start = time.monotonic_ns()
             try:
                 session.run(names, feed)
-            except Exception:  # zeros are not valid inputs of every model, and that is no fault of it
+            except Exception:  # zeros are not valid inputs of every model
                 return False
             times.append(time.monotonic_ns() - start)
-            # The first run also fills caches; one this slow says enough.
+            # The first run also fills caches; one this slow decides alone.
             if times[-1] > 20 * SMALL_RUN_NS:
                 return False
         if min(times) > SMALL_RUN_NS:
@@ -304,12 +304,12 @@ def is_small(session: Session, signature: Signature, batch_size: int) -> bool:
 
 
 def plain_error(what: str, error: Exception, code: Code | None = None) -> ServingError:
-    """Return an error of ONNX Runtime without its file names, numbers and line breaks.
+    """Return an error of ONNX Runtime without source locations, numbers and line breaks.
 
     Args:
-        what: What could not be done.
-        error: What ONNX Runtime raised.
-        code: Kind of problem; None for INVALID_ARG where ONNX Runtime blames the inputs, else INTERNAL.
+        what: What failed.
+        error: The error of ONNX Runtime.
+        code: Code of the result; None for INVALID_ARG where ONNX Runtime blames the inputs, else INTERNAL.
     """
     text = _SOURCE.sub("", _PREFIX.sub("", str(error)))
     text = " ".join(text.split())[:_MESSAGE_CHARS_MAX]

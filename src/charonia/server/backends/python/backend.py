@@ -1,4 +1,4 @@
-"""The `python` backend."""
+"""The `python` backend: completes configurations and loads models, in worker processes or threads."""
 
 import asyncio
 import contextlib
@@ -42,13 +42,13 @@ START_SECONDS = "INITIALIZE_TIMEOUT_SECONDS"
 START_S_DEFAULT = 600.0
 
 EXECUTE_SECONDS = "EXECUTE_TIMEOUT_SECONDS"
-"""Model parameter: time that a batch has before its worker is taken for hung and replaced. Without it: no limit."""
+"""Model parameter: time limit of a batch, after which its worker counts as hung and is replaced. Default: no limit."""
 
 COMPLETE_S_MAX = 120.0
 """Time that `auto_complete_config` has."""
 
 CPU_INPUTS = "FORCE_CPU_ONLY_INPUT_TENSORS"
-"""Model parameter: whether inputs that are in the memory of a GPU are copied to that of the CPU."""
+"""Model parameter: whether inputs in GPU memory are copied to the CPU."""
 
 MODE = "EXECUTION_MODE"
 """Model parameter: where instances run."""
@@ -72,7 +72,7 @@ class PythonBackend:
         self.name = folder.name if folder is not None else "python"
 
     def uses_gpus(self) -> bool:
-        """Yes: what the model makes of it is its own business."""
+        """Return True: whether to use the GPU is up to the model."""
         return True
 
     async def complete(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Completion:
@@ -108,13 +108,13 @@ class PythonBackend:
                 f"auto_complete_config of model '{config.name}' did not finish within {COMPLETE_S_MAX:g} s"
             ) from None
         finally:
-            process.kill("there is nothing left to do for it")
+            process.kill("auto-complete is over")
             await process.stop(0)
         result = from_json(completed) if completed else config
         notes = [] if result == config else [f"completed by auto_complete_config in {path.name}"]
         if not (result.input or result.output):
             notes.append(
-                f"no input and no output: config.pbtxt, or auto_complete_config in {path.name}, has to name them"
+                f"no input and no output: config.pbtxt, or auto_complete_config in {path.name}, must define them"
             )
         return Completion(result, tuple(notes))
 
@@ -130,11 +130,11 @@ class PythonBackend:
         )
         if environment is None:
             return ThreadedPythonModel(files, config, path, server)
-        await asyncio.to_thread(is_usable)  # starting the driver takes a while; it is asked once
+        await asyncio.to_thread(is_usable)  # starting the driver takes a while; the result is cached
         return PythonModel(files, config, path, environment, server)
 
     async def aclose(self) -> None:
-        """End the process that watches over what workers have started."""
+        """End the reaper process."""
         pid = reaper.end()
         if pid:
             with contextlib.suppress(ChildProcessError):  # it was waited for elsewhere
@@ -203,15 +203,15 @@ class PythonModel:
         return [MemoryUsage("CPU", 0, sum(i.resident_bytes() for i in self._instances))]
 
     def workers(self) -> list[WorkerState]:
-        """Return how the worker of each instance does now."""
+        """Return the current state of each instance's worker."""
         return [WorkerState(i.name, i.resident_bytes(), i.health.restarts, i.health.problem) for i in self._instances]
 
     async def is_ready(self) -> bool:
-        """Return whether the models of all workers that run say that they are ready."""
+        """Return whether the models of all running workers report that they are ready."""
         return all(await asyncio.gather(*(i.is_ready() for i in self._instances if not i.problem)))
 
     async def aclose(self) -> None:
-        """The instances hold everything."""
+        """Do nothing more: the instances are closed."""
         self._instances.clear()
 
 
@@ -244,15 +244,15 @@ class ThreadedPythonModel:
         return reshaped(instance, self._config)
 
     def memory(self) -> list[MemoryUsage]:
-        """Return nothing: what the model takes is part of the server's memory."""
+        """Return nothing: the model's memory is part of the server's."""
         return []
 
     async def is_ready(self) -> bool:
-        """Return whether all instances say that they are ready."""
+        """Return whether all instances report that they are ready."""
         return all(await asyncio.gather(*(i.is_ready() for i in self._instances)))
 
     async def aclose(self) -> None:
-        """The instances hold everything."""
+        """Do nothing more: the instances are closed."""
         self._instances.clear()
 
 
@@ -278,7 +278,7 @@ async def _environment(
     """Return the environment of a model's processes, None where it runs in threads of the server.
 
     Raises:
-        ServingError: It cannot be had, or the model asks for something that a thread cannot have.
+        ServingError: It is not available, or the model has an option that threads do not support.
     """
     mode = config.parameters.get(MODE, PROCESS)
     if mode == PROCESS:
@@ -304,7 +304,7 @@ async def _environment(
 
 
 def _takes_gpu(config: ModelConfig) -> bool:
-    """Return whether inputs stay in the memory of a GPU."""
+    """Return whether inputs stay in GPU memory."""
     text = config.parameters.get(CPU_INPUTS, "yes")
     if text not in ("yes", "no"):
         raise invalid(f"model '{config.name}': parameter {CPU_INPUTS}: expected yes or no, got '{text}'")

@@ -1,8 +1,8 @@
-"""The batches of one instance: those that its worker works on or will, and those that have left requests open.
+"""The batches of one instance: queued, running, and finished with open requests.
 
-A batch is handed over, runs when those before it are done, and may leave requests open that the model answers later.
-When the worker ends, the batch that runs and the requests left open fail with the reason; batches that it has not begun
-run on its successor.
+A batch is sent to the worker, runs after those before it, and may leave requests open that the model answers later.
+When the worker ends, the running batch and the open requests fail with the reason; batches that have not begun run on
+the next worker.
 """
 
 import asyncio
@@ -27,12 +27,12 @@ RESTART_WAIT_S_MAX = 20.0
 
 
 class BatchInFlight(Work):
-    """A batch that was handed over, and that is not finished or has left requests open.
+    """A batch that is not finished, or has left requests open.
 
     Attributes:
-        number: Its number in messages, 0 until it was sent to the worker that runs now.
-        over: Indices of requests that have their last response; None while there is none.
-        gone: Indices of requests whose callers have gone; None while there is none.
+        number: Its number in messages, 0 until it is sent to the current worker.
+        over: Indices of requests that have their last response; None for none.
+        gone: Indices of requests whose callers have gone; None for none.
     """
 
     __slots__ = ("gone", "number", "over")
@@ -67,10 +67,10 @@ class Batches:
         output_names: All outputs of the model.
         execute_s_max: Time that a batch has, 0 for no limit.
         is_decoupled: Whether a request may have any number of responses.
-        busy_poll: Whether workers stay awake between requests, None where they do not.
+        busy_poll: Busy polling, None where it is off.
 
     Attributes:
-        answered: Batches that the worker which runs now has answered.
+        answered: Batches that the current worker has answered.
     """
 
     def __init__(
@@ -89,25 +89,25 @@ class Batches:
         self._is_decoupled = is_decoupled
         self._busy_poll = busy_poll
         self._loop = asyncio.get_running_loop()
-        self._link: WorkerLink | None = None  # to the worker that runs batches now
+        self._link: WorkerLink | None = None  # to the current worker
         self._is_ready = False
         self._is_closed = False
-        self._queue: deque[BatchInFlight] = deque()  # the first one runs, where it was sent
-        self._warming: deque[BatchInFlight] = deque()  # what a new worker runs before anything else
-        self._outbox: list[BatchInFlight] = []  # those that are sent at the end of this round of the event loop
-        self._left_open: dict[int, BatchInFlight] = {}  # finished, with requests that wait for their last response
+        self._queue: deque[BatchInFlight] = deque()  # the first one runs, once it is sent
+        self._warming: deque[BatchInFlight] = deque()  # warm-up, which a new worker runs first
+        self._outbox: list[BatchInFlight] = []  # sent at the end of this iteration of the event loop
+        self._left_open: dict[int, BatchInFlight] = {}  # finished, with open requests
         self._sent = 0
-        self._timer: asyncio.TimerHandle | None = None  # the first batch's
+        self._timer: asyncio.TimerHandle | None = None  # of the first batch
         self._told_awake_ns = 0
 
     def __len__(self) -> int:
-        """Batches that are not finished, and batches with requests that are left open."""
+        """Number of batches that are not finished or have open requests."""
         return len(self._queue) + len(self._left_open)
 
-    # What the engine does
+    # Called for the engine
 
     def add(self, sink: BatchSink, requests: Sequence[InferRequest]) -> None:
-        """Take a batch: it is sent at once, or once a worker is ready."""
+        """Queue a batch; it is sent at once, or when a worker is ready."""
         batch = BatchInFlight(sink, requests)
         self._queue.append(batch)
         if self._is_ready:
@@ -118,7 +118,7 @@ class Batches:
             self._limit(RESTART_WAIT_S_MAX, self._waited_too_long)
 
     def cancel(self, sink: BatchSink, index: int) -> bool:
-        """Tell the model that the caller of a request has gone; return whether all callers of its batch have gone."""
+        """Notify the model that the caller of a request has gone; return whether all callers of the batch have."""
         batch = next((b for b in (*self._queue, *self._left_open.values()) if b.sink is sink), None)
         if batch is None:
             return False
@@ -133,12 +133,12 @@ class Batches:
         return is_abandoned
 
     def close(self) -> None:
-        """Take no more batches."""
+        """Accept no more batches."""
         self._is_closed = True
         self.detach()
         self._limit(0, None)
 
-    # What becomes of the worker
+    # Called by the supervisor
 
     def attach(self, link: WorkerLink) -> None:
         """A new worker has loaded its model."""
@@ -147,7 +147,7 @@ class Batches:
         self.answered = 0
 
     def warm_up(self, sink: BatchSink, requests: Sequence[InferRequest]) -> None:
-        """Run a batch on a new worker before anything else."""
+        """Run a warm-up batch on a new worker."""
         batch = BatchInFlight(sink, requests)
         self._warming.append(batch)
         self._send(batch)
@@ -166,7 +166,7 @@ class Batches:
         self._outbox.clear()
 
     def worker_ended(self, error: ServingError, *, failed_to_start: bool) -> None:
-        """Fail what the worker had begun; what it had not waits for the next one."""
+        """Fail the running batch and open requests; the other batches wait for the next worker."""
         self._warming.clear()
         left_open, self._left_open = self._left_open, {}
         for batch in left_open.values():
@@ -179,15 +179,15 @@ class Batches:
         if self._queue:
             self._limit(RESTART_WAIT_S_MAX, self._waited_too_long)
 
-    # What the worker says
+    # Messages of the worker
 
     def running(self, number: int) -> Work | None:
-        """Return the batch that runs, if it has this number."""
+        """Return the running batch, if it has this number."""
         line = self._warming or self._queue
         return line[0] if number and line and line[0].number == number else None
 
     def done(self, message: Incoming, link: WorkerLink) -> None:
-        """Take the results of the batch that runs. Raises as `decode_results`."""
+        """Handle the results of the running batch. Raises as `decode_results`."""
         _, number, results, released, freed, input_end, output_start = message.header
         line = self._warming or self._queue
         if not line or number != line[0].number:
@@ -209,7 +209,7 @@ class Batches:
             batch.sink.finish(input_end, output_start, leaves_open=is_open)
 
     def response(self, message: Incoming, link: WorkerLink) -> None:
-        """Take a response to a request of a batch that runs or has left it open. Raises as `decode_results`."""
+        """Handle a response to a request of the running batch, or to an open one. Raises as `decode_results`."""
         _, number, index, result, final, released, freed = message.header
         (decoded,) = decode_results([result], message, link)
         link.note(released, freed)
@@ -231,7 +231,7 @@ class Batches:
     # Inside
 
     def _hand_on(self, batch: BatchInFlight, results: Sequence[Result | None]) -> bool:
-        """Give the requests of a batch their results; return whether some are left open."""
+        """Pass results to the requests of a batch; return whether some stay open."""
         sink = batch.sink
         is_open = False
         for index, result in enumerate(results):
@@ -249,7 +249,7 @@ class Batches:
         return is_open
 
     def _send(self, batch: BatchInFlight) -> None:
-        """Send a batch, together with those that come in the same round of the event loop."""
+        """Send a batch, together with others of the same iteration of the event loop."""
         if not self._outbox:
             self._loop.call_soon(self._hand_over)
         self._outbox.append(batch)
@@ -264,7 +264,7 @@ class Batches:
             batches = batches[self._send_together(self._link, batches) :]
 
     def _send_together(self, link: WorkerLink, batches: Sequence[BatchInFlight]) -> int:
-        """Send the first of these batches, and those behind it that fit into the same message; return how many."""
+        """Send the first batch, and the next ones that fit into the same message; return how many."""
         outgoing = link.outgoing()
         content: list[tuple[int, list[tuple[object, ...]]]] = []
         number = self._sent
@@ -272,12 +272,12 @@ class Batches:
             for batch in batches:
                 number += 1
                 content.append((number, encode_requests(batch.requests, self._output_names, outgoing)))
-                if outgoing.fds:  # of which a message carries only so many
+                if outgoing.fds:  # their number per message is limited
                     break
             link.send(("execute", content), outgoing, at_once=True)
         except Exception as error:
             outgoing.withdraw()
-            if len(batches) > 1:  # only the one that cannot be sent fails
+            if len(batches) > 1:  # only the one that is at fault fails
                 return self._send_together(link, batches[:1])
             if not isinstance(error, (ChannelError, OSError, TypeError, ValueError)):
                 _log.exception("a batch of '%s' cannot be encoded", self._name)

@@ -1,6 +1,6 @@
-"""Makes environments: from a requirements.txt, with uv or with venv and pip, and from archives of conda-pack.
+"""Builds environments from a requirements.txt, with uv or with venv and pip, and unpacks archives of conda-pack.
 
-The programs that do the work have a time limit, and the end of their output becomes part of the error.
+The external programs have a time limit, and errors include the end of their output.
 """
 
 import asyncio
@@ -24,28 +24,28 @@ from charonia.core.errors import invalid, unsupported
 from charonia.die_with_parent import with_parent_death_signal
 
 BUILD_S_MAX = 1800.0
-"""Time that making one environment may take, downloads included."""
+"""Time limit for one environment, downloads included."""
 
 KEY_LETTERS = 24
 """Length of the digest in the key of an environment."""
 
 OUTPUT_BYTES_MAX = 64 * 1024
-"""Output of a program that is kept: its end."""
+"""How much of a program's output is kept, from its end."""
 
 REFERENCED_FILES_MAX = 100_000
-"""Files in the folders that a requirements.txt refers to."""
+"""Most files in the folders that a requirements.txt refers to."""
 
 UNPACKED_FILES_MAX = 1_000_000
 UNPACKED_BYTES_MAX = 64 * 1024**3
-"""What an archive may hold, unpacked."""
+"""Largest content of an archive, unpacked."""
 
 _RECIPE = "1"
-"""Part of every key: a change of the way environments are built makes new ones."""
+"""Part of every key; raised when the build procedure changes, so that environments are rebuilt."""
 
 _INCLUDE = re.compile(r"\s*(-r|-c|--requirement|--constraint)\b")
 _COMMENT = re.compile(r"(^|\s)#.*$")
 _MADE_BY_BUILDS = re.compile(r"build|__pycache__|.*\.egg-info|\.git")
-# Of the server's interpreter; in the new environment they would lead astray.
+# These belong to the server's interpreter and would mislead the new one.
 _FOREIGN_VARIABLES = ("PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX", "PIP_TARGET", "PIP_USER")
 
 
@@ -53,7 +53,7 @@ class CommandError(Exception):
     """A program failed.
 
     Attributes:
-        output: The end of what it wrote.
+        output: The end of its output.
     """
 
     def __init__(self, message: str, output: str) -> None:
@@ -62,9 +62,9 @@ class CommandError(Exception):
 
 
 def requirements_key(path: Path) -> str:
-    """Return the key of the environment that a requirements.txt asks for.
+    """Return the key of the environment for a requirements.txt.
 
-    The content counts, of files that it refers to as well, and the interpreter and platform that it is built with.
+    It depends on the content, including referenced files, and on the interpreter and platform.
 
     Raises:
         ServingError: It cannot be read, or refers to too much.
@@ -105,7 +105,7 @@ def _local_paths(line: str, folder: Path) -> Iterator[Path]:
 
 
 def _listing(folder: Path) -> Iterator[str]:
-    """Yield name, size and time of every file below a folder, but those that builds leave there."""
+    """Yield name, size and time of every file below a folder, without build artefacts."""
     count = 0
     for parent, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not _MADE_BY_BUILDS.fullmatch(name))
@@ -121,19 +121,21 @@ def _listing(folder: Path) -> Iterator[str]:
 
 
 async def build_requirements(requirements: Path, folder: Path, builder: str) -> None:
-    """Build the environment that a requirements.txt asks for, and numpy, which workers need.
+    """Build the environment for a requirements.txt, with numpy, which workers need.
 
     Args:
         requirements: The file.
-        folder: Where the environment is to be.
-        builder: "uv", "pip", or "auto" for uv where it is found.
+        folder: Folder of the new environment.
+        builder: "uv", "pip", or "auto" for uv if it is found.
 
     Raises:
         ServingError: With the builder's output.
     """
     uv = _find_uv() if builder != "pip" else []
     if builder == "uv" and not uv:
-        raise invalid("environments are to be built with uv, which is neither on PATH nor a module of the server's")
+        raise invalid(
+            "environments are to be built with uv, which is neither on PATH nor installed in the server's Python"
+        )
     python = str(folder / "bin" / "python")
     if uv:
         make = [*uv, "venv", "--no-project", "--python", sys.executable, str(folder)]
@@ -142,7 +144,7 @@ async def build_requirements(requirements: Path, folder: Path, builder: str) -> 
         make = [sys.executable, "-m", "venv", str(folder)]
         install = [python, "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
     install += ["-r", requirements.name]
-    await _run(make, requirements, "make sure that Python's module venv is complete, or install uv")
+    await _run(make, requirements, "check that Python's module venv is installed completely, or install uv")
     await _run(install, requirements)
     try:
         await run_command([python, "-c", "import numpy"], limit_s=BUILD_S_MAX, env=_variables())
@@ -171,10 +173,10 @@ async def _run(command: list[str], requirements: Path, hint: str = "") -> None:
 
 
 async def unpack_archive(path: Path, folder: Path) -> None:
-    """Unpack an archive of conda-pack and let it adapt itself to its new place.
+    """Unpack an archive of conda-pack, and run its conda-unpack, which rewrites paths.
 
     Raises:
-        ServingError: It is no archive, or holds something that does not belong into one.
+        ServingError: It is not a valid archive, or has unsafe content.
     """
     end = threading.Event()
     started = time.monotonic()
@@ -208,7 +210,7 @@ def _extract(path: Path, folder: Path, end: threading.Event) -> None:
                     )
                 if end.is_set():
                     return
-                # Refuses what would lie, or point, outside of the folder, and devices.
+                # The filter rejects devices, and paths and links that lead out of the folder.
                 archive.extract(member, folder, filter="data")
     except tarfile.FilterError as error:
         raise invalid(
@@ -224,10 +226,10 @@ def _extract(path: Path, folder: Path, end: threading.Event) -> None:
 async def run_command(
     command: Sequence[str], *, limit_s: float, env: Mapping[str, str] | None = None, cwd: Path | None = None
 ) -> str:
-    """Run a program and return the end of its output, both streams together.
+    """Run a program and return the end of its output, stdout and stderr together.
 
     Raises:
-        CommandError: It cannot be started, has failed or took too long. It is not running any more.
+        CommandError: It could not be started, failed or took too long. It is no longer running.
     """
     try:
         process = await asyncio.create_subprocess_exec(
@@ -262,7 +264,7 @@ async def _finished(process: asyncio.subprocess.Process, kept: bytearray) -> int
         raise RuntimeError("the program has no output pipe")
     while data := await process.stdout.read(OUTPUT_BYTES_MAX):
         kept += data
-        del kept[: -OUTPUT_BYTES_MAX - 1]  # one more than is shown, to know that something is missing
+        del kept[: -OUTPUT_BYTES_MAX - 1]  # one extra byte, to detect that output was cut
     return await process.wait()
 
 

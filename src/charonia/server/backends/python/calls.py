@@ -1,8 +1,8 @@
 """The requests that one instance of a model makes of other models (business logic scripting).
 
-Nothing here knows where the model runs: a call is an `InferRequest` and a `Reply`. Every call gets exactly one final
-reply. A call is given up when the model says so, when all callers of the batch that makes it have gone, when its time
-is up, and when the instance ends. Everything happens on the event loop's thread.
+This module does not depend on where the model runs: a call is an `InferRequest` and a `Reply`. Every call gets exactly
+one final reply. A call is cancelled by the model, when all callers of its batch have gone, when it times out, and when
+the instance ends. Everything happens on the event loop's thread.
 """
 
 import asyncio
@@ -17,14 +17,14 @@ from charonia.core.trace import Trace
 from charonia.server.backends.api import BatchSink, Models
 
 CALLS_OPEN_MAX = 1024
-"""Most calls of one instance that are not answered."""
+"""Most unanswered calls of one instance."""
 
 
 class Work:
-    """What an instance works on when it makes a call.
+    """The batch that an instance works on when it makes a call.
 
     Attributes:
-        sink: The batch.
+        sink: The sink of the batch.
         requests: Its requests.
     """
 
@@ -44,7 +44,7 @@ class Work:
         """Return the trace of a call, None where it is not traced.
 
         Args:
-            context: Context of the trace of the request for which it is made; "" is clear where there is only one.
+            context: Trace context of the request that causes the call; may be "" for a batch of one request.
         """
         for request in self.requests:
             trace = request.trace
@@ -54,7 +54,7 @@ class Work:
 
 
 class _OpenCall:
-    """A call that is not over; also its reply."""
+    """A call in flight; `take` is its reply."""
 
     __slots__ = ("calls", "error", "is_over", "key", "reply", "request", "sink", "ticket", "timer")
 
@@ -69,7 +69,7 @@ class _OpenCall:
         self.ticket: Ticket | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.is_over = False
-        self.error: ServingError | None = None  # why it was given up
+        self.error: ServingError | None = None  # why it was cancelled
 
     def take(self, outcome: Outcome, final: bool) -> None:
         if self.is_over:
@@ -98,11 +98,11 @@ class _OpenCall:
 
 
 class ModelCalls:
-    """Makes calls and keeps those that are open.
+    """Makes calls, and tracks the open ones.
 
     Args:
-        models: The server's models, None where there are none to call.
-        caller: The caller of calls that belong to no batch: the model, without an instance.
+        models: The server's models, None where calls are not possible.
+        caller: The caller of calls outside of batches: the model, without an instance.
     """
 
     def __init__(self, models: Models | None, caller: CallFrame) -> None:
@@ -111,7 +111,7 @@ class ModelCalls:
         self._open: dict[int, _OpenCall] = {}
 
     def __len__(self) -> int:
-        """Number of calls that are not answered."""
+        """Number of unanswered calls."""
         return len(self._open)
 
     def start(
@@ -127,12 +127,12 @@ class ModelCalls:
         """Make a call. Its outcomes go to `reply`, perhaps before this returns.
 
         Args:
-            key: Number of the call, to cancel it; of no other open call.
+            key: Number of the call, for `cancel`; unique among open calls.
             request: The request; its caller and deadline are set here. `timeout_us` limits the whole call.
             reply: Gets every outcome.
-            work: The batch that the instance runs and that makes the call; None for a thread of the model's own.
-            trace: Context of the trace of the request for which it is made, "" where the model does not say.
-            allows_decoupled: Whether the model takes any number of responses.
+            work: The running batch that makes the call; None for a thread of the model's own.
+            trace: Trace context of the request that causes the call, "" for unknown.
+            allows_decoupled: Whether the model accepts any number of responses.
         """
         try:
             models = self._admit(key, request, allows_decoupled)
@@ -147,8 +147,8 @@ class ModelCalls:
         if request.timeout_us:
             own = now + request.timeout_us * 1000
             deadline = min(deadline, own) if deadline else own
-            # For a limit of its own only: when a caller's time is up, the caller is told so, and that ends the call.
-            # Were the call over first, the model could answer with what it has got so far.
+            # Only for the call's own limit: an expired deadline of the caller ends the call anyway. If the call ended
+            # first, the model could still answer its caller.
             call.timer = asyncio.get_running_loop().call_later(request.timeout_us / 1e6, call.expire)
         request.deadline_ns = deadline
         ticket = models.infer(request, call.take)
@@ -158,29 +158,29 @@ class ModelCalls:
                 call.cancel()
 
     def cancel(self, key: int) -> None:
-        """Give up a call that the model no longer waits for. Ignored for one that is over."""
+        """Cancel a call. Ignored for one that is over."""
         call = self._open.get(key)
         if call is not None:
             call.cancel()
 
     def fail(self, key: int, error: ServingError) -> None:
-        """Give a call up: its last outcome is this error. Ignored for one that is over."""
+        """Cancel a call; its last outcome is this error. Ignored for one that is over."""
         call = self._open.get(key)
         if call is not None:
             call.fail(error)
 
     def cancel_batch(self, sink: BatchSink) -> None:
-        """Give up the calls of a batch whose callers have all gone."""
+        """Cancel the calls of a batch whose callers have all gone."""
         for call in [call for call in self._open.values() if call.sink is sink]:
             call.cancel()
 
     def cancel_all(self) -> None:
-        """Give up all calls: the instance has ended."""
+        """Cancel all calls: the instance has ended."""
         for call in list(self._open.values()):
             call.cancel()
 
     def _admit(self, key: int, request: InferRequest, allows_decoupled: bool) -> Models:
-        """Return the models to call; raise a ServingError where the call cannot be made."""
+        """Return the models; raise a ServingError where the call is not possible."""
         name = request.model_name
         if self._models is None:
             raise unsupported(f"model '{name}' cannot be called: there are no other models here")
@@ -193,7 +193,7 @@ class ModelCalls:
             config = self._models.model_config(name, request.model_version)
         except ServingError as error:
             if self._models.is_loadable(name):
-                return self._models  # the request waits for the model; what kind it is, is not known yet
+                return self._models  # the request waits for the model, whose configuration is not known yet
             message = f"Failed for execute the inference request. Model '{name}' is not ready. {error.message}"
             raise ServingError(error.code, message, hint=error.hint) from error
         if config.is_decoupled and not allows_decoupled:

@@ -1,4 +1,4 @@
-"""Requests, responses, errors and log lines between the server and a model, as both ends write them."""
+"""Encoding of requests, responses, errors and log lines between the server and a model."""
 
 import logging
 import weakref
@@ -42,14 +42,14 @@ NO_TRACE = ""
 
 
 class RegionReferences(Protocol):
-    """What a worker's tensors refer to. Both may be called from any thread."""
+    """References to memory of a worker. Thread-safe."""
 
     def release(self, region: int) -> None:
-        """Drop the reference to a region: the last array in it is gone."""
+        """Drop the reference to a region."""
         ...
 
     def release_handle(self, export_id: int) -> None:
-        """Drop the reference to a tensor of a GPU."""
+        """Drop the reference to an exported GPU tensor."""
         ...
 
 
@@ -72,9 +72,9 @@ def encode_requests(
 
 
 def request_fields(request: InferRequest, output_names: tuple[str, ...]) -> tuple[Any, ...]:
-    """Return what the model's end knows of a request, but for its tensors; `output_names` are for one that names none.
+    """Return the fields of a request for the model, without tensors; `output_names` are the default outputs.
 
-    That is id, correlation id, flags, timeout in us, priority, parameters as JSON text, names of the wanted outputs,
+    They are id, correlation id, flags, timeout in us, priority, parameters as JSON text, names of the wanted outputs,
     and the trace context.
     """
     wanted = tuple(o.name for o in request.outputs) or output_names
@@ -103,11 +103,11 @@ def decode_request(
 
     Args:
         model: Name and version of that model.
-        fields: The request but for its tensors, as in `request_fields`.
+        fields: As in `request_fields`.
         tensors: Its inputs as the worker described them.
-        message: The message that holds them.
+        message: The message with the tensors.
         references: As for `decode_results`.
-        kind: Where it wants its outputs.
+        kind: `DeviceRequest` if outputs may stay on the GPU.
 
     Raises:
         ChannelError: The message does not hold what its header says.
@@ -144,9 +144,9 @@ def decode_results(
     """Return the results of a batch; None stays None.
 
     Args:
-        results: They as the worker sent them.
-        message: The message that holds their tensors.
-        references: Told what is not needed any more.
+        results: The results as the worker sent them.
+        message: The message with their tensors.
+        references: Releases memory that is no longer in use.
 
     Raises:
         ChannelError: The message does not hold what its header says.
@@ -171,7 +171,7 @@ def encode_outcome(outcome: Outcome, outgoing: Outgoing, on_gpu: bool = False) -
     Args:
         outcome: The outcome.
         outgoing: The message.
-        on_gpu: Whether tensors may stay in the memory of a GPU.
+        on_gpu: Whether tensors may stay in GPU memory.
     """
     if outcome is None:
         return None
@@ -193,7 +193,7 @@ def encode_error(error: ServingError) -> tuple[int, str]:
 
 
 def log_of_model(instance: str, level: int, text: str, file: str, line: int) -> None:
-    """Write what a model has logged at a place in its code. Callable from any thread."""
+    """Log a message of a model, with its place in the code. Thread-safe."""
     _log.log(_LEVELS[level], "%s (%s:%d)", text, file, line, extra={"instance": instance})
 
 
@@ -207,7 +207,7 @@ def _placed(tensors: Iterable[Tensor], outgoing: Outgoing, on_gpu: bool) -> list
 
 
 def _placed_on_device(tensor: DeviceTensor, outgoing: Outgoing, on_gpu: bool) -> tuple[object, ...]:
-    """Place a tensor that may be gone: only its requests fail, so the reason replaces its place."""
+    """Place a tensor that may be lost; then the reason replaces its place, so that only its request fails."""
     name, wire = tensor.name, tensor.datatype.wire
     try:
         exported = exported_place(tensor, outgoing) if on_gpu else None
@@ -225,14 +225,14 @@ def _found(tensors: Iterable[tuple[Any, ...]], message: Incoming, references: Re
             found.append(imported_tensor((name, datatype, shape, place), message, references.release_handle))
             continue
         tensor = decode_tensor(name, BY_WIRE[datatype], shape, message.find(place))
-        if place[0] > 0:  # one of ours looks after itself
+        if place[0] > 0:  # our own regions count their references themselves
             tensor.array = _counted(tensor.array, partial(references.release, place[0]))
         found.append(tensor)
     return found
 
 
 def _counted(array: Array, release: Callable[[], None]) -> Array:
-    """Return the same elements in an array that calls `release` when it and everything made from it is gone."""
+    """Return the same elements in an array that calls `release` when it and all views of it are gone."""
     if array.dtype.kind == "O":  # its elements were copied already
         release()
         return array

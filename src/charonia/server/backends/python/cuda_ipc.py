@@ -1,7 +1,7 @@
-"""GPU tensors between the server and its workers, as CUDA IPC handles that are opened when the elements are needed.
+"""GPU tensors between the server and its workers, as CUDA IPC handles that are opened on first use.
 
 A tensor that a worker has exported is a `WorkerContent`. Another worker gets the same handle; the export lasts until
-that one has released it, too. Tensors without a handle are copied through host memory.
+both have released it. Tensors without a handle are copied through host memory.
 """
 
 from collections.abc import Callable
@@ -17,20 +17,20 @@ from charonia.server.backends.python.worker.charonia_regions import ChannelError
 
 
 class WorkerContent:
-    """What a worker has in the memory of a GPU, for the server."""
+    """A worker's tensor in GPU memory, for the server."""
 
     def __init__(self, array: GpuArray) -> None:
         self.array = array
 
     @property
     def is_lost(self) -> bool:
-        """Whether the worker is gone, and with it whatever is not open here."""
+        """Whether the worker has ended before its memory was opened here."""
         exporter = self.array.imported.exporter
         return exporter is not None and exporter.is_closed and not self.array.imported.is_open
 
     @property
     def native(self) -> object:
-        """The elements, opened. Raises UNAVAILABLE when that cannot be."""
+        """The elements, with open memory. Raises UNAVAILABLE when it cannot be opened."""
         self._check()
         try:
             self.array.imported.open()
@@ -44,7 +44,7 @@ class WorkerContent:
         return self.array.shape
 
     def to_host(self) -> Array:
-        """Return a copy in the memory of the CPU. Raises UNAVAILABLE when the elements cannot be had."""
+        """Return a copy in host memory. Raises UNAVAILABLE when the elements are lost."""
         self._check()
         try:
             return self.array.cpu()
@@ -60,7 +60,7 @@ def exported_place(tensor: DeviceTensor, outgoing: Outgoing) -> tuple[object, ..
     """Return the place of a tensor that is exported to a worker, None where it must be copied.
 
     Raises:
-        ServingError: UNAVAILABLE when it is gone.
+        ServingError: UNAVAILABLE when it is lost.
     """
     content = tensor.content
     if isinstance(content, WorkerContent):
@@ -77,12 +77,12 @@ def imported_tensor(entry: tuple[Any, ...], message: Incoming, release: Callable
     """Return a tensor that a worker has exported, or sends back.
 
     Args:
-        entry: Name, datatype, shape and place as they came.
+        entry: Name, datatype, shape and place as received.
         message: The message.
-        release: Called with the id of an export when nothing refers to it any more, from any thread.
+        release: Called from any thread with the id of an export without references.
 
     Raises:
-        ChannelError: The message says what cannot be.
+        ChannelError: The message is invalid.
     """
     name, wire, shape, place = entry
     found = imported_array(place, shape, wire, message.ours, release)

@@ -1,16 +1,16 @@
-"""Which Python a model runs in: the server's own, a prepared environment, or one built from its requirements.txt.
+"""The Python environment of a model: the server's own, a prepared one, or one built from its requirements.txt.
 
-A prepared environment is a folder (`venv`, unpacked conda-pack) or an archive that is unpacked into the cache. The
-interpreter is that of the environment; its version need not be the server's. Before a worker is started in it, it is
-asked for its version and for numpy, so that what is wrong with it is said where the model is loaded.
+A prepared environment is a folder (`venv`, unpacked conda-pack) or an archive that is unpacked into the cache. Its
+interpreter may have another version than the server's. Before a worker starts in it, its version and numpy are checked,
+so that loading the model reports any problem.
 
-Environments that were built or unpacked lie in a folder that any number of servers share; each is made once:
+Built and unpacked environments are cached in a folder that any number of servers share; each is made once:
 
     <folder>/<key>/lock           held while the environment is made
-    <folder>/<key>/<random>/      the environment; it cannot be moved once it is made
-    <folder>/<key>/environment    link to it, put there when it is complete
+    <folder>/<key>/<random>/      the environment; it cannot be moved later
+    <folder>/<key>/environment    link to it, made when it is complete
 
-What an interrupted build has left has no link to it and is removed by the next one.
+An interrupted build leaves a folder without a link, which the next build removes.
 """
 
 import asyncio
@@ -48,38 +48,38 @@ ENVIRONMENT = "EXECUTION_ENV_PATH"
 """Model parameter: folder or archive of the environment that the model runs in."""
 
 MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
-"""Stands for the model's folder in that parameter."""
+"""Placeholder of the model's folder in that parameter."""
 
 REQUIREMENTS = "requirements.txt"
-"""Lies in the version's folder or in the model's."""
+"""File in the version's folder or in the model's."""
 
 BACKEND_ARCHIVE = "pb_exec_env_model.py.tar.gz"
-"""In the folder of a backend that is written in Python: the environment of its models."""
+"""File in the folder of a backend written in Python: the environment of its models."""
 
 STUB = "triton_python_backend_stub"
 """An executable of this name in the model's folder replaces Triton's own worker."""
 
 CACHE = "environment-cache"
-"""Backend setting: folder of the environments that were built or unpacked."""
+"""Backend setting: folder of built and unpacked environments."""
 
 BUILDER = "environment-builder"
 """Backend setting: what builds environments."""
 
 BUILDERS = ("auto", "uv", "pip", "none")
-"""uv where it is found, else pip; one of the two; or none: a requirements.txt is then ignored."""
+"""auto: uv if it is found, else pip; none: requirements.txt is ignored."""
 
 PYTHON_MIN = (3, 8)
 """Oldest Python that workers run on."""
 
 PROBE_S_MAX = 60.0
-"""Time that an interpreter has to say its version and to import numpy."""
+"""Time limit for an interpreter to print its version and import numpy."""
 
 LOCK_POLL_S = 0.1
-"""How often a lock that another process or model holds is tried again."""
+"""Interval between attempts to take a lock that another process or model holds."""
 
 _LINK = "environment"
 
-# For every Python there is, however old.
+# Runs on every version of Python, even Python 2.
 _PROBE = "import sys; sys.stdout.write('Python %d.%d\\n' % sys.version_info[:2]); sys.stdout.flush(); import numpy"
 _VERSION = re.compile(r"^Python (\d+)\.(\d+)$", re.MULTILINE)
 
@@ -97,7 +97,7 @@ class Environment:
     folder: Path | None = None
 
     def variables(self, inherited: Mapping[str, str]) -> dict[str, str]:
-        """Return the environment variables of a process in it: as inherited, but none that lead elsewhere."""
+        """Return the environment variables of a process in it, without those of other environments."""
         if self.folder is None:
             return dict(inherited)
         variables = {k: v for k, v in inherited.items() if k not in ("PYTHONHOME", "PYTHONPATH", "CONDA_PREFIX")}
@@ -114,14 +114,14 @@ class EnvironmentCache:
     """The environments in a folder.
 
     Args:
-        folder: The folder; it is made when it is needed.
+        folder: The folder; made on first use.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder.expanduser()
 
     async def archive_key(self, path: Path) -> str:
-        """Return the key of an archive: its content's.
+        """Return the key of an archive, by its content.
 
         Raises:
             ServingError: It cannot be read.
@@ -132,12 +132,12 @@ class EnvironmentCache:
             raise invalid(f"the archive '{path}' cannot be read: {error.strerror}") from error
 
     async def get(self, key: str, build: Callable[[Path], Awaitable[None]], *, what: str) -> Path:
-        """Return the environment of a key; makes it where it is not there.
+        """Return the environment of a key; make it if it does not exist.
 
         Args:
-            key: Says what is in it.
-            build: Makes an environment in the folder that it is given, which does not exist yet.
-            what: What it is made of, for messages.
+            key: Identifies its content.
+            build: Makes an environment in the given folder, which does not exist yet.
+            what: Its source, for messages.
 
         Raises:
             ServingError: It cannot be made.
@@ -179,12 +179,12 @@ class EnvironmentCache:
 async def environment_of(
     files: ModelFiles, config: ModelConfig, settings: BackendSettings, backend_dir: Path | None = None
 ) -> Environment:
-    """Return the environment that a model version runs in; unpacks or builds it where that was not done yet.
+    """Return the environment of a model version; unpack or build it if needed.
 
-    What the model says or brings counts before what lies in `backend_dir`, the folder of a backend written in Python.
+    The model's own parameter and files take precedence over `backend_dir`, the folder of a backend written in Python.
 
     Raises:
-        ServingError: It cannot be found, unpacked or built, or workers cannot run in it; the message says why.
+        ServingError: It cannot be found, unpacked or built, or workers cannot run in it, with the reason.
     """
     given = config.parameters.get(ENVIRONMENT, "")
     if (files.model_dir / STUB).exists() and not given:
@@ -258,7 +258,7 @@ def _cache(settings: BackendSettings) -> EnvironmentCache:
 
 def _in_folder(folder: Path, what: str) -> Environment:
     for name in ("python", "python3"):
-        # Not resolved: an interpreter finds its environment by the path that it is called by.
+        # Symbolic links stay: an interpreter finds its environment by the path that it is called by.
         python = folder / "bin" / name
         if python.is_file() and os.access(python, os.X_OK):
             return Environment(str(python.absolute()), folder.absolute())
@@ -291,7 +291,7 @@ async def _probe(environment: Environment) -> None:
 
 
 def _complete(place: Path) -> Path | None:
-    """Return the environment, unless there is none or its interpreter has gone."""
+    """Return the environment, None if it does not exist or its interpreter is missing."""
     link = place / _LINK
     if not any((link / "bin" / name).exists() for name in ("python", "python3")):
         return None
@@ -308,7 +308,7 @@ def _remove_leftovers(place: Path) -> None:
 
 @contextlib.asynccontextmanager
 async def _locked(path: Path, what: str) -> AsyncIterator[None]:
-    """Hold the lock at a path. It ends with the process, however that ends."""
+    """Hold the lock at a path. The system releases it when the process ends."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         is_waiting = False
@@ -333,6 +333,6 @@ def _archive_key(path: Path) -> str:
 
 @lru_cache(maxsize=256)
 def _content_key(path: Path, size: int, mtime_ns: int, inode: int) -> str:
-    """Return the key of a file's content, read once for as long as the file is not changed."""
+    """Return the key of a file's content, cached until the file changes."""
     with path.open("rb") as file:
         return "archive-" + hashlib.file_digest(file, "sha256").hexdigest()[:KEY_LETTERS]

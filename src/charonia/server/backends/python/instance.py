@@ -1,7 +1,7 @@
 """One instance of a Python model: a worker process that is restarted when it ends, and the batches that it runs.
 
-`Supervisor` keeps the worker running, `Batches` hands batches over and takes their results. The instance hands each
-message of the worker to what it is for.
+`Supervisor` keeps the worker running, `Batches` sends batches and handles their results. The instance dispatches the
+worker's messages.
 """
 
 from collections.abc import Sequence
@@ -23,11 +23,11 @@ class PythonInstance:
     Args:
         name: Instance name.
         make_process: Starts a worker process.
-        start_message: The message that makes it load the model.
+        start_message: The message that loads the model.
         output_names: All outputs of the model.
         start_s_max: Time that the model has to initialize, 0 for no limit.
         execute_s_max: Time that a batch has, 0 for no limit.
-        server: What the model may use of the server.
+        server: Services of the server for the model.
         is_decoupled: Whether a request may have any number of responses.
     """
 
@@ -76,19 +76,19 @@ class PythonInstance:
 
     @property
     def health(self) -> WorkerHealth:
-        """The restarts of the worker, and why it does not run."""
+        """Restarts of the worker, and why it is down."""
         return self._supervisor.health
 
     @property
     def problem(self) -> str:
-        """Why no worker runs now, "" while one does."""
+        """Why the worker is down, "" while it runs."""
         return self._supervisor.health.problem
 
     async def open(self) -> None:
         """Start the worker and wait until the model is initialized.
 
         Raises:
-            ServingError: It could not be; the message says why.
+            ServingError: It failed, with the reason.
         """
         try:
             await self._supervisor.start()
@@ -97,20 +97,20 @@ class PythonInstance:
             raise
 
     def start(self, requests: Sequence[InferRequest], sink: BatchSink) -> None:
-        """Begin to run the requests as one batch."""
+        """Start to run the requests as one batch."""
         self._batches.add(sink, requests)
 
     def cancel(self, sink: BatchSink, index: int) -> None:
-        """Tell the model that the caller of a request has gone; its calls end when all callers of the batch have."""
+        """Notify the model that a request's caller has gone; its calls end when all callers of the batch have gone."""
         if self._batches.cancel(sink, index):
             self._services.calls.cancel_batch(sink)
 
     def keep_warm(self, batches: Sequence[Sequence[InferRequest]]) -> None:
-        """Have every later worker run these batches, successfully, before it gets requests."""
+        """Have each later worker complete these batches before it gets requests."""
         self._supervisor.warm_up = batches
 
     async def is_ready(self) -> bool:
-        """Return whether a worker runs and its model does not say that it is not ready."""
+        """Return whether the worker runs, and its model, if it has `is_ready`, reports that it is ready."""
         if self._supervisor.state is not WorkerPhase.READY:
             return False
         return not self._supervisor.capabilities.get("has_is_ready") or await self._readiness.ask()
@@ -121,7 +121,7 @@ class PythonInstance:
         return link.process.resident_bytes() if link is not None else 0
 
     async def aclose(self) -> None:
-        """Let the model finalize, where it was initialized, and end the worker."""
+        """Let the model finalize, if it is initialized, and end the worker."""
         await self._supervisor.close()
 
     def _message(self, message: Incoming) -> None:

@@ -1,9 +1,9 @@
-"""A worker process: started, talked to, watched; and the link to it.
+"""A worker process: start, messages and exit; and the link to it.
 
-The end of the process is what counts, not the end of its connection: a child that the model has started may hold copies
-of its descriptors for long. Where the system can tell of it (pidfd), the event loop is told; elsewhere the end of the
-connection is the sign. What the worker had started itself ends with it: it leads a process group of its own, which is
-also ended when the server is killed.
+The exit of the process counts, not the end of its connection: a child process of the model may keep copies of its
+descriptors open. Where pidfd is available, it reports the exit to the event loop; elsewhere the end of the connection
+is the signal. The worker leads a process group of its own, so that its children end with it, and also when the server
+is killed.
 """
 
 import asyncio
@@ -39,44 +39,44 @@ from charonia.server.machine.cores import bound_to
 _log = logging.getLogger(__name__)
 
 OUTPUT_LINES_MAX = 50
-"""Last lines of a worker's output that are kept for error messages."""
+"""Last lines of a worker's output for error messages."""
 
 OUTPUT_LINE_BYTES_MAX = 8192
 """A longer line of output is cut."""
 
 TAIL_CHARS_MAX = 16 * 1024
-"""Of more output than this, error messages have the end."""
+"""Error messages contain at most this much, the end of the output."""
 
 SOCKET_BYTES = 1024 * 1024
-"""Buffer of the socket in each direction: a batch of small tensors fits."""
+"""Socket buffer in each direction: holds a batch of small tensors."""
 
 KILL_WAIT_S = 5.0
-"""Time a killed process has to vanish."""
+"""Time limit for a killed process to exit."""
 
 DISCONNECTED_S_MAX = 1.0
-"""Time that a process may live on without its connection, when it is of no use."""
+"""Time after which a process without its connection is killed."""
 
 LAST_READS_MAX = 64
-"""Reads of what an ended process has left in the socket: more than its buffers hold."""
+"""Reads of the remaining data of an ended process: more than the socket's buffers hold."""
 
 RELEASES_HELD_MAX = 8
-"""References to the worker's regions that were dropped and wait for the next message; more are told at once."""
+"""Dropped references to the worker's regions that may wait for the next message; with more, one is sent at once."""
 
 _SCRIPT = Path(__file__).parent / "worker" / "charonia_worker.py"
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
 class WorkerProcess:
-    """One worker process. Everything happens on the event loop's thread.
+    """One worker process. Not thread-safe: use it on the event loop's thread.
 
     Args:
         name: Instance name, for logs.
-        environment: Interpreter to run.
-        threads: Threads that numeric libraries in it may use, unless the environment says otherwise.
-        cores: Cores that it and what it starts run on, empty for any.
-        takes_gpu: Whether it gets tensors of GPUs as they are.
-        on_message: Called with each message but log lines.
-        on_end: Called once with the reason when the process has ended or was given up.
+        environment: Its Python environment.
+        threads: Threads of its numeric libraries, unless environment variables say otherwise.
+        cores: Cores that it and its children are bound to, empty for any.
+        takes_gpu: Whether it gets tensors in GPU memory without a copy.
+        on_message: Called with each message except log lines.
+        on_end: Called once with the reason when the process has ended or was abandoned.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class WorkerProcess:
         self._gone: asyncio.Future[None] = self._loop.create_future()
         self._kill_reason = ""
         self._waiter: asyncio.Task[None] | None = None
-        # Two connections, one in each direction: a reader of a shared one would be woken by every send.
+        # One connection in each direction: with a shared one, every send would wake the reader.
         ours, their_input = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         our_input, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         for end in (ours, their_input, our_input, theirs):
@@ -119,7 +119,7 @@ class WorkerProcess:
         variables["PYTHONUNBUFFERED"] = "1"
         arguments = (str(_SCRIPT), str(their_input.fileno()), str(theirs.fileno()), str(os.getpid()))
         with their_input, theirs, bound_to(cores):
-            # Forked by this thread, not by a pool's: the worker is killed when the thread that forked it ends.
+            # Not in a thread pool: the worker is killed when the thread that forked it ends.
             self._process = subprocess.Popen(
                 [environment.python, *arguments],
                 stdin=subprocess.DEVNULL,
@@ -131,7 +131,7 @@ class WorkerProcess:
             )
         try:
             reaper.watch(self._process.pid)
-        except OSError as error:  # the worker itself does not need it
+        except OSError as error:  # the worker runs without it
             _log.warning("what %s starts will outlive a server that is killed: %s", name, error)
         output = self._process.stdout
         if output is None:
@@ -156,7 +156,7 @@ class WorkerProcess:
 
     @property
     def unsent(self) -> int:
-        """Number of pieces of messages that wait for the worker to read."""
+        """Number of buffers that wait for the worker to read."""
         return len(self._unsent)
 
     def resident_bytes(self) -> int:
@@ -167,12 +167,12 @@ class WorkerProcess:
             return 0
 
     def send(self, header: tuple[object, ...], outgoing: Outgoing | None = None, *, at_once: bool = False) -> None:
-        """Send a message, together with those that follow in the same round of the event loop.
+        """Send a message, together with others of the same iteration of the event loop.
 
         Args:
             header: Kind and content.
             outgoing: Its tensors.
-            at_once: Send it, and what waits to be sent, now.
+            at_once: Send it now, with all waiting messages.
 
         Raises:
             ChannelError: It is too large.
@@ -188,21 +188,21 @@ class WorkerProcess:
             self._write()
 
     def soon(self, action: Callable[[], None]) -> None:
-        """Have something done on the event loop's thread. Callable from any thread, also when there is no loop left."""
+        """Run an action on the event loop's thread. Thread-safe, even when the loop is closed."""
         with contextlib.suppress(RuntimeError):  # it is closed, and the worker ends with it
             self._loop.call_soon_threadsafe(action)
 
     def drop(self, regions: list[int]) -> None:
-        """Unmap regions that the worker has given up."""
+        """Unmap regions that the worker has freed."""
         self._mappings.drop(regions)
 
     def kill(self, reason: str) -> None:
-        """End the process at once; `on_end` gets this reason."""
+        """Kill the process; `on_end` gets this reason."""
         self._kill_reason = self._kill_reason or reason
         self._kill_group()
 
     async def stop(self, timeout_s: float) -> None:
-        """Ask the worker to finalize and end; kill it when that takes too long."""
+        """Ask the worker to finalize and exit; kill it when that takes too long."""
         if self._is_ended:
             return
         self._on_end = lambda _: None
@@ -217,7 +217,7 @@ class WorkerProcess:
 
     def _kill_group(self) -> None:
         """Kill the process and its children."""
-        if self._process.returncode is None:  # not waited for yet: the number is still its own
+        if self._process.returncode is None:  # not reaped yet, so the pid is not reused
             with contextlib.suppress(ProcessLookupError, PermissionError):  # none is left
                 os.killpg(self._process.pid, signal.SIGKILL)
 
@@ -231,7 +231,7 @@ class WorkerProcess:
                 self._unsent = remaining(self._unsent, sent)
         except BlockingIOError:
             self._loop.add_writer(self._sending.fileno(), self._writable)
-        except (BrokenPipeError, ConnectionResetError):  # the worker has gone; reading finds out why
+        except (BrokenPipeError, ConnectionResetError):  # the worker has ended; reading finds out why
             self._unsent.clear()
         except OSError as error:
             self._unsent.clear()
@@ -249,7 +249,7 @@ class WorkerProcess:
                 self._waiter = self._loop.create_task(self._wait())
 
     def _read(self) -> bool | None:
-        """Take in what can be read now; return None when there is nothing, False at the end of the connection."""
+        """Handle data that can be read now; return None when there is none, False at the end of the connection."""
         try:
             data, fds = receive(self._receiving)
         except BlockingIOError:
@@ -267,16 +267,16 @@ class WorkerProcess:
         except ChannelError as error:
             self.kill(f"it sent something that cannot be read: {error}")
             return False
-        except Exception as error:  # what waits for the worker would wait for ever
+        except Exception as error:  # a bug: requests would wait forever
             _log.exception("a message of the worker process of '%s' cannot be handled", self.name)
             self.kill(f"the server met a fault of its own with one of its messages: {type(error).__name__}: {error}")
             return False
         return True
 
     def _exited(self) -> None:
-        """The process has ended and was not waited for yet."""
+        """The process has exited and is not reaped yet."""
         self._kill_group()
-        for _ in range(LAST_READS_MAX):  # an answer may have been its last act
+        for _ in range(LAST_READS_MAX):  # its last message may be an answer
             if not self._read():
                 break
         self._reaped(self._process.wait())
@@ -339,11 +339,11 @@ class WorkerProcess:
 
 
 class WorkerLink:
-    """Messages to one worker process, and the references to shared memory that both ends drop with them.
+    """Sends messages to one worker process, with the dropped references to shared memory.
 
     Attributes:
         process: The process.
-        is_open: Whether it is still the one to talk to.
+        is_open: Whether it is still the current worker.
     """
 
     __slots__ = ("_freed", "_released", "is_open", "process")
@@ -351,8 +351,8 @@ class WorkerLink:
     def __init__(self, process: WorkerProcess) -> None:
         self.process = process
         self.is_open = True
-        self._released: list[int] = []  # regions and handles of the worker that nothing here refers to
-        self._freed: list[int] = []  # regions of ours
+        self._released: list[int] = []  # regions and handles of the worker without references here
+        self._freed: list[int] = []  # our own regions
 
     def outgoing(self) -> Outgoing:
         """Return an empty message to place tensors in."""
@@ -364,25 +364,25 @@ class WorkerLink:
         Args:
             header: Kind and content.
             outgoing: Its tensors.
-            at_once: Whether no other is likely to follow in the same round of the event loop.
+            at_once: Whether to send it now, since others are unlikely to follow in this iteration of the event loop.
 
         Raises:
-            ChannelError: It cannot be written.
+            ChannelError: It cannot be encoded.
         """
         released, freed = self._released.copy(), self._freed
         self.process.send((*header, released, freed), outgoing, at_once=at_once)
-        # In place: finalizers of arrays append to this list, perhaps in other threads.
+        # In place: finalizers of arrays in any thread append to this list.
         del self._released[: len(released)]
         self._freed = []
 
     def release(self, region: int) -> None:
-        """Drop the reference to a region of the worker. Callable from any thread."""
+        """Drop the reference to a region of the worker. Thread-safe."""
         self._released.append(region)
 
     def release_handle(self, export_id: int) -> None:
-        """Drop the reference to a tensor of a GPU that the worker has exported. Callable from any thread.
+        """Drop the reference to a GPU tensor that the worker has exported. Thread-safe.
 
-        The worker is told soon, not with the next message: GPU memory is scarce, and the worker may be idle for long.
+        The worker is notified soon, not with the next message: GPU memory is scarce, and the worker may stay idle.
         """
         self._released.append(export_id)
         self.process.soon(self._release)
@@ -392,21 +392,21 @@ class WorkerLink:
             self.send(("release",))
 
     def note(self, released: list[int], freed: list[int]) -> None:
-        """Note what came with a message: references to ours that were dropped, and regions that the worker freed.
+        """Handle the lists in a message: dropped references to our regions, and regions that the worker has freed.
 
-        To be called when the message's own tensors have been found.
+        Call this after the message's own tensors have been decoded.
         """
         self._freed += self.process.pool.release(released)
         self.process.drop(freed)
 
     def flush(self) -> None:
-        """Tell the worker of dropped references if many have gathered: one that only sends would allocate ever more."""
+        """Send dropped references if there are many; a worker that only sends would otherwise never reuse memory."""
         if len(self._released) >= RELEASES_HELD_MAX:
             self.send(("release",))
 
 
 def _open_pidfd(pid: int) -> int | None:
-    """Return a descriptor that becomes readable when the process ends, or None where there is no such thing."""
+    """Return a pidfd, which becomes readable when the process exits, None where it is not available."""
     if sys.platform != "linux":
         return None
     try:
@@ -416,7 +416,7 @@ def _open_pidfd(pid: int) -> int | None:
 
 
 def describe_exit(status: int | None) -> str:
-    """Return in words how a process ended, from its `Popen` return code."""
+    """Describe how a process ended, by its `Popen` return code."""
     if status is None:
         return "the worker process closed its connection but did not end"
     if status < 0:

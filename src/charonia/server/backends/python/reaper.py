@@ -1,8 +1,8 @@
-"""Ends what workers have started when the server is killed. Run as a script, it is the process that does so.
+"""Kills the children of workers when the server is killed. Run as a script, it is the reaper process.
 
-A worker itself is killed by the system as soon as the server is gone (Linux), but not what the worker has started. So a
-small process stands beside the server. It reads from a pipe which process groups there are, and kills them when the
-pipe ends, which is when the server does.
+The system kills a worker as soon as the server ends (Linux), but not the worker's children. So the server starts a
+small reaper process. It reads the process groups of workers from a pipe, and kills them when the pipe closes, which
+happens when the server ends.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ import sys
 
 
 class Reaper:
-    """The process beside this one, from the first group on until this one ends."""
+    """The reaper process, as seen by the server. It starts with the first group."""
 
     def __init__(self) -> None:
         self._groups: set[int] = set()
@@ -21,21 +21,21 @@ class Reaper:
         self._pipe = -1
 
     def watch(self, group: int) -> None:
-        """Have a process group killed when this process ends, however it ends."""
-        if self._owner != os.getpid():  # there is none yet, or it is that of the process that has forked this one
+        """Register a process group to be killed when this process ends, even by SIGKILL."""
+        if self._owner != os.getpid():  # there is none yet, or it belongs to the parent that forked this process
             self._groups.clear()
             self._start()
         self._groups.add(group)
         self._tell(f"+{group}\n")
 
     def forget(self, group: int) -> None:
-        """The group has ended."""
+        """Remove a process group that has ended."""
         if self._owner == os.getpid() and group in self._groups:
             self._groups.discard(group)
             self._tell(f"-{group}\n")
 
     def end(self) -> int:
-        """Let the process end, unless there are groups left to watch; return its number to wait for, or 0."""
+        """End the reaper process, unless groups are left; return its pid to wait for, or 0."""
         if self._owner != os.getpid() or self._groups:
             return 0
         self._owner = 0
@@ -71,12 +71,12 @@ class Reaper:
 
 
 reaper = Reaper()
-"""That of this process."""
+"""The reaper of this process."""
 
 
 def main() -> None:
-    """Read groups from standard input; at its end, kill those that are left."""
-    os.setsid()  # what ends the server by its terminal or its group must not end this first
+    """Read groups from standard input; at its end, kill the remaining ones."""
+    os.setsid()  # signals to the server's terminal or group must not end this process
     groups: set[int] = set()
     for line in sys.stdin:
         if line.startswith("+"):

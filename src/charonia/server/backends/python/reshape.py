@@ -1,6 +1,6 @@
-"""Instances whose models see the shapes of `reshape`, and answer in them. See `server.backends.batch`.
+"""Applies `reshape` around instances: their models see, and answer in, its shapes. See `server.backends.batch`.
 
-A model that answers in the shape of `dims` instead is understood, too, as Triton does.
+A model may also answer in the shape of `dims`, as with Triton.
 """
 
 import copy
@@ -16,7 +16,7 @@ from charonia.server.backends.batch import TensorPlan, input_plans, output_plans
 
 
 def reshaped(instance: AsyncInstance, config: ModelConfig) -> AsyncInstance:
-    """Return an instance with `reshape` around it, where the configuration has any."""
+    """Return the instance, wrapped if the configuration has `reshape`."""
     has_any = any(given.reshape for given in config.input) or any(output.reshape for output in config.output)
     return ReshapedInstance(instance, config) if has_any else instance
 
@@ -44,7 +44,7 @@ class ReshapedInstance:
             mine.closed(index)
 
     def forget(self, sink: BatchSink) -> None:
-        """Every request of a batch is over."""
+        """Remove a batch whose requests are all over."""
         self._sinks.pop(sink, None)
 
     async def aclose(self) -> None:
@@ -72,7 +72,7 @@ class ReshapedInstance:
         return len(shape) == len(dims) and all(dim in (-1, size) for dim, size in zip(dims, shape, strict=True))
 
     def _twin(self, request: InferRequest) -> InferRequest:
-        twin = copy.copy(request)  # the request itself is still the front end's
+        twin = copy.copy(request)  # the front end still uses the request itself
         twin.inputs = {
             name: Tensor(name, tensor.datatype, self._inputs[name].reshape(tensor.array, self._is_batched))
             if name in self._inputs
@@ -83,7 +83,7 @@ class ReshapedInstance:
 
 
 class ReshapingSink:
-    """A sink that reshapes what goes into another."""
+    """A sink that reshapes responses for another sink."""
 
     __slots__ = ("_has_finished", "_instance", "_open", "_sink")
 

@@ -1,7 +1,6 @@
-"""What a model and the server ask of each other.
+"""Services of the server for a model: calls of other models, model control, and custom metrics.
 
-A model asks for requests of other models, control of models, and custom metrics; the server asks the model whether it
-is ready.
+Also the readiness check, a question of the server to the model.
 """
 
 import asyncio
@@ -26,24 +25,24 @@ from charonia.server.metrics.custom import CustomMetrics, MetricHolder
 _log = logging.getLogger(__name__)
 
 CONTROLS_OPEN_MAX = 64
-"""Limit on the open questions of one instance about models: loads and unloads under way, and readiness."""
+"""Most open control requests of one instance: loads, unloads, and readiness of models."""
 
 IS_READY_S_MAX = 5.0
-"""Time that `is_ready` has, the batch that runs before it included; then the model is not ready."""
+"""Time limit of `is_ready`, including the running batch before it; then the model counts as not ready."""
 
 REPLIES_UNSENT_MAX = 65_536
-"""Pieces of messages that wait for a worker to read before calls that get further responses are given up."""
+"""Unsent buffers of a worker above which calls that get more responses are cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerServices:
-    """What a model may use of the server.
+    """Services of the server for a model.
 
     Attributes:
         caller: The caller of requests that belong to no batch: the model, without an instance.
         models: The other models, None where there are none.
-        metrics: Where custom metrics go.
-        busy_poll: Whether to stay awake between requests, None for never.
+        metrics: The custom metrics.
+        busy_poll: Busy polling, None where it is off.
     """
 
     caller: CallFrame
@@ -57,7 +56,7 @@ Answer = Callable[[tuple[object, ...]], None]
 
 
 class ModelServices:
-    """Answers the model of one instance, wherever it runs. To be used on the event loop's thread.
+    """Serves the model of one instance, in a process or a thread. Use it on the event loop's thread.
 
     Args:
         server: What the model may use.
@@ -76,29 +75,29 @@ class ModelServices:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def control(self, action: str, name: str, options: Mapping[str, Any], answer: Answer, *, is_ready: bool) -> None:
-        """Load or unload a model, or say whether it is ready; the answer comes now or later.
+        """Load or unload a model, or check whether it is ready; the answer may come later.
 
         Args:
             action: "load", "unload" or "ready".
             name: The model.
             options: "config" text or None, "files" bytes by path, "unload_dependents" bool, "version" text.
             answer: Gets the answer.
-            is_ready: Whether the model that asks is initialized; before, it may change nothing.
+            is_ready: Whether the calling model is initialized; before that, it may not load or unload.
         """
         if action != "ready" and not is_ready:
             _refuse(answer, unavailable("models are loaded and unloaded in the 'execute' function only"))
         elif len(self._tasks) >= CONTROLS_OPEN_MAX:
-            _refuse(answer, unavailable(f"{CONTROLS_OPEN_MAX} questions about models are open already"))
+            _refuse(answer, unavailable(f"{CONTROLS_OPEN_MAX} control requests are open already"))
         else:
             task = asyncio.get_running_loop().create_task(self._control(action, name, options, answer))
-            self._tasks.add(task)  # the loop itself holds tasks weakly
+            self._tasks.add(task)  # the loop itself has only weak references to tasks
             task.add_done_callback(self._tasks.discard)
 
     def update(self, update: tuple[Any, ...], answer: Answer) -> None:
-        """Take an update of metrics; only the declaration of a family is answered.
+        """Apply an update of metrics; only the declaration of a family is answered.
 
         Raises:
-            ValueError: There is none of this kind.
+            ValueError: Its kind is unknown.
         """
         kind, number, *arguments = update
         metrics = self._metrics
@@ -124,7 +123,7 @@ class ModelServices:
                 raise ValueError(f"there is no update of metrics of kind {kind!r}")
 
     def ended(self) -> None:
-        """The model is gone: its requests and its metrics go with it."""
+        """The model has ended: cancel its calls and remove its metrics."""
         self.calls.cancel_all()
         self._metrics.drop_all()
         self._metrics = MetricHolder(self._all_metrics)
@@ -133,7 +132,7 @@ class ModelServices:
         if self._models is None:
             return False
         if name == self._name and version in ("", self._version):
-            return True  # it is running: it could not say so itself before it is done
+            return True  # it is running: its own `is_ready` could not run before this returns
         try:
             return await self._models.model_ready(name, version)
         except ServingError as error:
@@ -150,7 +149,7 @@ class ModelServices:
             await self._models.unload_model(name, bool(options.get("unload_dependents")))
 
     async def _control(self, action: str, name: str, options: Mapping[str, Any], answer: Answer) -> None:
-        """Do something with a model and answer. A model that ends meanwhile does not stop it."""
+        """Run a control request and answer it. It continues if the calling model ends."""
         value = None
         try:
             if action == "ready":
@@ -167,11 +166,11 @@ class ModelServices:
 
 
 class WorkerServices(ModelServices):
-    """Answers the worker of one instance.
+    """Serves the worker of one instance.
 
     Args:
-        server: What the model may use.
-        work_of: Returns the batch of a number, None where it does not run.
+        server: Services of the server.
+        work_of: Returns the running batch with a number, None if it does not run.
     """
 
     def __init__(self, server: ServerServices, work_of: Callable[[int], Work | None]) -> None:
@@ -179,16 +178,15 @@ class WorkerServices(ModelServices):
         self._work_of = work_of
 
     def take(self, message: Incoming, link: WorkerLink, *, is_ready: bool) -> None:
-        """Take a message of the worker.
+        """Handle a message of the worker.
 
         Args:
             message: The message.
             link: Where answers go.
-            is_ready: Whether the model is initialized; before, it may make no requests.
+            is_ready: Whether the model is initialized; before that, it may not call others.
 
         Raises:
-            ChannelError: It is none that is known, or does not hold what its header says. So do LookupError,
-                TypeError, ValueError and ServingError.
+            ChannelError: It is unknown or malformed. LookupError, TypeError, ValueError and ServingError mean the same.
         """
         header = message.header
         match header[0]:
@@ -227,13 +225,13 @@ class WorkerServices(ModelServices):
 
 
 class Readiness:
-    """Asks the model of one instance whether it is ready. Callers that ask meanwhile share the one open question.
+    """Asks the model of one instance whether it is ready. Concurrent callers share one question.
 
-    To be used on the event loop's thread.
+    Use it on the event loop's thread.
 
     Args:
         name: Instance name.
-        send: Puts the question of a number to the model.
+        send: Sends a question with a number to the model.
     """
 
     def __init__(self, name: str, send: Callable[[int], None]) -> None:
@@ -244,7 +242,7 @@ class Readiness:
         self._logged = ""
 
     async def ask(self) -> bool:
-        """Return what the model says; False where it says nothing in time, or fails to."""
+        """Return the model's answer; False after an error or timeout."""
         answer = self._answer
         if answer is None:
             self._number += 1
@@ -262,12 +260,12 @@ class Readiness:
         return said is True
 
     def answered(self, number: int, said: bool | str) -> None:
-        """Take the model's answer: whether it is ready, or in words why it does not say."""
+        """Handle the model's answer: whether it is ready, or an error text."""
         if number == self._number:
             self._close(said)
 
     def gone(self) -> None:
-        """Answer no: the model has ended."""
+        """Answer False: the model has ended."""
         self._close(False)
 
     def _close(self, said: bool | str) -> None:

@@ -1,7 +1,6 @@
-"""Tensors and results between the server and a model in the same process: handed over as they are, not copied.
+"""Tensors and results between the server and a model in the same process, without copies.
 
-The model's inputs are views that cannot be written to, of what the server holds, and the server holds the model's
-outputs.
+The model's inputs are read-only views of the server's arrays, and the server keeps the model's output arrays.
 """
 
 from typing import Any
@@ -20,7 +19,7 @@ from charonia.server.backends.python.worker.charonia_tensor import Tensor as Mod
 
 
 def result_of(result: tuple[Any, ...] | None, name: str) -> Result | None:
-    """Return a result of a model as the engine takes it; None stays None."""
+    """Return a result of a model for the engine; None stays None."""
     if result is None:
         return None
     if result[0] >= 0:
@@ -32,7 +31,7 @@ def result_of(result: tuple[Any, ...] | None, name: str) -> Result | None:
 
 
 def received_from(outcome: Outcome, on_gpu: bool) -> tuple[Any, ...] | None:
-    """Return the outcome of a call as a host receives it; `on_gpu`: tensors may stay in the memory of a GPU."""
+    """Return the outcome of a call for the host; with `on_gpu`, tensors may stay in GPU memory."""
     if outcome is None:
         return None
     try:
@@ -45,10 +44,10 @@ def received_from(outcome: Outcome, on_gpu: bool) -> tuple[Any, ...] | None:
 
 
 class _Produced:
-    """What a model has in the memory of a GPU, for the server."""
+    """A model's tensor in GPU memory, for the server."""
 
     def __init__(self, tensor: GpuTensor) -> None:
-        finish(tensor._source)  # in the model's thread: other threads read it
+        finish(tensor._source)  # synchronize in the model's thread: other threads read it
         self._tensor = tensor
 
     @property
@@ -64,7 +63,7 @@ class _Produced:
 
 
 def shown(tensor: Tensor, on_gpu: bool) -> ModelTensor:
-    """Return a tensor of the server for the model, a view that cannot be written to, as others may read it."""
+    """Return a tensor of the server for the model: a read-only view, as it may have other readers."""
     if on_gpu and isinstance(tensor, DeviceTensor):
         return GpuTensor(tensor.name, tensor.datatype.wire, tensor.content.native)
     array = tensor.array.view()
@@ -85,7 +84,7 @@ def taken(tensor: ModelTensor) -> Tensor:
 
 
 def _as_bytes(array: Array) -> Array:
-    """Return a string tensor whose elements are bytes, as a worker would send them."""
+    """Return a string tensor with elements of type bytes, as a worker would send it."""
     elements = array.ravel().tolist()
     if all(type(element) is bytes for element in elements):
         return array

@@ -1,4 +1,4 @@
-"""Supervision of one instance's worker: it is started, warmed up, watched, and restarted with back-off when it ends."""
+"""Supervises one instance's worker: starts it, warms it up, and restarts it with back-off when it ends."""
 
 import asyncio
 import logging
@@ -17,15 +17,15 @@ from charonia.server.backends.python.worker.charonia_channel import Incoming
 _log = logging.getLogger(__name__)
 
 FINALIZE_S_MAX = 10.0
-"""Time that a worker has for `finalize`."""
+"""Time limit of a worker for `finalize`."""
 
 RESTART_DELAY_S = 0.05
-"""Back-off before the first restart; it doubles with every one in a row that does not lead to an answer."""
+"""Back-off before the first restart; it doubles with each consecutive restart without an answered batch."""
 
 RESTART_DELAY_S_MAX = 30.0
 
 PROBLEM_CHARS_MAX = 4096
-"""Of a longer reason, the beginning and the end are kept."""
+"""A longer reason is shortened to its beginning and end."""
 
 
 MakeProcess = Callable[[Callable[[Incoming], None], Callable[[str], None]], WorkerProcess]
@@ -33,11 +33,11 @@ MakeProcess = Callable[[Callable[[Incoming], None], Callable[[str], None]], Work
 
 
 class WorkerHealth:
-    """What happened to the worker processes of one instance.
+    """Restart history of one instance's worker.
 
     Attributes:
-        restarts: How often the worker was started again.
-        problem: Why none runs now, "" while one does.
+        restarts: Number of restarts.
+        problem: Why the worker is down, "" while it runs.
     """
 
     __slots__ = ("_failures", "problem", "restarts")
@@ -58,11 +58,11 @@ class WorkerHealth:
         return delay
 
     def restarted(self) -> None:
-        """Note that a new worker was started; it is not ready yet."""
+        """Note that a new worker has started; it is not ready yet."""
         self.restarts += 1
 
     def ready(self) -> bool:
-        """Note that the worker is ready; return whether that ends a problem."""
+        """Note that the worker is ready; return whether it was down before."""
         had_problem = bool(self.problem)
         self.problem = ""
         return had_problem
@@ -73,7 +73,7 @@ class WorkerHealth:
 
 
 class WorkerPhase(Enum):
-    """What the worker of an instance does."""
+    """Phase of an instance's worker."""
 
     STARTING = "starting"
     WARMING = "warming up"
@@ -88,18 +88,18 @@ class Supervisor:
     Args:
         name: Instance name.
         make_process: Starts a worker process.
-        start_message: The message that makes it load the model.
+        start_message: The message that loads the model.
         start_s_max: Time that the model has to initialize, 0 for no limit.
-        batches: What the worker is to run.
+        batches: Batches of the instance.
         on_message: Called with each message of the worker.
-        on_unlink: Called when a worker has ended or is not needed any more.
+        on_unlink: Called when a worker has ended or is no longer needed.
 
     Attributes:
-        state: What the worker does.
-        link: The link to the worker that runs now, None while there is none.
-        health: The restarts of the worker, and why it does not run.
-        capabilities: What the worker says that its model can do.
-        warm_up: The batches that every worker but the first runs, successfully, before it gets requests.
+        state: Phase of the worker.
+        link: The link to the current worker, None while there is none.
+        health: Restarts of the worker, and why it is down.
+        capabilities: Optional methods that the model has, as reported by the worker.
+        warm_up: The batches that each worker but the first must complete before it gets requests.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Supervisor:
         self._loop = asyncio.get_running_loop()
         self._first_start: asyncio.Future[None] = self._loop.create_future()
         self._warming: deque[Sequence[InferRequest]] = deque()
-        self._timer: asyncio.TimerHandle | None = None  # while starting its limit, while paused its end
+        self._timer: asyncio.TimerHandle | None = None  # start limit while starting, end of the back-off while paused
         self._reason = ""
 
     def __repr__(self) -> str:
@@ -140,13 +140,13 @@ class Supervisor:
         """Start the first worker and wait until its model is initialized.
 
         Raises:
-            ServingError: It could not be; the message says why.
+            ServingError: It failed, with the reason.
         """
         self._start_process()
         await self._first_start
 
     async def close(self) -> None:
-        """Let the model finalize, where it was initialized, and end the worker."""
+        """Let the model finalize, if it is initialized, and end the worker."""
         is_initialized = self.state is WorkerPhase.READY
         self.state = WorkerPhase.CLOSED
         self._batches.close()
@@ -154,16 +154,16 @@ class Supervisor:
         link = self._unlink()
         if link is not None:
             if not is_initialized:
-                link.process.kill("it is not needed any more")
+                link.process.kill("it is no longer needed")
             await link.process.stop(FINALIZE_S_MAX)
 
     def kill(self, reason: str) -> None:
-        """End the worker at once; it is restarted."""
+        """Kill the worker; it is restarted."""
         if self.link is not None:
             self.link.process.kill(reason)
 
     def initialized(self, capabilities: Mapping[str, object]) -> None:
-        """The worker says that its model is initialized."""
+        """The worker reports that its model is initialized."""
         link = self.link
         if link is None:
             return
@@ -175,7 +175,7 @@ class Supervisor:
         self._warm_up_next()
 
     def failed(self, reason: str) -> None:
-        """The worker says why it is about to end."""
+        """The worker reports why it is about to exit."""
         self._reason = reason
 
     def _start_process(self) -> None:
@@ -227,7 +227,7 @@ class Supervisor:
         return link
 
     def _ended(self, reason: str) -> None:
-        """The worker process is gone."""
+        """The worker process has ended."""
         self._unlink()
         self._stop_timer()
         if self.state is WorkerPhase.CLOSED:
@@ -259,8 +259,8 @@ class WarmUpSink:
     """The `BatchSink` of a warm-up batch.
 
     Args:
-        frame: The caller of the requests that the model makes meanwhile.
-        done: Called with what went wrong, "" for nothing, when the worker is done with the batch.
+        frame: The caller of requests that the model makes meanwhile.
+        done: Called after the batch, with the problem or "".
     """
 
     def __init__(self, frame: CallFrame, done: Callable[[str], None]) -> None:
@@ -269,14 +269,14 @@ class WarmUpSink:
         self._problem = ""
 
     def respond(self, index: int, result: Result | None, final: bool) -> None:
-        """Take a response."""
+        """Handle a response."""
         if isinstance(result, ServingError):
             self._problem = self._problem or result.message
 
     def finish(
         self, input_end_ns: int, output_start_ns: int, error: ServingError | None = None, *, leaves_open: bool = False
     ) -> None:
-        """Take the end of the batch."""
+        """Handle the end of the batch."""
         self._done(self._problem or (error.message if error is not None else ""))
 
     def is_cancelled(self, index: int) -> bool:

@@ -1,7 +1,7 @@
 """One instance of a Python model that runs in a thread of the server, for models that are trusted.
 
-The model has the API that it has in a worker process; tensors are handed over as they are (`shared_tensors`). What the
-model does is told to the event loop, which owns the state of the server, in the order in which it was done.
+The model has the same API as in a worker process; tensors are passed without copies (`shared_tensors`). The actions of
+the model are sent, in order, to the event loop, which owns the state of the server.
 """
 
 import asyncio
@@ -23,45 +23,45 @@ from charonia.server.backends.python.codec import encode_error, log_of_model, ma
 from charonia.server.backends.python.services import ModelServices, Readiness, ServerServices
 from charonia.server.backends.python.shared_tensors import received_from, result_of, shown, taken
 from charonia.server.backends.python.worker.charonia_errors import TritonModelException, describe
-from charonia.server.backends.python.worker.charonia_host import Batch, Call, Inbox
-from charonia.server.backends.python.worker.charonia_runner import ModelRunner
+from charonia.server.backends.python.worker.charonia_host import Inbox, ModelBatch, ModelCall
+from charonia.server.backends.python.worker.charonia_runner import PythonModelRunner
 from charonia.server.backends.python.worker.charonia_tensor import Tensor as ModelTensor
 from charonia.server.machine.cores import bound_to
 
 _log = logging.getLogger(__name__)
 
 FINALIZE_S_MAX = 10.0
-"""Time that a model has for `finalize`, and for what it still computes."""
+"""Time limit for the running batch and `finalize`."""
 
 RESPONSES_UNTAKEN_MAX = 1024
-"""Responses through senders that the event loop has not taken; a thread that sends more waits."""
+"""Responses through senders that may wait for the event loop; a thread that sends more blocks."""
 
 _GONE = "the server has gone"
 
 
 Tell = Callable[..., None]
-"""Has an action run on the event loop with these arguments. Callable from any thread."""
+"""Runs an action on the event loop with these arguments. Thread-safe."""
 
 
 class _Handed(Work):
-    """A batch that was handed over, and that is not finished or has left requests open.
+    """A batch that is not finished, or has left requests open.
 
     Attributes:
-        batch: It as the model's end knows it.
+        batch: The batch as the model's side sees it.
         over: Indices of requests that have their last response.
         is_done: Whether `execute` has returned.
     """
 
     __slots__ = ("batch", "is_done", "over")
 
-    def __init__(self, sink: BatchSink, requests: Sequence[InferRequest], batch: Batch) -> None:
+    def __init__(self, sink: BatchSink, requests: Sequence[InferRequest], batch: ModelBatch) -> None:
         super().__init__(sink, requests)
         self.batch = batch
         self.over: set[int] = set()
         self.is_done = False
 
     def is_open(self) -> bool:
-        """Return whether a caller waits for a request without a last response."""
+        """Return whether a caller still waits for a last response."""
         return any(not (i in self.over or self.sink.is_cancelled(i)) for i in range(len(self.requests)))
 
 
@@ -73,7 +73,7 @@ class ThreadInstance:
         load: Path of the model's file, folders of version and model, and the arguments of `initialize`.
         output_names: All outputs of the model.
         start_s_max: Time that the model has to initialize, 0 for no limit.
-        server: What the model may use of the server.
+        server: Services of the server for the model.
         is_decoupled: Whether a request may have any number of responses.
         cores: Cores that it runs on, empty for any.
         takes_gpu: Whether it gets tensors of GPUs as they are.
@@ -120,7 +120,7 @@ class ThreadInstance:
         """Start the thread and wait until the model is initialized.
 
         Raises:
-            ServingError: It could not be; the message says why.
+            ServingError: It failed, with the reason.
         """
         self._thread.start(self._cores)
         try:
@@ -130,27 +130,27 @@ class ThreadInstance:
             self._close()
             raise internal(
                 f"instance '{self.name}' failed to start: it did not initialize within {self._start_s_max:g} s",
-                hint="its thread cannot be ended: it goes on until it returns, or until the server is started again",
+                hint="its thread cannot be ended: it continues until it returns, or until the server is restarted",
             ) from None
         except BaseException:
             self._close()
             raise
 
     def start(self, requests: Sequence[InferRequest], sink: BatchSink) -> None:
-        """Begin to run the requests as one batch."""
+        """Start to run the requests as one batch."""
         if self._is_closed:
             now = time.monotonic_ns()
             sink.finish(now, now, unavailable(f"instance '{self.name}' is closed"))
             return
         self._batches += 1
-        handed = _Handed(sink, requests, Batch(self._batches, len(requests)))
+        handed = _Handed(sink, requests, ModelBatch(self._batches, len(requests)))
         self._handed[self._batches] = handed
         if self._busy_poll is not None:
             self._busy_poll.thread_runs()
         self._thread.queue.put(handed)
 
     def cancel(self, sink: BatchSink, index: int) -> None:
-        """Tell the model that the caller of a request has gone; its calls end when all callers of the batch have."""
+        """Notify the model that a request's caller has gone; its calls end when all callers of the batch have gone."""
         handed = next((h for h in self._handed.values() if h.sink is sink), None)
         if handed is None:
             return
@@ -160,7 +160,7 @@ class ThreadInstance:
             self._forget_if_over(handed)
 
     async def aclose(self) -> None:
-        """Let the model finalize and the thread end; one that does not return is left to itself."""
+        """Let the model finalize and the thread end; a thread that does not return is abandoned."""
         self._close()
         await asyncio.wait([self._ended], timeout=FINALIZE_S_MAX)
         if not self._ended.done():
@@ -169,14 +169,14 @@ class ThreadInstance:
         self.readiness.gone()
 
     async def is_ready(self) -> bool:
-        """Return whether the model does not say that it is not ready."""
+        """Return whether the model, if it has `is_ready`, reports that it is ready."""
         if self._is_closed:
             return False
         return not self._has_is_ready or await self.readiness.ask()
 
-    # What the thread and its host tell the event loop
+    # Actions of the thread and its host, on the event loop
 
-    def begin(self, call: Call, request: InferRequest) -> None:
+    def begin(self, call: ModelCall, request: InferRequest) -> None:
         """Make a call of the model."""
         handed = self._handed.get(call.batch)
         work = handed if handed is not None and not handed.is_done else None
@@ -193,22 +193,22 @@ class ThreadInstance:
         calls.start(call.number, request, reply, work=work, trace=trace, allows_decoupled=call.decoupled)
 
     def end(self, number: int) -> None:
-        """The model gives a call up."""
+        """Cancel a call of the model."""
         self._services.calls.cancel(number)
 
     def control(
         self, action: str, name: str, options: dict[str, object], answer: Callable[[tuple[object, ...]], None]
     ) -> None:
-        """Load or unload a model, or say whether it is ready, for the model."""
+        """Run a control request of the model."""
         self._services.control(action, name, options, answer, is_ready=True)
 
     def update(self, updates: Iterable[tuple[Any, ...]], answer: Callable[[tuple[object, ...]], None]) -> None:
-        """Take updates of the model's metrics."""
+        """Apply updates of the model's metrics."""
         for update in updates:
             self._services.update(update, answer)
 
     def respond(self, number: int, index: int, result: Result | None, final: bool) -> None:
-        """Take what the model sends to a request through its sender."""
+        """Handle a response that the model sends through a response sender."""
         handed = self._handed.get(number)
         if handed is None:
             return
@@ -218,7 +218,7 @@ class ThreadInstance:
         self._forget_if_over(handed)
 
     def done(self, handed: _Handed, results: Sequence[Result | None], input_end: int, output_start: int) -> None:
-        """Take the results of a batch whose `execute` has returned."""
+        """Handle the results of a batch whose `execute` has returned."""
         handed.is_done = True
         if self._busy_poll is not None:
             self._busy_poll.thread_done()
@@ -237,7 +237,7 @@ class ThreadInstance:
         handed.sink.finish(input_end, output_start, leaves_open=handed.batch.number in self._handed)
 
     def started(self, started: Mapping[str, object] | ServingError) -> None:
-        """Take what the initialized model can do, or why it could not be initialized."""
+        """Handle the capabilities of the initialized model, or why it failed to initialize."""
         if self._started.done():
             return
         if isinstance(started, ServingError):
@@ -264,12 +264,12 @@ class _ModelThread:
     """The thread of a model: initializes it, runs what is queued, finalizes it.
 
     Args:
-        instance: The instance, which is told on the event loop.
-        tell: Has an action run on the event loop.
+        instance: The instance, used only on the event loop.
+        tell: Runs an action on the event loop.
         load: As for the instance. So are the others.
 
     Attributes:
-        queue: Batches to run, numbers of questions whether the model is ready, and None as the last.
+        queue: Batches to run, numbers of readiness questions, and None at the end.
     """
 
     def __init__(
@@ -290,10 +290,10 @@ class _ModelThread:
         self._output_names = output_names
         self._is_decoupled = is_decoupled
         self._takes_gpu = takes_gpu
-        self._runner = ModelRunner(_ThreadHost(instance, tell), shares_process=True)
+        self._runner = PythonModelRunner(_ThreadHost(instance, tell), shares_process=True)
 
     def start(self, cores: Sequence[int]) -> None:
-        """Start the thread, bound to these cores, or to none in particular."""
+        """Start the thread, bound to these cores; empty for any."""
         with bound_to(cores):
             threading.Thread(target=self._run, name=self._name, daemon=True).start()
 
@@ -336,8 +336,8 @@ class _ModelThread:
             results = [internal(text)] * len(handed.requests)
         self._tell(self._instance.done, handed, results, input_end, output_start)
 
-    def _inputs(self, batch: Batch, index: int, request: InferRequest) -> list[ModelTensor]:
-        """Return the inputs of a request; one that cannot be had refuses the request."""
+    def _inputs(self, batch: ModelBatch, index: int, request: InferRequest) -> list[ModelTensor]:
+        """Return the inputs of a request; if one is lost, the request is refused."""
         try:
             return [shown(tensor, self._takes_gpu) for tensor in request.inputs.values()]
         except ServingError as error:
@@ -367,9 +367,9 @@ class _ThreadHost:
     def log(self, level: int, message: str, file: str, line: int) -> None:
         log_of_model(self.name, level, message, file, line)
 
-    def respond(self, batch: Batch, index: int, result: Any, final: bool) -> None:
+    def respond(self, batch: ModelBatch, index: int, result: Any, final: bool) -> None:
         taken = result_of(result, self.name)
-        waits = threading.get_ident() != self._loop_thread  # which sends for senders that were dropped
+        waits = threading.get_ident() != self._loop_thread  # which sends for dropped senders
         if waits:
             self._untaken.acquire()
         self._tell(self._take, batch.number, index, taken, final, waits)
@@ -382,21 +382,21 @@ class _ThreadHost:
     def poll(self) -> None:
         """Do nothing: the event loop notes cancellations itself."""
 
-    def begin(self, call: Call) -> None:
+    def begin(self, call: ModelCall) -> None:
         call.number = next(self._numbers)
         inputs = [taken(tensor) for tensor in call.inputs]
         kind = DeviceRequest if call.on_gpu else InferRequest
         request = made_request((call.model_name, call.model_version), call.fields, inputs, kind)
         self._tell(self._instance.begin, call, request)
 
-    def end(self, call: Call) -> None:
+    def end(self, call: ModelCall) -> None:
         self._tell(self._instance.end, call.number)
 
     def wait(self, inbox: Inbox[Any]) -> None:
         inbox.wait()
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Do nothing: what arrives wakes the loop by itself."""
+        """Do nothing: arrivals wake the loop by themselves."""
 
     def control(self, action: str, model_name: str, options: dict[str, object]) -> Any:
         answer: Inbox[tuple[Any, ...]] = Inbox()
@@ -422,10 +422,10 @@ class _ThreadHost:
 
 
 def _tell(loop: asyncio.AbstractEventLoop, action: Callable[..., None], *arguments: object) -> None:
-    """Have an action run on the event loop.
+    """Run an action on the event loop.
 
     Raises:
-        TritonModelException: There is no event loop any more.
+        TritonModelException: The event loop is closed.
     """
     try:
         loop.call_soon_threadsafe(action, *arguments)

@@ -1,4 +1,4 @@
-"""Packages of AOTInductor: `model.pt2` with compiled code. Loading one needs no compiler."""
+"""Loads AOTInductor packages: `model.pt2` with compiled code. This needs no compiler."""
 
 import os
 import platform
@@ -16,7 +16,7 @@ from charonia.server.backends.pytorch.options import RunPlan
 from charonia.server.backends.pytorch.program import Leaves, Program
 
 CHECKS = "AOTI_RUNTIME_CHECK_INPUTS"
-"""Variable that makes compiled code check shapes and datatypes: without it a wrong shape reads foreign memory."""
+"""Environment variable that makes compiled code check shapes: without it, a wrong shape reads out of bounds."""
 
 
 def load(path: Path, device: torch.device | None, plan: RunPlan, runners: int = 1) -> Program:
@@ -24,12 +24,12 @@ def load(path: Path, device: torch.device | None, plan: RunPlan, runners: int = 
 
     Args:
         path: The file.
-        device: Where its instance runs, None where the model decides.
-        plan: How it runs.
-        runners: Calls that may run at the same time.
+        device: Device of its instance, None where the model decides.
+        plan: Options of its run.
+        runners: Number of calls that may run concurrently.
 
     Raises:
-        ServingError: With the reason, such as code for another processor or device.
+        ServingError: With the reason, e.g. code for another processor or device.
     """
     for name, is_given in (
         ("PRECISION", plan.precision is not None),
@@ -44,7 +44,7 @@ def load(path: Path, device: torch.device | None, plan: RunPlan, runners: int = 
     try:
         loader = torch._C._aoti.AOTIModelPackageLoader(os.fspath(path), "model", False, runners, index)
         in_spec, out_spec = (pytree.treespec_loads(text) for text in loader.get_call_spec())
-    except Exception as error:  # PyTorch's errors have no common base class of their own
+    except Exception as error:  # PyTorch's errors have no common base class
         raise plain_error(f"cannot load {path.name}", error, Code.INVALID_ARG) from error
     leaves, template = leaves_of(in_spec)
 
@@ -57,7 +57,7 @@ def load(path: Path, device: torch.device | None, plan: RunPlan, runners: int = 
 
 
 def device_kind(path: Path) -> str:
-    """Return the kind of device that a package was compiled for, "cpu" or "cuda"; "" where it does not say."""
+    """Return the type of device that a package was compiled for, "cpu" or "cuda"; "" for unknown."""
     return aot_metadata(path).get("AOTI_DEVICE_KEY", "")
 
 

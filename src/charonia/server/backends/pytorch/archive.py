@@ -1,4 +1,4 @@
-"""Tells what kind of model a file is, from what is written in it, without reading it with PyTorch."""
+"""Identifies the kind of a model file from its content, without PyTorch."""
 
 import json
 import pickle
@@ -26,12 +26,12 @@ def file_kind(path: Path) -> FileKind:
     """Return the kind of a model file.
 
     Raises:
-        ServingError: INVALID_ARG when it is none.
+        ServingError: INVALID_ARG when it is not a model file.
     """
     names = archive_names(path)
     if names is None:
         raise invalid(
-            f"{path.name} is no model of PyTorch: it is not a zip archive, but begins with {_beginning(path)}",
+            f"{path.name} is not a PyTorch model: it is not a zip archive, but begins with {_beginning(path)}",
             hint="save it with torch.jit.save, torch.export.save or torch._inductor.aoti_compile_and_package",
         )
     if "constants.pkl" in names:
@@ -43,11 +43,11 @@ def file_kind(path: Path) -> FileKind:
     if "data.pkl" in names:
         return FileKind.CHECKPOINT
     shown = ", ".join(sorted(names)[:5])
-    raise invalid(f"{path.name} is no model of PyTorch: it is a zip archive of {shown}")
+    raise invalid(f"{path.name} is not a PyTorch model: it is a zip archive of {shown}")
 
 
 def archive_names(path: Path) -> set[str] | None:
-    """Return the names of an archive's entries below its root folder, None for what is no archive."""
+    """Return the names of an archive's entries below its root folder, None if it is not an archive."""
     try:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
@@ -59,7 +59,7 @@ def archive_names(path: Path) -> set[str] | None:
 
 
 def aot_metadata(path: Path) -> dict[str, str]:
-    """Return what an AOTInductor package says of the machine that it was compiled for; empty where it says nothing."""
+    """Return what an AOTInductor package records of the machine that it was compiled for; may be empty."""
     with zipfile.ZipFile(path) as archive:
         for name in archive.namelist():
             if _AOT_FOLDER in name and name.endswith("_metadata.json"):
@@ -73,12 +73,12 @@ def aot_metadata(path: Path) -> dict[str, str]:
 
 
 def has_program(path: Path) -> bool:
-    """Whether an AOTInductor package also holds the program that it was compiled from."""
+    """Return whether an AOTInductor package also holds the program that it was compiled from."""
     return any(name.startswith("models/") for name in archive_names(path) or ())
 
 
 def pickled_entries(path: Path) -> list[str]:
-    """Return the entries of an exported program that PyTorch unpickles when it reads it."""
+    """Return the entries of an exported program that PyTorch unpickles when it loads it."""
     found = []
     with zipfile.ZipFile(path) as archive:
         names = archive.namelist()
@@ -111,5 +111,5 @@ def _beginning(path: Path) -> str:
     if start.startswith(b"\x80") and start[1:2] <= bytes([pickle.HIGHEST_PROTOCOL]):
         return "a pickle (a checkpoint in the format before PyTorch 1.6)"
     if start.startswith(b"version https://git-lfs"):
-        return "a pointer of Git LFS: the file itself was not fetched"
+        return "a Git LFS pointer: the file itself was not fetched"
     return repr(start[:16])

@@ -24,9 +24,15 @@ from charonia.core.statistics import MemoryUsage
 from charonia.core.tensor import Tensor
 from charonia.server.backends.api import BackendSettings, Completion, ModelFiles, Placement
 from charonia.server.backends.pytorch import aoti
-from charonia.server.backends.pytorch import devices as gpus
 from charonia.server.backends.pytorch.archive import FileKind
-from charonia.server.backends.pytorch.devices import ComputeDevice, CpuDevice, GpuDevice, PinnedPool
+from charonia.server.backends.pytorch.devices import (
+    ComputeDevice,
+    CpuDevice,
+    GpuDevice,
+    PinnedPool,
+    check_gpu,
+    gpu_count,
+)
 from charonia.server.backends.pytorch.instance import PyTorchInstance
 from charonia.server.backends.pytorch.openmp import in_passing_thread
 from charonia.server.backends.pytorch.options import EAGER_RUNTIME, RunPlan, read_plan, unknown_parameters
@@ -36,7 +42,7 @@ from charonia.server.machine.memory import release_freed_memory
 from charonia.server.metrics.devices import PinnedMemory
 
 SIZES = (16, 24)
-"""Sizes that stand for variable dimensions: the second one makes PyTorch compile code for any size."""
+"""Sizes tried for variable dimensions: the second one makes PyTorch compile code for any size."""
 
 _COMPILER_FAULTS = ("BackendCompilerFailed", "torch._dynamo", "Unsupported", "CppCompileError", "InductorError")
 
@@ -44,11 +50,11 @@ _log = logging.getLogger(__name__)
 
 
 def warm_up(instance: PyTorchInstance, config: ModelConfig) -> None:
-    """Run zeros of the batch sizes and shapes that code is compiled for.
+    """Run the model on zeros in the batch sizes and shapes that code is compiled for.
 
     Raises:
-        ServingError: The model cannot be compiled. Inputs that it refuses are only logged: zeros are not valid
-            everywhere.
+        ServingError: The model cannot be compiled. If it only refuses its inputs, this is logged: zeros are not valid
+            for every model.
     """
     for request in requests(config):
         try:
@@ -82,9 +88,9 @@ class PyTorchModel:
     """A loaded version.
 
     Args:
-        source: Where it comes from.
+        source: Its file.
         config: The complete configuration.
-        plan: How it runs.
+        plan: Options of its run.
         pool: Pinned memory for instances on GPUs.
     """
 
@@ -102,10 +108,10 @@ class PyTorchModel:
         """Make one more instance, with weights of its own unless they are shared.
 
         Raises:
-            ServingError: The model cannot be loaded, or is not what the configuration says.
+            ServingError: The model cannot be loaded, or contradicts the configuration.
         """
         if placement.kind is InstanceKind.KIND_GPU:
-            await asyncio.to_thread(gpus.check, placement.name, placement.device_id)
+            await asyncio.to_thread(check_gpu, placement.name, placement.device_id)
         device = _device(placement)
         if not self._plan.shares_weights:
             program = await in_passing_thread(self._open, device, placement.name, 1)
@@ -128,11 +134,11 @@ class PyTorchModel:
         return list(self._memory)
 
     async def is_ready(self) -> bool:
-        """Return whether every instance's device still answers."""
+        """Return whether the devices of all instances still work."""
         return not any(instance.problem for instance in self._instances)
 
     async def aclose(self) -> None:
-        """Let go of the weights, and give their memory back."""
+        """Release the weights and their memory."""
         self._shared.clear()
         self._instances.clear()
         await asyncio.to_thread(release_freed_memory)
@@ -157,7 +163,7 @@ class PyTorchModel:
         return instance
 
     def _exported_signature(self) -> Signature | None:
-        """Return what the model was exported with, under the names of the configuration; None for other models."""
+        """Return the exported signature, with the names of the configuration; None where there is none."""
         inputs = [tensor.name for tensor in self._config.input]
         outputs = [tensor.name for tensor in self._config.output]
         found = self._source.signature(self._plan, inputs, outputs)
@@ -172,7 +178,7 @@ class PyTorchModel:
 
 
 class PyTorchBackend:
-    """The backend."""
+    """The `pytorch` backend."""
 
     name = "pytorch"
 
@@ -182,7 +188,7 @@ class PyTorchBackend:
 
     def uses_gpus(self) -> bool:
         """Whether the installed PyTorch can use the GPUs of this machine."""
-        return gpus.count() > 0
+        return gpu_count() > 0
 
     async def complete(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Completion:
         """Fill in inputs, outputs and batching from the model, unless inputs and outputs are given.
@@ -212,10 +218,10 @@ class PyTorchBackend:
         return Completion(config, (*notes, *found.notes))
 
     async def load(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> PyTorchModel:
-        """Load a version; its weights are read with the first instance.
+        """Load a version; its first instance reads the weights.
 
         Raises:
-            ServingError: A setting is wrong or not supported, or there is no such file.
+            ServingError: A setting is wrong or not supported, or the file is missing.
         """
         plan = _plan(config, settings)
         problems = list(_problems(config, plan))
@@ -236,10 +242,10 @@ class PyTorchBackend:
         return PyTorchModel(source, seen_by_model(config), plan, self._pool)
 
     async def aclose(self) -> None:
-        """Give back nothing: models share only pinned memory, which goes with the last response."""
+        """Do nothing: models share only pinned memory, which the last response releases."""
 
     def _set_process_options(self, model: str, plan: RunPlan) -> None:
-        """Set what PyTorch has one of for the whole process; the first model that asks decides."""
+        """Set PyTorch's options of the whole process; the first model that has them decides."""
         wanted = plan.inter_op_threads or self._inter_op_threads or 1
         if wanted != self._inter_op_threads and self._inter_op_threads == 0:
             try:
@@ -273,7 +279,7 @@ def _device(placement: Placement) -> torch.device | None:
 
 
 def _problems(config: ModelConfig, plan: RunPlan) -> Iterator[Problem]:
-    """Yield what the configuration asks for that PyTorch's models cannot do."""
+    """Yield what the configuration requests and PyTorch models do not support."""
     for index, tensor in enumerate(config.input):
         dims = tensor.reshape.shape if tensor.reshape is not None else tensor.dims
         if tensor.data_type is DataType.BYTES and (

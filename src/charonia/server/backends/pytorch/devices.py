@@ -1,11 +1,8 @@
-"""How arrays get to the device of an instance and back.
+"""Devices of instances: whether PyTorch can use a GPU, and copies of arrays to the device and back.
 
-Pinned memory: memory of the CPU that a GPU copies from and to by itself, while others compute.
-
-Pinned memory cannot be swapped out, so there is a limit to all of it together. Blocks come in powers of two and are
-kept for the next batch. When there is no room, whoever asks gets none and copies the slow way: nobody waits.
-
-Whether PyTorch can use the GPU that an instance is to run on.
+Copies to and from a GPU go through pinned memory, host memory that the GPU accesses by DMA while instances compute. It
+cannot be swapped out, so its total is limited. Blocks come in powers of two and are kept for the next batch. At the
+limit, arrays are copied through pageable memory, which is slower; nothing waits for a block.
 """
 
 import threading
@@ -23,12 +20,12 @@ from charonia.core.tensor import Array, DeviceContent
 from charonia.server.metrics.devices import PinnedMemory
 
 
-def count() -> int:
+def gpu_count() -> int:
     """Return the number of GPUs that the installed PyTorch can use."""
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
-def check(instance: str, index: int, api: Any = torch.cuda) -> None:
+def check_gpu(instance: str, index: int, api: Any = torch.cuda) -> None:
     """Check that an instance can run on GPU `index`.
 
     Raises:
@@ -42,7 +39,7 @@ def check(instance: str, index: int, api: Any = torch.cuda) -> None:
         raise _missing(
             instance,
             f"CUDA {torch.version.cuda} of the installed PyTorch does not start",
-            "is there a GPU that this process may see, with a driver that is new enough?",
+            "check that this process sees a GPU, and that its driver is new enough",
         )
     if index >= api.device_count():
         raise _missing(instance, f"PyTorch sees {api.device_count()} GPUs", "correct `gpus`, or CUDA_VISIBLE_DEVICES")
@@ -60,7 +57,7 @@ MIN_BLOCK_BYTES = 4096
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
-    """Pinned memory, at least as large as asked for.
+    """Pinned memory, at least as large as requested.
 
     Attributes:
         memory: The bytes.
@@ -80,11 +77,11 @@ def pinned(size: int) -> torch.Tensor:
 
 
 class PinnedPool:
-    """Blocks of pinned memory. May be used from many threads.
+    """Blocks of pinned memory. Thread-safe.
 
     Args:
-        account: The limit of all blocks together, used and free; what is in use is noted there.
-        allocate: Makes memory.
+        account: The limit of all blocks together, used and free; it counts the used bytes.
+        allocate: Allocates memory.
     """
 
     def __init__(self, account: PinnedMemory, allocate: Callable[[int], torch.Tensor] = pinned) -> None:
@@ -95,7 +92,7 @@ class PinnedPool:
         self._free_bytes = 0
 
     def take(self, size: int) -> Block | None:
-        """Return a block of at least `size` bytes, None where there is no room."""
+        """Return a block of at least `size` bytes, None at the limit."""
         wanted = max(MIN_BLOCK_BYTES, 1 << (size - 1).bit_length()) if size > 0 else MIN_BLOCK_BYTES
         with self._lock:
             free = self._free.get(wanted)
@@ -107,7 +104,7 @@ class PinnedPool:
             if self._account.used_bytes + wanted > self._account.limit_bytes:
                 return None
             if self._account.used_bytes + self._free_bytes + wanted > self._account.limit_bytes:
-                # Blocks of other sizes give way.
+                # Free blocks of other sizes are released.
                 self._free.clear()
                 self._free_bytes = 0
             self._account.used_bytes += wanted
@@ -119,7 +116,7 @@ class PinnedPool:
             return None
 
     def give_back(self, block: Block) -> None:
-        """Take a block back; nobody reads or writes it any more."""
+        """Take back a block that is no longer in use."""
         with self._lock:
             self._account.used_bytes -= block.size
             self._free_bytes += block.size
@@ -130,32 +127,32 @@ class ComputeDevice(Protocol):
     """Where an instance computes. Used by one thread at a time."""
 
     def running(self) -> AbstractContextManager[object]:
-        """Return what is to be entered around all work of a batch."""
+        """Return the context for all work of a batch."""
         ...
 
     def put(self, parts: Sequence[Array]) -> torch.Tensor:
-        """Return the arrays, joined along the first dimension, as a tensor that is the model's to change."""
+        """Return the arrays, concatenated, as a tensor that the model may change."""
         ...
 
     def adopt(self, contents: Sequence[DeviceContent]) -> torch.Tensor | None:
-        """Return what lies on GPUs, joined as by `put` but not by way of the CPU; None where that is the way."""
+        """Return contents of GPUs, concatenated without a copy to the CPU; None where they need one."""
         ...
 
     def wait(self) -> None:
-        """Return when everything that was begun is done."""
+        """Return when all work that was started is done."""
         ...
 
     @property
     def keeps(self) -> bool:
-        """Whether outputs may stay where they are."""
+        """Whether outputs may stay on the device."""
         ...
 
     def take(self, tensors: Sequence[torch.Tensor]) -> list[Array]:
-        """Return the tensors' elements in memory that nobody else writes to."""
+        """Return the tensors as arrays, in memory that later batches do not overwrite."""
         ...
 
     def trim(self) -> None:
-        """Give cached memory back."""
+        """Release cached memory."""
         ...
 
 
@@ -172,23 +169,23 @@ class CpuDevice:
         return nullcontext()
 
     def put(self, parts: Sequence[Array]) -> torch.Tensor:
-        """Copy: received bytes may be looked at by others, and a model may change its inputs."""
+        """Copy: received bytes may have other readers, and a model may change its inputs."""
         return torch.from_numpy(joined(parts))
 
     def adopt(self, contents: Sequence[DeviceContent]) -> torch.Tensor | None:
-        """Return None: elements come as arrays."""
+        """Return None: inputs are arrays."""
         return None
 
     @property
     def keeps(self) -> bool:
-        """No: outputs are arrays."""
+        """False: outputs are arrays."""
         return False
 
     def wait(self) -> None:
-        """Return at once: calls compute before they return."""
+        """Do nothing: calls on the CPU are synchronous."""
 
     def take(self, tensors: Sequence[torch.Tensor]) -> list[Array]:
-        """Return views; a module that chooses its devices itself may answer from a GPU."""
+        """Return views; a module that chooses its own devices may return tensors on a GPU."""
         return [tensor.cpu().contiguous().numpy() for tensor in tensors]
 
     def trim(self) -> None:
@@ -196,15 +193,15 @@ class CpuDevice:
 
 
 class GpuDevice:
-    """A GPU, with a stream of its own, so that copies of one instance overlap the computing of another.
+    """A GPU, with a stream of its own, so that copies of one instance overlap with computation of another.
 
-    Inputs are gathered in pinned memory and copied from there while the next one is gathered. Outputs are copied once,
+    Inputs are gathered in pinned memory; while one is copied to the GPU, the next is gathered. Outputs are copied once,
     to pinned memory that belongs to the response until it has been sent.
 
     Args:
         device: The GPU.
         pool: Pinned memory.
-        api: What is used of `torch.cuda`.
+        api: `torch.cuda`, or a replacement in tests.
     """
 
     def __init__(self, device: torch.device, pool: PinnedPool, api: Any = torch.cuda) -> None:
@@ -220,7 +217,7 @@ class GpuDevice:
         return entered
 
     def put(self, parts: Sequence[Array]) -> torch.Tensor:
-        """Copy by way of pinned memory; the copy may go on after this returns."""
+        """Copy through pinned memory; the copy may continue after this returns."""
         shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:]) if len(parts) > 1 else parts[0].shape
         datatype = parts[0].dtype
         size = int(np.prod(shape)) * datatype.itemsize
@@ -244,11 +241,11 @@ class GpuDevice:
 
     @property
     def keeps(self) -> bool:
-        """Yes."""
+        """True."""
         return True
 
     def wait(self) -> None:
-        """Wait for the stream; what inputs were copied from is free then."""
+        """Wait for the stream, then release the pinned memory of the inputs."""
         try:
             self._stream.synchronize()
         finally:
@@ -257,7 +254,7 @@ class GpuDevice:
             self._busy.clear()
 
     def take(self, tensors: Sequence[torch.Tensor]) -> list[Array]:
-        """Copy each tensor once, all of them before waiting."""
+        """Start all copies, then wait for them."""
         taken = [self._begin_copy(tensor.contiguous()) for tensor in tensors]
         self._stream.synchronize()
         return taken
@@ -268,14 +265,14 @@ class GpuDevice:
         if block is None:
             return tensor.cpu().numpy()
         raw = block.memory.numpy()
-        # All views of it keep it alive: the block is free when the last one has been sent.
+        # Views keep it alive: the block is free when the last one is gone.
         weakref.finalize(raw, self._pool.give_back, block)
         host = raw[:size].view(_numpy_of(tensor.dtype)).reshape(tuple(tensor.shape))
         torch.from_numpy(host).copy_(tensor, non_blocking=True)
         return host
 
     def trim(self) -> None:
-        """Give cached memory of the GPU back to the driver."""
+        """Return cached memory of the GPU to the driver."""
         self._api.empty_cache()
 
 

@@ -1,4 +1,4 @@
-"""Modules written in Python: `runtime: "model.py"`, a class in the version's folder and a file of its weights."""
+"""Loads eager modules: `runtime: "model.py"`, a class in the version's folder and a file of its weights."""
 
 import importlib.util
 import inspect
@@ -20,20 +20,20 @@ from charonia.server.backends.pytorch.options import EAGER_RUNTIME, RunPlan
 from charonia.server.backends.pytorch.program import TORCH, Parameters, Program, compiled, weights_of
 
 WEIGHTS = ("model.safetensors", "model.pt", "model.pth")
-"""Files of weights, in the order in which they are looked for."""
+"""Files of weights, in search order."""
 
 _numbers = itertools.count(1)
 _importing = threading.Lock()
 
 
 def load(folder: Path, weights: Path | None, device: torch.device | None, plan: RunPlan) -> Program:
-    """Make the module and give it its weights.
+    """Create the module and load its weights.
 
     Args:
         folder: The version's folder.
-        weights: File of its weights, None for a module that makes its own.
-        device: Where it runs, None where the module decides.
-        plan: How it runs.
+        weights: File of its weights, None for a module that initializes its own.
+        device: Device that it runs on, None where the module decides.
+        plan: Options of its run.
 
     Raises:
         ServingError: INVALID_ARG with the reason.
@@ -59,7 +59,7 @@ def load(folder: Path, weights: Path | None, device: torch.device | None, plan: 
 
 
 def _import(folder: Path) -> ModuleType:
-    """Run model.py. Modules beside it can be imported and are its own: another model may have one of the same name."""
+    """Run model.py. It may import modules beside it; another model may have different ones of the same names."""
     path = folder / EAGER_RUNTIME
     if not path.is_file():
         raise invalid(f"runtime {EAGER_RUNTIME}: there is no file {EAGER_RUNTIME} in the version's folder")
@@ -71,7 +71,7 @@ def _import(folder: Path) -> ModuleType:
     with _importing:
         before = set(sys.modules)
         sys.path.insert(0, str(folder))
-        # Classes find their own module by its name while they are made.
+        # Class creation looks up the module by its name.
         sys.modules[name] = module
         try:
             spec.loader.exec_module(module)
@@ -87,7 +87,7 @@ def _import(folder: Path) -> ModuleType:
 
 
 def _module_class(module: ModuleType, name: str) -> type[torch.nn.Module]:
-    """Return the class to make the model of: the one that is named, or the only one that the file defines itself."""
+    """Return the class of the model: the named one, or the only one that the file defines itself."""
     own = {
         key: value
         for key, value in vars(module).items()
@@ -98,7 +98,7 @@ def _module_class(module: ModuleType, name: str) -> type[torch.nn.Module]:
         if not (isinstance(found, type) and issubclass(found, torch.nn.Module)):
             raise invalid(f"MODULE_CLASS: {EAGER_RUNTIME} has no subclass of torch.nn.Module called '{name}'")
         return found
-    # Parts of the model are classes too: the one that no other builds on or uses cannot be told, so there is to be one.
+    # Submodules are classes, too, and nothing marks the outermost one: without a name, there may be only one class.
     if len(own) == 1:
         return next(iter(own.values()))
     if not own:
@@ -113,7 +113,7 @@ def _take_weights(module: torch.nn.Module, path: Path, *, unpickles: bool) -> No
     state = _read_weights(path, unpickles=unpickles)
     try:
         module.load_state_dict(state)
-    except Exception as error:  # PyTorch's errors have no common base class of their own
+    except Exception as error:  # PyTorch's errors have no common base class
         raise plain_error(f"{path.name} does not fit {EAGER_RUNTIME}", error, Code.INVALID_ARG) from error
 
 
@@ -125,7 +125,7 @@ def _read_weights(path: Path, *, unpickles: bool) -> dict[str, Any]:
             raise unsupported(f"{path.name}: safetensors is not installed", hint="pip install safetensors") from None
         try:
             return load_file(path)
-        except Exception as error:  # safetensors' errors have no common base class of their own
+        except Exception as error:  # safetensors' errors have no common base class
             raise plain_error(f"cannot load {path.name}", error, Code.INVALID_ARG) from error
     kind = file_kind(path)
     if kind is not FileKind.CHECKPOINT:
@@ -135,7 +135,7 @@ def _read_weights(path: Path, *, unpickles: bool) -> dict[str, Any]:
         )
     try:
         state = torch.load(path, map_location="cpu", weights_only=not unpickles)
-    except Exception as error:  # whatever a pickle does
+    except Exception as error:  # a pickle may raise anything
         if unpickles:
             raise plain_error(f"cannot load {path.name}", error, Code.INVALID_ARG) from error
         raise invalid(

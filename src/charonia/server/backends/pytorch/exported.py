@@ -1,4 +1,4 @@
-"""Programs of `torch.export`: `model.pt2`."""
+"""Loads programs of `torch.export`: `model.pt2`."""
 
 import io
 import threading
@@ -19,7 +19,7 @@ from charonia.server.backends.pytorch.options import RunPlan
 from charonia.server.backends.pytorch.program import Leaves, Program, compiled
 
 _reading = threading.Lock()
-"""PyTorch reads one exported program at a time."""
+"""`torch.export.load` is not thread-safe."""
 
 
 def read(path: Path, *, unpickles: bool) -> Any:
@@ -27,29 +27,29 @@ def read(path: Path, *, unpickles: bool) -> Any:
 
     Args:
         path: The file.
-        unpickles: Whether what is pickled in it may run code of its own.
+        unpickles: Whether its pickles may run code.
 
     Raises:
-        ServingError: INVALID_ARG with the reason, such as an operator that is not there.
+        ServingError: INVALID_ARG with the reason, e.g. an unknown operator.
     """
     if not unpickles:
         _check_pickles(path)
     try:
         with _reading:
             return torch.export.load(path)
-    except Exception as error:  # PyTorch's errors have no common base class of their own
+    except Exception as error:  # PyTorch's errors have no common base class
         refused = plain_error(f"cannot load {path.name}", error, Code.INVALID_ARG)
         refused.hint = f"was it exported with another version of PyTorch? This is {torch.__version__}"
         raise refused from error
 
 
 def _check_pickles(path: Path) -> None:
-    """Refuse pickles that hold more than tensors: PyTorch would run what they say."""
+    """Refuse pickles that hold more than tensors: they could run code."""
     with zipfile.ZipFile(path) as archive:
         for name in pickled_entries(path):
             try:
                 torch.load(io.BytesIO(archive.read(name)), map_location="meta", weights_only=True)
-            except Exception as error:  # whatever a pickle does
+            except Exception as error:  # a pickle may raise anything
                 raise invalid(
                     f"{path.name}: {name} in it may run code when it is read: {plain_text(error)}",
                     hint="if you trust its source, set the parameter ALLOW_UNPICKLING to true",
@@ -93,7 +93,7 @@ def interface_of(program: Any) -> Leaves:
 
 
 def leaves_of(spec: Any) -> tuple[list[Leaf], Template]:
-    """Return the places for tensors in the arguments that a specification describes, and the arguments with slots."""
+    """Return the leaves of the arguments that a tree specification describes, and the arguments with slots."""
     args, kwargs = pytree.tree_unflatten([Slot(index) for index in range(spec.num_leaves)], spec)
     found: dict[int, LeafPath] = {}
     for index, argument in enumerate(args):

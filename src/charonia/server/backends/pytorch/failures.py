@@ -1,4 +1,4 @@
-"""Errors of PyTorch in plain words, and what each of them means for the model."""
+"""Turns errors of PyTorch into readable ones, and recognises exhausted memory and lost devices."""
 
 import re
 
@@ -16,16 +16,16 @@ _DEVICE_LOST = ("CUDA error:", "CUDA driver error", "device-side assert")
 
 
 class DeviceLostError(ServingError):
-    """The GPU does not answer this process any more: nothing that runs on it will, until the server is restarted."""
+    """The GPU is lost for this process: nothing can run on it until the server is restarted."""
 
 
 def plain_error(what: str, error: BaseException, code: Code = Code.INTERNAL) -> ServingError:
     """Return an error of PyTorch without its stack of C++ frames and advice to programmers.
 
     Args:
-        what: What could not be done.
-        error: What PyTorch raised.
-        code: Kind of problem, unless it is memory or a device.
+        what: What failed.
+        error: The error of PyTorch.
+        code: Code of the result, unless memory or a device is the cause.
     """
     text = plain_text(error)
     if isinstance(error, torch.OutOfMemoryError) or any(sign in text for sign in _NO_MEMORY):

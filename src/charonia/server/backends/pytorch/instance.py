@@ -1,4 +1,4 @@
-"""Runs batches."""
+"""Runs batches of a PyTorch model."""
 
 import time
 from collections.abc import Sequence
@@ -25,15 +25,15 @@ _LAYOUT_DIMENSIONS = 4
 
 
 class PyTorchInstance:
-    """One lane.
+    """An instance.
 
     Args:
         name: Instance name, for errors.
         program: The model.
         config: The complete configuration.
-        plan: How it runs.
-        device: Where it runs.
-        threads: Threads of one operator.
+        plan: Options of its run.
+        device: The device that it runs on.
+        threads: Threads within one operator.
 
     Raises:
         ServingError: INVALID_ARG when the inputs do not fit the model.
@@ -61,9 +61,9 @@ class PyTorchInstance:
         self.problem = ""
 
     def execute(self, requests: Sequence[InferRequest]) -> Execution:
-        """Run the requests as one batch; where that fails, each alone, so that one cannot spoil the others' answers.
+        """Run the requests as one batch; if it fails, each one alone, so that a bad request fails alone.
 
-        Out of memory, the batch is lost and nothing is tried again.
+        When memory is exhausted, the whole batch fails without another attempt.
         """
         if len(requests) == 1 or self._is_batched:
             try:
@@ -76,7 +76,7 @@ class PyTorchInstance:
         return Execution(results, start, time.monotonic_ns())
 
     def close(self) -> None:
-        """Let go of the model."""
+        """Release the model."""
         self._program = None
 
     def _execute_alone(self, request: InferRequest) -> Result:
@@ -97,7 +97,7 @@ class PyTorchInstance:
                 return self._run(program, requests)
         except ServingError:
             raise
-        except Exception as error:  # PyTorch's errors have no common base class of their own
+        except Exception as error:  # PyTorch's errors have no common base class
             raise self._failed(error) from error
 
     def _run(self, program: Program, requests: Sequence[InferRequest]) -> Execution:
@@ -118,7 +118,7 @@ class PyTorchInstance:
         return torch.inference_mode() if self._plan.uses_inference_mode else torch.no_grad()
 
     def _failed(self, error: Exception) -> ServingError:
-        """Return what to answer, and remember a device that is lost."""
+        """Return the error to answer with, and note a lost device."""
         found = plain_error("the model failed", error)
         if isinstance(found, DeviceLostError):
             self.problem = found.message
@@ -149,7 +149,7 @@ class PyTorchInstance:
         if len(contents) != len(given):
             return None
         tensor = self._device.adopt(contents)
-        # The plan asks for shape and reshape only, which a tensor has like an array.
+        # The plan uses only `shape` and `reshape`, which tensors share with arrays.
         return None if tensor is None else cast(torch.Tensor, plan.reshape(cast(Array, tensor), self._is_batched))
 
     def _converted(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -169,8 +169,8 @@ class PyTorchInstance:
                 tensors.append(self._output(plan, value, program))
         stays = self._device.keeps and all(type(request) is DeviceRequest for request in requests)
         if stays:
-            self._device.wait()  # whoever reads them does so on another stream, or in another process
-        # Where outputs stay, tensors take the places of arrays: both have a shape, slices and reshape.
+            self._device.wait()  # their readers use another stream, or are in another process
+        # Where outputs stay, tensors replace arrays: both have a shape, slices and `reshape`.
         arrays = iter(cast(list[Array], tensors) if stays else self._device.take(tensors))
         sizes = batch_sizes(requests) if self._is_batched else None
         columns = []
@@ -189,7 +189,7 @@ class PyTorchInstance:
         return [Outputs(list(tensors)) for tensors in zip(*columns, strict=True)]
 
     def _wanted(self, requests: Sequence[InferRequest]) -> set[str]:
-        """Return the outputs that some request asked for; others are not copied."""
+        """Return the outputs that at least one request asks for; others are not copied."""
         asked: set[str] = set()
         for request in requests:
             if not request.outputs:
@@ -198,7 +198,7 @@ class PyTorchInstance:
         return asked
 
     def _output(self, plan: TensorPlan, value: Any, program: Program) -> torch.Tensor:
-        """Return a result as a tensor of the configured datatype that a later call cannot change."""
+        """Return a result as a tensor of the configured datatype that later calls do not change."""
         if isinstance(value, (bool, int, float)):
             value = torch.tensor(value, dtype=TORCH[plan.datatype])
         if not isinstance(value, torch.Tensor):
@@ -220,13 +220,13 @@ class PyTorchInstance:
 
 
 def _kinds(program: Program, arguments: Template) -> dict[int, ParameterKind]:
-    """Return what the argument of each input takes, where it is known."""
+    """Return the kind of each input's argument, where it is known."""
     interface = program.interface
     return kinds_of(arguments, interface.parameters) if isinstance(interface, Parameters) else {}
 
 
 def _check_kind(given: ModelInput, kind: ParameterKind, is_batched: bool) -> None:
-    """Check that strings go to arguments that take strings, and only those; that a batch does not share a number."""
+    """Check that strings, and only strings, go to arguments of strings, and that batched requests share no number."""
     is_text = given.data_type is DataType.BYTES
     if is_text != (kind is ParameterKind.STRINGS):
         datatype = given.data_type.config if given.data_type else "none"
@@ -257,7 +257,7 @@ def _kind(value: object) -> str:
 
 
 def _texts(name: str, array: Array) -> list[str]:
-    """Return strings for bytes: PyTorch's models take nothing else."""
+    """Decode bytes to strings: PyTorch models take only those."""
     texts = []
     for index, element in enumerate(array.reshape(-1).tolist()):
         try:

@@ -1,11 +1,11 @@
-"""Which input of a configuration is which argument of a model, and which of its results is which output. Pure.
+"""Maps inputs of a configuration to arguments of a model, and its results to outputs. Pure.
 
 A model is called with positional and keyword arguments, any of which may be a list, a tuple or a dictionary of
-tensors. A `Template` has their shape, with a `Slot` wherever an input belongs. Names of a configuration are read in
-this order, and the first convention that all of them follow is taken:
+tensors. A `Template` has their structure, with a `Slot` for each input. There are three naming conventions, and the
+first one that all names follow applies:
 
-1. the model's own names: of arguments, of keys of a lone dictionary, of keys or fields of results;
-2. places: `ARGS[0]`, `ARGS[2][key]`, `KWARGS[key]`, `RESULT`, `RESULT[key]`, `RESULT[0]`, or `<name>__<number>`;
+1. the model's own names: of arguments, of keys of the only dictionary, of keys or fields of results;
+2. positions: `ARGS[0]`, `ARGS[2][key]`, `KWARGS[key]`, `RESULT`, `RESULT[key]`, `RESULT[0]`, or `<name>__<number>`;
 3. none: the order of the configuration is the order of the model.
 
 Source of the conventions: the documentation of Triton's PyTorch backend.
@@ -23,14 +23,14 @@ Path = tuple[str | int, ...]
 """Where a tensor lies in nested containers: keys and indexes from the outside in."""
 
 MISSING = object()
-"""Stands for an optional input that a request leaves out."""
+"""Value of an optional input that a request leaves out."""
 
 _PLACE = re.compile(r"^(ARGS|KWARGS|RESULT)((?:\[[^\[\]\s\"]+\])*)$")
 _NUMBERED = re.compile(r"^.*__(0|[1-9][0-9]*)$")
 
 
 class ParameterKind(Enum):
-    """What an argument of a model takes."""
+    """Kind of value that an argument takes."""
 
     TENSOR = "a tensor"
     STRINGS = "a list of strings"
@@ -70,7 +70,7 @@ class Leaf:
     Attributes:
         path: Where: ("ARGS", 0), ("ARGS", 2, "key"), ("KWARGS", "key").
         name: The model's own name for it, "" for none.
-        is_constant: Whether it holds a value that is part of the program, so that it takes no input.
+        is_constant: Whether its value is part of the program, so that it takes no input.
     """
 
     path: Path
@@ -97,7 +97,7 @@ class Template:
 
     @property
     def positional(self) -> set[int]:
-        """Numbers of the inputs that are given by position, which cannot be left out."""
+        """Indices of the inputs that are passed by position, which cannot be left out."""
         return {part.index for part in self.args if isinstance(part, Slot)}
 
     def fill(self, values: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
@@ -118,7 +118,7 @@ def _filled(part: Any, values: Sequence[Any]) -> Any:
 
 
 def place_of(name: str) -> Path | None:
-    """Return the path that a name such as `ARGS[2][key]` writes out, None for other names."""
+    """Return the path that a name like `ARGS[2][key]` denotes, None for other names."""
     match = _PLACE.match(name)
     if match is None:
         return None
@@ -127,7 +127,7 @@ def place_of(name: str) -> Path | None:
 
 
 def number_of(name: str) -> int | None:
-    """Return the number that a name such as `INPUT__3` ends with, None for other names."""
+    """Return the number at the end of a name like `INPUT__3`, None for other names."""
     match = _NUMBERED.match(name)
     return int(match[1]) if match else None
 
@@ -139,7 +139,7 @@ def _numbers(names: Sequence[str], count: int) -> list[int] | None:
 
 
 def bind_parameters(names: Sequence[str], parameters: Sequence[Parameter], *, takes_any: bool = False) -> Template:
-    """Return how to call a model whose arguments are known by name only.
+    """Return how to call a model of whose arguments only the names are known.
 
     Args:
         names: Names of the inputs, in the order of the configuration.
@@ -172,7 +172,7 @@ def bind_parameters(names: Sequence[str], parameters: Sequence[Parameter], *, ta
 
 
 def _of_paths(paths: Sequence[Path], parameters: Sequence[Parameter]) -> Template:
-    """Return the call that places such as ARGS[0] and KWARGS[key] describe."""
+    """Return the call that names like ARGS[0] and KWARGS[key] describe."""
     arguments: dict[str, Any] = {}
     for index, path in enumerate(paths):
         root, *keys = path
@@ -194,7 +194,7 @@ def _of_paths(paths: Sequence[Path], parameters: Sequence[Parameter]) -> Templat
 
 
 def _checked(template: Template, parameters: Sequence[Parameter], given: set[str]) -> Template:
-    """Return the template with leading arguments by position, which costs less than by name."""
+    """Return the template with leading arguments by position, which is faster than by name."""
     missing = [p.name for p in parameters if p.is_required and p.name not in given]
     if missing:
         raise invalid(f"no input is given for argument {_listed(missing)} of the model: {_describe(parameters)}")
@@ -211,7 +211,7 @@ def _checked(template: Template, parameters: Sequence[Parameter], given: set[str
 
 
 def kinds_of(template: Template, parameters: Sequence[Parameter]) -> dict[int, ParameterKind]:
-    """Return what the argument of each input takes; inputs inside of containers are left out."""
+    """Return the kind of each input's argument, without inputs inside containers."""
     kinds = {parameter.name: parameter.kind for parameter in parameters}
     given = [(part, parameter.kind) for part, parameter in zip(template.args, parameters, strict=False)]
     given += [(part, kinds.get(name, ParameterKind.TENSOR)) for name, part in template.kwargs.items()]
@@ -219,7 +219,7 @@ def kinds_of(template: Template, parameters: Sequence[Parameter]) -> dict[int, P
 
 
 def bind_leaves(names: Sequence[str], template: Template, leaves: Sequence[Leaf]) -> Template:
-    """Return how to call a program that was exported with arguments of a fixed shape.
+    """Return how to call a program that was exported with arguments of a fixed structure.
 
     Args:
         names: Names of the inputs, in the order of the configuration.

@@ -1,10 +1,10 @@
-"""Teams of threads that compute one operator together, as OpenMP makes them.
+"""Keeps OpenMP's thread teams, which compute PyTorch's operators, from sleeping too early.
 
-PyTorch's operators are computed by a team that belongs to the thread that calls them, and that stays until this thread
-ends. Where the teams of a process, idle ones included, have more threads than there are cores, GNU's OpenMP lets them
-wait for each other asleep, nearly at once. That costs a network of many short operators a third of its speed (ResNet-50
-in BF16 on two cores: 16 images a second in place of 25). So a model is loaded by a thread that ends, and waiting is
-awake for 10 us in place of 1 us. Source: libgomp's manual, "GOMP_SPINCOUNT", and `gomp_throttled_spin_count_var`.
+Each thread that calls an operator has a team of its own, which lives as long as that thread. Once the teams of a
+process, idle ones included, have more threads than there are cores, GNU's OpenMP spins only 1 us before a waiting
+thread sleeps. That costs a network of many short operators a third of its speed (ResNet-50 in BF16 on two cores: 16
+images a second in place of 25). So a temporary thread loads each model, and teams spin for 10 us. Source: libgomp's
+manual, "GOMP_SPINCOUNT", and `gomp_throttled_spin_count_var`.
 """
 
 import asyncio
@@ -17,11 +17,11 @@ from typing import TypeVar
 T = TypeVar("T")
 
 _WAITING = {"OMP_WAIT_POLICY": "ACTIVE", "GOMP_SPINCOUNT": "300000"}
-"""Waits of 10 us where there are many teams, and of 3 ms, as without these, where there are not."""
+"""Spin for 10 us where there are too many teams, else for 3 ms, which is the default."""
 
 
 async def in_passing_thread(function: Callable[..., T], *arguments: object) -> T:
-    """Call a function in a thread that ends afterwards, and its team with it."""
+    """Call a function in a temporary thread, whose team ends with it."""
     thread = ThreadPoolExecutor(1, thread_name_prefix="pytorch_load")
     try:
         return await asyncio.get_running_loop().run_in_executor(thread, function, *arguments)
@@ -31,13 +31,13 @@ async def in_passing_thread(function: Callable[..., T], *arguments: object) -> T
 
 @contextmanager
 def awake_while_waiting() -> Iterator[None]:
-    """Have the OpenMP library that is loaded meanwhile wait awake; unless the environment says how it is to wait."""
+    """Have the OpenMP library that is loaded meanwhile spin while it waits, unless the environment configures this."""
     if any(name in os.environ for name in _WAITING):
         yield
         return
     os.environ.update(_WAITING)
     try:
         yield
-    finally:  # it has been read, and is not for workers
+    finally:  # the library has read it, and workers should not inherit it
         for name in _WAITING:
             os.environ.pop(name, None)

@@ -1,7 +1,7 @@
-"""What a model's parameters and the backend's settings say about how PyTorch runs it, as one record. Pure.
+"""Options of a PyTorch model, from its parameters and the backend's settings. Pure.
 
-Source of the parameters: the documentation of Triton's PyTorch backend. Ours are CHANNELS_LAST, PRECISION,
-ALLOW_UNPICKLING and MODULE_CLASS.
+Source of the parameters: the documentation of Triton's PyTorch backend. It does not have CHANNELS_LAST, PRECISION,
+ALLOW_UNPICKLING or MODULE_CLASS.
 """
 
 import difflib
@@ -20,7 +20,7 @@ EAGER_RUNTIME = "model.py"
 COMPILE = "TORCH_COMPILE_OPTIONAL_PARAMETERS"
 
 PRECISIONS = {"fp32": None, "bf16": DataType.BF16, "fp16": DataType.FP16}
-"""Datatype that weights and floating inputs are converted to by value of PRECISION; None leaves them as they are."""
+"""Datatype that weights and floating-point inputs are converted to, by value of PRECISION; None for no conversion."""
 
 _FLAGS = {"0": False, "false": False, "1": True, "true": True}
 _SWITCHES = (
@@ -52,22 +52,22 @@ COMPILE_OPTIONS: Mapping[str, type] = {
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """How the instances of a model run.
+    """Options of a model's run.
 
     Attributes:
         is_optimized: Whether TorchScript is optimised while it runs.
         uses_inference_mode: Whether `torch.inference_mode` is on; else only gradients are off.
         uses_cudnn: Whether cuDNN may be used.
         shares_weights: Whether the instances of one device share one copy of the weights.
-        cleans_cache: Whether cached memory of the GPU is given back after each batch.
+        cleans_cache: Whether cached memory of the GPU is released after each batch.
         jit_executor: Whether TorchScript's profiling executor is on, None for PyTorch's default.
         jit_profiling: Whether it profiles, None for PyTorch's default.
-        intra_op_threads: Threads of one operator; 0 for the share of the thread budget.
-        inter_op_threads: Threads over operators, for the whole process; 0 for 1 unless another model has set it.
+        intra_op_threads: Threads within one operator; 0 for the instance's share of the thread budget.
+        inter_op_threads: Threads across operators, for the whole process; 0 for 1 unless another model has set it.
         compile_options: Arguments of `torch.compile`, None where the module is not compiled.
         is_channels_last: Whether weights and inputs of four dimensions are laid out with the channels last.
-        precision: Datatype of weights and floating inputs, None for the model's own.
-        unpickles: Whether files may run code of their own when they are read.
+        precision: Datatype of weights and floating-point inputs, None for the model's own.
+        unpickles: Whether files may run code when they are read.
         class_name: Class of an eager module, "" for the only one.
     """
 
@@ -88,7 +88,7 @@ class RunPlan:
 
 
 class _Reader:
-    """Reads parameters and collects what is wrong with them."""
+    """Reads parameters and collects problems."""
 
     def __init__(self, config: ModelConfig, settings: Mapping[str, str]) -> None:
         self.problems: list[Problem] = []
@@ -147,11 +147,11 @@ class _Reader:
 
 
 def read_plan(config: ModelConfig, settings: Mapping[str, str]) -> tuple[RunPlan, list[Problem]]:
-    """Return the plan and everything that is wrong in what it was made from.
+    """Return the plan, and all problems in the configuration and settings.
 
     Args:
-        config: The model's configuration; its parameters win over the settings.
-        settings: Settings of the backend (`--backend-config`); those that are not its own are left alone.
+        config: The model's configuration; its parameters override the settings.
+        settings: Settings of the backend (`--backend-config`); unknown ones are ignored.
     """
     reader = _Reader(config, settings)
     flags = {key: reader.flag(key) for key in _SWITCHES}
@@ -175,7 +175,7 @@ def read_plan(config: ModelConfig, settings: Mapping[str, str]) -> tuple[RunPlan
 
 
 def unknown_parameters(config: ModelConfig) -> Iterator[str]:
-    """Yield a sentence for each parameter that has no meaning here."""
+    """Yield a warning for each unknown parameter."""
     for key in sorted(config.parameters.keys() - SERVER_PARAMETERS):
         if key not in PARAMETERS:
             near = difflib.get_close_matches(key.upper(), PARAMETERS, n=1)

@@ -1,8 +1,6 @@
-"""A model in memory, whatever file it came from: something to call and what is known about calling it.
+"""A model in memory, independent of its file's kind: a callable, its arguments and its weights.
 
-`torch.compile`, as a configuration asks for it.
-
-PyTorch's datatypes and the protocol's.
+Also the datatypes of PyTorch and of the protocol, and `torch.compile` as a configuration requests it.
 """
 
 import shutil
@@ -36,14 +34,14 @@ TORCH: dict[DataType, torch.dtype] = {
 """PyTorch's datatype by the protocol's; strings are lists, not tensors."""
 
 PROTOCOL: dict[torch.dtype, DataType] = {own: datatype for datatype, own in TORCH.items()}
-"""The protocol's datatype by PyTorch's; complex, quantised and 8-bit floating ones have none."""
+"""The protocol's datatype by PyTorch's; complex, quantised and 8-bit floating-point types have none."""
 
 
 _COMPILERS = ("g++", "clang++", "c++", "cl")
 
 
 def compiled(module: torch.nn.Module, plan: RunPlan) -> Any:
-    """Return what compiles the module when it is first called.
+    """Return the module wrapped in `torch.compile`, which compiles it at the first call.
 
     Raises:
         ServingError: UNSUPPORTED where there is no compiler, INVALID_ARG for arguments that torch.compile refuses.
@@ -56,17 +54,17 @@ def compiled(module: torch.nn.Module, plan: RunPlan) -> Any:
         )
     try:
         return torch.compile(module, **options)  # type: ignore[call-overload] # checked by name and type when read
-    except Exception as error:  # PyTorch's errors have no common base class of their own
+    except Exception as error:  # PyTorch's errors have no common base class
         raise plain_error(f"{COMPILE}: torch.compile", error, Code.INVALID_ARG) from error
 
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """Arguments that are known by name only.
+    """Arguments of which only the names are known.
 
     Attributes:
         parameters: Each of them.
-        takes_any: Whether the model also takes arguments of any name.
+        takes_any: Whether the model also takes `**kwargs`.
     """
 
     parameters: tuple[Parameter, ...]
@@ -79,7 +77,7 @@ class Parameters:
 
 @dataclass(frozen=True, slots=True)
 class Leaves:
-    """Arguments whose shape was fixed when the model was exported.
+    """Arguments whose structure was fixed when the model was exported.
 
     Attributes:
         template: The arguments, with slots that count the leaves.
@@ -102,8 +100,8 @@ class Program:
         call: Runs it.
         interface: Its arguments.
         weights: Its parameters and buffers.
-        weight_bytes: Memory that they take, where `weights` are out of reach.
-        device: Where it runs, None for where its own weights are.
+        weight_bytes: Size of weights that are not accessible as tensors.
+        device: The device that it runs on, None for that of its weights.
     """
 
     call: Callable[..., Any]
@@ -114,12 +112,12 @@ class Program:
     storages: frozenset[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        # What the model returns of its own weights must be copied: a later call may change it.
+        # Outputs that share storage with weights must be copied: a later call may change them.
         addresses = (tensor.untyped_storage().data_ptr() for tensor in self.weights)
         object.__setattr__(self, "storages", frozenset(address for address in addresses if address))
 
     def memory_bytes(self) -> int:
-        """Return the memory of the weights; what they share counts once."""
+        """Return the size of the weights; shared storage counts once."""
         sizes = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in self.weights}
         return sum(sizes.values()) + self.weight_bytes
 

@@ -1,4 +1,4 @@
-"""What a model says about its inputs and outputs itself, and what a trial run shows."""
+"""Infers the signature of a model, from its file and from trial runs."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ from charonia.server.backends.pytorch.naming import (
 from charonia.server.backends.pytorch.program import PROTOCOL, TORCH, Leaves, Program
 
 _SIZES = ((8, 12), (64, 96), (224, 256))
-"""Sizes that stand for a variable dimension in two trial runs, smallest first: some models need larger ones."""
+"""Sizes of a variable dimension in two trial runs, smallest first: some models need larger ones."""
 
 _BATCHES = (2, 3)
 
@@ -31,11 +31,11 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What was found out.
+    """A signature, as far as it could be inferred.
 
     Attributes:
         signature: Inputs and outputs, None where they stay unknown.
-        notes: A sentence for each thing that could not be found out.
+        notes: A sentence for each thing that could not be inferred.
     """
 
     signature: Signature | None
@@ -43,7 +43,7 @@ class Found:
 
 
 def of_exported(program: Any, interface: Leaves, inputs: Sequence[str] = (), outputs: Sequence[str] = ()) -> Found:
-    """Return the signature of an exported program: its dimensions that may vary are variable.
+    """Return the signature of an exported program, whose dynamic dimensions are variable.
 
     Args:
         program: The program.
@@ -77,7 +77,7 @@ def of_exported(program: Any, interface: Leaves, inputs: Sequence[str] = (), out
 
 
 class _Named:
-    """Stands for a result while the names of results are found."""
+    """Placeholder of a result while the names of results are inferred."""
 
     def __init__(self, node: object) -> None:
         self.node = node
@@ -95,7 +95,7 @@ def of_torchscript(path: Path, program: Program) -> Found:
     """Return the signature of a TorchScript file.
 
     Its schema has the names. Shapes and datatypes come from the inputs that it was traced with, where they were saved,
-    else from the first operators that use an input; a trial run shows whether they are right, and the outputs.
+    else from the first operators that use an input. A trial run verifies them, and shows the outputs.
     """
     has_shapes = "traced_inputs.pkl" in (archive_names(path) or ())
     module = torchscript.load_module(path, torch.device("cpu"), restores_shapes=has_shapes)
@@ -130,7 +130,7 @@ def _traced(module: Any) -> Iterator[tuple[str, tuple[DataType, Shape]]]:
 
 
 def _used(module: Any) -> dict[str, tuple[DataType, Shape]]:
-    """Return what the first operator that takes an input tells of it: a layer's weights have its number of channels."""
+    """Return datatypes and shapes that the first operator of an input implies: weights have the number of channels."""
     try:
         graph = torch.jit.freeze(module, preserved_attrs=torchscript.changed_attributes(module)).graph
     except RuntimeError:  # models that cannot be frozen, such as those with several methods of one name
@@ -147,7 +147,7 @@ def _used(module: Any) -> dict[str, tuple[DataType, Shape]]:
 
 
 def _operand(node: Any, value: Any) -> tuple[DataType, Shape] | None:
-    """Return datatype and shape of the input `value` of an operator, None where the operator does not tell."""
+    """Return datatype and shape of the input `value` of an operator, None where it does not imply them."""
     inputs = list(node.inputs())
     kind = node.kind()
     if kind == "aten::embedding" and inputs[1].debugName() == value.debugName():
@@ -167,7 +167,7 @@ def _operand(node: Any, value: Any) -> tuple[DataType, Shape] | None:
 
 
 def try_outputs(program: Program, inputs: Sequence[SignatureTensor]) -> Found:
-    """Return the signature that two trial runs on zeros show: what differs between them is variable.
+    """Return the signature that two trial runs on zeros show: dimensions that differ are variable.
 
     Args:
         program: The model.
@@ -187,7 +187,7 @@ def try_outputs(program: Program, inputs: Sequence[SignatureTensor]) -> Found:
                 with torch.inference_mode():
                     runs.append(program.call(*args, **kwargs))
             return _compared(inputs, runs)
-        except Exception as error:  # zeros are not valid inputs of every model, and that is no fault of it
+        except Exception as error:  # zeros are not valid inputs of every model
             problem = problem or plain_text(error)
     return Found(None, (f"outputs: could not be inferred, as a trial run on zeros failed: {problem}",))
 

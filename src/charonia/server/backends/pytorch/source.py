@@ -1,4 +1,4 @@
-"""Finds a model's file, and reads it for the device that it is to run on."""
+"""Finds a model's file, and loads it for a device."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,17 +17,17 @@ from charonia.server.backends.pytorch.program import Leaves, Program
 from charonia.server.backends.pytorch.signature import Found, of_exported, of_torchscript, try_outputs
 
 FILES = ("model.pt", "model.pt2")
-"""Files that are looked for where the configuration names none."""
+"""File names tried where the configuration has none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a model comes from.
+    """The files of a model.
 
     Attributes:
         folder: The version's folder.
-        path: The model's file; of an eager module its weights, None for one that makes its own.
-        kind: What the file is, None for an eager module.
+        path: The model's file; for an eager module its weights, None if it initializes its own.
+        kind: Kind of the file, None for an eager module.
     """
 
     folder: Path
@@ -35,12 +35,12 @@ class Source:
     kind: FileKind | None
 
     def open(self, device: torch.device | None, plan: RunPlan, runners: int = 1) -> Program:
-        """Read the model.
+        """Load the model.
 
         Args:
-            device: Where it is to run, None where it decides itself.
-            plan: How it runs.
-            runners: Calls that may run at the same time.
+            device: Device to run on, None where the model decides.
+            plan: Options of its run.
+            runners: Number of calls that may run concurrently.
 
         Raises:
             ServingError: With the reason.
@@ -54,7 +54,7 @@ class Source:
         return aoti.load(self.path, device, plan, runners)
 
     def inspect(self, config: ModelConfig, plan: RunPlan) -> Found:
-        """Return what the model says about its inputs and outputs, on the CPU and as it lies there.
+        """Return the signature of the model, inferred on the CPU without conversions.
 
         Raises:
             ServingError: The model cannot be read.
@@ -93,10 +93,10 @@ class Source:
 
 
 def find_source(files: ModelFiles, config: ModelConfig) -> Source:
-    """Return where a model comes from.
+    """Return the files of a model.
 
     Raises:
-        ServingError: INVALID_ARG when there is no such file, or it is no model.
+        ServingError: INVALID_ARG when the file is missing, or is not a model.
     """
     folder = files.version_dir
     name = config.default_model_filename
@@ -119,7 +119,7 @@ def find_source(files: ModelFiles, config: ModelConfig) -> Source:
 
 def _weights(files: ModelFiles, config: ModelConfig) -> Path | None:
     named = config.default_model_filename
-    # Names that are filled in for other kinds of models mean nothing here.
+    # Default names of other kinds of models are ignored.
     if named and named not in (*FILES, EAGER_RUNTIME):
         if not (files.version_dir / named).is_file():
             raise _no_file(files, config, files.version_dir / named)

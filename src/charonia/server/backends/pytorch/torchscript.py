@@ -28,17 +28,17 @@ def load_module(path: Path, device: torch.device | None, *, restores_shapes: boo
 
     Args:
         path: The file.
-        device: Where its weights go, None for where they were saved.
+        device: Device of its weights, None for the one they were saved from.
         restores_shapes: Whether its graph gets the shapes that it was traced with.
 
     Raises:
-        ServingError: INVALID_ARG with the reason, such as an operator that is not there.
+        ServingError: INVALID_ARG with the reason, e.g. an unknown operator.
     """
     try:
         module = torch.jit.load(  # type: ignore[no-untyped-call]
             path, map_location=device, _restore_shapes=restores_shapes
         )
-    except Exception as error:  # PyTorch's errors have no common base class of their own
+    except Exception as error:  # PyTorch's errors have no common base class
         refused = plain_error(f"cannot load {path.name}", error, Code.INVALID_ARG)
         if "Unknown builtin op" in str(error) or "Unknown type name" in str(error):
             refused.hint = "the model needs operators of another package, or a newer PyTorch"
@@ -79,7 +79,7 @@ def parameters_of(module: Any) -> Iterator[Parameter]:
 
 def changed_attributes(module: Any) -> list[str]:
     """Return the names of the attributes that the model sets while it runs."""
-    graph = module.inlined_graph  # its nodes are gone when it is
+    graph = module.inlined_graph  # keeps its nodes alive
     return sorted({str(node.s("name")) for node in graph.findAllNodes("prim::SetAttr")})
 
 

@@ -1,4 +1,4 @@
-"""Requests of other models: how a thread or a task waits for their outcomes."""
+"""Calls of other models: how a thread or a task waits for their outcomes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ else:  # siblings of the worker's script; the package is not there
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-    from charonia.server.backends.python.worker.charonia_host import Call, Host
+    from charonia.server.backends.python.worker.charonia_host import Host, ModelCall
 
 
 class ResponseIterator:
@@ -25,7 +25,7 @@ class ResponseIterator:
 
     __slots__ = ("__weakref__", "_call", "_host", "_is_over", "_was_cancelled")
 
-    def __init__(self, host: Host, call: Call) -> None:
+    def __init__(self, host: Host, call: ModelCall) -> None:
         self._host = host
         self._call = call
         self._is_over = False
@@ -52,7 +52,7 @@ class ResponseIterator:
         return response
 
     def cancel(self) -> None:
-        """Give the request up. Unless its responses are all here, the next one is an error of code CANCELLED."""
+        """Cancel the request. Unless all responses have arrived, the next one is an error of code CANCELLED."""
         if not (self._is_over or self._was_cancelled):
             self._was_cancelled = True
             self._host.end(self._call)
@@ -75,7 +75,7 @@ class ResponseIterator:
             self._host.later(partial(self._host.end, self._call))
 
 
-def first_of(host: Host, call: Call) -> InferenceResponse:
+def first_of(host: Host, call: ModelCall) -> InferenceResponse:
     """Wait for the one response to a call that has begun."""
     try:
         if not call.inbox.items:
@@ -86,8 +86,8 @@ def first_of(host: Host, call: Call) -> InferenceResponse:
     return _first(call)
 
 
-def first_of_async(host: Host, call: Call) -> Awaitable[InferenceResponse | ResponseIterator]:
-    """Begin a call; return its one response, or for a decoupled call an iterator once there is something to take."""
+def first_of_async(host: Host, call: ModelCall) -> Awaitable[InferenceResponse | ResponseIterator]:
+    """Begin a call; return its only response, or for a decoupled call an iterator when the first response arrives."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -100,20 +100,20 @@ def first_of_async(host: Host, call: Call) -> Awaitable[InferenceResponse | Resp
     return task
 
 
-async def _answer(host: Host, call: Call) -> InferenceResponse | ResponseIterator:
+async def _answer(host: Host, call: ModelCall) -> InferenceResponse | ResponseIterator:
     await _arrival(host, call)
     if call.decoupled:
         return ResponseIterator(host, call)
     return _first(call)
 
 
-def _given_up(host: Host, call: Call, task: asyncio.Future[InferenceResponse | ResponseIterator]) -> None:
+def _given_up(host: Host, call: ModelCall, task: asyncio.Future[InferenceResponse | ResponseIterator]) -> None:
     if task.cancelled():
         host.end(call)
 
 
-async def _arrival(host: Host, call: Call) -> None:
-    """Return when the call has an outcome to take."""
+async def _arrival(host: Host, call: ModelCall) -> None:
+    """Return when the call has an outcome."""
     while not call.inbox.items:
         loop = asyncio.get_running_loop()
         arrived = loop.create_future()
@@ -133,7 +133,7 @@ def _set(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-def _first(call: Call) -> InferenceResponse:
+def _first(call: ModelCall) -> InferenceResponse:
     result, _ = call.inbox.items.popleft()
     if result is not None:
         return response_of(result)

@@ -5,12 +5,11 @@ Used by both ends, so it needs nothing but numpy and the standard library and ru
     4 bytes length of the header, 4 bytes length of the rest, header, rest
 
 The header is a tuple of plain values in `marshal` form of version 2, which every Python since 2.5 reads and which,
-unlike pickle, cannot name code. The rest is tensor bytes, one after the other; header and tensors are padded such that
-each tensor begins at a multiple of `ALIGNMENT`. A tensor of more than `INLINE_BYTES_MAX` lies in a region instead: a
-memfd that its sender owns, whose descriptor goes along with the first message that uses it. The receiver maps it and
-keeps the mapping; the sender writes to it again only after the receiver has released it. Nothing has a name in any file
-system, so nothing can be left behind. Of a tensor in the memory of a GPU a CUDA IPC
-handle is sent: see `charonia_cuda_ipc`.
+unlike pickle, cannot run code. The rest is the bytes of tensors; header and tensors are padded so that each tensor
+begins at a multiple of `ALIGNMENT`. A tensor of more than `INLINE_BYTES_MAX` lies in a region instead: a memfd that its
+sender owns, whose descriptor is sent with the first message that uses it. The receiver maps it and keeps the mapping;
+the sender writes to it again only after the receiver has released it. Memfds have no name in a file system, so none can
+be left behind. A tensor in GPU memory is sent as a CUDA IPC handle: see `charonia_cuda_ipc`.
 """
 
 from __future__ import annotations
@@ -43,20 +42,20 @@ if TYPE_CHECKING:
 
     Data = bytes | bytearray | memoryview
     Place = tuple[int, int, int]
-    """Where a tensor's bytes are: id of the region, 0 for inline, negative for one of the receiver's own; how it is
-    announced, 0 where it is known already; size in bytes."""
+    """Location of a tensor's bytes: id of the region, 0 for inline, negative for one of the receiver's own; how it is
+    announced, 0 where it is already known; size in bytes."""
 
 PLACE_LENGTH = 3
 """Length of the place of a tensor that is bytes; `charonia_cuda_ipc` has that of others."""
 
 INLINE_BYTES_MAX = 64 * 1024
-"""Larger tensors go through shared memory: below, a copy through the socket is cheaper than a page fault."""
+"""Larger tensors use shared memory; for smaller ones, a copy through the socket is cheaper than page faults."""
 
 ALIGNMENT = 16
-"""Tensors lie at multiples of this many bytes, as fresh arrays do: some libraries take no others, or are slower."""
+"""Alignment of tensors in bytes, that of new arrays: some libraries require it, or are slower without."""
 
 HEADER_BYTES_MAX = 64 * 1024 * 1024
-"""A longer header is taken for a broken stream."""
+"""A longer header means that the stream is corrupt."""
 
 REST_BYTES_MAX = 2**32 - 1
 
@@ -79,7 +78,7 @@ _received = memoryview(bytearray(256 * 1024))
 
 
 class Outgoing:
-    """A message in the making: places tensors inline or in regions."""
+    """A message being composed: places tensors inline or in regions."""
 
     __slots__ = ("_announced", "_regions", "fds", "parts", "pool", "size")
 
@@ -92,7 +91,7 @@ class Outgoing:
         self._announced: list[Region] = []
 
     def place(self, data: Data) -> Place:
-        """Take in the bytes of a tensor; return where the other end finds them."""
+        """Add the bytes of a tensor; return their place for the other end."""
         size = len(data)
         if size <= INLINE_BYTES_MAX:
             return self._place_inline(data)
@@ -152,7 +151,7 @@ class Outgoing:
         return (0, KNOWN, len(data))
 
     def withdraw(self) -> None:
-        """Give back the regions of a message that is not sent."""
+        """Release the regions of a message that is not sent."""
         for region in self._announced:
             region.is_announced = False
         self.pool.release(self._regions)
@@ -164,12 +163,12 @@ class Outgoing:
             ChannelError: It is too large, or the header holds something that is no plain value.
         """
         try:
-            text = marshal.dumps(header, 2)  # type: ignore[arg-type] # whatever it cannot write is a ValueError
+            text = marshal.dumps(header, 2)  # type: ignore[arg-type] # unsupported types are a ValueError
         except ValueError as error:
             raise ChannelError(f"a message holds a value that cannot be sent: {error}") from error
         if self.size > REST_BYTES_MAX or len(text) > HEADER_BYTES_MAX:
             raise ChannelError(f"a message of {len(text) + self.size} bytes is too large")
-        text += _PADDING[: -(_FRAME.size + len(text)) % ALIGNMENT]  # not read: a marshalled value knows where it ends
+        text += _PADDING[: -(_FRAME.size + len(text)) % ALIGNMENT]  # ignored: a marshalled value has a known end
         return [_FRAME.pack(len(text), self.size) + text, *self.parts]
 
 
@@ -235,7 +234,7 @@ def _checked(place: object) -> Place:
 
 
 class Receiver:
-    """Puts received bytes together to messages.
+    """Assembles messages from received bytes.
 
     Args:
         mappings: The other end's regions.
@@ -346,7 +345,7 @@ def send_all(sock: socket.socket, buffers: Sequence[Data], fds: Sequence[int]) -
 
 
 def poll_for(poll: select.poll, duration_ns: int) -> bool:
-    """Look again and again, for so long, for something to read; return whether there is."""
+    """Poll without sleeping until there is data or the time is over; return whether there is data."""
     end = time.monotonic_ns() + duration_ns
     while not poll.poll(0):
         if time.monotonic_ns() > end:

@@ -1,7 +1,7 @@
-"""The host of a model in a worker process: the messages between the model and the server, and what they are about.
+"""The host of a model in a worker process: encodes and dispatches the messages between the model and the server.
 
-`ChannelReader` reads them, in whichever thread waits for one; `ChannelWriter` sends them. This keeps what both sides
-have open: the batches that are not answered, the calls of other models, the questions to the server.
+`ChannelReader` reads messages, in any thread that waits for one; `ChannelWriter` sends them. The connection tracks open
+work: unanswered batches, calls of other models, and control requests.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING or __package__:
     from charonia.server.backends.python.worker import charonia_channel as channel
     from charonia.server.backends.python.worker import charonia_datatypes as datatypes
     from charonia.server.backends.python.worker.charonia_errors import TritonError, TritonModelException
-    from charonia.server.backends.python.worker.charonia_host import Batch, Inbox
+    from charonia.server.backends.python.worker.charonia_host import Inbox, ModelBatch
     from charonia.server.backends.python.worker.charonia_reader import SERVER_GONE, ChannelReader
     from charonia.server.backends.python.worker.charonia_references import Refused
     from charonia.server.backends.python.worker.charonia_tensor import received
@@ -23,7 +23,7 @@ else:  # siblings of the worker's script; the package is not there
     import charonia_channel as channel
     import charonia_datatypes as datatypes
     from charonia_errors import TritonError, TritonModelException
-    from charonia_host import Batch, Inbox
+    from charonia_host import Inbox, ModelBatch
     from charonia_reader import SERVER_GONE, ChannelReader
     from charonia_references import Refused
     from charonia_tensor import received
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from charonia.server.backends.python.worker.charonia_host import Call, Failure, Fields, Result
+    from charonia.server.backends.python.worker.charonia_host import Failure, Fields, ModelCall, Result
     from charonia.server.backends.python.worker.charonia_tensor import Tensor
 
     Task = tuple[Any, ...]
     """A header for the main thread, or ("execute", batch, fields and inputs of each request)."""
 
 
-class Connection:
+class WorkerConnection:
     """A `Host` whose server is at the other end of two sockets.
 
     Args:
@@ -62,19 +62,19 @@ class Connection:
         self.writer = ChannelWriter(sending)
         self._references = self.writer.references
         self.reader = ChannelReader(receiving, channel.Receiver(self._references.mappings), self._dispatch, self._ended)
-        self._batches: dict[int, Batch] = {}
+        self._batches: dict[int, ModelBatch] = {}
         self._numbers = itertools.count(1)
-        self._calls: dict[int, Call] = {}
+        self._calls: dict[int, ModelCall] = {}
         self._answers: dict[int, Inbox[tuple[Any, ...]]] = {}
 
     def __repr__(self) -> str:
-        """Return e.g. `<Connection 'm_0_0' open batches=1 calls=2>`."""
+        """Return e.g. `<WorkerConnection 'm_0_0' open batches=1 calls=2>`."""
         state = "closed" if self.reader.is_over else "open"
-        return f"<Connection '{self.name}' {state} batches={len(self._batches)} calls={len(self._calls)}>"
+        return f"<WorkerConnection '{self.name}' {state} batches={len(self._batches)} calls={len(self._calls)}>"
 
-    # What the worker does
+    # Called by the worker
 
-    def done(self, batch: Batch, results: Sequence[Result | None], input_end: int, output_start: int) -> None:
+    def done(self, batch: ModelBatch, results: Sequence[Result | None], input_end: int, output_start: int) -> None:
         """Answer a batch whose `execute` has returned."""
         writer = self.writer
         with writer.lock:
@@ -84,21 +84,21 @@ class Connection:
             writer.write(("done", batch.number, encoded, released, freed, input_end, output_start), outgoing)
         writer.run_deferred()
 
-    # What the model does
+    # Called for the model
 
     def wait(self, inbox: Inbox[Any]) -> None:
         """Return when the inbox holds something; takes part in reading until then."""
         self.reader.wait(inbox)
 
     def poll(self) -> None:
-        """Take in what has arrived, without waiting."""
+        """Handle messages that have arrived, without waiting."""
         self.reader.poll()
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Take in messages also while this event loop runs."""
+        """Handle messages also while this event loop runs."""
         self.reader.attach(loop)
 
-    def respond(self, batch: Batch, index: int, result: Result | None, final: bool) -> None:
+    def respond(self, batch: ModelBatch, index: int, result: Result | None, final: bool) -> None:
         """Answer a request through its sender."""
         writer = self.writer
         with writer.lock:
@@ -108,7 +108,7 @@ class Connection:
             writer.write(("response", batch.number, index, encoded, final, released, freed), outgoing)
         writer.run_deferred()
 
-    def begin(self, call: Call) -> None:
+    def begin(self, call: ModelCall) -> None:
         """Start a request of another model."""
         call.number = number = next(self._numbers)
         self._calls[number] = call
@@ -124,8 +124,8 @@ class Connection:
             raise
         writer.run_deferred()
 
-    def end(self, call: Call) -> None:
-        """Give a call up that has no last outcome yet."""
+    def end(self, call: ModelCall) -> None:
+        """Cancel a call that has no last outcome yet."""
         if call.number in self._calls:  # it stays there until its last reply, which comes in any case
             self.writer.send(("call_cancel", call.number))
 
@@ -160,7 +160,7 @@ class Connection:
     # Inside
 
     def _ask(self, number: int, header: tuple[object, ...]) -> Any:
-        """Return the answer to a question that a message with this number asks."""
+        """Send a request with this number, and return the answer."""
         answer: Inbox[tuple[Any, ...]] = Inbox()
         self._answers[number] = answer
         self.writer.send(header)
@@ -171,8 +171,8 @@ class Connection:
         return outcome[1]
 
     def _ended(self, reason: str) -> None:
-        """Nothing more can be read: fail what waits for the server."""
-        if reason != SERVER_GONE:  # for the server, to which the output goes
+        """Nothing more can be read: fail all open calls and requests."""
+        if reason != SERVER_GONE:  # the output goes to the server's log
             print(reason, file=sys.stderr, flush=True)
         failure = (TritonError.UNAVAILABLE, reason)
         self.tasks.put(("end",))
@@ -209,7 +209,7 @@ class Connection:
             self.tasks.put(message.header)
 
     def _take_batch(self, message: channel.Incoming, number: int, sent: Sequence[tuple[Fields, Sequence[Any]]]) -> None:
-        """Take in one of the batches of a message, whose tensors follow those of the batches before it."""
+        """Decode a batch of a message; its tensors follow those of the batches before it."""
         find, array_of = message.find, datatypes.array_of
         regions_before = len(message.regions)
         requests: list[tuple[Fields, list[Tensor]]] = []
@@ -226,7 +226,7 @@ class Connection:
                     refused = refused or {}
                     refused[len(requests)] = reason.failure
             requests.append((fields, inputs))
-        batch = Batch(number, len(requests))
+        batch = ModelBatch(number, len(requests))
         batch.refused = refused
         if len(message.regions) > regions_before:
             batch.regions = message.regions[regions_before:]
@@ -266,7 +266,7 @@ class Connection:
         self._references.hold(message.regions)
         return (-1, outputs, sent[2])
 
-    def _answered(self, batch: Batch, count: int) -> None:
+    def _answered(self, batch: ModelBatch, count: int) -> None:
         """Count final answers; with the last one the memory of the inputs goes back."""
         batch.unanswered -= count
         if batch.unanswered <= 0 and self._batches.pop(batch.number, None) is not None:

@@ -1,8 +1,8 @@
-"""The driver of NVIDIA GPUs: the few functions of its library that are needed, with errors as exceptions.
+"""A minimal binding of the CUDA driver library, with errors as exceptions.
 
-Used by the server and by worker processes, so it needs nothing but the standard library and runs on Python 3.8. The
-library is there wherever a GPU can be used. Its calls are made in a context, which is the calling thread's only as long
-as a call lasts: frameworks take the thread's context for their current GPU. Source: CUDA driver API, "Primary Context
+Used by the server and by worker processes, so it needs only the standard library and runs on Python 3.8. The library is
+installed wherever a GPU can be used. Each call pushes its context and pops it afterwards, because frameworks use the
+thread's current context to determine their current GPU. Source: CUDA driver API, "Primary Context
 Management", "Unified Addressing" and "Inter-process communication".
 """
 
@@ -23,7 +23,7 @@ HANDLE_BYTES = 64
 """Size of a handle for other processes."""
 
 UUID_BYTES = 16
-"""Size of what tells GPUs apart. Their numbers differ between processes that see different ones."""
+"""Size of a GPU's UUID. Device numbers differ between processes that see different GPUs."""
 
 _LAZY_PEER_ACCESS = 1
 _POINTER_CONTEXT = 1
@@ -33,7 +33,7 @@ _COMPUTE_MODE_DEFAULT = 0
 
 
 class CudaError(Exception):
-    """The driver refuses, or there is none."""
+    """An error of the driver, or there is no driver."""
 
 
 class _IpcHandle(ctypes.Structure):
@@ -91,7 +91,7 @@ class Driver:
         return self._contexts[device_id]
 
     def uuid(self, device_id: int) -> bytes:
-        """Return what tells a GPU from all others."""
+        """Return the UUID of a GPU."""
         device, uuid = ctypes.c_int(), _Uuid()
         self._call("cuDeviceGet", ctypes.byref(device), device_id)
         self._call("cuDeviceGetUuid", ctypes.byref(uuid), device)
@@ -149,17 +149,17 @@ class Driver:
         return address.value, start + size - address.value
 
     def close(self, context: ctypes.c_void_p, address: int) -> None:
-        """Give memory back; one that the GPU has lost anyway is no error."""
+        """Close memory; memory that is already lost is not an error."""
         with contextlib.suppress(CudaError), self._current(context):
             self._call("cuIpcCloseMemHandle", ctypes.c_uint64(address))
 
     def to_host(self, context: ctypes.c_void_p, target: Any, address: int) -> None:
-        """Fill a buffer of the host."""
+        """Copy device memory to a buffer of the host."""
         with self._current(context):
             self._call("cuMemcpyDtoH_v2", target, ctypes.c_uint64(address), ctypes.c_size_t(len(target)))
 
     def to_device(self, context: ctypes.c_void_p, address: int, data: bytes) -> None:
-        """Copy bytes of the host."""
+        """Copy bytes of the host to device memory."""
         with self._current(context):
             self._call("cuMemcpyHtoD_v2", ctypes.c_uint64(address), data, ctypes.c_size_t(len(data)))
 

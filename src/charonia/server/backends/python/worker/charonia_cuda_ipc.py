@@ -1,4 +1,4 @@
-"""Tensors in the memory of GPUs that processes share by CUDA IPC handles.
+"""GPU tensors that processes share by CUDA IPC handles.
 
 The exporter sends a handle of the memory and keeps the tensor until the importer releases the export. The importer
 opens the handle when it needs the elements, once for all tensors in the same allocation, and closes it before it
@@ -91,8 +91,7 @@ class _Memory:
 class _Handles:
     """The handles that this process has opened, and those of its own memory that others have.
 
-    What is to be done when elements are not needed any more may wait for the GPU. Finalizers, which run in any thread,
-    leave it to a thread that is there for it.
+    Releasing memory may have to wait for the GPU. Finalizers, which run in any thread, leave it to a dedicated thread.
     """
 
     def __init__(self) -> None:
@@ -144,7 +143,7 @@ class _Handles:
             return own
 
     def let_go(self, memory: _Memory, waits: bool, then: Callable[[], None]) -> None:
-        """A user of memory is gone. Callable from finalizers.
+        """Remove a user of memory. May be called by finalizers.
 
         Args:
             memory: The memory.
@@ -161,7 +160,7 @@ class _Handles:
                     memory.wait()
                 self._end(memory)
                 then()
-            except Exception:  # others wait for theirs
+            except Exception:  # later entries must be handled
                 traceback.print_exc()
             del memory, then
 
@@ -177,7 +176,7 @@ _handles = _Handles()
 
 
 class ExportedMemory:
-    """A tensor where other processes find it, for as long as this lives.
+    """An exported tensor; other processes may use it as long as this object exists.
 
     Attributes:
         address: Where it is.
@@ -265,7 +264,7 @@ class ImportedMemory:
 
     @property
     def is_open(self) -> bool:
-        """Whether the memory is open, and stays so whatever becomes of the exporter."""
+        """Whether the memory is open; it then stays open even if the exporter ends."""
         return self._state.memory is not None
 
     def open(self) -> _Memory:
@@ -318,7 +317,7 @@ def _end(state: _Use, release: Callable[[], None]) -> None:
 
 
 def _nothing() -> None:
-    """Nothing is to be released."""
+    """Release nothing."""
 
 
 class GpuArray:

@@ -1,4 +1,4 @@
-"""What goes wrong in a model, in the words of `triton_python_backend_utils`."""
+"""Errors of `triton_python_backend_utils`, and checks of arguments."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class TritonError:
 _INT64_MIN, _UINT64_MAX = -(2**63), 2**64 - 1
 
 RESCHEDULED = 8
-"""Stands in place of an error's code for the wish of a model to be given a request again."""
+"""Pseudo error code: the model reschedules the request."""
 
 
 def describe(error: BaseException) -> str:

@@ -1,9 +1,8 @@
-"""The seam between a Python model and its host, which is a worker process or a thread of the server.
+"""The interface between a Python model and its host, which is a worker process or a thread of the server.
 
-What a model imports as `triton_python_backend_utils` knows no sockets and no processes. It talks to a `Host`. Several
-hosts may live in one process; nothing that models could share is global: each model gets its own copy of that module,
-whose classes know the `Binding` of their model (see `bound_to` there), so that a thread which the model has started
-reaches the right host as well.
+The module `triton_python_backend_utils` does not depend on sockets or processes: it uses a `Host`. A process may have
+several hosts, so models share no global state: each model gets its own copy of that module, whose classes have the
+`Binding` of their model (see `bound_to` there). Threads that a model starts therefore reach the right host, too.
 """
 
 from __future__ import annotations
@@ -44,15 +43,15 @@ if TYPE_CHECKING:
             """Write to the server's log; levels are those of `Logger`."""
             ...
 
-        def respond(self, batch: Batch, index: int, result: Result | None, final: bool) -> None:
+        def respond(self, batch: ModelBatch, index: int, result: Result | None, final: bool) -> None:
             """Answer a request through its sender, before or after its `execute` returns. None only with `final`."""
             ...
 
         def poll(self) -> None:
-            """Take in what has arrived, such as cancellations, without waiting."""
+            """Handle messages that have arrived, such as cancellations, without waiting."""
             ...
 
-        def begin(self, call: Call) -> None:
+        def begin(self, call: ModelCall) -> None:
             """Start a request of another model; its outcomes go to `call.inbox`.
 
             Raises:
@@ -60,8 +59,8 @@ if TYPE_CHECKING:
             """
             ...
 
-        def end(self, call: Call) -> None:
-            """Give a call up that has no last outcome yet. Safe at any time, also twice."""
+        def end(self, call: ModelCall) -> None:
+            """Cancel a call that has no last outcome yet. Idempotent."""
             ...
 
         def wait(self, inbox: Inbox[Any]) -> None:
@@ -69,7 +68,7 @@ if TYPE_CHECKING:
             ...
 
         def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-            """Take in messages also while this event loop runs in the thread that runs the model."""
+            """Handle messages also while this event loop runs in the model's thread."""
             ...
 
         def control(self, action: str, model_name: str, options: dict[str, object]) -> Any:
@@ -86,7 +85,7 @@ if TYPE_CHECKING:
             ...
 
         def make_number(self) -> int:
-            """Return a number that nothing else of this host has: for metrics and their families."""
+            """Return a number that is unique in this host, for metrics and their families."""
             ...
 
         def declare_family(self, number: int, name: str, description: str, kind: str) -> None:
@@ -112,13 +111,13 @@ if TYPE_CHECKING:
 
 
 RESPONSES_UNREAD_MAX = 16_384
-"""Responses to one call that have arrived and that the model has not read; with more the call is given up."""
+"""Unread responses to one call; with more, the call is cancelled."""
 
 Item = TypeVar("Item")
 
 
 class Inbox(Generic[Item]):
-    """Where outcomes arrive that a thread or a task waits for. Filled from any thread."""
+    """A queue of outcomes for a thread or a task that waits. Any thread may fill it."""
 
     __slots__ = ("_listeners", "items")
 
@@ -135,7 +134,7 @@ class Inbox(Generic[Item]):
                 wake()
 
     def listen(self, wake: Callable[[], None]) -> None:
-        """Have `wake` called once when an item is put. What was put before is not told: look at `items` afterwards."""
+        """Have `wake` called once when an item is put. Check `items` afterwards, for items that came before."""
         self._listeners.append(wake)
 
     def wait(self) -> None:
@@ -147,7 +146,7 @@ class Inbox(Generic[Item]):
                 event.wait()
 
 
-class Call:
+class ModelCall:
     """A request that the model makes.
 
     Attributes:
@@ -178,23 +177,22 @@ class Call:
         self.inbox: Inbox[tuple[Result | None, bool]] = Inbox()
 
     def overrun(self) -> str:
-        """Return in words that the model does not read the responses, "" while not too many wait for it."""
+        """Return an error text if too many responses are unread, else ""."""
         if len(self.inbox.items) < RESPONSES_UNREAD_MAX:
             return ""
         return f"the responses of model '{self.model_name}' were not read fast enough"
 
 
-class Batch:
+class ModelBatch:
     """Requests that `execute` gets together, until the last of them is answered.
 
     Attributes:
         number: Number, unique among the batches of a host that are not answered.
         cancelled: Indices of the requests whose callers have gone; filled by the host.
-        rescheduled: Indices of the requests that the model wants to be given again.
+        rescheduled: Indices of the requests that the model has rescheduled.
         unanswered: Requests without a final answer; kept by the host.
-        refused: Failures by index of requests that the model does not get, because an input cannot be had; None for
-            none.
-        regions: Shared memory that the inputs lie in; the host's own affair.
+        refused: Failures by index of requests withheld from the model, because an input is lost; None for none.
+        regions: Shared memory of the inputs; used only by the host.
     """
 
     __slots__ = ("cancelled", "number", "refused", "regions", "rescheduled", "unanswered")
@@ -209,7 +207,7 @@ class Batch:
 
 
 class Binding:
-    """What all objects of one model share.
+    """State that all objects of one model share.
 
     Attributes:
         host: The host.

@@ -1,4 +1,4 @@
-"""How a model's file is imported."""
+"""Imports a model's file."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class ModelImports:
                 self._hide(before)
 
     def close(self) -> None:
-        """The model is gone: forget its modules."""
+        """Remove the modules of a model that has ended."""
         if self._shares_process:
             self._own.clear()
             # A copy, here and below: other threads of the process import at any time.

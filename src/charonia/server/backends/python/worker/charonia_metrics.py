@@ -1,4 +1,4 @@
-"""Metrics of a model's own, shown with the server's."""
+"""Custom metrics of models, exposed with the server's."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The reading side of a worker's connection.
 
-The worker has no thread that only reads: whichever thread waits for something takes the lead and reads for all. What is
-read is decoded at once, because descriptors belong to messages in the order in which these arrive.
+The worker has no reader thread (leader/followers pattern): one of the waiting threads is the leader and reads for all.
+Messages are decoded at once, because descriptors belong to messages in order of arrival.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class Disconnected(TritonModelException):
 
 
 class ChannelReader:
-    """Reads messages; at most one thread does at any time, and one does while any thread waits.
+    """Reads messages: one thread at a time, and always one while any thread waits.
 
     Args:
         sock: The socket that the server writes to, blocking.
-        receiver: Puts bytes together to messages.
-        on_message: Takes a message. What it raises ends the connection.
-        on_end: Called once when nothing more can be read, with the reason in words.
+        receiver: Assembles messages from bytes.
+        on_message: Handles a message. An exception of it ends the connection.
+        on_end: Called once when nothing more can be read, with the reason.
 
     Attributes:
         awake_ns: How long `stay_awake` polls.
@@ -78,7 +78,7 @@ class ChannelReader:
         """Return when the inbox holds something; takes part in reading until then.
 
         Raises:
-            Disconnected: The server has gone. So does whatever `on_message` raises.
+            Disconnected: The server has gone. Exceptions of `on_message` propagate, too.
         """
         while not inbox.items:
             if self._lead.acquire(False):
@@ -92,7 +92,7 @@ class ChannelReader:
                 self._follow(inbox)
 
     def poll(self) -> None:
-        """Take in what has arrived, without waiting; nothing to do while another thread reads."""
+        """Handle messages that have arrived, without waiting, unless another thread reads."""
         if self.is_over or not self._lead.acquire(False):
             return
         try:
@@ -111,7 +111,7 @@ class ChannelReader:
             channel.poll_for(self._readable, self.awake_ns)
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Take in messages also while this event loop runs."""
+        """Handle messages also while this event loop runs."""
         if loop not in self._loops:
             self._loops.add(loop)
             loop.add_reader(self._sock.fileno(), self.poll)

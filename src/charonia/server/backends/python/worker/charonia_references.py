@@ -1,7 +1,7 @@
-"""Reference counts of shared memory, as the worker's end of a channel keeps them: regions, and CUDA IPC handles.
+"""Reference counts of shared memory at the worker's end of a channel: regions, and CUDA IPC handles.
 
-What this end refers to must stay as it is at the other end. Both ends therefore tell each other with their messages
-which references they have dropped.
+Memory with references at this end must not change at the other end. So messages in both directions list the references
+that their sender has dropped.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FAILURE_LENGTH = 2
 
 
 class Refused(Exception):
-    """A tensor cannot be had.
+    """A tensor is not available.
 
     Attributes:
         failure: The number of the `TritonError` code, and why.
@@ -93,7 +93,7 @@ class References:
         self.mappings.held.update(regions)
 
     def counted(self, data: memoryview, region: int) -> memoryview:
-        """Return the same bytes such that the region is released when the last array over them is gone."""
+        """Return a view of the same bytes that releases the region when the last array over it is gone."""
         # Views of an array keep what it was made over, and numpy does not look through a memoryview to find something
         # else to keep.
         holder = np.frombuffer(data, np.uint8)

@@ -12,13 +12,13 @@ if TYPE_CHECKING or __package__:
         checked_parameters,
         checked_text,
     )
-    from charonia.server.backends.python.worker.charonia_host import Binding, Call
+    from charonia.server.backends.python.worker.charonia_host import Binding, ModelCall
     from charonia.server.backends.python.worker.charonia_responses import InferenceResponseSender
     from charonia.server.backends.python.worker.charonia_tensor import Tensor
 else:  # siblings of the worker's script; the package is not there
     from charonia_calls import ResponseIterator, first_of, first_of_async
     from charonia_errors import TritonModelException, checked_parameters, checked_text
-    from charonia_host import Binding, Call
+    from charonia_host import Binding, ModelCall
     from charonia_responses import InferenceResponseSender
     from charonia_tensor import Tensor
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from typing import ClassVar
 
     from charonia.server.backends.python.worker.charonia_errors import Parameter
-    from charonia.server.backends.python.worker.charonia_host import Batch, Fields
+    from charonia.server.backends.python.worker.charonia_host import Fields, ModelBatch
     from charonia.server.backends.python.worker.charonia_responses import InferenceResponse
 
 RELEASE_ALL = 1
@@ -76,7 +76,7 @@ class InferenceRequest:
 
     _fields: Fields
     _inputs: list[Tensor]
-    _batch: Batch | None
+    _batch: ModelBatch | None
     _index: int
     _on_gpu: bool
     _sender: InferenceResponseSender | None
@@ -220,13 +220,13 @@ class InferenceRequest:
         host = self._binding.calling()
         return first_of_async(host, self._call(decoupled))
 
-    def _call(self, decoupled: bool) -> Call:
+    def _call(self, decoupled: bool) -> ModelCall:
         if self._batch is not None:
             raise TritonModelException(
                 "a request that the model was given cannot be executed; make one with InferenceRequest(model_name=...)"
             )
         name, version = self._target
-        call = Call(self._binding.batch_of_caller(), name, version, bool(decoupled), self._fields, self._inputs)
+        call = ModelCall(self._binding.batch_of_caller(), name, version, bool(decoupled), self._fields, self._inputs)
         call.on_gpu = self._on_gpu
         return call
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from charonia.server.backends.python.worker.charonia_errors import Parameter
-    from charonia.server.backends.python.worker.charonia_host import Batch, Binding, Failure, Outputs, Result
+    from charonia.server.backends.python.worker.charonia_host import Binding, Failure, ModelBatch, Outputs, Result
 
 FINAL = 1
 """Flag of `send`: nothing more follows."""
@@ -106,7 +106,7 @@ class InferenceResponseSender:
 
     __slots__ = ("__weakref__", "_batch", "_binding", "_has_sent", "_index", "_is_closed", "_lock", "_wanted")
 
-    def __init__(self, binding: Binding, batch: Batch, index: int, wanted: tuple[str, ...]) -> None:
+    def __init__(self, binding: Binding, batch: ModelBatch, index: int, wanted: tuple[str, ...]) -> None:
         self._binding = binding
         self._batch = batch
         self._index = index
@@ -154,7 +154,7 @@ class InferenceResponseSender:
                 "Unable to send response. Non-decoupled model cannot send more than one response."
             )
         else:
-            # The one response is the last, whatever the flag says: the caller need not wait for the model to say so.
+            # The only response is always the last, even without the flag, so that the caller does not wait for it.
             self._has_sent = True
             host.respond(self._batch, self._index, result_of(response, self._wanted, needs_all=True), True)
         self._is_closed = final

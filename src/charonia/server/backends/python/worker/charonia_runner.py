@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
     from typing import Any
 
-    from charonia.server.backends.python.worker.charonia_host import Batch, Failure, Fields, Host, Result
+    from charonia.server.backends.python.worker.charonia_host import Failure, Fields, Host, ModelBatch, Result
     from charonia.server.backends.python.worker.charonia_requests import InferenceRequest
     from charonia.server.backends.python.worker.charonia_tensor import Tensor
 
 
-class ModelRunner:
+class PythonModelRunner:
     """One instance of a model. All methods are called in one thread, the one that runs the model.
 
     Args:
@@ -60,7 +60,7 @@ class ModelRunner:
         """Import and initialize the model; return what it can do.
 
         Raises:
-            BaseException: Whatever the model raises.
+            BaseException: Any exception of the model.
         """
         imports = self._make_imports(version_dir, model_dir)
         self._binding.is_decoupled = is_decoupled
@@ -83,7 +83,7 @@ class ModelRunner:
         """Return the configuration as the model's `auto_complete_config` completes it, "" where it has none.
 
         Raises:
-            BaseException: Whatever the model raises.
+            BaseException: Any exception of the model.
         """
         model = self._make_imports(version_dir, model_dir).load(path)
         if not hasattr(model, "auto_complete_config"):
@@ -113,7 +113,7 @@ class ModelRunner:
                 self._imports.close()
 
     def readiness(self) -> bool | str:
-        """Return what the model's `is_ready` says, or in words why it says nothing; True where it has none."""
+        """Return the result of the model's `is_ready`, or an error text; True if it has no such method."""
         if not hasattr(self._model, "is_ready"):
             return True
         try:
@@ -124,7 +124,9 @@ class ModelRunner:
             return describe(error)
         return answer if isinstance(answer, bool) else f"is_ready must return a bool, got {type(answer).__name__}"
 
-    def execute(self, batch: Batch, sent: Sequence[tuple[Fields, list[Tensor]]]) -> tuple[list[Result | None], int]:
+    def execute(
+        self, batch: ModelBatch, sent: Sequence[tuple[Fields, list[Tensor]]]
+    ) -> tuple[list[Result | None], int]:
         """Run a batch.
 
         Args:
@@ -150,15 +152,15 @@ class ModelRunner:
         return self._execute(batch, requests)
 
     def _execute_others(
-        self, batch: Batch, requests: list[InferenceRequest], refused: dict[int, Failure]
+        self, batch: ModelBatch, requests: list[InferenceRequest], refused: dict[int, Failure]
     ) -> tuple[list[Result | None], int]:
-        """Run a batch without the requests that the model does not get."""
+        """Run a batch without its refused requests."""
         others = [request for request in requests if request._index not in refused]
         given, output_start = self._execute(batch, others) if others else ([], time.monotonic_ns())
         answers = iter(given)
         return [refused[r._index] if r._index in refused else next(answers) for r in requests], output_start
 
-    def _execute(self, batch: Batch, requests: list[InferenceRequest]) -> tuple[list[Result | None], int]:
+    def _execute(self, batch: ModelBatch, requests: list[InferenceRequest]) -> tuple[list[Result | None], int]:
         binding = self._binding
         binding.running = batch.number
         try:
@@ -239,8 +241,8 @@ class ModelRunner:
             request.get_response_sender()  # one that the model does not keep fails the request
         return [None] * len(requests)
 
-    def _reschedule(self, batch: Batch, requests: list[InferenceRequest], results: list[Result | None]) -> None:
-        """Say of the requests that the model wants to be given again that it does."""
+    def _reschedule(self, batch: ModelBatch, requests: list[InferenceRequest], results: list[Result | None]) -> None:
+        """Set the results of rescheduled requests."""
         for place, request in enumerate(requests):
             if request._index not in batch.rescheduled:
                 continue
@@ -257,7 +259,9 @@ class ModelRunner:
             for request in requests
         ]
 
-    def _start(self, batch: Batch, requests: list[InferenceRequest], coroutine: Coroutine[Any, Any, object]) -> None:
+    def _start(
+        self, batch: ModelBatch, requests: list[InferenceRequest], coroutine: Coroutine[Any, Any, object]
+    ) -> None:
         """Run the coroutine of a decoupled model beside those of other batches."""
         for request in requests:
             request.get_response_sender()
@@ -267,7 +271,7 @@ class ModelRunner:
         asyncio.run_coroutine_threadsafe(self._watched(batch, requests, coroutine), self._background)
 
     async def _watched(
-        self, batch: Batch, requests: list[InferenceRequest], coroutine: Coroutine[Any, Any, object]
+        self, batch: ModelBatch, requests: list[InferenceRequest], coroutine: Coroutine[Any, Any, object]
     ) -> None:
         try:
             results = self._none(requests, await coroutine)

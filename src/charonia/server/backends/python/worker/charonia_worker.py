@@ -16,15 +16,15 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING or __package__:
-    from charonia.server.backends.python.worker.charonia_connection import Connection
+    from charonia.server.backends.python.worker.charonia_connection import WorkerConnection
     from charonia.server.backends.python.worker.charonia_errors import describe
     from charonia.server.backends.python.worker.charonia_reader import Disconnected
-    from charonia.server.backends.python.worker.charonia_runner import ModelRunner
+    from charonia.server.backends.python.worker.charonia_runner import PythonModelRunner
 else:  # siblings of this script; the package is not there
-    from charonia_connection import Connection
+    from charonia_connection import WorkerConnection
     from charonia_errors import describe
     from charonia_reader import Disconnected
-    from charonia_runner import ModelRunner
+    from charonia_runner import PythonModelRunner
 
 if TYPE_CHECKING:
     from typing import Any
@@ -37,8 +37,8 @@ class Worker:
     """One instance of a model, and the connection to the server that it works for."""
 
     def __init__(self, receiving: socket.socket, sending: socket.socket) -> None:
-        self.connection = Connection(receiving, sending)
-        self._runner = ModelRunner(self.connection)
+        self.connection = WorkerConnection(receiving, sending)
+        self._runner = PythonModelRunner(self.connection)
 
     def run(self) -> None:
         """Do what the server says until it says to finalize, or is gone."""
@@ -55,7 +55,7 @@ class Worker:
                 del content
                 input_end = time.monotonic_ns()
                 results, output_start = execute(batch, requests)
-                # What the model keeps of the inputs would be overwritten by the next batch, as the contract allows.
+                # Later batches may overwrite inputs that the model has kept, as the API allows.
                 connection.done(batch, results, input_end, output_start)
                 del batch, requests, results
             elif kind == "initialize":
@@ -89,7 +89,7 @@ class Worker:
         except BaseException as error:
             self.connection.writer.send(("failed", describe(error)))
             raise SystemExit(1) from error
-        # What the model has read is there to stay: without it, a full collection is too short for a request to notice.
+        # Objects of the loaded model are permanent: without them, a full collection is too short to delay a request.
         gc.collect()
         gc.freeze()
         self.connection.writer.send(("ready", capabilities))

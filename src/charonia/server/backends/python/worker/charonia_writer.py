@@ -1,7 +1,7 @@
-"""The sending side of a worker's connection: everything is placed and written under one lock.
+"""The sending side of a worker's connection: messages are composed and written under one lock.
 
-Any thread of the model may send, and a finalizer may interrupt a thread that holds the lock. What finalizers have to
-say is therefore deferred: it is sent at once where the lock is free, else by the thread that holds it.
+Any thread of the model may send, and a finalizer may interrupt a thread that holds the lock. Messages of finalizers are
+therefore deferred: they are sent at once if the lock is free, else by the thread that holds it.
 """
 
 from __future__ import annotations
