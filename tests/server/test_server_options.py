@@ -5,12 +5,12 @@ from hypothesis import strategies as st
 from charonia.core.errors import Code, ServingError
 from charonia.server.options import (
     ControlMode,
+    EndpointTls,
     GrpcOptions,
     HttpOptions,
     MetricsOptions,
     ModelOptions,
     ServerOptions,
-    TlsOptions,
 )
 
 
@@ -57,14 +57,14 @@ def test_a_configuration_variant_is_a_name_and_no_path(name: str) -> None:
 
 
 def test_tls_needs_a_certificate_and_a_key_and_for_clients_a_root() -> None:
-    assert problems(http=HttpOptions(tls=TlsOptions(enabled=True))).splitlines() == [
+    assert problems(http=HttpOptions(tls=EndpointTls(enabled=True))).splitlines() == [
         "--http-use-ssl needs --http-server-cert",
         "--http-use-ssl needs --http-server-key",
     ]
-    assert problems(grpc=GrpcOptions(tls=TlsOptions(mutual=True, certificate="c", key="k"))) == (
+    assert problems(grpc=GrpcOptions(tls=EndpointTls(mutual=True, certificate="c", key="k"))) == (
         "--grpc-use-ssl-mutual needs --grpc-root-cert, to check the certificates of clients"
     )
-    complete = TlsOptions(mutual=True, certificate="c", key="k", root="r")
+    complete = EndpointTls(mutual=True, certificate="c", key="k", root="r")
     assert ServerOptions(grpc=GrpcOptions(tls=complete)).grpc.tls.active
 
 
@@ -95,7 +95,7 @@ def test_metrics_listen_where_http_does_unless_told() -> None:
 def test_all_problems_are_reported_together() -> None:
     message = problems(
         models=ModelOptions(load=("*", "a")),
-        http=HttpOptions(port=8001, tls=TlsOptions(enabled=True, key="k")),
+        http=HttpOptions(port=8001, tls=EndpointTls(enabled=True, key="k")),
     )
 
     assert len(message.splitlines()) == 4

@@ -39,19 +39,23 @@ class FakeTicket:
         request: The request.
         cancelled: Whether the front end cancelled it.
         finished: Whether the last outcome was given.
+        late_cancels: Calls of `cancel` after that: needless work, which front ends avoid.
     """
 
-    __slots__ = ("_reply", "cancelled", "finished", "request")
+    __slots__ = ("_reply", "cancelled", "finished", "late_cancels", "request")
 
     def __init__(self, request: InferRequest, reply: Reply) -> None:
         self.request = request
         self.cancelled = False
         self.finished = False
+        self.late_cancels = 0
         self._reply = reply
 
     def cancel(self) -> None:
         """Drop the request: it gets a CANCELLED error unless it is over."""
-        if not self.finished:
+        if self.finished:
+            self.late_cancels += 1
+        else:
             self.cancelled = True
             self.answer(ServingError(Code.CANCELLED, "the request was cancelled"))
 

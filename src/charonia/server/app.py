@@ -36,7 +36,7 @@ from charonia.server.machine.memory import BUDGET_SHARE, usable_memory
 from charonia.server.metrics.devices import PinnedMemory, gpu_families, memory_families, pinned_families
 from charonia.server.metrics.metric_families import Family
 from charonia.server.metrics.prometheus import PageView, render
-from charonia.server.options import ControlMode, MetricsOptions, ModelOptions, ServerOptions, TlsOptions
+from charonia.server.options import ControlMode, EndpointTls, MetricsOptions, ModelOptions, ServerOptions
 from charonia.server.rate_limiter.limiter import RateLimits
 from charonia.server.rate_limiter.overview import families
 from charonia.server.response_cache.memory import LocalCache
@@ -351,7 +351,7 @@ def _page_view(metrics: MetricsOptions) -> PageView:
     )
 
 
-def tls_context(tls: TlsOptions, prefix: str, *, alpn: str) -> ssl.SSLContext | None:
+def tls_context(tls: EndpointTls, prefix: str, *, alpn: str) -> ssl.SSLContext | None:
     """Return the TLS context of an endpoint, None for plain text.
 
     Raises:

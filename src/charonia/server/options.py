@@ -55,7 +55,7 @@ class CompressionLevel(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class TlsOptions:
+class EndpointTls:
     """TLS of one endpoint.
 
     Attributes:
@@ -106,7 +106,7 @@ class HttpOptions:
     port: int = 8000
     reuse_port: bool = False
     input_bytes_max: int = 64 * 1024 * 1024
-    tls: TlsOptions = TlsOptions()
+    tls: EndpointTls = EndpointTls()
     access: AccessOptions = field(default_factory=AccessOptions)
 
 
@@ -147,7 +147,7 @@ class GrpcOptions:
     http2_max_ping_strikes: int = 2
     max_connection_age_ms: int = 0
     max_connection_age_grace_ms: int = 0
-    tls: TlsOptions = TlsOptions()
+    tls: EndpointTls = EndpointTls()
     access: AccessOptions = field(default_factory=AccessOptions)
 
 

@@ -41,6 +41,16 @@ def test_an_inference_is_answered(play: Any) -> None:
     play(scenario)
 
 
+def test_an_inference_that_was_answered_is_not_cancelled(play: Any) -> None:
+    async def scenario(bench: Any) -> None:
+        await bench.client().call("ModelInfer", infer_message(id="a"))
+
+        ticket = bench.engine.tickets[0]
+        assert (ticket.finished, ticket.cancelled, ticket.late_cancels) == (True, False, 0)
+
+    play(scenario)
+
+
 @pytest.mark.parametrize("piece_bytes", [1, 5, 7, 1000])
 def test_it_does_not_matter_how_the_bytes_arrive(play: Any, piece_bytes: int) -> None:
     async def scenario(bench: Any) -> None:

@@ -137,6 +137,20 @@ def test_responses_keep_the_order_of_the_requests() -> None:
     assert ids([bench.client.responses[i] for i in (0, 1, 3)]) == ["a", "b", "c"]
 
 
+@pytest.mark.parametrize("hold", [False, True])
+def test_a_request_that_was_answered_is_not_cancelled(hold: bool) -> None:
+    bench = Bench()
+    bench.engine.hold = hold
+
+    bench.client.send(infer("a"))
+    if hold:
+        bench.engine.release(0)
+    bench.client.leave()
+
+    ticket = bench.engine.tickets[0]
+    assert (ticket.finished, ticket.cancelled, ticket.late_cancels) == (True, False, 0)
+
+
 def test_reading_pauses_while_too_many_requests_of_a_connection_are_in_flight() -> None:
     bench = Bench(HttpLimits(pipeline_max=2))
     bench.engine.hold = True
