@@ -18,6 +18,8 @@ INTERNAL = {
     "config": {"core", "schema"},
     "wire": {"core", "config", "schema"},
     "client": {"core", "wire"},
+    # The public name of what lies beside the worker's script, because workers need it without this package.
+    "service": {"server.backends.python.worker.charonia_service"},
     "cli": {"__version__", "core", "config", "wire", "client", "server", "tools"},
     "__main__": {"cli.main"},
     # The first tower, from the bottom up.
@@ -48,6 +50,8 @@ INTERNAL = {
     | {"server.shared_memory.registry"},
     "server.grpc": {"core", "config", "wire", "server", "server.access", "server.metrics", "server.tracing"}
     | {"server.shared_memory.registry"},
+    # Before there is a server: it writes the repository that the server then reads.
+    "server.files": {"core", "config", "server.backends"},
     "server.doctor": {"__version__", "core", "config", "server.options", "server.backends.registry"}
     | {"server.lifecycle", "server.machine"},
     "server": {"__version__", "core", "config", "wire", "server"},
@@ -80,6 +84,7 @@ CALCULATION = {
     "decimal",
     "difflib",
     "enum",
+    "fnmatch",
     "fractions",
     "functools",
     "gzip",
@@ -104,6 +109,8 @@ CALCULATION = {
     "struct",
     "sys",
     "textwrap",
+    "tomllib.loads",
+    "tomllib.TOMLDecodeError",
     "types",
     "typing",
     "urllib.parse",

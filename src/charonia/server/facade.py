@@ -62,6 +62,7 @@ class Services:
         demand: Loads a model that a request names; None where models are not loaded on demand.
         explain: Explains what limits a model, given by name and version, and what to change.
         sequences: Returns the slots and the backlog of a model, given by name and version, that works on sequences.
+        cors_origins: Origins of pages in browsers that may call the server over HTTP.
     """
 
     regions: RegionRegistry | None = None
@@ -75,6 +76,7 @@ class Services:
     demand: EnsureLoaded | None = None
     sequences: Callable[[str, str], ModelSequences] | None = None
     explain: Callable[[str, str], Explanation] | None = None
+    cors_origins: tuple[str, ...] = ()
 
     @property
     def tracer(self) -> Tracing | None:

@@ -89,7 +89,9 @@ class ModelImports:
         if hasattr(module, "TritonPythonModel"):
             return module.TritonPythonModel
         if not definitions:
-            raise AttributeError(f"{path} has no class TritonPythonModel, and no function or class with @charonia.model")
+            raise AttributeError(
+                f"{path} has no class TritonPythonModel, and no function or class with @charonia.model"
+            )
         if sys.version_info < PYTHON_MIN:
             raise ImportError("service files need Python {}.{} or newer".format(*PYTHON_MIN))
         return definitions

@@ -54,7 +54,9 @@ class Shape:
 
     def __init__(self, *dims: int | str | None) -> None:
         for dim in dims:
-            if isinstance(dim, bool) or not (dim is None or isinstance(dim, str) or (isinstance(dim, int) and _fits(dim))):
+            if isinstance(dim, bool) or not (
+                dim is None or isinstance(dim, str) or (isinstance(dim, int) and _fits(dim))
+            ):
                 raise TypeError(f"Shape: expected sizes, and -1, None or a name for a variable one, got {dim!r}")
         self.dims = tuple(dim if isinstance(dim, int) else -1 for dim in dims)
 
@@ -144,8 +146,9 @@ def model(
     Args:
         target: The function or class, where the decorator is used without arguments.
         name: Name of the model; by default that of the function or class.
-        max_batch_size: Largest batch. With it, the function gets the inputs of several requests at once, and annotations
-            are those of a batch: `list[str]`, or an array whose first dimension is the batch. 0: one request at a time.
+        max_batch_size: Largest batch. With it, the function gets the inputs of several requests at once, and its
+            annotations are those of a batch: `list[str]`, or an array whose first dimension is the batch. 0: one
+            request at a time.
         max_delay_ms: How long a request may wait for others to share its batch with.
         instances: Number of worker processes, each with an instance of its own; 0 for what the server says.
         concurrency: Limit of requests that one instance of an async function works on at the same time.
@@ -188,8 +191,8 @@ def serve(
 
     Args:
         target: The object.
-        example: A batch to call it with, such as `X[:2]`: an array, or a data frame, whose columns become inputs. It tells
-            names, datatypes and shapes, and is shown as an example request.
+        example: A batch to call it with, such as `X[:2]`: an array, or a data frame, whose columns become inputs. It
+            tells names, datatypes and shapes, and is shown as an example request.
         name: Name of the model; by default that of the object's class, in lower case.
         method: Method to call; by default `predict`, or the object itself where it has none.
         max_batch_size: Largest batch, 0 to take one request at a time.
@@ -220,8 +223,8 @@ def serve(
 def call(model: str, /, **inputs: object) -> dict[str, Array]:
     """Call another model of the server by its name, and return its outputs by name.
 
-    Inputs are arrays, or strings, numbers and lists. Arrays have the batch dimension of a model that has one; plain values
-    for a model of the same file need none. Strings in outputs are `bytes`.
+    Inputs are arrays, or strings, numbers and lists. Arrays have the batch dimension of a model that has one; plain
+    values for a model of the same file need none. Strings in outputs are `bytes`.
 
     Raises:
         TritonModelException: The other model's error.
