@@ -55,14 +55,12 @@ _BOOL = "true|false"
 FILES = (
     Option("--name", "models.files.name", filled, "NAME", "Name of the model, where one file is served"),
     Option(
-        *("--max-batch-size", "models.files.max_batch_size", integer(1, BATCH_SIZE_MAX), "N"),
-        "Largest batch of the models in the files",
-        default="what the model allows",
+        *("--max-batch-size", "models.files.max_batch_size", integer(0, BATCH_SIZE_MAX), "N"),
+        "Largest batch of the models in the files, 0 for what a model allows",
     ),
     Option(
-        *("--workers", "models.files.workers", integer(1, WORKERS_MAX), "N"),
-        "Instances of each model in the files; those of Python are processes",
-        default="1, or what the file says",
+        *("--workers", "models.files.workers", integer(0, WORKERS_MAX), "N"),
+        "Instances of each model in the files, processes for those of Python; 0 for one, or what a file says",
     ),
     Option(
         *("--reload", "", reloading, ""),

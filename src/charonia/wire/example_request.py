@@ -5,9 +5,10 @@ shapes from them, else KServe v2 JSON. An input of many elements, or of 16-bit f
 carry, is sent in binary form: zeros from /dev/zero.
 """
 
+import json
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import quote
 
 import numpy as np
@@ -16,6 +17,7 @@ from charonia.config.model import ModelConfig
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError
 from charonia.core.tensor import Tensor
+from charonia.wire.endpoint import parse_url
 from charonia.wire.example_inputs import example_inputs
 from charonia.wire.json_text import dump
 from charonia.wire.v2_data import encode_data
@@ -92,20 +94,20 @@ class ExampleRequest:
         lines = ["from charonia.client import Client", ""]
         if any(_needs_numpy(tensor) for tensor in self.inputs.values()):
             lines.insert(0, "import numpy as np")
-        inputs = [f"    {name!r}: {_python_value(tensor)}," for name, tensor in self.inputs.items()]
-        lines += ["inputs = {", *inputs, "}"]
+        inputs = [f"    {_quoted(name)}: {_python_value(tensor)}," for name, tensor in self.inputs.items()]
+        lines += ["inputs = {", *inputs, "}"] if inputs else ["inputs = {}"]
         if stream:
-            url = f"grpc://{url.rpartition('://')[2].rpartition(':')[0]}:8001"
-        lines.append(f"with Client({url!r}) as client:")
-        version = f", version={self.version!r}" if self.version else ""
-        arguments = f"{self.config.name!r}, inputs{version}"
+            url = grpc_url(url)
+        lines.append(f"with Client({_quoted(url)}) as client:")
+        version = f", version={_quoted(self.version)}" if self.version else ""
+        arguments = f"{_quoted(self.config.name)}, inputs{version}"
         indent = "    "
         if stream:
             lines.append(f"    for result in client.stream_infer({arguments}):")
             indent *= 2
         else:
             lines.append(f"    result = client.infer({arguments})")
-        lines += [f"{indent}print(result[{given.name!r}])" for given in self.config.output]
+        lines += [f"{indent}print(result[{_quoted(given.name)}])" for given in self.config.output]
         return "\n".join(lines) + "\n"
 
     def infer_command(self) -> str:
@@ -114,7 +116,7 @@ class ExampleRequest:
         if self.url != URL:
             words += ["-u", self.url]
         if self.version:
-            words += ["--version", self.version]
+            words += ["--model-version", self.version]
         for name, tensor in self.inputs.items():
             if _is_short(tensor) and tensor.datatype not in _HALF:
                 words += ["-i", f"{name}={_argument(tensor)}"]
@@ -145,6 +147,12 @@ class ExampleRequest:
             f"(printf %s {_json(document)}; head -c {binary_bytes} /dev/zero) | curl {url}"
             f" -H 'Inference-Header-Content-Length: {length}' --data-binary @-{tail}"
         )
+
+
+def grpc_url(url: str) -> str:
+    """Return the URL of the gRPC endpoint of a server whose HTTP endpoint has this one: the next port, by default."""
+    endpoint = parse_url(url)
+    return f"grpc{'s' * endpoint.tls}://{replace(endpoint, port=endpoint.port + 1).authority}"
 
 
 def example_request(config: ModelConfig, *, version: str = "", url: str = URL) -> ExampleRequest:
@@ -198,8 +206,11 @@ def _python_value(tensor: Tensor) -> str:
     shape, datatype = tensor.shape, tensor.datatype
     if not _needs_numpy(tensor):
         if datatype is DataType.BYTES:
-            texts = np.array([_text(element) for element in tensor.array.ravel().tolist()], object)
-            return repr(texts.reshape(shape).tolist())
+            texts = np.array([_text(element) for element in tensor.array.ravel().tolist()], object).reshape(shape)
+            # JSON has the double quotes that Python's own style has; it cannot write bytes.
+            return (
+                json.dumps(texts.tolist()) if all(isinstance(e, str) for e in texts.ravel()) else repr(texts.tolist())
+            )
         return repr(tensor.array.tolist())
     value = _constant(tensor)
     if datatype is DataType.BYTES:
@@ -209,6 +220,10 @@ def _python_value(tensor: Tensor) -> str:
         return f"(np.full({shape}, {float(bits.astype(np.uint32).view(np.float32))}, np.float32), 'BF16')"
     name = "bool_" if datatype is DataType.BOOL else datatype.numpy.name
     return f"np.full({shape}, {value if value is not None else 0}, np.{name})"
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text)
 
 
 def _text(element: object) -> object:

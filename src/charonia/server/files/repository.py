@@ -47,9 +47,14 @@ async def make_repository(given: Given, options: FileOptions, folder: Path, desc
         if form.filename == "model.py":
             await _add_python(path, options, start, folder, names, describe)
             continue
-        version = _add(replace(start, name=_claim(name, names)), folder)
-        (version / form.filename).symlink_to(path)
-        _link_weights(path, version)
+        config = replace(start, name=_claim(name, names))
+        if _has_weights_beside(path):
+            # The whole folder: ONNX Runtime refuses weights that are links.
+            version = _add(replace(config, default_model_filename=path.name), folder)
+            version.rmdir()
+            version.symlink_to(path.parent)
+        else:
+            (_add(config, folder) / form.filename).symlink_to(path)
     return tuple(names)
 
 
@@ -89,16 +94,11 @@ def _claim(name: str, names: list[str]) -> str:
     return name
 
 
-def _link_weights(path: Path, version: Path) -> None:
-    """Link the files of external weights of an ONNX model."""
+def _has_weights_beside(path: Path) -> bool:
+    """Return whether a file is an ONNX model whose weights are in files of their own."""
     if path.suffix.lower() != ".onnx":
-        return
+        return False
     try:
-        names = external_names(path)
+        return bool(external_names(path))
     except (OSError, ValueError):
-        return  # the load of the model reports it
-    for name in names:
-        source, target = path.parent / name, version / name
-        if source.is_file() and ".." not in Path(name).parts and not target.exists():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.symlink_to(source)
+        return False  # the load of the model reports it

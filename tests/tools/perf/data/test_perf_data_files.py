@@ -244,7 +244,7 @@ def test_without_pillow_it_says_what_to_install(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setitem(sys.modules, "PIL", None)
 
     assert refused(tmp_path / "p.png", model(PICTURE)) == (
-        "p.png: input 'P': pictures need the package Pillow (hint: pip install pillow)"
+        f"p.png: input 'P': pictures need the package Pillow (hint: {package_hint('pillow')})"
     )
 
 

@@ -171,7 +171,7 @@ async def build_requirements(
     try:
         await run_command([interpreter, "-c", "import numpy"], limit_s=BUILD_S_MAX, env=_variables())
     except CommandError:
-        await _run([*install, "numpy"], place, what, "workers need numpy: add it to the requirements")
+        await _run([*install, "numpy"], place, what, f"workers need numpy: add it to {what}")
 
 
 def _find_uv() -> list[str]:

@@ -81,6 +81,8 @@ class Function:
     def _of_object(self) -> Signature:
         """Call an object with its example."""
         definition = self.definition
+        if isinstance(definition.example, (list, tuple)):
+            definition.example = np.asarray(definition.example)
         example = definition.example
         self.columns = [str(column) for column in getattr(example, "columns", ())]
         if self.columns:
@@ -119,7 +121,7 @@ class Function:
         if example is None:
             return ""
         if self.columns:
-            values = {name: example[name].to_numpy() for name in self.columns}
+            values = {name: np.asarray(example[name]) for name in self.columns}
         else:
             values = {signatures.OBJECT_INPUT: example} if self.definition.is_object else dict(example)
         plain = {}

@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from charonia.server.backends.python.worker.charonia_requests import InferenceRequest
     from charonia.server.backends.python.worker.charonia_service import Definition
 
+END_S_MAX = 5.0
+"""Time that coroutines have to end when the instance does."""
+
 _DEVICES = {"GPU": "cuda:{}"}
 
 
@@ -88,29 +91,34 @@ class FunctionModel:
         self._running = 0
         self._left: Inbox[None] = Inbox()
         self._calls = _Calls(self.request_class, {d.name: d for d in self.definitions})
-        running.set(self._calls)
 
     def execute(
         self, requests: list[InferenceRequest]
     ) -> list[InferenceResponse | None] | Coroutine[Any, Any, Any] | None:
         """Call the function."""
-        running.set(self._calls)
-        if self._function.is_batched:
-            return self._batches_async(requests) if self._is_async else self._batches(requests)
-        if self._is_async:
-            for request in requests:
-                self._start(request)
-            return None
-        if self._function.signature.is_stream:
-            for request in requests:
-                self._stream(request)
-            return None
-        return [self._single(request) for request in requests]
+        if self._function.is_batched and self._is_async:
+            return self._batches_async(requests)
+        token = running.set(self._calls)
+        try:
+            if self._function.is_batched:
+                return self._batches(requests)
+            if self._is_async:
+                for request in requests:
+                    self._start(request)
+                return None
+            if self._function.signature.is_stream:
+                for request in requests:
+                    self._stream(request)
+                return None
+            return [self._single(request) for request in requests]
+        finally:
+            running.reset(token)
 
     def finalize(self) -> None:
         """End the instance: its `close`, where it is of a class that has one."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(END_S_MAX)
         close = getattr(self._target, "close", None)
         if inspect.isclass(self._function.definition.target) and callable(close):
             close()
@@ -144,6 +152,7 @@ class FunctionModel:
         return batches.responses
 
     async def _batches_async(self, requests: list[InferenceRequest]) -> list[InferenceResponse | None]:
+        running.set(self._calls)  # in the context of this task
         batches = _Batches(self._function, requests)
         for positional, named, places in batches.calls:
             batches.answer(places, await self._call(*positional, **named))
@@ -159,7 +168,8 @@ class FunctionModel:
         self._running += 1
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-            threading.Thread(target=self._loop.run_forever, name="execute", daemon=True).start()
+            self._thread = threading.Thread(target=_run, args=(self._loop,), name="execute", daemon=True)
+            self._thread.start()
         asyncio.run_coroutine_threadsafe(self._answer(request), self._loop)
 
     def _count_left(self) -> None:
@@ -278,6 +288,17 @@ def bound_to_file(
     """Return the class `TritonPythonModel` of a file with definitions."""
     body = {"definitions": definitions, "host": host, "request_class": request_class}
     return type("TritonPythonModel", (FunctionModel,), body)
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    """Run an event loop until it is stopped, and cancel what is left in it."""
+    loop.run_forever()
+    left = asyncio.all_tasks(loop)
+    for task in left:
+        task.cancel()
+    if left:
+        loop.run_until_complete(asyncio.wait(left))
+    loop.close()
 
 
 def _tensors(request: InferenceRequest) -> dict[str, Array]:

@@ -60,7 +60,7 @@ def built(annotation: Any, value: Any) -> Any:
         try:
             return annotation.model_validate(value)
         except ValueError as error:
-            raise BadRequest(str(error)) from None
+            raise BadRequest(_problems(error)) from None
     arguments = typing.get_args(annotation)
     if typing.get_origin(annotation) is list and arguments and isinstance(value, list):
         return [built(arguments[0], each) for each in value]
@@ -82,3 +82,10 @@ def without_none(annotation: Any) -> tuple[Any, bool]:
         if len(others) == 1:
             return others[0], True
     return annotation, False
+
+
+def _problems(error: Any) -> str:
+    """Return what a pydantic model says is wrong."""
+    if not hasattr(error, "errors"):
+        return str(error)
+    return "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
