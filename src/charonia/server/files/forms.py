@@ -139,7 +139,10 @@ class {class_name}:
         (".keras", ".h5"),
         lines=(
             "pip install keras tensorflow tf2onnx\n"
-            "python -c \"import keras; keras.saving.load_model({path_text}).export('{name}.onnx', format='onnx')\"\n"
+            "python - <<'EOF'\n"
+            "import keras\n\n"
+            'keras.saving.load_model({path_text}).export("{name}.onnx", format="onnx")\n'
+            "EOF\n"
             "charonia serve {name}.onnx"
         ),
     ),
@@ -301,7 +304,7 @@ def advice(form: Form, path: str, config: str = "") -> str:
     is_picture = task in _PICTURES
     values = {
         "path": shlex.quote(path),
-        "path_text": repr(path),
+        "path_text": json.dumps(path, ensure_ascii=False),
         "folder": shlex.quote(str(PurePosixPath(path).parent)),
         "stem": PurePosixPath(path).stem,
         "name": name,
@@ -320,7 +323,9 @@ def advice(form: Form, path: str, config: str = "") -> str:
 
 def model_name(path: str) -> str:
     """Return the name of a model for the path of its file or folder."""
-    stem = PurePosixPath(path).stem if PurePosixPath(path).suffix[1:].isalnum() else PurePosixPath(path).name
+    file = PurePosixPath(path)
+    known = {suffix for form in (*SERVED, *RECOGNISED) for suffix in form.suffixes}
+    stem = file.stem if file.suffix.lower() in known else file.name
     return re.sub(r"[^\w.-]+", "_", stem).strip("._-") or "model"
 
 

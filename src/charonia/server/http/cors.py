@@ -47,4 +47,4 @@ class CrossOrigin:
         wanted = headers.get(b"access-control-request-headers", b"")
         extra = b"Access-Control-Allow-Methods: %b\r\n" % method
         extra += b"Access-Control-Allow-Headers: %b\r\n" % wanted if wanted else b""
-        exchange.respond(204, [], extra=extra + b"Access-Control-Max-Age: %d\r\n" % PREFLIGHT_SECONDS)
+        exchange.respond(200, [], extra=extra + b"Access-Control-Max-Age: %d\r\n" % PREFLIGHT_SECONDS)

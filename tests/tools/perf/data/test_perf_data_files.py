@@ -7,6 +7,7 @@ import pytest
 
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError
+from charonia.install_hint import package_hint
 from charonia.tools.perf.data.files import read_path
 from charonia.tools.perf.data.load import load_inputs
 from charonia.tools.perf.data.spec import ModelSpec, TensorSpec
