@@ -11,11 +11,13 @@ import numpy as np
 
 if TYPE_CHECKING or __package__:
     from charonia.server.backends.python.worker import charonia_signature as signatures
+    from charonia.server.backends.python.worker.charonia_kinds import Kind
     from charonia.server.backends.python.worker.charonia_records import built
     from charonia.server.backends.python.worker.charonia_service import BadRequest
     from charonia.server.backends.python.worker.charonia_signature import Port, Signature
 else:  # siblings of the worker's script; the package is not there
     import charonia_signature as signatures
+    from charonia_kinds import Kind
     from charonia_records import built
     from charonia_service import BadRequest
     from charonia_signature import Port, Signature
@@ -104,7 +106,7 @@ class Function:
         inputs = [Port(name, self._kind(value)) for name, value in example.items()]
         return Signature(inputs, [Port(signatures.OUTPUT, self._kind(returned))], None, "one", False)
 
-    def _kind(self, value: Any) -> signatures.Kind:
+    def _kind(self, value: Any) -> Kind:
         try:
             return signatures.kind_of_value(value, is_batch=self.is_batched)
         except TypeError as error:
@@ -112,8 +114,8 @@ class Function:
 
     def bound(self, target: Any) -> Callable[..., Any]:
         """Return what is called of an instance."""
-        method = self.definition.method
-        return getattr(target, method) if method else target
+        called: Callable[..., Any] = getattr(target, self.definition.method) if self.definition.method else target
+        return called
 
     def _example_text(self) -> str:
         """Return the example request as JSON, "" for none."""

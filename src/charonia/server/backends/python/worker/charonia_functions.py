@@ -78,7 +78,7 @@ class FunctionModel:
         """Make the instance."""
         definition = self.named(args["model_name"])
         self._function = function = Function(definition)
-        target = definition.target
+        target: Any = definition.target
         if inspect.isclass(target) and not definition.is_object:
             device = _DEVICES.get(args["model_instance_kind"], "cpu").format(args["model_instance_device_id"])
             takes_device = "device" in inspect.signature(target).parameters
