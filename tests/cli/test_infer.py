@@ -89,7 +89,7 @@ def test_an_image_takes_the_size_and_layout_of_its_input(
     made = tensor("@cat.png", datatype, *dims, content=file.getvalue())
 
     assert made.shape == shape
-    assert float(made.array.max()) == (255 if datatype is DataType.UINT8 else 1)  # type: ignore[arg-type]
+    assert float(made.array.max()) == (255 if datatype is DataType.UINT8 else 1)
 
 
 @pytest.mark.parametrize(

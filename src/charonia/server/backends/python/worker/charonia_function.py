@@ -96,7 +96,7 @@ class Function:
 
     def _of_example(self, example: dict[str, Any]) -> Signature:
         """Call a function without annotations with its example."""
-        target = self.definition.target
+        target: Any = self.definition.target
         function = target() if inspect.isclass(target) else target
         returned = function(**example)
         if inspect.isgenerator(returned) or inspect.isawaitable(returned) or inspect.isasyncgen(returned):
@@ -208,8 +208,13 @@ class Function:
             return returned.to_numpy() if hasattr(returned, "to_numpy") else returned
         if returns == "tuple":
             return returned[at]
-        pick = (lambda record: record[name]) if returns == "dict" else (lambda record: getattr(record, name))
-        return [pick(record) for record in returned] if self.is_batched else pick(returned)
+        if self.is_batched:
+            return [_field(record, name) for record in returned]
+        return _field(returned, name)
+
+
+def _field(record: Any, name: str) -> Any:
+    return record[name] if isinstance(record, dict) else getattr(record, name)
 
 
 def _annotations(target: Any) -> bool:

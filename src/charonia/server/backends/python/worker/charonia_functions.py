@@ -78,11 +78,12 @@ class FunctionModel:
         """Make the instance."""
         definition = self.named(args["model_name"])
         self._function = function = Function(definition)
-        target: Any = definition.target
+        target = definition.target
         if inspect.isclass(target) and not definition.is_object:
+            make: Any = target
             device = _DEVICES.get(args["model_instance_kind"], "cpu").format(args["model_instance_device_id"])
             takes_device = "device" in inspect.signature(target).parameters
-            target = target(device=device) if takes_device else target()
+            target = make(device=device) if takes_device else make()
         self._target = target
         self._call = function.bound(target)
         code = self._call if inspect.isroutine(self._call) else type(self._call).__call__

@@ -232,6 +232,7 @@ def _class_kind(plain: Any, what: str, name: str) -> Kind:
 def _dtype(element: Any, what: str, name: str) -> np.dtype[Any]:
     if isinstance(element, type) and issubclass(element, (np.str_, np.bytes_, np.object_)):
         return OBJECT
+    dtype: np.dtype[Any]
     try:
         dtype = np.dtype(element)
     except TypeError:
