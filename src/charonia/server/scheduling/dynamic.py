@@ -64,7 +64,7 @@ class CandidateBatch:
         size: Their batch elements.
         oldest_ns: When the oldest of them arrived.
         preferred_count: How many of them make up the largest preferred size that was reached, 0 for none.
-        wanted_count: How many of them go together at once, as one more would pass the largest preferred size, 0 for none.
+        wanted_count: How many of them came before one that took the batch past the largest preferred size, 0 for none.
         closed: Why it cannot grow, None if it can.
         failed_id: The request on which the strategy failed, None if there is none.
     """
