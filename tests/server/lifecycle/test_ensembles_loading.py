@@ -499,6 +499,21 @@ def test_a_missing_version_does_not_hide_what_is_wrong_in_the_configuration(tmp_
     run(scenario)
 
 
+def test_a_metric_family_that_is_not_there_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        control = 'metric_control { metric_identifier { family: "nv_none" } histogram_options { buckets: 1 } }'
+        write_identity(tmp_path, "a", more=f"model_metrics {{ {control} }}")
+        harness = Harness(tmp_path)
+
+        await harness.engine.load_model("a")
+
+        assert harness.states()["a"] is READY
+        assert "model 'a': metric_control of 'nv_none' is ignored; known are nv_inference_first" in caplog.text
+        await harness.close()
+
+    run(scenario)
+
+
 def test_a_step_that_was_unloaded_in_between_is_named(tmp_path: Path) -> None:
     async def scenario() -> None:
         slow = 'parameters { key: "execute_delay_ms" value { string_value: "50" } }'
