@@ -9,6 +9,7 @@ from charonia.config.complete import derive_backend, normalise
 from charonia.config.model import Latest, ModelConfig, VersionPolicy
 from charonia.config.platforms import ENSEMBLE
 from charonia.config.problems import Problem, raise_problems
+from charonia.core.errors import ServingError
 from charonia.server.backends.api import Completion, ModelFiles
 from charonia.server.lifecycle.backends import Backends
 from charonia.server.lifecycle.repository.model_folder import (
@@ -28,6 +29,13 @@ _log = logging.getLogger(__name__)
 
 DEFAULT_INSTANCES = 1
 """Instances of a group that gives no count. One CPU instance with all of the thread budget beats two that share it."""
+
+
+_OF_TENSORS = ("input[", "output[")
+
+
+class ConfigurationError(ServingError):
+    """A configuration is wrong by itself, not only about tensors, which depend on the model's files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +81,14 @@ async def configure(
         ServingError: With all problems of the configuration, or why it cannot be read or completed.
     """
     config = override
-    if config is None:
-        config, _ = await asyncio.to_thread(read_config, folder, config_name=options.config_name)
-    is_silent = config is None
-    config = config or ModelConfig()
-    check_name(folder, config)
+    try:
+        if config is None:
+            config, _ = await asyncio.to_thread(read_config, folder, config_name=options.config_name)
+        is_silent = config is None
+        config = config or ModelConfig()
+        check_name(folder, config)
+    except ServingError as error:
+        raise ConfigurationError(error.code, error.message, hint=error.hint) from error
     notes: list[str] = []
     if not config.name:
         config = replace(config, name=folder.name)
@@ -134,7 +145,12 @@ def _complete(
     )
     problems: Sequence[Problem] = [*validate(config, gpu_count=options.gpu_count), *unsupported(config)]
     if problems:
-        raise_problems(folder.name, problems)
+        try:
+            raise_problems(folder.name, problems)
+        except ServingError as error:
+            if all(problem.path.startswith(_OF_TENSORS) for problem in problems):
+                raise
+            raise ConfigurationError(error.code, error.message, hint=error.hint) from error
     return config
 
 
