@@ -14,12 +14,11 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
 
 from charonia.config.json_form import from_json
 from charonia.config.model import ModelConfig
 from charonia.config.platforms import ENSEMBLE
-from charonia.core.errors import Code, ServingError, internal, invalid, not_found, unavailable
+from charonia.core.errors import Code, ServingError, invalid, not_found, unavailable
 from charonia.core.metadata import ModelIndexEntry, ModelState
 from charonia.core.names import name_of, namespace_of
 from charonia.server.lifecycle.backends import Backends
@@ -28,7 +27,6 @@ from charonia.server.lifecycle.ensemble_dependencies import Composition
 from charonia.server.lifecycle.ensembles import Ensembles
 from charonia.server.lifecycle.entries import (
     AMBIGUOUS,
-    UNLOADED,
     KeptOverride,
     ModelEntry,
     VersionContent,
@@ -36,9 +34,10 @@ from charonia.server.lifecycle.entries import (
     keys_of,
     with_namespaces,
 )
-from charonia.server.lifecycle.loader import LoadedVersion, load_version
+from charonia.server.lifecycle.load_errors import PollError, load_error, logged, reason_of
+from charonia.server.lifecycle.loader import load_version
 from charonia.server.lifecycle.model_table import ModelTable
-from charonia.server.lifecycle.poll_error import PollError
+from charonia.server.lifecycle.pending_load import PendingLoad
 from charonia.server.lifecycle.provision import Provided, Provisioner
 from charonia.server.lifecycle.repository.data_files import read_labels
 from charonia.server.lifecycle.repository.fingerprint import Fingerprint, fingerprint
@@ -49,8 +48,6 @@ from charonia.server.lifecycle.repository.watch import Watch
 from charonia.server.options import ALL_MODELS, ControlMode
 
 _log = logging.getLogger(__name__)
-
-_Error = TypeVar("_Error", bound=BaseException)
 
 DRAIN_LOOK_S = 0.005
 """Pause between two checks whether requests are in flight, at shutdown."""
@@ -85,23 +82,6 @@ class LifecycleOptions:
     agents: Path | None = None
     summarizes: bool = False
     strict_versions: bool = False
-
-
-@dataclass(slots=True)
-class _Load:
-    """A load of a model under way.
-
-    Attributes:
-        model: The model.
-        provided: Its files.
-        configured: Its configuration.
-        held: The versions that are ready and wait for the others of the load, where all or none are to answer.
-    """
-
-    model: ModelEntry
-    provided: Provided
-    configured: Configured
-    held: list[tuple[VersionEntry, LoadedVersion, VersionContent | None]] = field(default_factory=list)
 
 
 class Lifecycle:
@@ -152,7 +132,7 @@ class Lifecycle:
         else:
             wanted = [key for name in names for key in keys_of(name, found) or [name]]
         results = await self._load_all(wanted, found)
-        return [*found.unread, *(_reason(r) for r in results if r is not None)]
+        return [*found.unread, *(reason_of(r) for r in results if r is not None)]
 
     async def load(self, name: str, config: str | None, files: Mapping[str, bytes] | None) -> None:
         """Load or reload a model on request. Raises as `Engine.load_model`."""
@@ -166,7 +146,7 @@ class Lifecycle:
             override = await asyncio.to_thread(from_json, config) if config is not None else None
             found = await self._look(fingerprints=False) if not files else Scan()
         except ServingError as error:
-            raise _logged(PollError(name, error)) from error
+            raise logged(PollError(name, error)) from error
         if files:
             self._requested.add(name)
             folder = ModelFolder(name, Path(), Path())
@@ -176,7 +156,7 @@ class Lifecycle:
         if not keys:
             unread = "".join(f"; {reason}" for reason in found.unread)
             hint = f"models there: {', '.join(map(name_of, sorted(found.models))) or 'none'}"
-            raise _logged(PollError(name, not_found(f"there is no such model folder{unread}", hint=hint)))
+            raise logged(PollError(name, not_found(f"there is no such model folder{unread}", hint=hint)))
         for error in await self._load_all(keys, found, override):
             if error is not None:
                 raise error
@@ -343,16 +323,16 @@ class Lifecycle:
         except Exception as error:
             if provided is not None:
                 await provided.failed()
-            reason = error.reason if isinstance(error, PollError) else _reason(error)
+            reason = error.reason if isinstance(error, PollError) else reason_of(error)
             if model.is_loaded:
                 model.composition = previous
             else:
                 model.failure = reason
-            raise _load_error(name, reason, error) from error
+            raise load_error(name, reason, error) from error
         model.failure = ""
-        load = _Load(model, provided, configured)
+        load = PendingLoad(self.table, model, provided, configured)
         results = await asyncio.gather(*(self._load_version(load, version) for version in configured.versions))
-        await self._decide(load, is_complete=not any(results))
+        await load.decide(is_complete=not any(results))
         failed = [
             f"version {version} is at UNAVAILABLE state: {reason};"
             for version, reason in zip(configured.versions, results, strict=True)
@@ -381,7 +361,7 @@ class Lifecycle:
         except ServingError as error:
             raise PollError(folder.name, error) from error
 
-    async def _load_version(self, load: _Load, version: int) -> str:
+    async def _load_version(self, load: PendingLoad, version: int) -> str:
         """Load a version, unless it answers from the same files already; return why it failed, "" for success."""
         model, provided, config = load.model, load.provided, load.configured.config
         entry = model.versions.setdefault(version, VersionEntry())
@@ -403,7 +383,7 @@ class Lifecycle:
                         provided.folder, version, config, backends=self._backends, cores=self._options.cores
                     )
         except Exception as error:
-            reason = _reason(error)
+            reason = reason_of(error)
             if not isinstance(error, ServingError):
                 _log.warning("loading '%s' version %d", model.name, version, exc_info=error)
             if is_new:
@@ -412,25 +392,8 @@ class Lifecycle:
         loaded.runner.metrics.namespace = namespace_of(model.name)
         load.held.append((entry, loaded, content))
         if not self._options.strict_versions:
-            await self._decide(load, is_complete=True)
+            await load.decide(is_complete=True)
         return ""
-
-    async def _decide(self, load: _Load, *, is_complete: bool) -> None:
-        """Let the versions answer that the load holds back, or close them all where the load is not complete."""
-        held, load.held = load.held, []
-        for entry, loaded, content in held if is_complete else ():
-            before, entry.loaded = entry.loaded, loaded
-            entry.state, entry.reason = ModelState.READY, ""
-            entry.provided, entry.content = load.provided, content
-            self.table.route(load.model)
-            if before is not None:
-                self.table.retire(before)
-        closing = [] if is_complete else [self.table.retire(loaded) for _, loaded, _ in held]
-        for entry, _, _ in held if closing else ():
-            if entry.loaded is None:
-                entry.state, entry.reason = ModelState.UNAVAILABLE, UNLOADED
-        if closing:  # they still have the files of the load
-            await asyncio.wait(closing)
 
     def _begin(self, name: str, load: Coroutine[None, None, None]) -> "asyncio.Task[None]":
         """Start a load; ensembles that contain the model wait for it."""
@@ -441,7 +404,7 @@ class Lifecycle:
                 del self._loads[name]
             error = None if task.cancelled() else task.exception()
             if error is not None:  # the caller has it too, and ensembles find it in the model's entry
-                _logged(error)
+                logged(error)
 
         task.add_done_callback(done)
         return task
@@ -496,28 +459,6 @@ class Lifecycle:
                     await self._unload_steps(nested, retired if retirements else [])
 
 
-def _reason(error: BaseException) -> str:
-    return str(error) if isinstance(error, ServingError) else f"{type(error).__name__}: {error}"
-
-
-def _logged(error: _Error) -> _Error:
-    """Write the error of a load, and return it."""
-    _log.error("%s", _reason(error))
-    return error
-
-
 async def _fingerprint(folder: ModelFolder) -> Fingerprint:
     """Return the present fingerprint of a folder; one in a store has it from the scan."""
     return folder.fingerprint if folder.origin else await asyncio.to_thread(fingerprint, folder.path)
-
-
-def _load_error(name: str, reason: str, error: Exception) -> ServingError:
-    if isinstance(error, PollError):
-        return error
-    if isinstance(error, ServingError):
-        return ServingError(
-            Code.INVALID_ARG if error.code is Code.NOT_FOUND else error.code,
-            f"load failed for model '{name}': {reason}",
-        )
-    _log.warning("loading '%s'", name, exc_info=error)
-    return internal(f"load failed for model '{name}': {reason}")
