@@ -3,7 +3,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -161,6 +161,15 @@ def test_a_missing_repository_is_reported_before_anything_is_loaded(
     assert status == 1
     assert caplog.messages[0].startswith("--http-thread-count has no effect: ")
     assert "no such file or directory (hint: --model-repository takes a folder" in caplog.messages[1]
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """Restores the handlers of signals."""
+    before = [(number, signal.getsignal(number)) for number in command.SIGNALS]
+    yield
+    for number, handler in before:
+        signal.signal(number, handler)
 
 
 @pytest.mark.parametrize(("finishes", "ended"), [(True, []), (False, [1])])

@@ -113,6 +113,9 @@ def run(arguments: Sequence[str]) -> int:
         if not is_clean:
             # Threads that still compute would delay the exit.
             _end_now(status)
+    # The loop gave its handlers back: a signal that is sent twice would end the process with another status.
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
     return status
 
 

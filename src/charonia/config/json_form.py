@@ -119,7 +119,7 @@ def _single_as_list(members: dict[str, Any], message: Descriptor) -> None:
         field = message.fields_by_name.get(name) or message.fields_by_camelcase_name.get(name)
         if field is None or value is None:
             continue
-        element = field.message_type
+        element: Descriptor | None = field.message_type
         inner: list[Any]
         if element is not None and element.GetOptions().map_entry:
             element = element.fields_by_name["value"].message_type
@@ -128,8 +128,8 @@ def _single_as_list(members: dict[str, Any], message: Descriptor) -> None:
             inner = members[name] = [value]
         else:
             inner = value if isinstance(value, list) else [value]
-        for item in inner if element is not None else ():
-            if isinstance(item, dict):
+        for item in inner:
+            if element is not None and isinstance(item, dict):
                 _single_as_list(item, element)
 
 
