@@ -137,16 +137,18 @@ class Lifecycle:
     async def load(self, name: str, config: str | None, files: Mapping[str, bytes] | None) -> None:
         """Load or reload a model on request. Raises as `Engine.load_model`."""
         self._require_explicit()
+        if name in (".", ".."):
+            raise invalid(f"model name {name!r} must be the name of a folder, without a path")
         try:
-            if not name or "/" in name or "\\" in name or name in (".", ".."):
+            if not name or "/" in name or "\\" in name:
                 raise invalid(f"model name {name!r} must be the name of a folder, without a path")
             if files and config is None:
                 raise invalid("Load parameter 'config' must be specified for model file override")
             # In a thread: a client may send a configuration that takes long to read.
             override = await asyncio.to_thread(from_json, config) if config is not None else None
             found = await self._look(fingerprints=False) if not files else Scan()
-        except ServingError as error:
-            raise logged(PollError(name, error)) from error
+        except ServingError as unusable:
+            raise logged(PollError(name, unusable)) from unusable
         if files:
             self._requested.add(name)
             folder = ModelFolder(name, Path(), Path())
