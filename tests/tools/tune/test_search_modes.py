@@ -161,6 +161,24 @@ def test_a_search_without_dimensions_still_measures_the_default(mode: SearchMode
 
 
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("values", [(2.0,), (3.0, 12.0)])
+@pytest.mark.parametrize("by", list(LoadMode)[:2])
+def test_loads_that_are_given_are_the_only_ones_measured(
+    mode: SearchMode, values: tuple[float, ...], by: LoadMode
+) -> None:
+    space = replace(SMALL, load=LoadSpace(by, values=values))
+    search = make_search(space, THROUGHPUT, SearchOptions(mode))
+
+    run(search, SimulatedServer(space))
+
+    measured = {load.value for told in search.history for load in told.trial.loads}
+    assert measured == set(values)
+    best = decide(THROUGHPUT, search.history).best
+    assert best
+    assert best.loads[0].value in values
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_a_limit_that_no_variant_keeps_gives_the_closest_and_by_how_much(mode: SearchMode) -> None:
     goal = p99_goal(1)
     server = SimulatedServer(SMALL)

@@ -25,6 +25,7 @@ class Ranked:
         violation: How far the constraints are missed: sum of the relative distances, 0 where they are kept.
         gain: Relative gain over the default configuration's best, with its interval (0.1: 10 % better);
             None where the default configuration was not measured.
+        base_loads: The loads of the default configuration's best, which the gain is over.
     """
 
     variant: Variant
@@ -34,6 +35,12 @@ class Ranked:
     keeps_constraints: bool
     violation: float
     gain: Estimate | None = None
+    base_loads: tuple[LoadPoint, ...] = ()
+
+    @property
+    def between_loads(self) -> str:
+        """Which loads the gain is between, "" if both are the same: `at concurrency 64 against concurrency 2`."""
+        return between_loads(self.loads, self.base_loads) if self.base_loads else ""
 
 
 class Conclusion(StrEnum):
@@ -96,7 +103,8 @@ def decide(goal: Goal, history: Sequence[Told], options: SearchOptions = _USUAL)
     tied = [point for point in points if point.variant != best.variant and _is_tie(point, best, level)]
     ties = tuple(_ranked(point, default, level) for point in tied)
     chosen, base = _ranked(best, default, level), _ranked(default, default, level) if default else None
-    sentences = (*_verdict(conclusion, chosen, base, goal), *_tie_sentences(ties))
+    sentences = (*_verdict(conclusion, chosen, base, goal), *_load_sentences(evidence, chosen, base))
+    sentences += _tie_sentences(ties, chosen)
     return Decision(conclusion, chosen, base, ranking, ties, sentences)
 
 
@@ -129,6 +137,7 @@ def _ranked(point: Point, default: Point | None, level: float) -> Ranked:
         not point.violation,
         point.violation,
         gain(point, default, level) if default else None,
+        default.loads if default else (),
     )
 
 
@@ -145,11 +154,37 @@ def _verdict(conclusion: Conclusion, best: Ranked, default: Ranked | None, goal:
     if default and not default.keeps_constraints:
         missed = missed_constraints(default, goal)
         return (f"'{best.variant}' keeps the constraints, the default does not: {'; '.join(missed)}.",)
-    return (f"'{best.variant}' is {percent(best.gain)} better than the default configuration.",)
+    loads = f" ({best.between_loads})" if best.between_loads else ""
+    return (f"'{best.variant}' is {percent(best.gain)} better than the default configuration{loads}.",)
 
 
-def _tie_sentences(ties: Sequence[Ranked]) -> tuple[str, ...]:
-    others = [str(tie.variant) for tie in ties if len(tie.trial_numbers) > 1][:_TIES_NAMED_MAX]
+def loads_text(loads: Sequence[LoadPoint]) -> str:
+    """Return the loads of all models in words: `concurrency 8`."""
+    return "; ".join(dict.fromkeys(map(str, loads)))
+
+
+def between_loads(loads: Sequence[LoadPoint], others: Sequence[LoadPoint]) -> str:
+    """Return which loads a comparison is between, "" if both are the same."""
+    return "" if tuple(loads) == tuple(others) else f"at {loads_text(loads)} against {loads_text(others)}"
+
+
+def _load_sentences(evidence: Evidence, best: Ranked, default: Ranked | None) -> tuple[str, ...]:
+    """Say what a comparison between different loads is worth."""
+    if default is None or not best.between_loads:
+        return ()
+    text = loads_text(best.loads)
+    same = evidence.point(default.variant, best.loads)
+    if same is None:
+        return (f"The default configuration was not measured at {text}: a part of the difference may be the load's.",)
+    return (f"Each at the load that suits it best; the default configuration does no better at {text}.",)
+
+
+def _tie_sentences(ties: Sequence[Ranked], best: Ranked) -> tuple[str, ...]:
+    others = [
+        f"{tie.variant} ({between})" if (between := between_loads(tie.loads, best.loads)) else str(tie.variant)
+        for tie in ties
+        if len(tie.trial_numbers) > 1
+    ][:_TIES_NAMED_MAX]
     return (f"As good, as far as the measurements tell: {'; '.join(others)}.",) if others else ()
 
 

@@ -323,4 +323,14 @@ def _load_problems(options: TuneOptions) -> list[str]:
         for model in options.models.profile
         if model.concurrency and model.request_rate
     ]
+    if options.search.together:
+        for name in ("concurrency", "request_rate", "batch_sizes"):
+            lists = {model.name: getattr(model, name) for model in options.models.profile if getattr(model, name)}
+            if len(set(lists.values())) > 1:
+                shown = ", ".join(f"{list(values)} for '{model}'" for model, values in lists.items())
+                problems.append(
+                    f"profile_models: models that are measured at the same time get the same load: expected one list "
+                    f"of {name}, got {shown} (hint: without run_config_profile_models_concurrently_enable, each model "
+                    "is measured alone under its own)"
+                )
     return problems
