@@ -196,8 +196,9 @@ class ClientTimes:
     """The client's own times, over the requests of the result.
 
     Attributes:
-        send_ns: Mean time to pass a request to the operating system.
-        receive_ns: Mean time from the first byte of a response to its last.
+        send_ns: Mean time to pass a request to the operating system. Over gRPC, to put it into frames (marshalling).
+        receive_ns: Mean time from the first byte of a response to its last. Over gRPC, to take it out of its frames
+            (unmarshalling).
         overhead: CPU utilisation of the busiest worker, from 0 to 1.
         cpu_seconds: CPU time of all workers.
         process_count: Number of workers.
