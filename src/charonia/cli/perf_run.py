@@ -40,6 +40,7 @@ from charonia.tools.report.console import (
     summary_text,
 )
 from charonia.tools.report.csv import csv_files
+from charonia.tools.report.failures import failures
 from charonia.tools.report.quantities import clock, duration, number
 from charonia.tools.report.run_files import write_profile, write_run, write_whole
 from charonia.tools.results.json_form import to_json
@@ -96,6 +97,8 @@ def measure(options: PerfOptions, settings_for: Callable[[Mapping[str, Any]], Ru
             print(settings_text(printed_settings(options, subject.config)), file=out, flush=True)
         with stopped_by_signals() as stop, watched(options.report, printer) as progress:
             made = run(settings, source, client, subject, progress, stop)
+    failed = failures(options.report.fail_if, made)
+    made = replace(made, notes=(*made.notes, *(f"Failed: {sentence}" for sentence in failed)))
     if printer is not None:
         printer.end(made)
     write_reports(made, options, source)

@@ -22,6 +22,7 @@ from charonia.tools.perf.api import (
     ServerPlan,
     SharedMemory,
 )
+from charonia.tools.results.conditions import Condition
 from charonia.tools.results.records import LoadMode
 from charonia.wire.endpoint import parse_url
 from charonia.wire.transport import TlsOptions, WireOptions
@@ -143,6 +144,7 @@ class ReportOptions:
         quiet: Whether stdout gets only the final table.
         progress: Whether to show progress if stderr is a terminal.
         call_style: The call style of perf_analyzer; None for the one that the model needs.
+        fail_if: What makes the run a failure.
     """
 
     csv: Path | None = None
@@ -154,6 +156,7 @@ class ReportOptions:
     quiet: bool = False
     progress: bool = True
     call_style: CallStyle | None = None
+    fail_if: tuple[Condition, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
