@@ -137,7 +137,8 @@ def status_of(run: PerfRun) -> ExitStatus:
         return ExitStatus.FAILED_REQUESTS
     if Verdict.OVERLOADED in verdicts:
         return ExitStatus.OVERLOADED
-    return ExitStatus.UNSTABLE if Verdict.UNSTABLE in verdicts else ExitStatus.MEASURED
+    is_settled = verdicts.isdisjoint((Verdict.UNSTABLE, Verdict.DISTURBED))
+    return ExitStatus.MEASURED if is_settled else ExitStatus.UNSTABLE
 
 
 def _with_new_names(given: Given) -> None:

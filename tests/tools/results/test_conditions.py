@@ -54,7 +54,7 @@ def test_a_condition_names_a_figure_and_a_limit_with_its_unit(text: str, limit: 
     ],
 )
 def test_anything_else_is_refused_with_what_is_expected(text: str, message: str) -> None:
-    with pytest.raises(ValueError, match="expected|takes") as caught:
+    with pytest.raises(ValueError, match=r"expected|takes") as caught:
         Condition.parse(text)
 
     assert message in str(caught.value)

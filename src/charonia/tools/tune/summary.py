@@ -46,7 +46,7 @@ def _group(group: GroupRecord, configs_per_model: int, names: Sequence[str]) -> 
     resumed = sum(trial.is_resumed for trial in group.trials)
     if resumed:
         head += f", {resumed} of them from the journal"
-    blocks = [head, "\n".join(decision.sentences)]
+    blocks = [head, "\n".join((*decision.sentences, *filter(None, [group.disturbance])))]
     shown = _shown(group, configs_per_model, names)
     if shown:
         blocks.append(table([_COLUMNS, *(_line(group, ranked) for ranked in shown)]))

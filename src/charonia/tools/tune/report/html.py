@@ -133,7 +133,7 @@ def _summary(group: GroupRecord, views: Sequence[VariantView]) -> Iterator[str]:
     if group.decision.conclusion is Conclusion.NOTHING_MEASURED:
         notes = group.decision.sentences[1:]
     else:
-        notes = (*group.decision.sentences[1:], *group.notes)
+        notes = (*filter(None, [group.disturbance]), *group.decision.sentences[1:], *group.notes)
     if not group.is_complete:
         notes = ("The search did not come to its end.", *notes)
     if notes:
