@@ -256,6 +256,15 @@ def test_a_wrong_command_line_says_why(arguments: list[str], message: str) -> No
     assert message in problems(*arguments)
 
 
+def test_shapes_are_given_one_by_one_or_as_a_list(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("shape: ['a:1,2', 'b:3']", encoding="utf-8")
+
+    for arguments in (["--shape", "a:1,2", "--shape", "b:3"], ["-f", str(path)]):
+        assert parse_profile([*BASE, *arguments]).options.measure.shapes == ("a:1,2", "b:3")
+    assert "--shape: expected NAME:D1,D2,..." in problems(*BASE, "--shape", "a:x")
+
+
 TWO_LISTS = """
 model_repository: R
 run_config_profile_models_concurrently_enable: true

@@ -198,6 +198,14 @@ def test_a_gain_within_the_noise_is_none() -> None:
     assert decision.sentences[0] == "No significant gain over the default configuration: keep it."
 
 
+def test_a_gain_that_may_be_large_or_chance_is_no_verdict() -> None:
+    decision = decide(GOAL, [told(DEFAULT, within(100, 5)), told(OTHER, within(220, 200))])
+
+    assert decision.conclusion is Conclusion.UNDECIDED
+    assert decision.best == decision.default
+    assert decision.sentences[0].startswith("Undecided: 'instance_count 2' came to 120 % (")
+
+
 def test_a_default_that_is_alone_is_not_called_the_best() -> None:
     decision = decide(GOAL, [told(DEFAULT, within(100, 5))])
 

@@ -48,6 +48,8 @@ class Conclusion(StrEnum):
 
     BETTER = "better"
     """The best variant is significantly better than the default configuration."""
+    UNDECIDED = "undecided"
+    """A variant may be clearly better than the default configuration, or have been lucky."""
     NO_GAIN = "no_gain"
     """No significant gain over the default configuration."""
     NO_OTHER = "no_other"
@@ -66,7 +68,8 @@ class Decision:
 
     Attributes:
         conclusion: What it is.
-        best: The recommended variant under its best load; the default one on `NO_GAIN` and `NO_OTHER`.
+        best: The recommended variant under its best load; the default one on `NO_GAIN`, `UNDECIDED` and
+            `NO_OTHER`.
         default: The default configuration under its best load.
         ranking: Every variant under its best load, best first.
         ties: Variants that are not significantly worse than the best one, without it.
@@ -100,10 +103,12 @@ def decide(goal: Goal, history: Sequence[Told], options: SearchOptions = _USUAL)
     # Repeated points decide. A point measured once that seems better was not repeated only for lack of time.
     ranking = tuple(_ranked(point, default, level) for point in points)
     conclusion, best = _conclude(points, default, level)
+    rival = _open_rival(ranking) if conclusion is Conclusion.NO_GAIN else None
+    conclusion = conclusion if rival is None else Conclusion.UNDECIDED
     tied = [point for point in points if point.variant != best.variant and _is_tie(point, best, level)]
     ties = tuple(_ranked(point, default, level) for point in tied)
     chosen, base = _ranked(best, default, level), _ranked(default, default, level) if default else None
-    sentences = (*_verdict(conclusion, chosen, base, goal), *_load_sentences(evidence, chosen, base))
+    sentences = (*_verdict(conclusion, chosen, base, goal, rival), *_load_sentences(evidence, chosen, base))
     sentences += _tie_sentences(ties, chosen)
     return Decision(conclusion, chosen, base, ranking, ties, sentences)
 
@@ -141,7 +146,25 @@ def _ranked(point: Point, default: Point | None, level: float) -> Ranked:
     )
 
 
-def _verdict(conclusion: Conclusion, best: Ranked, default: Ranked | None, goal: Goal) -> tuple[str, ...]:
+OPEN = 0.05
+"""A gain beyond this that may be chance leaves the verdict open: it is not the same as no gain."""
+
+_NO_GAIN = Estimate(0.0, 0.0, 0.0, 0.0)
+
+
+def _open_rival(ranking: Sequence[Ranked]) -> Ranked | None:
+    """Return the variant that may be clearly better than the default although that is not certain."""
+    rivals = [each for each in ranking if each.gain and each.gain.value > OPEN and not each.variant.is_default]
+    return max((each for each in rivals if each.keeps_constraints), key=_gain_value, default=None)
+
+
+def _gain_value(ranked: Ranked) -> float:
+    return ranked.gain.value if ranked.gain else 0.0
+
+
+def _verdict(
+    conclusion: Conclusion, best: Ranked, default: Ranked | None, goal: Goal, rival: Ranked | None
+) -> tuple[str, ...]:
     if conclusion is Conclusion.CONSTRAINTS_NOT_MET:
         missed = missed_constraints(best, goal)
         return (f"No configuration keeps the constraints. The closest is '{best.variant}': {'; '.join(missed)}.",)
@@ -149,6 +172,11 @@ def _verdict(conclusion: Conclusion, best: Ranked, default: Ranked | None, goal:
         return (f"Best is '{best.variant}'. The default configuration could not be measured, so the gain is unknown.",)
     if conclusion is Conclusion.NO_OTHER:
         return ("Only the default configuration was measured: there is nothing to compare it with.",)
+    if rival is not None:
+        return (
+            f"Undecided: '{rival.variant}' came to {percent(rival.gain or _NO_GAIN)} over the default configuration, "
+            "which may be chance. More time, or a quieter machine, would tell.",
+        )
     if conclusion is Conclusion.NO_GAIN or best.gain is None:
         return ("No significant gain over the default configuration: keep it.",)
     if default and not default.keeps_constraints:

@@ -126,6 +126,7 @@ class MeasureSettings:
         time_s: Longest time of a measurement.
         metrics_interval_s: Interval between readings of the metrics page.
         perf_flags: Options of `charonia perf` by name without dashes.
+        shapes: Shapes of inputs with variable dimensions, as `NAME:D1,D2`; of models that have such an input.
     """
 
     protocol: WireProtocol = WireProtocol.GRPC
@@ -135,6 +136,7 @@ class MeasureSettings:
     time_s: float = 0.8
     metrics_interval_s: float = 1.0
     perf_flags: tuple[tuple[str, str], ...] = ()
+    shapes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,6 +144,7 @@ def _summary(group: GroupRecord, views: Sequence[VariantView]) -> Iterator[str]:
 _BADGES = {
     Conclusion.BETTER: ("good", "better"),
     Conclusion.NO_GAIN: ("plain", "no gain"),
+    Conclusion.UNDECIDED: ("plain", "undecided"),
     Conclusion.NO_OTHER: ("plain", "no comparison"),
     Conclusion.NO_DEFAULT: ("plain", "no comparison"),
     Conclusion.CONSTRAINTS_NOT_MET: ("bad", "limits not met"),
@@ -165,7 +166,7 @@ def _tiles(group: GroupRecord, best: Ranked) -> Iterator[str]:
         if base is not None:
             below = f"default {value_text(metric, base.value)}"
             if best.between_loads:
-                below += f" at {loads_text(best.base_loads)}"
+                below += " " + f"at {loads_text(best.base_loads)}".replace(" ", "\N{NO-BREAK SPACE}")
         name = METRIC_NAMES[metric]
         title = name if metric in LATENCIES else f"{name[:1].upper()}{name[1:]}"
         yield _tile(title, value_text(metric, estimate.value), below)

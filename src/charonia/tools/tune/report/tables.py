@@ -69,7 +69,7 @@ def _row(view: VariantView, best: Ranked, metrics: tuple[Metric, Metric | None],
 def _other_load(view: VariantView, best: Ranked) -> str:
     if view.is_default or not best.between_loads:
         return ""
-    return f"<br><small>default at {escape(loads_text(best.base_loads))}</small>"
+    return f"<small>default at {escape(loads_text(best.base_loads))}</small>"
 
 
 def role_badge(view: VariantView) -> str:
