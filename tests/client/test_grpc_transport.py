@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import ngh2
 import numpy as np
@@ -91,9 +91,10 @@ def test_waiting_for_the_rest_of_a_response_is_no_time_of_the_client(monkeypatch
 
 
 class UnusedOwner:
-    endpoint = parse_url("grpc://localhost:1")
-    options = WireOptions()
-    failures: ClassVar[dict[Failure, int]] = {}
+    def __init__(self) -> None:
+        self.endpoint = parse_url("grpc://localhost:1")
+        self.options = WireOptions()
+        self.failures: dict[Failure, int] = {}
 
     def send_again(self, call: grpc_call.GrpcCall) -> None:
         raise AssertionError("nothing fails")

@@ -327,6 +327,7 @@ REPORT = (
         rank=1,
     ),
     Option("--html", "report.html", read.output_file, "FILE", "Write a page with plots", rank=1),
+    Option("--markdown", "report.markdown", read.output_file, "FILE", "Write a table in Markdown", rank=1),
     Option(
         *("--fail-if", "report.fail_if", Condition.parse, "CONDITION"),
         "End with status 3 if a level has, e.g., 'p99 > 20ms', 'throughput < 500' or 'errors > 0.1%'; repeatable",

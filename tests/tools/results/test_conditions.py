@@ -7,7 +7,7 @@ from tests.support.runs import synthetic_run
 
 from charonia.tools.report.failures import failures
 from charonia.tools.results.conditions import Condition
-from charonia.tools.results.records import ErrorKind, Estimate, PerfRun
+from charonia.tools.results.records import ErrorKind, Estimate, LevelResult, PerfRun
 
 RUN = synthetic_run()
 LEVEL = replace(RUN.levels[0], throughput=Estimate(500.0, 490.0, 510.0), request_count=999, errors=())
@@ -18,7 +18,7 @@ def holds(text: str) -> bool:
     return Condition.parse(text).holds(LEVEL)
 
 
-def run_of(*levels: object) -> PerfRun:
+def run_of(*levels: LevelResult) -> PerfRun:
     return replace(RUN, levels=levels)
 
 

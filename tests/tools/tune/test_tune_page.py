@@ -402,7 +402,7 @@ def test_a_gain_between_different_loads_names_them_wherever_it_is_shown() -> Non
     ranking = (elsewhere, *group.decision.ranking[1:])
     moved = replace(group, decision=replace(group.decision, best=elsewhere, ranking=ranking))
 
-    text = Page(render(replace(better_run(), groups=(moved,)))).text
+    text = Page(render(replace(better_run(), groups=(moved,)))).text.replace("\N{NO-BREAK SPACE}", " ")
 
     assert f"(at {best.loads[0]} against concurrency 3)" in headline(moved)
     assert headline(moved) in text

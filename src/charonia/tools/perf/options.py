@@ -140,6 +140,7 @@ class ReportOptions:
         profile_export: JSON file of every request.
         json: JSON file of the whole result, "-" for stdout.
         html: HTML page.
+        markdown: Markdown file.
         verbosity: 0, 1 for a line per window, 2 for more.
         quiet: Whether stdout gets only the final table.
         progress: Whether to show progress if stderr is a terminal.
@@ -152,6 +153,7 @@ class ReportOptions:
     profile_export: Path | None = None
     json: Path | None = None
     html: Path | None = None
+    markdown: Path | None = None
     verbosity: int = 0
     quiet: bool = False
     progress: bool = True
