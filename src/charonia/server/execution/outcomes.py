@@ -14,21 +14,14 @@ from charonia.server.scheduling.api import DropReason
 def selected(
     request: InferRequest, tensors: Sequence[Tensor], config: ModelConfig, labels_of: Mapping[str, tuple[str, ...]]
 ) -> list[Tensor]:
-    """Return the requested outputs, in the requested order and form.
-
-    Raises:
-        ServingError: INTERNAL: the model did not produce one of them.
-    """
+    """Return the requested outputs that are there, in the requested order and form."""
     chosen = []
     for wanted in request.outputs:
         for tensor in tensors:
             if tensor.name == wanted.name:
                 break
         else:
-            raise with_request_id(
-                internal(f"model '{config.name}' did not produce the requested output '{wanted.name}'"),
-                request,
-            )
+            continue
         if wanted.classification:
             labels = labels_of.get(wanted.name, ())
             tensor = classify(tensor, wanted.classification, labels, batched=config.max_batch_size > 0)

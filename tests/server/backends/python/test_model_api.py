@@ -56,7 +56,7 @@ class FakeHost:
         call.number = len(self.calls)
         for response, final in self.outcomes(call):
             names = () if response is None else tuple(tensor.name() for tensor in response.output_tensors())
-            call.inbox.put((None if response is None else result_of(response, names, needs_all=False), final))
+            call.inbox.put((None if response is None else result_of(response, names), final))
 
     def end(self, call: ModelCall) -> None:
         self.ended.append(call.number)
@@ -420,7 +420,6 @@ def test_an_error_takes_its_own_codes_only() -> None:
         ("return [1]", "Expected an 'InferenceResponse' object in the execute function return list"),
         ("return [None]", "whose response sender it has not asked for"),
         ("raise ValueError('pity')", "Failed to process the request(s) for model 'm_0_0', message: ValueError: pity"),
-        ("return [pb_utils.InferenceResponse([])]", "did not return the requested output(s) OUT"),
     ],
 )
 def test_what_execute_does_wrong_is_the_answer(tmp_path: Path, body: str, message: str) -> None:

@@ -223,7 +223,7 @@ class PythonModelRunner:
             elif response is None:
                 results.append(None if request._index in rescheduled else (TritonError.INTERNAL, _NO_SENDER))
             else:
-                results.append(result_of(response, request._fields[6], True))
+                results.append(result_of(response, request._fields[6]))
         return results
 
     def _log_second_answer(self, request: InferenceRequest) -> None:
