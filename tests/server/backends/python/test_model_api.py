@@ -814,7 +814,8 @@ def test_an_iterator_gives_the_responses_in_order(tmp_path: Path) -> None:
             ("got = list(await call().async_exec(decoupled=True))", True),
             ("got = [r async for r in await call().async_exec(decoupled=True)]", True),
         ):
-            total = body + "\nreturn [answer(sum(r.output_tensors()[0].as_numpy()[0] for r in got))]"
+            check = f"\nassert len(got) == {len(outcomes)}"  # the news of the end is an empty response
+            total = body + check + "\nreturn [answer(sum(t.as_numpy()[0] for r in got for t in r.output_tensors()))]"
             model = Model(tmp_path, execute(total, is_async=is_async))
             model.host.outcomes = lambda call, o=outcomes: list(o)  # type: ignore[misc]
 

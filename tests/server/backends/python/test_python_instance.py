@@ -13,7 +13,7 @@ from tests.support.process import shared_memory_of
 from tests.support.python_model import Loaded, config, load, request, write
 
 from charonia.config.kinds import InstanceKind
-from charonia.config.model import ModelConfig
+from charonia.config.model import ModelConfig, ModelInput, ModelOutput
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError
 from charonia.server.backends.api import BackendSettings, Outputs, Placement, Result
@@ -546,6 +546,19 @@ def test_a_model_that_nobody_gave_tensors_is_noted(tmp_path: Path, code: str) ->
         assert ("no input and no output" in " ".join(notes)) == (code is IDENTITY)
 
     run(scenario)
+
+
+def test_auto_complete_config_fills_in_tensors_that_the_configuration_begins(tmp_path: Path) -> None:
+    begun = ModelConfig(
+        name="m", backend="python", input=(ModelInput("IN", dims=(4,)),), output=(ModelOutput("OUT", DataType.FP32),)
+    )
+
+    completed = complete(tmp_path, AUTO_COMPLETE, begun)
+
+    assert (completed.input, completed.output) == (
+        (ModelInput("IN", DataType.FP32, dims=(4,)),),
+        (ModelOutput("OUT", DataType.FP32, dims=(4,)),),
+    )
 
 
 def test_a_model_without_auto_complete_config_leaves_the_configuration_alone(tmp_path: Path) -> None:
