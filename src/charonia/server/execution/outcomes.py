@@ -61,5 +61,12 @@ def drop_error(reason: DropReason, request: InferRequest, model: str) -> Serving
                 "timeout of the corresponding sequence has been expired",
                 hint="no slot became free in time for the sequence",
             )
+        case DropReason.STATE_LOST:
+            error = internal(
+                f"sequence {request.correlation_id} of model '{model}' is over: "
+                "the process that remembered it has ended",
+                hint="start it again; the server keeps states that `state` of sequence_batching declares",
+            )
+            return with_request_id(error, request)
         case DropReason.CANCELLED:
             return ServingError(Code.CANCELLED, "the request was cancelled: another one of its sequence was")

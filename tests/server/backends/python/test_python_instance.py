@@ -10,16 +10,17 @@ import numpy as np
 import psutil
 import pytest
 from tests.support.process import shared_memory_of
-from tests.support.python_model import Loaded, config, load, request, write
+from tests.support.python_model import Loaded, Sink, config, load, request, write
 
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig, ModelInput, ModelOutput
 from charonia.core.dtypes import DataType
-from charonia.core.errors import Code, ServingError
+from charonia.core.errors import Code, ServingError, internal
 from charonia.server.backends.api import BackendSettings, Outputs, Placement, Result
 from charonia.server.backends.python import batches as batches_module
 from charonia.server.backends.python import supervisor as supervisor_module
 from charonia.server.backends.python.backend import PythonBackend, PythonModel
+from charonia.server.backends.python.batches import Batches
 from charonia.server.backends.python.instance import PythonInstance
 from charonia.server.backends.python.worker.charonia_channel import INLINE_BYTES_MAX
 
@@ -366,6 +367,36 @@ def test_a_worker_that_is_killed_between_batches_comes_back(tmp_path: Path) -> N
             (result,) = await loaded.run([request(np.ones(1, "<f4"))])
             assert array_of(result).tolist() == [1]
         await loaded.close()
+
+    run(scenario)
+
+
+def test_it_is_said_that_a_worker_forgot_before_its_batch_fails(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        loaded = await load(tmp_path, IDENTITY)
+        events: list[str] = []
+        sink = Sink(1)
+        sink.done.add_done_callback(lambda _: events.append("failed"))
+        loaded.instance.when_lost(lambda: events.append("lost"))
+        psutil.Process(loaded.instance.pid).kill()
+        loaded.start([request(np.ones(1, "<f4"))], sink)
+        await sink.done
+        await asyncio.sleep(0)
+        assert events == ["lost", "failed"]
+        await loaded.close()
+
+    run(scenario)
+
+
+def test_a_batch_that_no_worker_got_fails_only_where_the_next_one_cannot_run_it() -> None:
+    async def scenario() -> None:
+        batches = Batches("m_0_0", output_names=("OUT",), execute_s_max=0, is_decoupled=False, busy_poll=None)
+        sink = Sink(1)
+        batches.add(sink, [request(np.ones(1, "<f4"))])
+        batches.worker_ended(internal("it has ended"), fails_unsent=False)
+        assert not sink.done.done()
+        batches.worker_ended(internal("it has ended"), fails_unsent=True)
+        assert str(sink.done.result()) == "it has ended"
 
     run(scenario)
 

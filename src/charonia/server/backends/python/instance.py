@@ -4,7 +4,7 @@
 worker's messages.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from charonia.core.caller import CallFrame
 from charonia.core.errors import ServingError
@@ -108,6 +108,10 @@ class PythonInstance:
     def keep_warm(self, batches: Sequence[Sequence[InferRequest]]) -> None:
         """Have each later worker complete these batches before it gets requests."""
         self._supervisor.warm_up = batches
+
+    def when_lost(self, lost: Callable[[], None]) -> None:
+        """Call `lost` whenever a worker has ended, with what its model remembered; then its batches fail."""
+        self._supervisor.on_lost = lost
 
     async def is_ready(self) -> bool:
         """Return whether the worker runs, and its model, if it has `is_ready`, reports that it is ready."""

@@ -100,6 +100,7 @@ class Supervisor:
         health: Restarts of the worker, and why it is down.
         capabilities: Optional methods that the model has, as reported by the worker.
         warm_up: The batches that each worker but the first must complete before it gets requests.
+        on_lost: Called when a worker has ended, before its batches fail; None where its model remembers nothing.
     """
 
     def __init__(
@@ -118,6 +119,7 @@ class Supervisor:
         self.health = WorkerHealth()
         self.capabilities: Mapping[str, object] = {}
         self.warm_up: Sequence[Sequence[InferRequest]] = ()
+        self.on_lost: Callable[[], None] | None = None
         self._name = name
         self._make_process = make_process
         self._start_message = start_message
@@ -247,7 +249,9 @@ class Supervisor:
             self._batches.answered = 0
         self._timer = self._loop.call_later(self.health.ended(why), self._start_process)
         error = internal(f"the model instance '{self._name}' is not healthy: {why}")
-        self._batches.worker_ended(error, failed_to_start=failed_to_start)
+        if self.on_lost is not None:
+            self.on_lost()
+        self._batches.worker_ended(error, fails_unsent=failed_to_start or self.on_lost is not None)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
