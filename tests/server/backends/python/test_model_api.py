@@ -76,10 +76,10 @@ class FakeHost:
     def make_number(self) -> int:
         return len(self.families) + len(self.updates) + 1
 
-    def declare_family(self, number: int, name: str, description: str, kind: str) -> None:
+    def ask_metrics(self, update: tuple[Any, ...]) -> Any:
         if self.refusal:
             raise TritonModelException(self.refusal)
-        self.families.append((number, name, description, kind))
+        self.families.append(update[1:])
 
     def metrics(self, updates: list[tuple[object, ...]]) -> None:
         self.updates += updates

@@ -94,7 +94,7 @@ class ModelServices:
             task.add_done_callback(self._tasks.discard)
 
     def update(self, update: tuple[Any, ...], answer: Answer) -> None:
-        """Apply an update of metrics; only the declaration of a family is answered.
+        """Apply an update of metrics; only the declaration of a family and the question for a value are answered.
 
         Raises:
             ValueError: Its kind is unknown.
@@ -114,9 +114,9 @@ class ModelServices:
                 except ServingError as error:  # the model does not wait for an answer; its value is not shown
                     _log.warning("model '%s': %s", self._name, error)
             case "family":
-                _answer(answer, lambda: metrics.declare(number, *arguments))
-            case "drop_metric":
-                metrics.drop_metric(number)
+                _answer(answer, partial(metrics.declare, number, *arguments))
+            case "value":
+                _answer(answer, partial(metrics.value, *arguments))
             case "drop_family":
                 metrics.drop_family(number)
             case _:
@@ -291,7 +291,7 @@ def _send_answer(link: WorkerLink, number: int, value: tuple[object, ...]) -> No
         link.process.send(("answer", number, value))
 
 
-def _answer(answer: Answer, work: Callable[[], object]) -> None:
+def _answer(answer: Answer, work: Callable[[], float | None]) -> None:
     try:
         value = work()
     except ServingError as error:

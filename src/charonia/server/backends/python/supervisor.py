@@ -153,11 +153,15 @@ class Supervisor:
         self.state = WorkerPhase.CLOSED
         self._batches.close()
         self._stop_timer()
-        link = self._unlink()
-        if link is not None:
-            if not is_initialized:
-                link.process.kill("it is no longer needed")
-            await link.process.stop(FINALIZE_S_MAX)
+        link = self.link
+        if link is None:
+            return
+        if not is_initialized:
+            link.process.kill("it is no longer needed")
+        try:
+            await link.process.stop(FINALIZE_S_MAX)  # meanwhile the model may ask for its metrics
+        finally:
+            self._unlink()
 
     def kill(self, reason: str) -> None:
         """Kill the worker; it is restarted."""
@@ -167,7 +171,7 @@ class Supervisor:
     def initialized(self, capabilities: Mapping[str, object]) -> None:
         """The worker reports that its model is initialized."""
         link = self.link
-        if link is None:
+        if link is None or self.state is WorkerPhase.CLOSED:
             return
         self.capabilities = capabilities
         self._batches.attach(link)

@@ -406,10 +406,10 @@ class _ThreadHost:
     def make_number(self) -> int:
         return next(self._numbers)
 
-    def declare_family(self, number: int, name: str, description: str, kind: str) -> None:
+    def ask_metrics(self, update: tuple[Any, ...]) -> Any:
         answer: Inbox[tuple[Any, ...]] = Inbox()
-        self._tell(self._instance.update, [("family", number, name, description, kind)], answer.put)
-        _value(answer)
+        self._tell(self._instance.update, [update], answer.put)
+        return _value(answer)
 
     def metrics(self, updates: list[tuple[object, ...]]) -> None:
         self._tell(self._instance.update, updates, _ignore)

@@ -145,13 +145,13 @@ class WorkerConnection:
         """Return a number that nothing else of this host has."""
         return next(self._numbers)
 
-    def declare_family(self, number: int, name: str, description: str, kind: str) -> None:
-        """Make a family of metrics known."""
-        self._ask(number, ("metrics", [("family", number, name, description, kind)]))
+    def ask_metrics(self, update: tuple[Any, ...]) -> Any:
+        """Make a family of metrics known, or return the value of a metric."""
+        return self._ask(update[1], ("metrics", [update]))
 
     def metrics(self, updates: list[tuple[object, ...]]) -> None:
-        """Report updates of metrics: at once, or with the next answer when there are many."""
-        self.writer.report(updates)
+        """Report updates of metrics."""
+        self.writer.send(("metrics", updates))
 
     def later(self, action: Callable[[], None]) -> None:
         """Run an action soon: now, unless a thread is sending, which then runs it afterwards."""
