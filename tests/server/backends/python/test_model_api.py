@@ -36,6 +36,7 @@ class FakeHost:
         self.asked: list[tuple[str, str, dict[str, object]]] = []
         self.updates: list[tuple[object, ...]] = []
         self.families: list[tuple[object, ...]] = []
+        self.tracebacks: list[tuple[list[str], str]] = []
         self.polls = 0
         self.outcomes: Callable[[ModelCall], list[tuple[InferenceResponse | None, bool]]] = lambda call: [
             (answer(), True)
@@ -75,6 +76,9 @@ class FakeHost:
 
     def make_number(self) -> int:
         return len(self.families) + len(self.updates) + 1
+
+    def raised(self, request_ids: list[str], traceback: str) -> None:
+        self.tracebacks.append((request_ids, traceback))
 
     def ask_metrics(self, update: tuple[Any, ...]) -> Any:
         if self.refusal:
@@ -429,6 +433,17 @@ def test_what_execute_does_wrong_is_the_answer(tmp_path: Path, body: str, messag
 
     assert code == TritonError.INTERNAL
     assert message in text
+
+
+def test_an_exception_is_reported_with_its_traceback_and_the_requests_ids(tmp_path: Path) -> None:
+    model = Model(tmp_path, execute("raise ValueError('pity')"))
+
+    model.run(1)
+
+    ((ids, text),) = model.host.tracebacks
+    assert len(ids) == 1
+    assert text.startswith("Traceback (most recent call last)")
+    assert text.rstrip().endswith("ValueError: pity")
 
 
 def test_outputs_that_nobody_asked_for_are_dropped(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import os
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from tests.support.process import shared_memory_of
 from tests.support.python_model import Loaded, Sink, config, load, request, write
 
 from charonia.config.kinds import InstanceKind
-from charonia.config.model import ModelConfig, ModelInput, ModelOutput
+from charonia.config.model import ModelConfig, ModelInput, ModelOutput, TransactionPolicy
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError, internal
 from charonia.server.backends.api import BackendSettings, Outputs, Placement, Result
@@ -332,6 +333,34 @@ def test_a_model_that_fails_answers_with_the_reason_and_goes_on(
         await loaded.close()
 
     run(scenario)
+
+
+@pytest.mark.usefixtures("execution_mode")
+@pytest.mark.parametrize("kind", ["def", "async def"])
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_an_exception_is_in_the_log_however_the_model_executes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str, decoupled: bool
+) -> None:
+    body = f"    {kind} execute(self, requests):\n        raise ValueError('a pity')\n"
+    code = f"{HEAD}\nclass TritonPythonModel:\n{body}"
+        f"{HEAD}\nclass TritonPythonModel:\n    {kind} execute(self, requests):\n        raise ValueError('a pity')\n"
+    )
+    cfg = replace(config(), model_transaction_policy=TransactionPolicy(decoupled=decoupled))
+
+    async def scenario() -> None:
+        loaded = await load(tmp_path, code, cfg)
+        asked = request(np.ones(1, "<f4"))
+        asked.id = "seven"
+        await loaded.run([asked])
+        while not caplog.records:  # a coroutine of a decoupled model goes on after its batch
+            await asyncio.sleep(0.005)
+        await loaded.close()
+
+    run(scenario)
+    (record,) = [each for each in caplog.records if each.levelname == "ERROR"]
+    first, *_, last = record.getMessage().splitlines()
+    assert first == "model 'm' version 1, instance 'm_0_0', request 'seven': execute raised an exception"
+    assert last == "ValueError: a pity"
 
 
 @pytest.mark.parametrize(

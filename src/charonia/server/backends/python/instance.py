@@ -143,6 +143,8 @@ class PythonInstance:
                 supervisor.initialized(message.header[1] if len(message.header) > 1 else {})
             elif kind == "failed":
                 supervisor.failed(str(message.header[1]))
+            elif kind == "raised":
+                self._services.raised(self.name, *message.header[1:])
             elif kind == "answer_ready":
                 self._readiness.answered(*message.header[1:])
             else:

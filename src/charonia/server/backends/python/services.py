@@ -5,7 +5,7 @@ Also the readiness check, a question of the server to the model.
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -17,6 +17,7 @@ from charonia.core.request import DeviceRequest, InferRequest
 from charonia.server.backends.api import BusyPolling, Models
 from charonia.server.backends.python.calls import ModelCalls, Work
 from charonia.server.backends.python.codec import decode_request, encode_error, encode_outcome
+from charonia.server.backends.python.exception_log import ExceptionLog
 from charonia.server.backends.python.process import WorkerLink
 from charonia.server.backends.python.worker.charonia_channel import Incoming
 from charonia.server.backends.python.worker.charonia_regions import ChannelError
@@ -43,12 +44,14 @@ class ServerServices:
         models: The other models, None where there are none.
         metrics: The custom metrics.
         busy_poll: Busy polling, None where it is off.
+        exceptions: The log of the model's exceptions.
     """
 
     caller: CallFrame
     models: Models | None = None
     metrics: CustomMetrics = field(default_factory=CustomMetrics)
     busy_poll: BusyPolling | None = None
+    exceptions: ExceptionLog = field(default_factory=ExceptionLog)
 
 
 Answer = Callable[[tuple[object, ...]], None]
@@ -70,6 +73,7 @@ class ModelServices:
         self._models = server.models
         self._name = server.caller.model
         self._version = server.caller.version
+        self._server = server
         self._all_metrics = server.metrics
         self._metrics = MetricHolder(server.metrics)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -121,6 +125,10 @@ class ModelServices:
                 metrics.drop_family(number)
             case _:
                 raise ValueError(f"there is no update of metrics of kind {kind!r}")
+
+    def raised(self, instance: str, request_ids: Sequence[str], traceback: str) -> None:
+        """Log an exception of `execute`."""
+        self._server.exceptions.note(self._server.caller, instance, request_ids, traceback)
 
     def ended(self) -> None:
         """The model has ended: cancel its calls and remove its metrics."""

@@ -136,6 +136,10 @@ class WorkerConnection:
         else:
             self.writer.send(("log", level, message, file, line))
 
+    def raised(self, request_ids: list[str], traceback: str) -> None:
+        """Report an exception of `execute`."""
+        self.writer.send(("raised", request_ids, traceback))
+
     def control(self, action: str, model_name: str, options: dict[str, object]) -> Any:
         """Do something with a model and return the answer."""
         number = next(self._numbers)

@@ -43,6 +43,10 @@ if TYPE_CHECKING:
             """Write to the server's log; levels are those of `Logger`."""
             ...
 
+        def raised(self, request_ids: list[str], traceback: str) -> None:
+            """Report an exception of `execute`, with the ids of its requests, for the server's log."""
+            ...
+
         def respond(self, batch: ModelBatch, index: int, result: Result | None, final: bool) -> None:
             """Answer a request through its sender, before or after its `execute` returns. None only with `final`."""
             ...
