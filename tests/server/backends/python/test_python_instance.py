@@ -343,8 +343,6 @@ def test_an_exception_is_in_the_log_however_the_model_executes(
 ) -> None:
     body = f"    {kind} execute(self, requests):\n        raise ValueError('a pity')\n"
     code = f"{HEAD}\nclass TritonPythonModel:\n{body}"
-        f"{HEAD}\nclass TritonPythonModel:\n    {kind} execute(self, requests):\n        raise ValueError('a pity')\n"
-    )
     cfg = replace(config(), model_transaction_policy=TransactionPolicy(decoupled=decoupled))
 
     async def scenario() -> None:
