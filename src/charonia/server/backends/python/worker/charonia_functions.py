@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING or __package__:
-    from charonia.server.backends.python.worker.charonia_errors import TritonError, TritonModelException, describe
+    from charonia.server.backends.python.worker.charonia_errors import (
+        TritonError,
+        TritonModelException,
+        describe,
+        traced,
+    )
     from charonia.server.backends.python.worker.charonia_function import Function
     from charonia.server.backends.python.worker.charonia_host import Inbox
     from charonia.server.backends.python.worker.charonia_responses import FINAL, InferenceResponse
@@ -22,7 +27,7 @@ if TYPE_CHECKING or __package__:
     from charonia.server.backends.python.worker.charonia_signature import kind_of_value
     from charonia.server.backends.python.worker.charonia_tensor import Tensor
 else:  # siblings of the worker's script; the package is not there
-    from charonia_errors import TritonError, TritonModelException, describe
+    from charonia_errors import TritonError, TritonModelException, describe, traced
     from charonia_function import Function
     from charonia_host import Inbox
     from charonia_responses import FINAL, InferenceResponse
@@ -196,6 +201,7 @@ class FunctionModel:
         except BadRequest as error:
             sender.send(_refusal(error), 0 if is_stream else FINAL)
         except (Exception, asyncio.CancelledError) as error:
+            self.host.raised([request.request_id()], traced(error))
             text = f"Failed to process the request(s) for model '{self.host.name}', message: {describe(error)}"
             sender.send(InferenceResponse(error=TritonError(text)), 0 if is_stream else FINAL)
         finally:
