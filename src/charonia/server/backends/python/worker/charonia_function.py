@@ -96,8 +96,9 @@ class Function:
 
     def _of_example(self, example: dict[str, Any]) -> Signature:
         """Call a function without annotations with its example."""
-        target: Any = self.definition.target
-        function = target() if inspect.isclass(target) else target
+        function: Any = self.definition.target
+        if inspect.isclass(function):
+            function = function()
         returned = function(**example)
         if inspect.isgenerator(returned) or inspect.isawaitable(returned) or inspect.isasyncgen(returned):
             raise TypeError(
