@@ -196,6 +196,10 @@ class GrpcConnection(asyncio.Protocol):
         self.retire(0.0)
         self._calls.wind_down()
 
+    def recheck(self) -> None:
+        """End the streaming calls that are no longer permitted: keys have changed."""
+        self._calls.recheck()
+
     def untaken(self) -> tuple[int, int]:
         """Return the number of bytes that the client has not read, and of reads from it while the connection closes.
 

@@ -80,6 +80,11 @@ class GrpcFrontend:
         for connection in list(self._connections):
             connection.wind_down()
 
+    def recheck(self) -> None:
+        """End the streaming calls that are no longer permitted: keys have changed."""
+        for connection in list(self._connections):
+            connection.recheck()
+
     async def drain(self, timeout_s: float) -> bool:
         """Wait for clients to receive their responses, up to a limit; return whether all did."""
         is_done = await drain(self._connections, timeout_s)

@@ -11,14 +11,16 @@ in a callback of the loop is logged and closes the connection, so that its clien
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence, Set
 from enum import Enum
 from typing import Protocol, cast
 
-from charonia.core.errors import unavailable
+from charonia.core.errors import invalid, unavailable
+from charonia.server.access.rules import Refusal
 from charonia.server.http.exchange import Exchange
 from charonia.server.http.parser import RECEIVING, Event, Expectation, HttpLimits, ParserState, Request, RequestParser
 from charonia.server.listening import unsent_bytes
+from charonia.wire.http_status import REFUSED
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +42,7 @@ class Host(Protocol):
         is_logged: Whether exchanges record when they were received, and `finished` is called.
         is_traced: Whether exchanges record when they began to arrive.
         keeps_names: Whether requests keep the original spelling of header names.
+        singular: Header fields that a request must not give twice with different values.
     """
 
     limits: HttpLimits
@@ -49,6 +52,7 @@ class Host(Protocol):
     is_logged: bool
     is_traced: bool
     keeps_names: bool
+    singular: Set[bytes]
 
     def opened(self, connection: "HttpConnection") -> bool:
         """Register a connection; return False when there are too many."""
@@ -88,7 +92,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._host = host
         self._limits = host.limits
         self._transport: asyncio.Transport | None = None
-        self._parser = RequestParser(host.limits, keeps_names=host.keeps_names)
+        self._parser = RequestParser(host.limits, keeps_names=host.keeps_names, singular=host.singular)
         self._exchanges: list[Exchange] = []  # in the order of their requests
         self._phase = Phase.OPEN
         self._reading_paused = False
@@ -305,6 +309,12 @@ class HttpConnection(asyncio.BufferedProtocol):
         elif self._parser.state not in RECEIVING:
             self._take_no_more()
             self._end()
+
+    def recheck(self, refusal_of: Callable[[Request], Refusal | None]) -> None:
+        """End the event streams that are no longer permitted."""
+        for exchange in self._exchanges[:]:
+            if exchange.stream is not None and (refusal := refusal_of(exchange.request)) is not None:
+                exchange.stream.stop(invalid(refusal.message), REFUSED[refusal.kind])
 
     def untaken(self) -> tuple[int, int]:
         """Return the number of bytes that the client has not read; reads that it still sends do not count."""

@@ -19,7 +19,7 @@ Two optimisations make inference fast. A large body with a known length is recei
 is not parsed again (`HeaderCache`): clients repeat the header while only the body changes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from enum import Enum
 
@@ -45,6 +45,7 @@ DIGITS_MAX = 18
 
 _MIB = 2**20
 _END_OF_HEADER = b"\r\n\r\n"
+_HOST = b"host"
 _OFFERS = (b"upgrade", b"expect")  # already handled when a request is parsed again
 _NOT_CACHED = frozenset({b"transfer-encoding", b"expect", b"upgrade", b"connection"})
 
@@ -219,15 +220,19 @@ class RequestParser:
         vacant: Buffer for the rest of a large body: the caller may fill it and call `filled`; None without such a body.
     """
 
-    def __init__(self, limits: HttpLimits, *, keeps_names: bool = False) -> None:
+    def __init__(
+        self, limits: HttpLimits, *, keeps_names: bool = False, singular: Set[bytes] = frozenset({JSON_SIZE})
+    ) -> None:
         """Make a parser.
 
         Args:
             limits: Limits of requests.
             keeps_names: Whether requests keep the original spelling of header names.
+            singular: Fields, in lower case, that a request must not give twice with different values.
         """
         self.state = _IDLE
         self._limits = limits
+        self._singular = singular
         self._keeps_names = keeps_names
         self._llhttp = httptools.HttpRequestParser(self)
         self._cache = HeaderCache()
@@ -372,9 +377,13 @@ class RequestParser:
         if count > limits.header_count_max or size > limits.header_bytes_max:
             raise _RefusedError(431, _header_too_large(limits))
         if self.state is _HEADER:  # a trailer must not change the header
-            self._headers[name.lower()] = value
+            key, headers = name.lower(), self._headers
+            value = value.rstrip(b" \t")  # llhttp strips it in front only
+            if key in headers and (key == _HOST or (key in self._singular and headers[key] != value)):
+                raise _RefusedError(400, invalid(f"the header has more than one '{key.decode('latin-1')}'"))
+            headers[key] = value
             if self._names is not None:
-                self._names[name.lower()] = name
+                self._names[key] = name
 
     def on_headers_complete(self) -> None:
         """The header is complete."""
@@ -383,14 +392,14 @@ class RequestParser:
         headers = self._headers
         if not headers and self._llhttp.get_http_version() == "0.9":
             raise _RefusedError(505, invalid("the request is not HTTP/1.1 or HTTP/1.0"))
-        if b"transfer-encoding" in headers and headers[b"transfer-encoding"].lower().rstrip() != b"chunked":
+        if b"transfer-encoding" in headers and headers[b"transfer-encoding"].lower() != b"chunked":
             raise _RefusedError(501, unsupported("the only transfer encoding is 'chunked'"))
         if b"content-length" in headers:
             self._length = int(headers[b"content-length"])
             if self._length > self._limits.body_bytes_max:
                 self._refuse_body(self._length)
         if b"expect" in headers:
-            if headers[b"expect"].lower().rstrip() != b"100-continue":
+            if headers[b"expect"].lower() != b"100-continue":
                 raise _RefusedError(417, invalid("the only expectation that can be met is '100-continue'"))
             self._events.append(Expectation.CONTINUE)
 
