@@ -39,7 +39,10 @@ def feed(parser: RequestParser, data: bytes) -> list[Event]:
     rest = memoryview(data)
     while rest:
         if parser.vacant is None:
-            return found + list(parser.receive(rest))
+            found += parser.receive(rest)
+            while parser.backlog:
+                found += parser.resume()
+            return found
         size = min(len(rest), len(parser.vacant))
         parser.vacant[:size] = rest[:size]
         found += parser.filled(size)

@@ -4,6 +4,9 @@ Received bytes go to the parser, and each request that it completes becomes an e
 order of the requests, even if they are ready in another order (pipelining). Back-pressure works both ways: reading
 pauses while too many requests are in flight or while the client does not read its responses.
 
+Clients share the event loop fairly: of several requests that arrive together, a connection takes one in each round of the
+loop, and reads no more until it has taken all.
+
 No request needs a task, a future or a timer here: the endpoint's sweep finds slow clients (`check_time`). An exception
 in a callback of the loop is logged and closes the connection, so that its client does not wait for a response in vain.
 """
@@ -11,6 +14,7 @@ in a callback of the loop is logged and closes the connection, so that its clien
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Sequence, Set
 from enum import Enum
 from typing import Protocol, cast
@@ -62,6 +66,10 @@ class Host(Protocol):
         """Forget a connection."""
         ...
 
+    def call_soon(self, callback: Callable[[], None]) -> object:
+        """Call in the next round of the event loop."""
+        ...
+
     def handle(self, exchange: Exchange) -> None:
         """Answer a request, now or later. Never raises."""
         ...
@@ -94,6 +102,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._parser = RequestParser(host.limits, keeps_names=host.keeps_names, singular=host.singular)
         self._exchanges: list[Exchange] = []  # in the order of their requests
+        self._waiting: deque[Event] = deque()  # requests that have arrived and are not taken yet
+        self._is_turn_due = False
         self._phase = Phase.OPEN
         self._reading_paused = False
         self._writing_paused = False
@@ -164,12 +174,37 @@ class HttpConnection(asyncio.BufferedProtocol):
                 self._begun_ns = self._arrived_ns
         try:
             events = parser.receive(host.read_buffer[:nbytes]) if parser.vacant is None else parser.filled(nbytes)
-            for event in events:
-                self._take(event)
             if parser.state is not state or (state is not _IDLE and events):
                 self._since_s = host.now_s
+            if len(events) == 1 and not (self._waiting or parser.backlog):
+                self._take(events[0])
+            elif events or parser.backlog:
+                self._waiting += events
+                if not self._is_turn_due:
+                    self._take_turn()
         except Exception:
             self._fail()
+
+    def _take_turn(self) -> None:
+        """Take one request of those that wait; the next one has its turn in the next round of the event loop."""
+        self._is_turn_due = False
+        if self._phase is not _OPEN or self._is_full():
+            return
+        parser, waiting = self._parser, self._waiting
+        try:
+            if not waiting and parser.vacant is None:
+                state = parser.state
+                waiting += parser.resume()
+                if parser.state is not state or waiting:
+                    self._since_s = self._host.now_s
+            if waiting:
+                self._take(waiting.popleft())
+            self._pace()
+        except Exception:
+            self._fail()
+
+    def _is_full(self) -> bool:
+        return self._writing_paused or len(self._exchanges) >= self._limits.pipeline_max
 
     def _take(self, event: Event) -> None:
         """Handle an event of the parser: start an exchange, or send 100 Continue."""
@@ -201,6 +236,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     def _take_no_more(self) -> None:
         if self._phase is Phase.OPEN:
             self._phase = Phase.ENDING
+        self._waiting.clear()
         self._parser.end()
 
     # The exchanges' calls.
@@ -286,15 +322,18 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._pace()  # further input is dropped
 
     def _pace(self) -> None:
-        """Read from the client only while it keeps within its limits."""
+        """Read from the client only while it keeps within its limits and none of its requests waits."""
         transport = self._transport
         if transport is None or transport.is_closing():
             return
-        is_full = self._writing_paused or len(self._exchanges) >= self._limits.pipeline_max
-        if is_full and not self._reading_paused:
+        is_full, is_behind = self._is_full(), bool(self._waiting or self._parser.backlog)
+        if is_behind and not (is_full or self._is_turn_due):
+            self._is_turn_due = True
+            self._host.call_soon(self._take_turn)
+        if (is_full or is_behind) and not self._reading_paused:
             self._reading_paused = True
             transport.pause_reading()
-        elif not is_full and self._reading_paused:
+        elif not (is_full or is_behind) and self._reading_paused:
             self._reading_paused = False
             self._since_s = self._host.now_s
             transport.resume_reading()

@@ -44,6 +44,7 @@ class HttpEndpoint:
         keeps_names: Whether requests keep the original spelling of header names.
         singular: Header fields that a request must not give twice with different values.
         handle: Answers a request, now or later. Never raises.
+        call_soon: Calls a function in the next round of the event loop.
         port: Listening port, once started.
     """
 
@@ -77,6 +78,7 @@ class HttpEndpoint:
         self.singular = frozenset({JSON_SIZE}) | (gate.singular if gate is not None else frozenset())
         self._router = Router(routes, hint, gate=gate, is_exiting=is_exiting)
         self.handle = self._router.handle
+        self.call_soon: Callable[[Callable[[], None]], object] = _call_soon
         self.port = 0
         self._access_log = access_log
         self._connections: set[HttpConnection] = set()
@@ -172,6 +174,10 @@ class HttpEndpoint:
             except Exception:  # a bug: it must not stop the sweep
                 _log.exception("%r is closed after a fault", connection)
                 connection.abort()
+
+
+def _call_soon(callback: Callable[[], None]) -> asyncio.Handle:
+    return asyncio.get_running_loop().call_soon(callback)
 
 
 class HttpFrontend(HttpEndpoint):

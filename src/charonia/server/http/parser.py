@@ -14,6 +14,9 @@ a transition that is not listed is a bug of this module, never an error of the c
 
 Every state but ENDED may change to CUT_OFF: after bytes that cannot be a request, or when a limit is exceeded.
 
+A read may hold thousands of small requests. So `receive` stops behind the first one, and keeps the rest in `backlog` for
+`resume`; only what is not longer than `WHOLE_BYTES` is parsed at once.
+
 Two optimisations make inference fast. A large body with a known length is received directly into its own buffer
 (`vacant`), so that the kernel makes the only copy of a tensor. And a header that equals the previous one byte for byte
 is not parsed again (`HeaderCache`): clients repeat the header while only the body changes.
@@ -31,6 +34,18 @@ from charonia.core.errors import ServingError, invalid, unsupported
 DIRECT_BODY_BYTES = 64 * 1024
 """A body of which at least this many bytes are outstanding is received directly into its own buffer."""
 
+WHOLE_BYTES = 2048
+"""Bytes up to this number are parsed at once, whatever they contain."""
+
+HEADER_PIECE_BYTES = 4096
+"""Longer ones are parsed up to the end of a header, which is looked for in so many bytes."""
+
+CHUNKED_PIECE_BYTES = 16 * 1024
+"""Part of a chunked body that is parsed at once; its end is not known before."""
+
+CHUNKS_AT_ONCE = 256
+"""Chunks after which parsing stops until `resume`."""
+
 ALIGNMENT_BYTES = 64
 """Alignment of the first tensor in such a buffer."""
 
@@ -44,6 +59,7 @@ DIGITS_MAX = 18
 """Longest number in a header field."""
 
 _MIB = 2**20
+_NOTHING = memoryview(b"")
 _END_OF_HEADER = b"\r\n\r\n"
 _HOST = b"host"
 _OFFERS = (b"upgrade", b"expect")  # already handled when a request is parsed again
@@ -61,8 +77,7 @@ class HttpLimits:
         header_count_max: Most header fields of a request.
         header_bytes_max: Most bytes of all header fields of a request.
         chunk_count_max: Most chunks of a chunked body.
-        pipeline_max: Requests in flight at which a connection stops reading; requests of the last read are still
-            accepted.
+        pipeline_max: Most requests of a connection in flight; others wait.
         stream_unsent_bytes_max: Bytes of a streamed response that may wait for its client; with more, the request is
             aborted, since a model cannot be paused.
         connections_max: Most connections; another one gets an error and is closed.
@@ -218,6 +233,7 @@ class RequestParser:
         state: What the client is doing.
         received: Bytes of the body in progress that have arrived.
         vacant: Buffer for the rest of a large body: the caller may fill it and call `filled`; None without such a body.
+        backlog: Bytes that have arrived and are not parsed yet.
     """
 
     def __init__(
@@ -237,6 +253,7 @@ class RequestParser:
         self._llhttp = httptools.HttpRequestParser(self)
         self._cache = HeaderCache()
         self._events: list[Event] = []
+        self.backlog = _NOTHING
         self._header_bytes_fed = 0
         self._forget()
 
@@ -267,32 +284,71 @@ class RequestParser:
         return f"<RequestParser [{self}]>"
 
     def receive(self, data: memoryview) -> Sequence[Event]:
-        """Take bytes and return the events that they complete. Must not be called while there is a `vacant` buffer."""
-        if self.state is _IDLE:
+        """Take bytes and return the events that they complete, or the first of them: the rest is `backlog`.
+
+        Must not be called while there is a `vacant` buffer.
+        """
+        if self.backlog:
+            data = memoryview(bytes(self.backlog) + data)
+            self._cache.skip()
+        elif self.state is _IDLE:
             cached = self._cache.find(data)
             if cached is not None:
                 return (cached,)
         else:
             self._cache.skip()
-        rest: memoryview | None = data
-        while rest and self.state is not _ENDED and self.state is not _CUT_OFF:
-            rest = self._feed(rest)
+        return self._parse(data)
+
+    def resume(self) -> Sequence[Event]:
+        """Parse more of `backlog` and return the events."""
+        self._cache.skip()
+        return self._parse(self.backlog)
+
+    def _parse(self, data: memoryview) -> Sequence[Event]:
+        rest: memoryview = data
+        chunks = self._chunk_count + CHUNKS_AT_ONCE
+        while rest and not self._events and self._chunk_count < chunks:
+            if self.state is _ENDED or self.state is _CUT_OFF:
+                rest = _NOTHING
+                break
+            piece = rest if len(rest) <= WHOLE_BYTES else rest[: self._piece_bytes(rest)]
+            rest = rest[len(piece) :]
+            again = self._feed(piece)
+            if again is not None:
+                rest = memoryview(bytes(again) + rest)
+            elif self.vacant is not None and rest:
+                size = min(len(rest), len(self.vacant))
+                self.vacant[:size] = rest[:size]
+                rest = rest[size:]
+                self._fill(size)
+        if rest and rest.obj is data.obj and data is not self.backlog:
+            rest = memoryview(bytes(rest))  # the caller's buffer is used for the next read
+        self.backlog = rest
         events, self._events = self._events, []
         return events
 
+    def _piece_bytes(self, data: memoryview) -> int:
+        """Return how many bytes to parse next, of more than `WHOLE_BYTES`: those of a header, or of a body."""
+        if self.state is _IDLE or self.state is _HEADER:
+            head = bytes(data[:HEADER_PIECE_BYTES])
+            return (head.find(_END_OF_HEADER) + len(_END_OF_HEADER)) if _END_OF_HEADER in head else len(head)
+        return self._length - self.received if self._length else CHUNKED_PIECE_BYTES
+
     def filled(self, size: int) -> Sequence[Event]:
         """Note that `size` bytes of `vacant` have been filled, and return the events that they complete."""
-        if self.vacant is None:  # the connection ended meanwhile
-            return ()
-        self.received += size
-        self.vacant = self.vacant[size:]
-        if self.vacant:
-            return ()
-        request = self._request(self._direct or b"")
-        self._llhttp = httptools.HttpRequestParser(self)  # the old one still waits for the body
-        self._complete(request)
+        self._fill(size)
         events, self._events = self._events, []
         return events
+
+    def _fill(self, size: int) -> None:
+        if self.vacant is None:  # the connection ended meanwhile
+            return
+        self.received += size
+        self.vacant = self.vacant[size:]
+        if not self.vacant:
+            request = self._request(self._direct or b"")
+            self._llhttp = httptools.HttpRequestParser(self)  # the old one still waits for the body
+            self._complete(request)
 
     def refuse(self, status: int, error: ServingError) -> Request:
         """End the connection within a request, and return a request that is answered with the error."""
@@ -303,11 +359,12 @@ class RequestParser:
         return refused
 
     def end(self) -> None:
-        """Accept no more requests; one in progress is dropped."""
-        if self.state in RECEIVING:
+        """Accept no more requests; what is in progress or behind it is dropped."""
+        if self.state in RECEIVING or (self.state is _IDLE and self.backlog):
             self._move(_CUT_OFF)
         elif self.state is _IDLE:
             self._move(_ENDED)
+        self.backlog = _NOTHING
         self._forget()  # llhttp and this are a reference cycle: release the body before it is collected
 
     def _move(self, state: ParserState) -> None:
