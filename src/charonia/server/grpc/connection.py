@@ -3,6 +3,9 @@
 Output of calls is collected and written in one piece: after received data has been handled, or, for later replies,
 after the loop has run all callbacks that are ready.
 
+Clients share the event loop fairly: of a read with many events, a connection handles `EVENTS_PER_ROUND` in each round of
+the loop, and reads no more until it has handled all. Calls that begin and are cancelled within a read never begin.
+
 An exception in a callback of the event loop is a bug of the server. The connection then ends its calls with an error
 and closes, so that no client waits for an answer that never comes.
 """
@@ -11,7 +14,8 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Protocol, cast
 
@@ -31,11 +35,17 @@ from charonia.server.grpc.http2 import (
     StreamReset,
     TrailersReceived,
 )
-from charonia.server.grpc.limits import AbuseLimits, GrpcLimits
+from charonia.server.grpc.limits import AbuseLimits, GrpcLimits, Offenders
 from charonia.server.grpc.methods import Method
 from charonia.server.listening import unsent_bytes
 
 _log = logging.getLogger(__name__)
+
+EVENTS_PER_ROUND = 16
+"""Most events of a connection that are handled in one round of the event loop; a call is two or more."""
+
+PIECE_BYTES = 8 * 1024
+"""Bytes that are parsed at once on a connection whose last read had more events than that."""
 
 RETIRE_NOTICE_S = 0.1
 """Time between asking the client to open no more streams and refusing those that it opens."""
@@ -50,7 +60,13 @@ HTTP1_ANSWER = (
 
 
 class Owner(Protocol):
-    """The front end, which keeps the set of connections."""
+    """The front end, which keeps the set of connections.
+
+    Attributes:
+        offenders: Addresses whose connections were closed for abuse.
+    """
+
+    offenders: Offenders
 
     def opened(self, connection: "GrpcConnection") -> None:
         """A connection has been accepted."""
@@ -73,17 +89,25 @@ class GrpcConnection(asyncio.Protocol):
 
     __slots__ = (
         "_abuse_limits",
+        "_address",
+        "_backlog",
         "_calls",
         "_http2",
+        "_is_flooding",
         "_is_flush_due",
         "_is_greeted",
+        "_is_held",
         "_is_paused",
+        "_is_reading_paused",
+        "_is_turn_due",
         "_late_reads",
         "_loop",
+        "_offender_wait_s",
         "_owner",
         "_phase",
         "_timers",
         "_transport",
+        "_unread",
         "_write_buffer_bytes",
     )
 
@@ -110,11 +134,19 @@ class GrpcConnection(asyncio.Protocol):
         )
         self._transport: asyncio.Transport
         self._write_buffer_bytes = limits.write_buffer_bytes
+        self._offender_wait_s = limits.offender_wait_s
         self._phase = _Phase.OPEN
         self._is_greeted = False
         self._is_flush_due = False
         self._is_paused = False
         self._late_reads = 0
+        self._address = ""
+        self._backlog: deque[Event] = deque()  # events to handle in later rounds
+        self._unread = b""  # bytes behind them
+        self._is_flooding = False
+        self._is_held = False
+        self._is_reading_paused = False
+        self._is_turn_due = False
 
     def __repr__(self) -> str:
         """Return e.g. `<GrpcConnection draining calls=3 deferred=1 paused>`."""
@@ -129,10 +161,18 @@ class GrpcConnection(asyncio.Protocol):
         self._transport.set_write_buffer_limits(self._write_buffer_bytes)
         self._timers.await_greeting()
         self._owner.opened(self)
+        peer = transport.get_extra_info("peername")
+        self._address = peer[0] if isinstance(peer, tuple) else ""
+        if self._owner.offenders.has(self._address, time.monotonic_ns()):
+            self._abuse_limits.restrict()
+            self._is_flooding = self._is_held = True
+            self._loop.call_later(self._offender_wait_s, self._release)
+            self._pace()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Abandon every call."""
         self._phase = _Phase.CLOSING
+        self._backlog.clear()
         self._timers.stop()
         self._owner.closed(self)
         self._calls.close()
@@ -140,13 +180,12 @@ class GrpcConnection(asyncio.Protocol):
     def pause_writing(self) -> None:
         """Stop reading, too: more requests would only lead to more output."""
         self._is_paused = True
-        self._transport.pause_reading()
+        self._pace()
 
     def resume_writing(self) -> None:
         """Resume reading."""
         self._is_paused = False
-        if not self._transport.is_closing():  # also when half-closed
-            self._transport.resume_reading()
+        self._pace()
         self._flush()
 
     def data_received(self, data: bytes) -> None:
@@ -155,10 +194,34 @@ class GrpcConnection(asyncio.Protocol):
             self._late_reads += 1
             return
         self._timers.active = True
+        if self._backlog or self._unread:  # TLS may have more, though reading is paused
+            self._unread += data
+            return
+        if self._is_flooding:
+            self._unread, data = data[PIECE_BYTES:], data[:PIECE_BYTES]
+        self._work(data)
+
+    def _take_turn(self) -> None:
+        """Handle more of what was read, in its round of the event loop."""
+        self._is_turn_due = False
+        if not (self._is_paused or self._phase is _Phase.CLOSING):
+            data = b""
+            if not self._backlog:
+                data, self._unread = self._unread[:PIECE_BYTES], self._unread[PIECE_BYTES:]
+            self._work(data)
+
+    def _work(self, data: bytes) -> None:
+        """Parse bytes, handle the events of a round, and write the answers that are ready."""
         self._is_flush_due = True  # at the end of this
         calls = self._calls
         try:
-            for event in self._http2.receive(data):
+            events = self._http2.receive(data) if data else []
+            if self._backlog or len(events) > EVENTS_PER_ROUND:
+                self._is_flooding = True
+                events = self._events_of_round(events)
+            elif not self._unread:
+                self._is_flooding = False
+            for event in events:
                 if type(event) is DataReceived:
                     calls.receive(event.stream_id, event.data, event.end_stream)
                 elif type(event) is RequestReceived:
@@ -166,12 +229,16 @@ class GrpcConnection(asyncio.Protocol):
                 else:
                     self._control(event)
         except Http2Error as error:
+            if error.is_abuse:
+                self._note_offender()
             self._transport.write(error.last_words)
             self._close()
         except Exception:
             self._fail()
         else:
             self._flush()
+        if self._backlog or self._unread or self._is_reading_paused:
+            self._pace()
 
     # Called by timers and the front end.
 
@@ -224,19 +291,65 @@ class GrpcConnection(asyncio.Protocol):
         self._timers.start()
         return True
 
+    def _events_of_round(self, events: Sequence[Event]) -> list[Event]:
+        """Add events to the backlog, but not those of calls that begin and are cancelled within them; return the first.
+
+        Cancelled calls count as if they had begun.
+        """
+        backlog = self._backlog
+        begun = {event.stream_id for event in events if type(event) is RequestReceived}
+        cancelled = {event.stream_id for event in events if type(event) is StreamReset} & begun
+        for event in events:
+            if getattr(event, "stream_id", 0) not in cancelled:
+                backlog.append(event)
+            elif isinstance(event, DataReceived):
+                self._http2.consume(event.stream_id, len(event.data))
+            elif isinstance(event, StreamReset):
+                self._control(event)
+                if self._phase is _Phase.CLOSING:
+                    break
+        return [backlog.popleft() for _ in range(min(EVENTS_PER_ROUND, len(backlog)))]
+
+    def _pace(self) -> None:
+        """Read while nothing that was read waits, and have a turn where something does."""
+        is_behind = bool(self._backlog or self._unread)
+        if is_behind and not (self._is_paused or self._is_turn_due or self._phase is _Phase.CLOSING):
+            self._is_turn_due = True
+            self._loop.call_soon(self._take_turn)
+        should_pause = is_behind or self._is_paused or self._is_held
+        if should_pause != self._is_reading_paused:
+            self._is_reading_paused = should_pause
+            if should_pause:
+                self._transport.pause_reading()
+            elif not self._transport.is_closing():  # also when half-closed
+                self._transport.resume_reading()
+
+    def _release(self) -> None:
+        """Read from a client that had to wait for the sake of its address."""
+        self._is_held = False
+        self._pace()
+
+    def _note_offender(self) -> None:
+        if self._address:
+            self._owner.offenders.note(self._address, time.monotonic_ns())
+
+    def _end_abuse(self, reason: bytes) -> None:
+        self._note_offender()
+        self._terminate(ErrorCode.ENHANCE_YOUR_CALM, reason)
+
     def _control(self, event: Event) -> None:
         if isinstance(event, TrailersReceived):
             self._calls.receive(event.stream_id, b"", True)
         elif isinstance(event, StreamReset):
             self._calls.drop(event.stream_id)
             if not self._abuse_limits.may_reset(time.monotonic_ns()):
-                self._terminate(ErrorCode.ENHANCE_YOUR_CALM, b"too_many_resets")
+                self._end_abuse(b"too_many_resets")
         elif isinstance(event, StreamClosed):
             self._calls.drop(event.stream_id)
         elif isinstance(event, PingReceived):
             calls = self._calls
             if not self._abuse_limits.may_ping(time.monotonic_ns(), calls.sends, has_calls=len(calls) > 0):
-                self._terminate(ErrorCode.ENHANCE_YOUR_CALM, b"too_many_pings")
+                self._end_abuse(b"too_many_pings")
         elif isinstance(event, ConnectionClosed):
             self._close(client_first=not event.error_code)
         # The library handles the rest: settings, windows, answers to pings.
@@ -268,7 +381,8 @@ class GrpcConnection(asyncio.Protocol):
                 calls.resume()
                 if not self._is_paused:  # window updates, since more of their requests has been read
                     self._transport.write(http2.output())
-            if self._phase is _Phase.REFUSING and not (calls or self._is_paused or http2.waiting_bytes()):
+            is_busy = calls or self._backlog or self._unread or self._is_paused or http2.waiting_bytes()
+            if self._phase is _Phase.REFUSING and not is_busy:
                 self._terminate(ErrorCode.NO_ERROR, client_first=True)
         except Exception:
             self._fail()
@@ -277,6 +391,9 @@ class GrpcConnection(asyncio.Protocol):
         """Second step of retiring: refuse new streams; the connection ends after the open ones."""
         if self._phase is _Phase.DRAINING:
             self._phase = _Phase.REFUSING
+            for event in self._backlog:
+                if isinstance(event, RequestReceived):
+                    self._http2.last_stream_id = max(self._http2.last_stream_id, event.stream_id)
             self._http2.refuse_streams()
             self._flush()
 
@@ -306,6 +423,8 @@ class GrpcConnection(asyncio.Protocol):
         """
         if self._phase is not _Phase.CLOSING:
             self._phase = _Phase.CLOSING
+            self._backlog.clear()
+            self._unread = b""
             if client_first and self._transport.can_write_eof():
                 self._transport.write_eof()
             else:
