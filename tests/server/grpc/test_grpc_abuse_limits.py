@@ -1,6 +1,13 @@
 import pytest
 
-from charonia.server.grpc.limits import IDLE_PING_INTERVAL_NS, AbuseLimits, GrpcLimits
+from charonia.server.grpc.limits import (
+    IDLE_PING_INTERVAL_NS,
+    OFFENDERS_MAX,
+    SETTINGS_COST,
+    AbuseLimits,
+    GrpcLimits,
+    Offenders,
+)
 from charonia.server.options import CompressionLevel, GrpcOptions
 
 S = 1_000_000_000
@@ -60,3 +67,34 @@ def test_limits_follow_the_options_of_the_server() -> None:
 
     assert (limits.message_bytes_max, limits.compression_level, limits.ping_strikes_max) == (1000, 9, 7)
     assert (limits.keepalive_time_s, limits.connection_age_max_s, limits.ping_interval_min_s) == (1.5, 2.0, 300.0)
+
+
+def test_an_offender_may_cancel_fewer_calls_at_once() -> None:
+    conduct = AbuseLimits(GrpcLimits(resets_burst=10, resets_per_s=2))
+    conduct.restrict()
+
+    assert [conduct.may_reset(0) for _ in range(3)] == [True, True, False]
+    assert [conduct.may_reset(100 * S) for _ in range(3)] == [True, True, False]
+
+
+def test_changes_of_settings_draw_on_the_same_allowance() -> None:
+    conduct = AbuseLimits(GrpcLimits(resets_burst=2 * SETTINGS_COST, resets_per_s=1))
+
+    assert [conduct.may_set(0) for _ in range(4)] == [True, True, True, False]  # the first ones are free
+
+
+def test_an_offence_is_forgotten_after_a_while() -> None:
+    offenders = Offenders(kept_s=10.0)
+    offenders.note("a", 0)
+    offenders.note("b", 5 * S)
+    offenders.note("a", 8 * S)
+
+    assert [offenders.has(address, 16 * S) for address in ("a", "b", "c")] == [True, False, False]
+
+
+def test_the_oldest_offence_is_forgotten_beyond_the_limit() -> None:
+    offenders = Offenders(kept_s=10.0)
+    for number in range(OFFENDERS_MAX + 1):
+        offenders.note(str(number), number)
+
+    assert [offenders.has(str(number), S) for number in (0, 1, OFFENDERS_MAX)] == [False, True, True]

@@ -4,7 +4,8 @@ Output of calls is collected and written in one piece: after received data has b
 after the loop has run all callbacks that are ready.
 
 Clients share the event loop fairly: of a read with many events, a connection handles `EVENTS_PER_ROUND` in each round of
-the loop, and reads no more until it has handled all. Calls that begin and are cancelled within a read never begin.
+the loop, and reads no more until it has handled all. Bytes are parsed in pieces, which grow while they have few events.
+Calls that begin and are cancelled within a piece never begin.
 
 An exception in a callback of the event loop is a bug of the server. The connection then ends its calls with an error
 and closes, so that no client waits for an answer that never comes.
@@ -31,6 +32,7 @@ from charonia.server.grpc.http2 import (
     PingReceived,
     RequestReceived,
     ServerConnection,
+    SettingsReceived,
     StreamClosed,
     StreamReset,
     TrailersReceived,
@@ -41,11 +43,17 @@ from charonia.server.listening import unsent_bytes
 
 _log = logging.getLogger(__name__)
 
-EVENTS_PER_ROUND = 16
-"""Most events of a connection that are handled in one round of the event loop; a call is two or more."""
+EVENTS_AT_ONCE = 32
+"""So many events of a connection are handled at once; a call is two or more."""
 
-PIECE_BYTES = 8 * 1024
-"""Bytes that are parsed at once on a connection whose last read had more events than that."""
+EVENTS_PER_ROUND = 8
+"""Of more, so many are handled in each round of the event loop."""
+
+PIECE_BYTES_MIN = 4 * 1024
+"""Bytes that are parsed at once at first, and after a piece with many events."""
+
+PIECE_BYTES_MAX = 1024 * 1024
+"""Bytes that are parsed at once after several pieces with few events."""
 
 RETIRE_NOTICE_S = 0.1
 """Time between asking the client to open no more streams and refusing those that it opens."""
@@ -93,7 +101,6 @@ class GrpcConnection(asyncio.Protocol):
         "_backlog",
         "_calls",
         "_http2",
-        "_is_flooding",
         "_is_flush_due",
         "_is_greeted",
         "_is_held",
@@ -105,6 +112,7 @@ class GrpcConnection(asyncio.Protocol):
         "_offender_wait_s",
         "_owner",
         "_phase",
+        "_piece_bytes",
         "_timers",
         "_transport",
         "_unread",
@@ -143,7 +151,7 @@ class GrpcConnection(asyncio.Protocol):
         self._address = ""
         self._backlog: deque[Event] = deque()  # events to handle in later rounds
         self._unread = b""  # bytes behind them
-        self._is_flooding = False
+        self._piece_bytes = PIECE_BYTES_MIN
         self._is_held = False
         self._is_reading_paused = False
         self._is_turn_due = False
@@ -165,9 +173,9 @@ class GrpcConnection(asyncio.Protocol):
         self._address = peer[0] if isinstance(peer, tuple) else ""
         if self._owner.offenders.has(self._address, time.monotonic_ns()):
             self._abuse_limits.restrict()
-            self._is_flooding = self._is_held = True
+            self._is_held = True
             self._loop.call_later(self._offender_wait_s, self._release)
-            self._pace()
+            self._loop.call_soon(self._pace)  # uvloop begins to read behind this call
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Abandon every call."""
@@ -197,37 +205,30 @@ class GrpcConnection(asyncio.Protocol):
         if self._backlog or self._unread:  # TLS may have more, though reading is paused
             self._unread += data
             return
-        if self._is_flooding:
-            self._unread, data = data[PIECE_BYTES:], data[:PIECE_BYTES]
-        self._work(data)
+        self._unread = data
+        self._work(EVENTS_AT_ONCE)
 
     def _take_turn(self) -> None:
         """Handle more of what was read, in its round of the event loop."""
         self._is_turn_due = False
         if not (self._is_paused or self._phase is _Phase.CLOSING):
-            data = b""
-            if not self._backlog:
-                data, self._unread = self._unread[:PIECE_BYTES], self._unread[PIECE_BYTES:]
-            self._work(data)
+            self._work(EVENTS_PER_ROUND)
 
-    def _work(self, data: bytes) -> None:
-        """Parse bytes, handle the events of a round, and write the answers that are ready."""
+    def _work(self, room: int) -> None:
+        """Handle up to `room` events of what was read, and write the answers that are ready."""
         self._is_flush_due = True  # at the end of this
         calls = self._calls
         try:
-            events = self._http2.receive(data) if data else []
-            if self._backlog or len(events) > EVENTS_PER_ROUND:
-                self._is_flooding = True
-                events = self._events_of_round(events)
-            elif not self._unread:
-                self._is_flooding = False
-            for event in events:
-                if type(event) is DataReceived:
-                    calls.receive(event.stream_id, event.data, event.end_stream)
-                elif type(event) is RequestReceived:
-                    calls.open(event.stream_id, event.headers, event.end_stream)
-                else:
-                    self._control(event)
+            while room > 0 and (self._unread or self._backlog):
+                events = self._next_events(room)
+                room -= max(len(events), 1)
+                for event in events:
+                    if type(event) is DataReceived:
+                        calls.receive(event.stream_id, event.data, event.end_stream)
+                    elif type(event) is RequestReceived:
+                        calls.open(event.stream_id, event.headers, event.end_stream)
+                    else:
+                        self._control(event)
         except Http2Error as error:
             if error.is_abuse:
                 self._note_offender()
@@ -291,24 +292,40 @@ class GrpcConnection(asyncio.Protocol):
         self._timers.start()
         return True
 
-    def _events_of_round(self, events: Sequence[Event]) -> list[Event]:
-        """Add events to the backlog, but not those of calls that begin and are cancelled within them; return the first.
+    def _next_events(self, room: int) -> list[Event]:
+        """Return up to `room` events of the backlog; of the bytes behind it once there is none.
 
-        Cancelled calls count as if they had begun.
+        Raises:
+            Http2Error: A protocol error that ends the connection.
         """
         backlog = self._backlog
+        if not backlog:
+            size = self._piece_bytes
+            data, self._unread = self._unread[:size], self._unread[size:]
+            events = self._http2.receive(data)
+            if len(events) <= room:
+                self._piece_bytes = min(size * 2, PIECE_BYTES_MAX)
+                return events
+            self._piece_bytes = PIECE_BYTES_MIN
+            backlog += self._begun_events(events)
+            room = EVENTS_PER_ROUND
+        return [backlog.popleft() for _ in range(min(room, len(backlog)))]
+
+    def _begun_events(self, events: Sequence[Event]) -> list[Event]:
+        """Return the events without those of calls that begin and are cancelled within them, but count these calls."""
         begun = {event.stream_id for event in events if type(event) is RequestReceived}
         cancelled = {event.stream_id for event in events if type(event) is StreamReset} & begun
+        found = []
         for event in events:
             if getattr(event, "stream_id", 0) not in cancelled:
-                backlog.append(event)
+                found.append(event)
             elif isinstance(event, DataReceived):
                 self._http2.consume(event.stream_id, len(event.data))
             elif isinstance(event, StreamReset):
                 self._control(event)
                 if self._phase is _Phase.CLOSING:
-                    break
-        return [backlog.popleft() for _ in range(min(EVENTS_PER_ROUND, len(backlog)))]
+                    return []
+        return found
 
     def _pace(self) -> None:
         """Read while nothing that was read waits, and have a turn where something does."""
@@ -317,11 +334,11 @@ class GrpcConnection(asyncio.Protocol):
             self._is_turn_due = True
             self._loop.call_soon(self._take_turn)
         should_pause = is_behind or self._is_paused or self._is_held
-        if should_pause != self._is_reading_paused:
+        if should_pause != self._is_reading_paused and not self._transport.is_closing():
             self._is_reading_paused = should_pause
             if should_pause:
                 self._transport.pause_reading()
-            elif not self._transport.is_closing():  # also when half-closed
+            else:  # also when half-closed
                 self._transport.resume_reading()
 
     def _release(self) -> None:
@@ -344,6 +361,9 @@ class GrpcConnection(asyncio.Protocol):
             self._calls.drop(event.stream_id)
             if not self._abuse_limits.may_reset(time.monotonic_ns()):
                 self._end_abuse(b"too_many_resets")
+        elif isinstance(event, SettingsReceived):
+            if not self._abuse_limits.may_set(time.monotonic_ns()):
+                self._end_abuse(b"too_many_settings")
         elif isinstance(event, StreamClosed):
             self._calls.drop(event.stream_id)
         elif isinstance(event, PingReceived):
@@ -352,7 +372,7 @@ class GrpcConnection(asyncio.Protocol):
                 self._end_abuse(b"too_many_pings")
         elif isinstance(event, ConnectionClosed):
             self._close(client_first=not event.error_code)
-        # The library handles the rest: settings, windows, answers to pings.
+        # The library handles the rest: windows, answers to settings and pings.
 
     def _flush_soon(self) -> None:
         if not self._is_flush_due:

@@ -14,6 +14,9 @@ from charonia.server.options import CompressionLevel, GrpcOptions
 
 MIB = 1024 * 1024
 
+SETTINGS_COST = 4
+"""A change of a client's HTTP/2 settings counts as so many cancelled calls."""
+
 OFFENDERS_MAX = 4096
 """Addresses that are remembered; beyond them, the oldest is forgotten."""
 
@@ -122,7 +125,7 @@ class GrpcLimits:
 class AbuseLimits:
     """Counts the pings and resets of one client, which cost the server more than the client."""
 
-    __slots__ = ("_burst", "_last_ping_ns", "_limits", "_reset_ns", "_resets", "_sends", "_strikes")
+    __slots__ = ("_burst", "_has_settings", "_last_ping_ns", "_limits", "_reset_ns", "_resets", "_sends", "_strikes")
 
     def __init__(self, limits: GrpcLimits) -> None:
         self._limits = limits
@@ -130,6 +133,7 @@ class AbuseLimits:
         self._sends = 0
         self._last_ping_ns: int | None = None
         self._burst = self._resets = float(limits.resets_burst)
+        self._has_settings = False
         self._reset_ns = 0
 
     def restrict(self) -> None:
@@ -157,12 +161,19 @@ class AbuseLimits:
         self._last_ping_ns = now_ns
         return limits.ping_strikes_max == 0 or self._strikes <= limits.ping_strikes_max
 
-    def may_reset(self, now_ns: int) -> bool:
+    def may_reset(self, now_ns: int, cost: int = 1) -> bool:
         """Count a cancelled call; return whether the connection may stay open."""
         refill = (now_ns - self._reset_ns) / 1e9 * self._limits.resets_per_s
         self._reset_ns = now_ns
-        self._resets = min(self._resets + refill, self._burst) - 1
+        self._resets = min(self._resets + refill, self._burst) - cost
         return self._resets >= 0
+
+    def may_set(self, now_ns: int) -> bool:
+        """Count a change of the client's settings; return whether the connection may stay open."""
+        if not self._has_settings:  # each client sends some at first
+            self._has_settings = True
+            return True
+        return self.may_reset(now_ns, SETTINGS_COST)
 
 
 class Offenders:

@@ -40,8 +40,8 @@ WHOLE_BYTES = 2048
 HEADER_PIECE_BYTES = 4096
 """Longer ones are parsed up to the end of a header, which is looked for in so many bytes."""
 
-CHUNKED_PIECE_BYTES = 16 * 1024
-"""Part of a chunked body that is parsed at once; its end is not known before."""
+CHUNKED_PIECE_BYTES = 4 * 1024
+"""Part of a chunked body that is parsed at once; its end is not known before. More, if the chunks are large."""
 
 CHUNKS_AT_ONCE = 256
 """Chunks after which parsing stops until `resume`."""
@@ -332,7 +332,9 @@ class RequestParser:
         if self.state is _IDLE or self.state is _HEADER:
             head = bytes(data[:HEADER_PIECE_BYTES])
             return (head.find(_END_OF_HEADER) + len(_END_OF_HEADER)) if _END_OF_HEADER in head else len(head)
-        return self._length - self.received if self._length else CHUNKED_PIECE_BYTES
+        if self._length:
+            return self._length - self.received
+        return max(self.received // max(self._chunk_count, 1), CHUNKED_PIECE_BYTES)
 
     def filled(self, size: int) -> Sequence[Event]:
         """Note that `size` bytes of `vacant` have been filled, and return the events that they complete."""
