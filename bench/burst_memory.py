@@ -13,12 +13,11 @@ import statistics
 import time
 
 import numpy as np
-import psutil
 
 from bench.servers import Server
 from charonia.server.machine.idle_memory import QUIET_S
 
-CLIENTS = 64
+CLIENTS = 256
 SHORT_S, LONG_S = 1.0, QUIET_S + 3.0
 MIB = 2**20
 
@@ -60,31 +59,21 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--requests", type=int, default=20, help="of each of the clients of a burst")
+    parser.add_argument("--requests", type=int, default=10, help="of each of the clients of a burst")
     given = parser.parse_args()
     with Server("charonia:image") as server:
         host, _, port = server.http.rpartition(":")
-        process = psutil.Process(server.pid)
-
-        def resident() -> float:
-            return float(process.memory_info().rss) / MIB
-
-        def cpu_s() -> float:
-            times = process.cpu_times()
-            return float(times.user + times.system)
-
-        print(f"at start {resident():.0f} MiB")
+        print(f"at start {server.memory_bytes() // MIB} MiB")
         costs: dict[float, list[float]] = {SHORT_S: [], LONG_S: []}
         asyncio.run(burst(host, int(port), given.requests))
         for _ in range(given.rounds):
             for pause_s in (LONG_S, SHORT_S):
-                high = resident()
+                high = server.memory_bytes() // MIB
                 time.sleep(pause_s)
-                rest = resident()
-                before = cpu_s()
+                rest, before = server.memory_bytes() // MIB, server.cpu_seconds()
                 asyncio.run(burst(host, int(port), given.requests))
-                costs[pause_s].append(cpu_s() - before)
-                print(f"pause {pause_s:.0f} s: {high:.0f} -> {rest:.0f} MiB, next burst {costs[pause_s][-1]:.2f} s CPU")
+                costs[pause_s].append(server.cpu_seconds() - before)
+                print(f"pause {pause_s:.0f} s: {high} -> {rest} MiB, next burst {costs[pause_s][-1]:.2f} s of CPU time")
         long, short = statistics.median(costs[LONG_S]), statistics.median(costs[SHORT_S])
         ratios = sorted(a / b - 1 for a, b in zip(costs[LONG_S], costs[SHORT_S], strict=True))
         print(f"median after memory was given back {long:.2f} s, at once {short:.2f} s: {long / short - 1:+.1%}")

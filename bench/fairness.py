@@ -52,14 +52,14 @@ class Attack(NamedTuple):
 
     Attributes:
         name: What the attackers do.
-        count: Their number.
+        attackers: Their number.
         is_grpc: Whether they use the gRPC port.
         data: What each sends.
         once: Whether each connects anew to send it again.
     """
 
     name: str
-    count: int
+    attackers: int
     is_grpc: bool
     data: bytes
     once: bool = False
@@ -126,19 +126,19 @@ def flood(address: Address, attack: Attack, over: Event) -> None:
 def latencies(address: Address, seconds: float) -> list[float]:
     """Return the sorted latencies of the well-behaved clients, in ms."""
     selector = selectors.DefaultSelector()
+    connection: socket.socket
     began: dict[socket.socket, float] = {}
     found: list[float] = []
     for _ in range(CLIENTS):
         connection = socket.create_connection(address)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        selector.register(connection, selectors.EVENT_READ)
+        selector.register(connection, selectors.EVENT_READ, connection)
         began[connection] = time.perf_counter()
         connection.sendall(INFER)
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         for key, _ in selector.select(1.0):
-            connection = key.fileobj
-            assert isinstance(connection, socket.socket)
+            connection = key.data
             answer = connection.recv(65536)
             if not answer.startswith(b"HTTP/1.1 200"):  # a small response comes in one piece
                 raise RuntimeError(f"a request of a well-behaved client failed: {answer!r}")
@@ -170,7 +170,7 @@ def measure(server: Server, attack: Attack, rounds: int, seconds: float) -> None
         quiet.append(p99(server, seconds))
         over = multiprocessing.Event()
         arguments = address_of(server.grpc if attack.is_grpc else server.http), attack, over
-        attackers = [multiprocessing.Process(target=flood, args=arguments) for _ in range(attack.count)]
+        attackers = [multiprocessing.Process(target=flood, args=arguments) for _ in range(attack.attackers)]
         for attacker in attackers:
             attacker.start()
         time.sleep(START_S)
@@ -179,7 +179,7 @@ def measure(server: Server, attack: Attack, rounds: int, seconds: float) -> None
         for attacker in attackers:
             attacker.join()
     ratio = statistics.median(attacked) / statistics.median(quiet)
-    who = f"{attack.count} x {attack.name}"
+    who = f"{attack.attackers} x {attack.name}"
     print(f"{who:36} quiet {spread(quiet)}  attacked {spread(attacked)}  {ratio:.2f} times", flush=True)
 
 

@@ -108,11 +108,13 @@ def test_a_folder_that_is_gone_loses_lines_until_it_is_back(tmp_path: Path) -> N
     assert (folder / "a.log").read_text() == "first\n"
 
 
-def test_the_log_and_the_access_log_write_on_after_a_full_disk(path: Path, disk: Disk) -> None:
+def test_the_log_and_the_access_log_write_on_after_a_full_disk(
+    path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     access = AccessLog(LogFile(str(path)))
     handler = logging.StreamHandler(LogFile(str(path)))
     record = logging.LogRecord("n", logging.INFO, __file__, 1, "of the log", (), None)
-    handler.handleError = lambda record: None  # as without logging.raiseExceptions
+    monkeypatch.setattr(logging, "raiseExceptions", False)
     disk.room = 0
     handler.handle(record)
     access.write(AccessEntry("http", "GET /lost", 200))

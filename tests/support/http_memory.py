@@ -9,7 +9,6 @@ import httptools
 
 from charonia.server.http.frontend import HttpEndpoint
 
-
 _DUE: WeakKeyDictionary[HttpEndpoint, list[Callable[[], None]]] = WeakKeyDictionary()
 """What the connections of an endpoint want to be called for in the next round of the event loop."""
 

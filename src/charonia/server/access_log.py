@@ -64,7 +64,9 @@ class LogStream(Protocol):
 class AccessLog:
     """Writes entries to a stream, which does the buffering and flushing."""
 
-    def __init__(self, stream: LogStream, *, as_json: bool = False, wall_clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, stream: LogStream, *, as_json: bool = False, wall_clock: Callable[[], float] = time.time
+    ) -> None:
         """Make a log.
 
         Args:

@@ -585,7 +585,7 @@ def test_the_next_connections_of_an_offender_wait_before_they_are_read(play: Any
             protocol.connection_made(transport)
             return protocol, transport
 
-        good, good_transport = connect("a")
+        good_transport = connect("a")[1]
         bad, bad_transport = connect("a")
         bad.data_received(PREFACE + SETTINGS_FRAME + b"\0\0\x08\6\0\0\0\0\0abcdefgh" * 10)
         await asyncio.sleep(0)

@@ -857,7 +857,7 @@ def test_a_body_of_tiny_chunks_is_parsed_in_many_rounds() -> None:
     bench.client.waits_for_rounds = True
     head = b"POST " + INFER.encode() + b" HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
     count = 60_000
-    bench.client.send(head + b"1\r\n \r\n" * count + b"e\r\n{\"inputs\": []}\r\n0\r\n\r\n")
+    bench.client.send(head + b"1\r\n \r\n" * count + b'e\r\n{"inputs": []}\r\n0\r\n\r\n')
 
     rounds = 0
     while not bench.client.responses:

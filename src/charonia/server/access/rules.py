@@ -150,7 +150,9 @@ def parse_keys(text: str) -> KeyLines:
         if key.digest in keys:
             problems.append(f"line {number}: the key of '{key.name}' is also that of '{keys[key.digest].name}'")
         elif len(keys) == KEYS_MAX:
-            problems.append(f"line {number}: expected at most {KEYS_MAX} keys, this line and those below it are ignored")
+            problems.append(
+                f"line {number}: expected at most {KEYS_MAX} keys, this line and those below it are ignored"
+            )
             break
         else:
             keys[key.digest] = key

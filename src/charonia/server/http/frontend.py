@@ -4,7 +4,7 @@ import asyncio
 import logging
 import ssl
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 
 from charonia.core.response import InferResponse
 from charonia.server.access.rules import Gate
@@ -75,7 +75,7 @@ class HttpEndpoint:
         self.is_logged = access_log is not None
         self.is_traced = False
         self.keeps_names = False
-        self.singular = frozenset({JSON_SIZE}) | (gate.singular if gate is not None else frozenset())
+        self.singular: Set[bytes] = frozenset({JSON_SIZE}) | (gate.singular if gate is not None else frozenset())
         self._router = Router(routes, hint, gate=gate, is_exiting=is_exiting)
         self.handle = self._router.handle
         self.call_soon: Callable[[Callable[[], None]], object] = _call_soon

@@ -17,6 +17,9 @@ BUDGET_SHARE = 0.8
 KEPT_BYTES = 1 << 30
 """Limit of freed memory that the process keeps. A load of a model releases all of it, and so does the end of a burst."""
 
+RESERVE_BYTES = 32 << 20
+"""Freed memory that is kept when a burst is over, for the first requests of the next one."""
+
 HEAP_ALLOCATION_MAX = 32 << 20
 """Allocations of this size and more are mapped and unmapped one by one. It is glibc's maximum."""
 
@@ -47,14 +50,17 @@ def keep_freed_memory(environment: Mapping[str, str]) -> None:
             option(parameter, value)
 
 
-def release_freed_memory() -> None:
+def release_freed_memory(reserve_bytes: int = 0) -> None:
     """Return freed memory to the system.
 
     The load of a model frees about twice the size of its weights, which this process would otherwise keep.
+
+    Args:
+        reserve_bytes: Size of the free end of the heap that is kept.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
-        trim(0)
+        trim(ctypes.c_size_t(reserve_bytes))
 
 
 async def give_back_idle_memory() -> None:
@@ -64,7 +70,7 @@ async def give_back_idle_memory() -> None:
         await asyncio.sleep(1.0)
         if idle.second_passed(time.process_time()):
             gc.collect()  # connections that are over
-            await asyncio.to_thread(release_freed_memory)
+            await asyncio.to_thread(release_freed_memory, RESERVE_BYTES)
 
 
 def usable_memory(process: Path = Path("/proc/self"), groups: Path = Path("/sys/fs/cgroup")) -> int:
