@@ -9,9 +9,9 @@ import pytest
 from tests.support.grpc_memory import MemoryResponse, MemoryTransport, frame, request_headers
 from tritonclient.grpc import service_pb2
 
-from charonia.server.grpc.connection import EVENTS_AT_ONCE, EVENTS_PER_ROUND
 from charonia.server.grpc.frontend import GrpcLimits
 from charonia.server.grpc.http2 import PREFACE
+from charonia.server.grpc.intake import EVENTS_AT_ONCE, EVENTS_PER_ROUND
 from charonia.server.listening import GRACE_S
 from charonia.wire.grpc_status import Status
 
@@ -594,7 +594,7 @@ def test_the_next_connections_of_an_offender_wait_before_they_are_read(play: Any
         again, other = connect("a")[1], connect("b")[1]
         await asyncio.sleep(0)
         assert (again.is_reading_on, other.is_reading_on, good_transport.is_reading_on) == (False, True, True)
-        await asyncio.sleep(limits.offender_wait_s)
+        await asyncio.sleep(limits.offender_wait_s + 0.1)
         assert again.is_reading_on
         for transport in (again, other, good_transport):
             transport.abort()

@@ -8,6 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.support.http_memory import request
 
+from charonia.server.http.limits import HttpLimits
 from charonia.server.http.parser import (
     CACHED_BYTES_MAX,
     DIRECT_BODY_BYTES,
@@ -16,7 +17,6 @@ from charonia.server.http.parser import (
     Event,
     Expectation,
     HeaderCache,
-    HttpLimits,
     ParserState,
     Request,
     RequestParser,

@@ -3,9 +3,8 @@
 Output of calls is collected and written in one piece: after received data has been handled, or, for later replies,
 after the loop has run all callbacks that are ready.
 
-Clients share the event loop fairly: of a read with many events, a connection handles `EVENTS_PER_ROUND` in each round of
-the loop, and reads no more until it has handled all. Bytes are parsed in pieces, which grow while they have few events.
-Calls that begin and are cancelled within a piece never begin.
+Clients share the event loop fairly: of a read with many events, a connection handles a few in each round of the loop
+(`Intake`), and reads no more until it has handled all.
 
 An exception in a callback of the event loop is a bug of the server. The connection then ends its calls with an error
 and closes, so that no client waits for an answer that never comes.
@@ -15,8 +14,7 @@ import asyncio
 import logging
 import random
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import Enum
 from typing import Protocol, cast
 
@@ -37,26 +35,18 @@ from charonia.server.grpc.http2 import (
     StreamReset,
     TrailersReceived,
 )
+from charonia.server.grpc.intake import EVENTS_AT_ONCE, EVENTS_PER_ROUND, Intake
 from charonia.server.grpc.limits import AbuseLimits, GrpcLimits, Offenders
 from charonia.server.grpc.methods import Method
 from charonia.server.listening import unsent_bytes
 
 _log = logging.getLogger(__name__)
 
-EVENTS_AT_ONCE = 32
-"""So many events of a connection are handled at once; a call is two or more."""
-
-EVENTS_PER_ROUND = 8
-"""Of more, so many are handled in each round of the event loop."""
-
-PIECE_BYTES_MIN = 4 * 1024
-"""Bytes that are parsed at once at first, and after a piece with many events."""
-
-PIECE_BYTES_MAX = 1024 * 1024
-"""Bytes that are parsed at once after several pieces with few events."""
-
 RETIRE_NOTICE_S = 0.1
 """Time between asking the client to open no more streams and refusing those that it opens."""
+
+TIMER_RESOLUTION_S = 0.01
+"""Timers may be early by less than this."""
 
 AGE_JITTER = 0.1
 """Random variation of the age limit, so that clients do not all reconnect at once."""
@@ -97,13 +87,12 @@ class GrpcConnection(asyncio.Protocol):
 
     __slots__ = (
         "_abuse_limits",
-        "_address",
-        "_backlog",
         "_calls",
+        "_held_until_s",
         "_http2",
+        "_intake",
         "_is_flush_due",
         "_is_greeted",
-        "_is_held",
         "_is_paused",
         "_is_reading_paused",
         "_is_turn_due",
@@ -112,10 +101,8 @@ class GrpcConnection(asyncio.Protocol):
         "_offender_wait_s",
         "_owner",
         "_phase",
-        "_piece_bytes",
         "_timers",
         "_transport",
-        "_unread",
         "_write_buffer_bytes",
     )
 
@@ -130,7 +117,7 @@ class GrpcConnection(asyncio.Protocol):
         limits = service.limits
         self._loop = service.loop
         self._owner = owner
-        self._abuse_limits = AbuseLimits(limits)
+        self._abuse_limits = AbuseLimits(limits, owner.offenders)
         self._http2 = ServerConnection(limits.http2)
         self._timers = Timers(service.loop, limits, self)
         self._calls = self._timers.calls = CallTable(
@@ -148,11 +135,8 @@ class GrpcConnection(asyncio.Protocol):
         self._is_flush_due = False
         self._is_paused = False
         self._late_reads = 0
-        self._address = ""
-        self._backlog: deque[Event] = deque()  # events to handle in later rounds
-        self._unread = b""  # bytes behind them
-        self._piece_bytes = PIECE_BYTES_MIN
-        self._is_held = False
+        self._intake = Intake(self._http2)
+        self._held_until_s = 0.0
         self._is_reading_paused = False
         self._is_turn_due = False
 
@@ -170,17 +154,16 @@ class GrpcConnection(asyncio.Protocol):
         self._timers.await_greeting()
         self._owner.opened(self)
         peer = transport.get_extra_info("peername")
-        self._address = peer[0] if isinstance(peer, tuple) else ""
-        if self._owner.offenders.has(self._address, time.monotonic_ns()):
-            self._abuse_limits.restrict()
-            self._is_held = True
-            self._loop.call_later(self._offender_wait_s, self._release)
+        address = peer[0] if isinstance(peer, tuple) else ""
+        if self._abuse_limits.begin(address, time.monotonic_ns()):
+            self._held_until_s = self._loop.time() + self._offender_wait_s
+            self._loop.call_at(self._held_until_s + TIMER_RESOLUTION_S, self._pace)
             self._loop.call_soon(self._pace)  # uvloop begins to read behind this call
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Abandon every call."""
         self._phase = _Phase.CLOSING
-        self._backlog.clear()
+        self._intake.clear()
         self._timers.stop()
         self._owner.closed(self)
         self._calls.close()
@@ -202,11 +185,10 @@ class GrpcConnection(asyncio.Protocol):
             self._late_reads += 1
             return
         self._timers.active = True
-        if self._backlog or self._unread:  # TLS may have more, though reading is paused
-            self._unread += data
-            return
-        self._unread = data
-        self._work(EVENTS_AT_ONCE)
+        is_behind = bool(self._intake)  # TLS may have more, though reading is paused
+        self._intake.add(data)
+        if not is_behind:
+            self._work(EVENTS_AT_ONCE)
 
     def _take_turn(self) -> None:
         """Handle more of what was read, in its round of the event loop."""
@@ -217,10 +199,10 @@ class GrpcConnection(asyncio.Protocol):
     def _work(self, room: int) -> None:
         """Handle up to `room` events of what was read, and write the answers that are ready."""
         self._is_flush_due = True  # at the end of this
-        calls = self._calls
+        calls, intake = self._calls, self._intake
         try:
-            while room > 0 and (self._unread or self._backlog):
-                events = self._next_events(room)
+            while room > 0 and intake:
+                events = intake.next_events(room, self._cancelled)
                 room -= max(len(events), 1)
                 for event in events:
                     if type(event) is DataReceived:
@@ -231,14 +213,14 @@ class GrpcConnection(asyncio.Protocol):
                         self._control(event)
         except Http2Error as error:
             if error.is_abuse:
-                self._note_offender()
+                self._abuse_limits.offend(time.monotonic_ns())
             self._transport.write(error.last_words)
             self._close()
         except Exception:
             self._fail()
         else:
             self._flush()
-        if self._backlog or self._unread or self._is_reading_paused:
+        if intake or self._is_reading_paused:
             self._pace()
 
     # Called by timers and the front end.
@@ -292,48 +274,13 @@ class GrpcConnection(asyncio.Protocol):
         self._timers.start()
         return True
 
-    def _next_events(self, room: int) -> list[Event]:
-        """Return up to `room` events of the backlog; of the bytes behind it once there is none.
-
-        Raises:
-            Http2Error: A protocol error that ends the connection.
-        """
-        backlog = self._backlog
-        if not backlog:
-            size = self._piece_bytes
-            data, self._unread = self._unread[:size], self._unread[size:]
-            events = self._http2.receive(data)
-            if len(events) <= room:
-                self._piece_bytes = min(size * 2, PIECE_BYTES_MAX)
-                return events
-            self._piece_bytes = PIECE_BYTES_MIN
-            backlog += self._begun_events(events)
-            room = EVENTS_PER_ROUND
-        return [backlog.popleft() for _ in range(min(room, len(backlog)))]
-
-    def _begun_events(self, events: Sequence[Event]) -> list[Event]:
-        """Return the events without those of calls that begin and are cancelled within them, but count these calls."""
-        begun = {event.stream_id for event in events if type(event) is RequestReceived}
-        cancelled = {event.stream_id for event in events if type(event) is StreamReset} & begun
-        found = []
-        for event in events:
-            if getattr(event, "stream_id", 0) not in cancelled:
-                found.append(event)
-            elif isinstance(event, DataReceived):
-                self._http2.consume(event.stream_id, len(event.data))
-            elif isinstance(event, StreamReset):
-                self._control(event)
-                if self._phase is _Phase.CLOSING:
-                    return []
-        return found
-
     def _pace(self) -> None:
         """Read while nothing that was read waits, and have a turn where something does."""
-        is_behind = bool(self._backlog or self._unread)
+        is_behind = bool(self._intake)
         if is_behind and not (self._is_paused or self._is_turn_due or self._phase is _Phase.CLOSING):
             self._is_turn_due = True
             self._loop.call_soon(self._take_turn)
-        should_pause = is_behind or self._is_paused or self._is_held
+        should_pause = is_behind or self._is_paused or self._loop.time() < self._held_until_s
         if should_pause != self._is_reading_paused and not self._transport.is_closing():
             self._is_reading_paused = should_pause
             if should_pause:
@@ -341,35 +288,27 @@ class GrpcConnection(asyncio.Protocol):
             else:  # also when half-closed
                 self._transport.resume_reading()
 
-    def _release(self) -> None:
-        """Read from a client that had to wait for the sake of its address."""
-        self._is_held = False
-        self._pace()
-
-    def _note_offender(self) -> None:
-        if self._address:
-            self._owner.offenders.note(self._address, time.monotonic_ns())
-
-    def _end_abuse(self, reason: bytes) -> None:
-        self._note_offender()
-        self._terminate(ErrorCode.ENHANCE_YOUR_CALM, reason)
+    def _cancelled(self, event: StreamReset) -> bool:
+        """Drop a call that its client has cancelled, and return whether the connection goes on."""
+        self._calls.drop(event.stream_id)
+        if not self._abuse_limits.may_reset(time.monotonic_ns()):
+            self._terminate(ErrorCode.ENHANCE_YOUR_CALM, b"too_many_resets")
+        return self._phase is not _Phase.CLOSING
 
     def _control(self, event: Event) -> None:
         if isinstance(event, TrailersReceived):
             self._calls.receive(event.stream_id, b"", True)
         elif isinstance(event, StreamReset):
-            self._calls.drop(event.stream_id)
-            if not self._abuse_limits.may_reset(time.monotonic_ns()):
-                self._end_abuse(b"too_many_resets")
+            self._cancelled(event)
         elif isinstance(event, SettingsReceived):
             if not self._abuse_limits.may_set(time.monotonic_ns()):
-                self._end_abuse(b"too_many_settings")
+                self._terminate(ErrorCode.ENHANCE_YOUR_CALM, b"too_many_settings")
         elif isinstance(event, StreamClosed):
             self._calls.drop(event.stream_id)
         elif isinstance(event, PingReceived):
             calls = self._calls
             if not self._abuse_limits.may_ping(time.monotonic_ns(), calls.sends, has_calls=len(calls) > 0):
-                self._end_abuse(b"too_many_pings")
+                self._terminate(ErrorCode.ENHANCE_YOUR_CALM, b"too_many_pings")
         elif isinstance(event, ConnectionClosed):
             self._close(client_first=not event.error_code)
         # The library handles the rest: windows, answers to settings and pings.
@@ -401,7 +340,7 @@ class GrpcConnection(asyncio.Protocol):
                 calls.resume()
                 if not self._is_paused:  # window updates, since more of their requests has been read
                     self._transport.write(http2.output())
-            is_busy = calls or self._backlog or self._unread or self._is_paused or http2.waiting_bytes()
+            is_busy = calls or self._intake or self._is_paused or http2.waiting_bytes()
             if self._phase is _Phase.REFUSING and not is_busy:
                 self._terminate(ErrorCode.NO_ERROR, client_first=True)
         except Exception:
@@ -411,14 +350,14 @@ class GrpcConnection(asyncio.Protocol):
         """Second step of retiring: refuse new streams; the connection ends after the open ones."""
         if self._phase is _Phase.DRAINING:
             self._phase = _Phase.REFUSING
-            for event in self._backlog:
-                if isinstance(event, RequestReceived):
-                    self._http2.last_stream_id = max(self._http2.last_stream_id, event.stream_id)
+            self._http2.last_stream_id = max(self._http2.last_stream_id, self._intake.newest_stream())
             self._http2.refuse_streams()
             self._flush()
 
     def _terminate(self, code: int, reason: bytes = b"", *, client_first: bool = False) -> None:
         """End the HTTP/2 connection with a code and its reason, and close. See `_close`."""
+        if code == ErrorCode.ENHANCE_YOUR_CALM:
+            self._abuse_limits.offend(time.monotonic_ns())
         self._http2.terminate(code, reason)
         self._transport.write(self._http2.output())
         self._close(client_first=client_first)
@@ -443,8 +382,7 @@ class GrpcConnection(asyncio.Protocol):
         """
         if self._phase is not _Phase.CLOSING:
             self._phase = _Phase.CLOSING
-            self._backlog.clear()
-            self._unread = b""
+            self._intake.clear()
             if client_first and self._transport.can_write_eof():
                 self._transport.write_eof()
             else:

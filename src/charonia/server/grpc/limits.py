@@ -122,13 +122,50 @@ class GrpcLimits:
         )
 
 
+class Offenders:
+    """The addresses whose connections were closed for abuse a short time ago."""
+
+    def __init__(self, kept_s: float) -> None:
+        """Start with none.
+
+        Args:
+            kept_s: Time for which an address is remembered.
+        """
+        self._kept_ns = int(kept_s * 1e9)
+        self._until_ns: dict[str, int] = {}
+
+    def note(self, address: str, now_ns: int) -> None:
+        """Remember an address: a connection from there is closed for abuse."""
+        self._until_ns.pop(address, None)
+        if len(self._until_ns) >= OFFENDERS_MAX:
+            del self._until_ns[next(iter(self._until_ns))]
+        self._until_ns[address] = now_ns + self._kept_ns
+
+    def has(self, address: str, now_ns: int) -> bool:
+        """Return whether an address is remembered."""
+        return self._until_ns.get(address, 0) > now_ns
+
+
 class AbuseLimits:
     """Counts the pings and resets of one client, which cost the server more than the client."""
 
-    __slots__ = ("_burst", "_has_settings", "_last_ping_ns", "_limits", "_reset_ns", "_resets", "_sends", "_strikes")
+    __slots__ = (
+        "_address",
+        "_burst",
+        "_has_settings",
+        "_last_ping_ns",
+        "_limits",
+        "_offenders",
+        "_reset_ns",
+        "_resets",
+        "_sends",
+        "_strikes",
+    )
 
-    def __init__(self, limits: GrpcLimits) -> None:
+    def __init__(self, limits: GrpcLimits, offenders: Offenders) -> None:
         self._limits = limits
+        self._offenders = offenders
+        self._address = ""
         self._strikes = 0
         self._sends = 0
         self._last_ping_ns: int | None = None
@@ -136,10 +173,21 @@ class AbuseLimits:
         self._has_settings = False
         self._reset_ns = 0
 
-    def restrict(self) -> None:
-        """Permit fewer cancelled calls at once: those of a second. For the connection of an offender."""
-        self._resets = min(self._resets, float(self._limits.resets_per_s))
-        self._burst = float(self._limits.resets_per_s)
+    def begin(self, address: str, now_ns: int) -> bool:
+        """Note the client's address, "" for none; return whether it is an offender's.
+
+        An offender may cancel fewer calls at once: those of a second.
+        """
+        self._address = address
+        is_offender = self._offenders.has(address, now_ns)
+        if is_offender:
+            self._burst = self._resets = float(min(self._limits.resets_per_s, self._limits.resets_burst))
+        return is_offender
+
+    def offend(self, now_ns: int) -> None:
+        """Note that the connection is closed for abuse."""
+        if self._address:
+            self._offenders.note(self._address, now_ns)
 
     def may_ping(self, now_ns: int, sends: int, *, has_calls: bool) -> bool:
         """Count a ping; return whether the connection may stay open.
@@ -174,27 +222,3 @@ class AbuseLimits:
             self._has_settings = True
             return True
         return self.may_reset(now_ns, SETTINGS_COST)
-
-
-class Offenders:
-    """The addresses whose connections were closed for abuse a short time ago."""
-
-    def __init__(self, kept_s: float) -> None:
-        """Start with none.
-
-        Args:
-            kept_s: Time for which an address is remembered.
-        """
-        self._kept_ns = int(kept_s * 1e9)
-        self._until_ns: dict[str, int] = {}
-
-    def note(self, address: str, now_ns: int) -> None:
-        """Remember an address: a connection from there is closed for abuse."""
-        self._until_ns.pop(address, None)
-        if len(self._until_ns) >= OFFENDERS_MAX:
-            del self._until_ns[next(iter(self._until_ns))]
-        self._until_ns[address] = now_ns + self._kept_ns
-
-    def has(self, address: str, now_ns: int) -> bool:
-        """Return whether an address is remembered."""
-        return self._until_ns.get(address, 0) > now_ns

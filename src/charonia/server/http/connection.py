@@ -4,8 +4,8 @@ Received bytes go to the parser, and each request that it completes becomes an e
 order of the requests, even if they are ready in another order (pipelining). Back-pressure works both ways: reading
 pauses while too many requests are in flight or while the client does not read its responses.
 
-Clients share the event loop fairly: of several requests that arrive together, a connection takes one in each round of the
-loop, and reads no more until it has taken all.
+Clients share the event loop fairly: of several requests that arrive together, a connection takes one in each round of
+the loop, and reads no more until it has taken all.
 
 No request needs a task, a future or a timer here: the endpoint's sweep finds slow clients (`check_time`). An exception
 in a callback of the loop is logged and closes the connection, so that its client does not wait for a response in vain.
@@ -22,7 +22,8 @@ from typing import Protocol, cast
 from charonia.core.errors import invalid, unavailable
 from charonia.server.access.rules import Refusal
 from charonia.server.http.exchange import Exchange
-from charonia.server.http.parser import RECEIVING, Event, Expectation, HttpLimits, ParserState, Request, RequestParser
+from charonia.server.http.limits import HttpLimits
+from charonia.server.http.parser import RECEIVING, Event, Expectation, ParserState, Request, RequestParser
 from charonia.server.listening import unsent_bytes
 from charonia.wire.http_status import REFUSED
 

@@ -14,7 +14,8 @@ from charonia.server.http.connection import READ_BYTES, HttpConnection
 from charonia.server.http.control import ControlHandlers, SharedMemoryHandlers, StatusHandlers
 from charonia.server.http.exchange import Exchange, Tasks
 from charonia.server.http.inference import InferenceHandlers
-from charonia.server.http.parser import JSON_SIZE, HttpLimits
+from charonia.server.http.limits import HttpLimits
+from charonia.server.http.parser import JSON_SIZE
 from charonia.server.http.routes import Route, Router, RouteTarget, on_demand
 from charonia.server.listening import cannot_listen, drain
 

@@ -21,7 +21,8 @@ from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse
 from charonia.server.facade import Engine, Services
 from charonia.server.http.exchange import CONTENT_ENCODING, JSON_TYPE, Exchange, Tasks
-from charonia.server.http.parser import DIGITS_MAX, JSON_SIZE, HttpLimits
+from charonia.server.http.limits import HttpLimits
+from charonia.server.http.parser import DIGITS_MAX, JSON_SIZE
 from charonia.server.http.routes import Route, RouteTarget
 from charonia.server.single_response import SingleResponse
 from charonia.server.tracing.requests import EventNames, begin
@@ -242,7 +243,8 @@ class _EventStream:
         elif exchange.unsent_bytes > self._unsent_bytes_max:
             self.stop(
                 unavailable(
-                    f"the request is aborted: more than {self._unsent_bytes_max} bytes of responses wait for the client",
+                    f"the request is aborted: more than {self._unsent_bytes_max} bytes of responses wait for the "
+                    "client",
                     hint="read the events as they arrive",
                 )
             )

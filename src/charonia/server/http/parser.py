@@ -14,8 +14,8 @@ a transition that is not listed is a bug of this module, never an error of the c
 
 Every state but ENDED may change to CUT_OFF: after bytes that cannot be a request, or when a limit is exceeded.
 
-A read may hold thousands of small requests. So `receive` stops behind the first one, and keeps the rest in `backlog` for
-`resume`; only what is not longer than `WHOLE_BYTES` is parsed at once.
+A read may hold thousands of small requests. So `receive` stops behind the first one, and keeps the rest in `backlog`
+for `resume`; only what is not longer than `WHOLE_BYTES` is parsed at once.
 
 Two optimisations make inference fast. A large body with a known length is received directly into its own buffer
 (`vacant`), so that the kernel makes the only copy of a tensor. And a header that equals the previous one byte for byte
@@ -30,21 +30,16 @@ import httptools
 import numpy as np
 
 from charonia.core.errors import ServingError, invalid, unsupported
+from charonia.server.http.limits import (
+    CHUNKED_PIECE_BYTES,
+    CHUNKS_AT_ONCE,
+    HEADER_PIECE_BYTES,
+    WHOLE_BYTES,
+    HttpLimits,
+)
 
 DIRECT_BODY_BYTES = 64 * 1024
 """A body of which at least this many bytes are outstanding is received directly into its own buffer."""
-
-WHOLE_BYTES = 2048
-"""Bytes up to this number are parsed at once, whatever they contain."""
-
-HEADER_PIECE_BYTES = 4096
-"""Longer ones are parsed up to the end of a header, which is looked for in so many bytes."""
-
-CHUNKED_PIECE_BYTES = 4 * 1024
-"""Part of a chunked body that is parsed at once; its end is not known before. More, if the chunks are large."""
-
-CHUNKS_AT_ONCE = 256
-"""Chunks after which parsing stops until `resume`."""
 
 ALIGNMENT_BYTES = 64
 """Alignment of the first tensor in such a buffer."""
@@ -64,44 +59,6 @@ _END_OF_HEADER = b"\r\n\r\n"
 _HOST = b"host"
 _OFFERS = (b"upgrade", b"expect")  # already handled when a request is parsed again
 _NOT_CACHED = frozenset({b"transfer-encoding", b"expect", b"upgrade", b"connection"})
-
-
-@dataclass(frozen=True, slots=True)
-class HttpLimits:
-    """Limits of an endpoint. A client that exceeds one gets an error.
-
-    Attributes:
-        body_bytes_max: Largest request body, as received and after decompression (`--http-max-input-size`).
-        discard_bytes_max: A refused body up to this size is read and dropped so that the connection can stay open.
-        url_bytes_max: Longest URL.
-        header_count_max: Most header fields of a request.
-        header_bytes_max: Most bytes of all header fields of a request.
-        chunk_count_max: Most chunks of a chunked body.
-        pipeline_max: Most requests of a connection in flight; others wait.
-        stream_unsent_bytes_max: Bytes of a streamed response that may wait for its client; with more, the request is
-            aborted, since a model cannot be paused.
-        connections_max: Most connections; another one gets an error and is closed.
-        header_timeout_s: Longest time from a request's first byte to the end of its header.
-        body_timeout_s: Longest time for a body, plus its size over `body_bytes_per_s_min`.
-        body_bytes_per_s_min: Slowest rate at which a body may arrive.
-        write_timeout_s: Longest time in which a client reads nothing of a waiting response.
-        idle_timeout_s: Longest time between two requests of a connection.
-    """
-
-    body_bytes_max: int = 64 * 1024 * 1024
-    discard_bytes_max: int = 256 * 1024 * 1024
-    url_bytes_max: int = 8 * 1024
-    header_count_max: int = 100
-    header_bytes_max: int = 64 * 1024
-    chunk_count_max: int = 65_536
-    pipeline_max: int = 32
-    stream_unsent_bytes_max: int = 64 * 1024 * 1024
-    connections_max: int = 16_384
-    header_timeout_s: float = 30.0
-    body_timeout_s: float = 60.0
-    body_bytes_per_s_min: int = 4096
-    write_timeout_s: float = 60.0
-    idle_timeout_s: float = 600.0
 
 
 class ParserState(Enum):
@@ -125,6 +82,7 @@ _IDLE, _HEADER, _BODY, _ENDED, _CUT_OFF = (
     ParserState.ENDED,
     ParserState.CUT_OFF,
 )
+_OVER = frozenset({_ENDED, _CUT_OFF})
 
 TRANSITIONS: dict[ParserState, frozenset[ParserState]] = {
     _IDLE: frozenset({_HEADER, _ENDED, _CUT_OFF}),
@@ -305,12 +263,8 @@ class RequestParser:
         return self._parse(self.backlog)
 
     def _parse(self, data: memoryview) -> Sequence[Event]:
-        rest: memoryview = data
-        chunks = self._chunk_count + CHUNKS_AT_ONCE
-        while rest and not self._events and self._chunk_count < chunks:
-            if self.state is _ENDED or self.state is _CUT_OFF:
-                rest = _NOTHING
-                break
+        rest, chunks = data, self._chunk_count + CHUNKS_AT_ONCE
+        while rest and not self._events and self._chunk_count < chunks and self.state not in _OVER:
             piece = rest if len(rest) <= WHOLE_BYTES else rest[: self._piece_bytes(rest)]
             rest = rest[len(piece) :]
             again = self._feed(piece)
@@ -323,7 +277,7 @@ class RequestParser:
                 self._fill(size)
         if rest and rest.obj is data.obj and data is not self.backlog:
             rest = memoryview(bytes(rest))  # the caller's buffer is used for the next read
-        self.backlog = rest
+        self.backlog = rest if self.state not in _OVER else _NOTHING
         events, self._events = self._events, []
         return events
 

@@ -1,7 +1,7 @@
 """When to give memory back to the operating system that a burst has left free. Pure.
 
-Freed memory is kept for the next requests (`memory.keep_freed_memory`), because getting it anew costs them time. After a
-burst it would be kept for ever, so it is given back once, when the load has been low for some seconds.
+Freed memory is kept for the next requests (`memory.keep_freed_memory`), because getting it anew costs them time. After
+a burst it would be kept for ever, so it is given back once, when the load has been low for some seconds.
 """
 
 QUIET_S = 5

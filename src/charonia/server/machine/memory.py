@@ -15,7 +15,7 @@ BUDGET_SHARE = 0.8
 """Share of the usable memory that models may take where no budget is set."""
 
 KEPT_BYTES = 1 << 30
-"""Limit of freed memory that the process keeps. A load of a model releases all of it, and so does the end of a burst."""
+"""Limit of freed memory that the process keeps; a load of a model and the end of a burst release it."""
 
 RESERVE_BYTES = 32 << 20
 """Freed memory that is kept when a burst is over, for the first requests of the next one."""
