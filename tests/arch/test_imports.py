@@ -98,6 +98,7 @@ CALCULATION = {
     # Drawn at random by generators with a seed only: the functions of `random` itself share one without.
     "random.Random",
     "re",
+    "shlex",
     "statistics",
     "string",
     "struct",

@@ -1,0 +1,228 @@
+"""One request that works, written for the tools people have at hand: curl, Python and `charonia infer`.
+
+curl gets the shortest body that carries the inputs: named plain values (`/generate`) where the server can tell the
+shapes from them, else KServe v2 JSON. An input of many elements, or of 16-bit floating-point numbers, which JSON cannot
+carry, is sent in binary form: zeros from /dev/zero.
+"""
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import quote
+
+import numpy as np
+
+from charonia.config.model import ModelConfig
+from charonia.core.dtypes import DataType
+from charonia.core.errors import ServingError
+from charonia.core.tensor import Tensor
+from charonia.wire.example_inputs import example_inputs
+from charonia.wire.json_text import dump
+from charonia.wire.v2_data import encode_data
+from charonia.wire.v2_generate import infer_shape
+
+URL = "localhost:8000"
+"""Where a server answers by default; a URL of the client library."""
+
+ELEMENTS_MAX = 32
+"""Longest input that is written out."""
+
+_HALF = (DataType.FP16, DataType.BF16)
+
+
+@dataclass(frozen=True, slots=True)
+class ExampleRequest:
+    """A request for a model.
+
+    Attributes:
+        config: The model's complete configuration.
+        inputs: Its inputs by name.
+        version: Model version, "" for the newest.
+        url: Where the server answers: `HOST:PORT`, or with `http://` or `https://`.
+    """
+
+    config: ModelConfig
+    inputs: Mapping[str, Tensor]
+    version: str = ""
+    url: str = URL
+
+    @property
+    def path(self) -> str:
+        """Path of the model on the server, without a leading slash."""
+        version = f"/versions/{self.version}" if self.version else ""
+        return f"v2/models/{quote(self.config.name, safe='')}{version}"
+
+    def generate_body(self) -> dict[str, object] | None:
+        """Return the body with named plain values, None if the server could not tell the shapes from them."""
+        dims = {given.name: given.dims for given in self.config.input}
+        lead = (-1,) if self.config.max_batch_size > 0 else ()
+        body: dict[str, object] = {}
+        for name, tensor in self.inputs.items():
+            try:
+                plain = _plain(tensor)
+                fits = infer_shape(name, (*lead, *dims.get(name, ())), tensor.array.size) == tensor.shape
+            except ServingError:
+                return None  # no JSON form, or no shape fits
+            if not fits:
+                return None
+            body[name] = plain[0] if len(plain) == 1 else plain
+        return body
+
+    def infer_body(self) -> dict[str, object] | None:
+        """Return the KServe v2 body with all data in JSON, None if JSON cannot carry it."""
+        try:
+            return {"inputs": [{**_head(tensor), "data": _plain(tensor)} for tensor in self.inputs.values()]}
+        except ServingError:
+            return None
+
+    def curl(self) -> str:
+        """Return a command for a shell; "" for a stream of responses to inputs that JSON cannot carry."""
+        base = f"{'' if '://' in self.url else 'http://'}{self.url}/{self.path}"
+        is_short = all(_is_short(tensor) for tensor in self.inputs.values())
+        plain = self.generate_body() if is_short or self.config.is_decoupled else None
+        if self.config.is_decoupled:
+            return f"curl -N {_word(base)}/generate_stream -d {_json(plain)}" if plain is not None else ""
+        if plain is not None and not self._has_half_outputs:
+            return f"curl {_word(base)}/generate -d {_json(plain)}"
+        return self._curl_infer(_word(base) + "/infer")
+
+    def python(self) -> str:
+        """Return a program that uses `charonia.client`."""
+        url, stream = self.url, self.config.is_decoupled
+        lines = ["from charonia.client import Client", ""]
+        if any(_needs_numpy(tensor) for tensor in self.inputs.values()):
+            lines.insert(0, "import numpy as np")
+        inputs = [f"    {name!r}: {_python_value(tensor)}," for name, tensor in self.inputs.items()]
+        lines += ["inputs = {", *inputs, "}"]
+        if stream:
+            url = f"grpc://{url.rpartition('://')[2].rpartition(':')[0]}:8001"
+        lines.append(f"with Client({url!r}) as client:")
+        version = f", version={self.version!r}" if self.version else ""
+        arguments = f"{self.config.name!r}, inputs{version}"
+        indent = "    "
+        if stream:
+            lines.append(f"    for result in client.stream_infer({arguments}):")
+            indent *= 2
+        else:
+            lines.append(f"    result = client.infer({arguments})")
+        lines += [f"{indent}print(result[{given.name!r}])" for given in self.config.output]
+        return "\n".join(lines) + "\n"
+
+    def infer_command(self) -> str:
+        """Return the command `charonia infer`, which makes up the inputs that are not given."""
+        words = ["charonia", "infer", self.config.name]
+        if self.url != URL:
+            words += ["-u", self.url]
+        if self.version:
+            words += ["--version", self.version]
+        for name, tensor in self.inputs.items():
+            if _is_short(tensor) and tensor.datatype not in _HALF:
+                words += ["-i", f"{name}={_argument(tensor)}"]
+        return shlex.join([*words, "--stream"] if self.config.is_decoupled else words)
+
+    @property
+    def _has_half_outputs(self) -> bool:
+        return any(output.data_type in _HALF for output in self.config.output)
+
+    def _curl_infer(self, url: str) -> str:
+        entries, binary_bytes = list[dict[str, object]](), 0
+        for tensor in self.inputs.values():
+            if _is_short(tensor) and tensor.datatype not in _HALF:
+                entries.append({**_head(tensor), "data": _plain(tensor)})
+            else:
+                size = (tensor.datatype.byte_size or 4) * tensor.array.size  # four zeros are an empty string
+                entries.append({**_head(tensor), "parameters": {"binary_data_size": size}})
+                binary_bytes += size
+        document: dict[str, object] = {"inputs": entries}
+        tail = ""
+        if self._has_half_outputs:
+            document["parameters"] = {"binary_data_output": True}
+            tail = " --output response.bin"
+        if not binary_bytes:
+            return f"curl {url} -d {_json(document)}{tail}"
+        length = len(dump(document))
+        return (
+            f"(printf %s {_json(document)}; head -c {binary_bytes} /dev/zero) | curl {url}"
+            f" -H 'Inference-Header-Content-Length: {length}' --data-binary @-{tail}"
+        )
+
+
+def example_request(config: ModelConfig, *, version: str = "", url: str = URL) -> ExampleRequest:
+    """Return a request with made-up inputs for a model.
+
+    Args:
+        config: The model's complete configuration.
+        version: Model version, "" for the newest.
+        url: Where the server answers, as `charonia.client.Client` takes it.
+    """
+    return ExampleRequest(config, example_inputs(config), version, url)
+
+
+def _head(tensor: Tensor) -> dict[str, object]:
+    return {"name": tensor.name, "shape": list(tensor.shape), "datatype": tensor.datatype.wire}
+
+
+def _plain(tensor: Tensor) -> list[object]:
+    data = encode_data(tensor)
+    return list(data) if isinstance(data, list) else data.tolist()
+
+
+def _is_short(tensor: Tensor) -> bool:
+    return tensor.array.size <= ELEMENTS_MAX
+
+
+def _json(document: object) -> str:
+    return shlex.quote(dump(document, literals=True).decode())
+
+
+def _word(url: str) -> str:
+    return shlex.quote(url)
+
+
+def _constant(tensor: Tensor) -> object:
+    """Return the value that all elements have, None if they differ."""
+    if not tensor.array.size:
+        return None
+    first = tensor.array.ravel()[:1]
+    if tensor.datatype.numpy.kind == "O":
+        return first[0] if all(element == first[0] for element in tensor.array.ravel()) else None
+    return first.tolist()[0] if bool((tensor.array == first[0]).all()) else None
+
+
+def _needs_numpy(tensor: Tensor) -> bool:
+    return not _is_short(tensor) or tensor.datatype is DataType.BF16
+
+
+def _python_value(tensor: Tensor) -> str:
+    """Return an expression for an input: a nested list where that is short, which takes the model's datatype."""
+    shape, datatype = tensor.shape, tensor.datatype
+    if not _needs_numpy(tensor):
+        if datatype is DataType.BYTES:
+            texts = np.array([_text(element) for element in tensor.array.ravel().tolist()], object)
+            return repr(texts.reshape(shape).tolist())
+        return repr(tensor.array.tolist())
+    value = _constant(tensor)
+    if datatype is DataType.BYTES:
+        return f"np.full({shape}, {_text(value or b'')!r}, object)"
+    if datatype is DataType.BF16:
+        bits = np.asarray(value if value is not None else 0, np.uint32) << 16
+        return f"(np.full({shape}, {float(bits.astype(np.uint32).view(np.float32))}, np.float32), 'BF16')"
+    name = "bool_" if datatype is DataType.BOOL else datatype.numpy.name
+    return f"np.full({shape}, {value if value is not None else 0}, np.{name})"
+
+
+def _text(element: object) -> object:
+    """Return a BYTES element as str where it is text."""
+    try:
+        return element.decode() if isinstance(element, bytes) else element
+    except UnicodeDecodeError:
+        return element
+
+
+def _argument(tensor: Tensor) -> str:
+    """Return an input as `charonia infer` reads it: the element itself, or JSON."""
+    plain = _plain(tensor)
+    if len(plain) == 1:
+        element = plain[0]
+        return element if isinstance(element, str) else dump(element, literals=True).decode()
+    return dump(tensor.array.tolist() if tensor.datatype is not DataType.BYTES else plain, literals=True).decode()
