@@ -28,6 +28,7 @@ INTERNAL = {
     "server.tracing": {"core", "config", "wire.trace_settings"},
     "server.backends": {"core", "config", "wire.tensors", "die_with_parent", "server.machine", "server.metrics"}
     | {"server.ragged.batch"},
+    "server.page": {"core", "config", "wire"},
     "server.explain": {"core", "config", "server.scheduling.api", "server.metrics", "server.execution"}
     | {"server.ensembles", "server.lifecycle.loader", "server.rate_limiter.overview"},
     "server.rate_limiter": {"core", "config", "server.scheduling", "server.metrics", "server.backends.api"},
@@ -45,7 +46,7 @@ INTERNAL = {
     "server.shared_memory": {"core", "wire", "server.backends.python.worker.charonia_cuda"},
     "server.http": {"core", "config", "wire", "server", "server.access", "server.metrics", "server.tracing"}
     | {"server.explain.explanation", "server.rate_limiter.overview", "server.sequences.overview"}
-    | {"server.shared_memory.registry"},
+    | {"server.shared_memory.registry", "server.page"},
     "server.grpc": {"core", "config", "wire", "server", "server.access", "server.metrics", "server.tracing"}
     | {"server.shared_memory.registry"},
     "server.doctor": {"__version__", "core", "config", "server.options", "server.backends.registry"}

@@ -97,6 +97,7 @@ class HttpOptions:
         port: Port to listen on, 0 for any free one.
         reuse_port: Whether several processes may listen on the port.
         input_bytes_max: Largest request body, as received and after decompression, in bytes.
+        page: Whether there are a page that shows the models, and their OpenAPI document.
         tls: TLS.
         access: What is asked of callers.
     """
@@ -106,6 +107,7 @@ class HttpOptions:
     port: int = 8000
     reuse_port: bool = False
     input_bytes_max: int = 64 * 1024 * 1024
+    page: bool = True
     tls: EndpointTls = EndpointTls()
     access: AccessOptions = field(default_factory=AccessOptions)
 

@@ -207,6 +207,11 @@ class Gate:
             for api in given.apis
         }
 
+    @property
+    def has_keys(self) -> bool:
+        """Whether calls need a key."""
+        return self._keys is not None
+
     def check(self, operation: Operation, header: Header) -> Refusal | None:
         """Return why a call is refused, None if it is permitted."""
         restriction = self._by_api.get(operation.api)

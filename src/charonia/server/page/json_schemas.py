@@ -1,7 +1,7 @@
 """JSON schemas of tensors, and of the bodies that carry them. Pure.
 
-A tensor's elements are a schema of their own by datatype, which bodies refer to. The server reads flat and nested arrays
-alike, so their number is not part of a schema.
+A tensor's elements are a schema of their own by datatype, which bodies refer to. The server reads flat and nested
+arrays alike, so their number is not part of a schema.
 """
 
 from collections.abc import Sequence

@@ -8,7 +8,7 @@ Source: OpenAPI Specification 3.1.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
@@ -61,9 +61,11 @@ def openapi_document(server: ServerMetadata, models: Iterable[ServedModel], *, u
     """
     served = sorted(models, key=lambda model: model.config.name)
     paths = dict(_SERVER_PATHS)
+    requests = {model.config.name: _example_request(model.config, url, has_keys) for model in served}
     for model in served:
-        paths |= _model_paths(model, example_request(model.config, url=url))
-    datatypes = {t.data_type for m in served for t in (*m.config.input, *m.config.output) if t.data_type is not None}
+        paths |= _model_paths(model, requests[model.config.name])
+    datatypes = {given.data_type for model in served for given in model.config.input}
+    datatypes |= {output.data_type for model in served for output in model.config.output}
     document: Json = {
         "openapi": "3.1.0",
         "info": {
@@ -75,9 +77,9 @@ def openapi_document(server: ServerMetadata, models: Iterable[ServedModel], *, u
         "tags": [*({"name": m.config.name, "description": _about(m)} for m in served), *_TAGS],
         "paths": paths,
         "components": {
-            "schemas": json_schemas.shared_schemas(sorted(datatypes, key=lambda datatype: datatype.number)),
+            "schemas": json_schemas.shared_schemas([datatype for datatype in DataType if datatype in datatypes]),
         },
-        "x-models": [model_summary(model, url) for model in served],
+        "x-models": [_summary(model, requests[model.config.name]) for model in served],
     }
     if has_keys:
         document["components"] = {**_mapping(document["components"]), "securitySchemes": _SECURITY}
@@ -85,20 +87,18 @@ def openapi_document(server: ServerMetadata, models: Iterable[ServedModel], *, u
     return document
 
 
-def model_summary(model: ServedModel, url: str) -> Json:
-    """Return what the page shows of a model.
+def _example_request(config: ModelConfig, url: str, has_keys: bool) -> ExampleRequest:
+    return replace(example_request(config, url=url), has_key=has_keys)
 
-    Args:
-        model: The model.
-        url: Where the server answers.
-    """
+
+def _summary(model: ServedModel, request: ExampleRequest) -> Json:
+    """Return what the page shows of a model."""
     config = model.config
-    request = example_request(config, url=url)
     return {
         "name": config.name,
         "path": request.path,
         "versions": list(model.versions),
-        "platform": model.platform,
+        "backend": config.backend or model.platform,
         "max_batch_size": config.max_batch_size,
         "batching": config.dynamic_batching is not None,
         "stream": config.is_decoupled,
@@ -170,8 +170,8 @@ def _infer(config: ModelConfig, request: ExampleRequest, is_short: bool) -> Json
         "schema": {
             "type": "string",
             "format": "binary",
-            "description": "The JSON, whose length is in the header, followed by the bytes of inputs with the parameter "
-            "`binary_data_size`, in their order",
+            "description": "The JSON, whose length is in the header, followed by the bytes of the inputs with the "
+            "parameter `binary_data_size`, in their order",
         }
     }
     answers: Json = {JSON_TYPE: {"schema": json_schemas.infer_response(config)}}
@@ -188,7 +188,7 @@ def _infer(config: ModelConfig, request: ExampleRequest, is_short: bool) -> Json
         {
             "name": "Prefer",
             "in": "header",
-            "description": "`server-timing` asks for the header Server-Timing: time in the queue, computing time, batch",
+            "description": "`server-timing` asks for the header Server-Timing: queue and computing time, batch size",
             "schema": {"type": "string"},
         },
     ]
@@ -249,14 +249,14 @@ _TAGS = (
     {"name": "Repository", "description": "Models with their states; loading and unloading"},
 )
 
-_LOAD = {
+_LOAD: Json = {
     "parameters": {
         "type": "object",
         "description": "`config`: a configuration as JSON text; `file:PATH`: a file's content in base64",
         "additionalProperties": {"type": "string"},
     }
 }
-_UNLOAD = {"parameters": {"type": "object", "properties": {"unload_dependents": {"type": "boolean"}}}}
+_UNLOAD: Json = {"parameters": {"type": "object", "properties": {"unload_dependents": {"type": "boolean"}}}}
 
 _SERVER_PATHS: Json = {
     "/v2": _get("Server", "Name, version and extensions"),
