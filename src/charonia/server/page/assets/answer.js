@@ -178,10 +178,13 @@ function streamView() {
       }
       draw();
     },
+    cut() {
+      text?.classList.remove("growing");
+    },
     end(took) {
       if (!facts.count) body.append(element("p", { class: "note" }, "The stream ended without a response."));
       facts = { ...facts, took, first: facts.first ?? took };
-      text?.classList.remove("growing");
+      this.cut();
       draw();
     },
   };

@@ -207,9 +207,15 @@ async function run(model, { inputs, parameters }, classes, signal, answer) {
       if (!isShown) answer.replaceChildren(view.element);
       isShown = true;
     };
-    const { took } = await inferStream(model, inputs, parameters, signal, (...response) => { show(); view.take(...response); });
-    show();
-    view.end(took);
+    try {
+      const { took } = await inferStream(model, inputs, parameters, signal, (...response) => { show(); view.take(...response); });
+      show();
+      view.end(took);
+    } catch (error) {
+      view.cut();
+      error.keepsAnswer = isShown;
+      throw error;
+    }
     return;
   }
   const outputs = classes.size ? model.outputs.map(({ name }) => classes.has(name)
@@ -223,7 +229,7 @@ function showError(answer, error, isStopped) {
     ? element("p", { class: "note" }, "Stopped: the server dropped the request.")
     : element("div", { class: "failed", role: "alert" }, badge(error.status ? `status ${error.status}` : "failed", "bad"),
       element("pre", { class: "text", tabindex: 0 }, error.message));
-  if (isStopped && answer.querySelector(".stream")) answer.append(shown);
+  if (error.keepsAnswer) answer.append(shown);
   else answer.replaceChildren(shown);
 }
 

@@ -102,7 +102,7 @@ async function inferStream(model, inputs, parameters, signal, take) {
     rest = events.pop();
     for (const event of events) {
       const document = JSON.parse(event.replace(/^data: /, ""));
-      if (document.error) throw new Refusal(response.status, document.error);
+      if (document.error) throw new Refusal(0, document.error);
       const outputs = (document.outputs ?? []).map((output) => ({ ...output, elements: fromJson(output) }));
       take(outputs, performance.now() - begun, timing);
     }

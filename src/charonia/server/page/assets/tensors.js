@@ -13,6 +13,7 @@ const product = (shape) => shape.reduce((all, dim) => all * dim, 1);
 // Elements and, where they are in brackets, their shape: `1, 2 3`, `[[1, 2], [3, 4]]`, `true false`.
 function parseValues(text, datatype) {
   const tokens = text.match(/[[\]]|[^\s,[\]]+/g) ?? [];
+  if (!tokens.length) throw new Error("enter a value");
   if (tokens[0] !== "[") return { shape: null, elements: tokens.map((token) => parseElement(token, datatype)) };
   const elements = [];
   const shape = [];
