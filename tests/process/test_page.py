@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Browser, FilePayload, Locator, Page, expect
 from tests.support.browser import chromium, chromium_path
 from tests.support.page_models import write_page_models
 from tests.support.process import ServeProcess
@@ -80,6 +80,11 @@ def tile(page: Page, name: str) -> Locator:
 def code(page: Page, language: str) -> Locator:
     page.locator(".code").get_by_role("button", name=language, exact=True).click()
     return page.locator(".code pre")
+
+
+def upload(name: str, content: io.BytesIO) -> FilePayload:
+    """Return a file as a user picks it."""
+    return {"name": name, "mimeType": "image/png" if name.endswith(".png") else "", "buffer": content.getvalue()}
 
 
 # The models.
@@ -207,9 +212,7 @@ def test_the_bytes_of_a_file_are_sent_and_a_picture_in_the_answer_is_shown(page:
     Image.new("RGB", (30, 20), (200, 10, 10)).save(png, "PNG")
     show(page, server, "text")
     field(page, "INPUT_TEXT").get_by_role("button", name="File").click()
-    page.locator("input[type=file]").set_input_files(
-        [{"name": "a.png", "mimeType": "image/png", "buffer": png.getvalue()}]
-    )
+    page.locator("input[type=file]").set_input_files(upload("a.png", png))
     expect(page.locator(".preview")).to_be_visible()
     run(page)
 
@@ -224,11 +227,10 @@ def test_a_picture_becomes_pixels(page: Page, server: ServeProcess) -> None:
     pixels[:, :8] = (255, 0, 51)
     png = io.BytesIO()
     Image.fromarray(pixels).save(png, "PNG")
-    upload = {"name": "a.png", "mimeType": "image/png", "buffer": png.getvalue()}
     show(page, server, "picture")
     for name in ("INPUT_IMAGE", "INPUT_SCALED"):
         field(page, name).get_by_role("button", name="Picture").click()
-        field(page, name).locator("input[type=file]").set_input_files([upload])  # type: ignore[list-item]
+        field(page, name).locator("input[type=file]").set_input_files(upload("a.png", png))
     run(page)
 
     # The pixels come back in their size, and are drawn.
@@ -241,12 +243,11 @@ def test_a_picture_becomes_pixels(page: Page, server: ServeProcess) -> None:
 
 def test_an_array_of_numpy_is_read(page: Page, server: ServeProcess) -> None:
     npy = io.BytesIO()
-    np.save(npy, np.array([0.5, -1, 2.25, 4], ">f4".replace(">", "<")))
+    np.save(npy, np.array([0.5, -1, 2.25, 4], "<f4"))
     show(page, server, "classes")
     page.get_by_label("The top 5 classes").uncheck()
     field(page, "INPUT_SCORES").get_by_role("button", name="File").click()
-    upload = {"name": "x.npy", "mimeType": "", "buffer": npy.getvalue()}
-    page.locator("input[type=file]").set_input_files([upload])  # type: ignore[list-item]
+    page.locator("input[type=file]").set_input_files(upload("x.npy", npy))
     run(page)
 
     expect(output(page, "OUTPUT_SCORES").locator("pre")).to_have_text("0.5  -1  2.25  4")
@@ -376,6 +377,9 @@ def test_where_keys_are_on_the_page_asks_for_one(page: Page, repository: Path, t
         run(page)
         expect(output(page, "OUTPUT_TEXT").locator("pre")).to_have_text("hello")
         expect(code(page, "curl")).to_contain_text('-H "Authorization: Bearer $KEY"')
+        with page.expect_download() as saved:  # a link alone would carry no key
+            page.get_by_role("link", name="OpenAPI").click()
+        assert b'"x-models"' in saved.value.path().read_bytes()
         page.reload()  # the key stays in this tab
         expect(page.locator("article h1")).to_contain_text("text")
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
@@ -163,7 +164,7 @@ def test_where_metadata_is_restricted_so_is_the_page() -> None:
 # Samples.
 
 
-def samples(body: dict[str, object], blob: bytes = b"", model: str = "identity") -> Response:
+def samples(body: Mapping[str, object], blob: bytes = b"", model: str = "identity") -> Response:
     head = json.dumps(body).encode()
     headers = {"Inference-Header-Content-Length": str(len(head))} if blob else {}
     return exchange(request(f"/samples/{model}", body=head + blob, headers=headers))
@@ -196,7 +197,7 @@ def test_an_edited_request_may_be_binary() -> None:
     [("x.npy", ["Python", "charonia infer"]), ("cat.jpg", ["charonia infer"])],
 )
 def test_a_file_is_named_where_it_can_be_read(file: str, labels: list[str]) -> None:
-    entry = {"name": "INPUT0", "datatype": "FP32", "shape": [1, 2], "parameters": {"file": file}}
+    entry: object = {"name": "INPUT0", "datatype": "FP32", "shape": [1, 2], "parameters": {"file": file}}
 
     written = sources(samples({"inputs": [entry]}))
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openapi_schema_validator import OAS31Validator
 from openapi_spec_validator import validate
-from referencing import Registry, Resource
+from referencing import Registry
 from referencing.jsonschema import DRAFT202012
 from tests.support.fake_engine import FakeEngine
 
@@ -57,7 +57,7 @@ def content(made: dict[str, Any], path: str) -> dict[str, Any]:
 
 def fits(made: dict[str, Any], schema: dict[str, Any], value: object) -> bool:
     """Return whether a value fits a schema of the document."""
-    registry: Registry[Any] = Registry().with_resource("urn:doc", Resource(made, DRAFT202012))
+    registry: Registry[Any] = Registry().with_resource("urn:doc", DRAFT202012.create_resource(made))
     validator = OAS31Validator(_absolute(schema), registry=registry)
     return bool(validator.is_valid(value))
 

@@ -26,8 +26,11 @@ async function readPicture(file, spec, layout, scale) {
   const bitmap = await createImageBitmap(file).catch(() => {
     throw new Error(`${file.name} is not a picture that this browser can read`);
   });
-  const height = layout.height === -1 ? bitmap.height : layout.height;
-  const width = layout.width === -1 ? bitmap.width : layout.width;
+  // A side that is free follows the other one.
+  const ratio = bitmap.width / bitmap.height;
+  const isFree = layout.height === -1 && layout.width === -1;
+  const height = layout.height !== -1 ? layout.height : isFree ? bitmap.height : Math.max(1, Math.round(layout.width / ratio));
+  const width = layout.width !== -1 ? layout.width : isFree ? bitmap.width : Math.max(1, Math.round(layout.height * ratio));
   const canvas = element("canvas", { width, height });
   const context = canvas.getContext("2d");
   context.drawImage(bitmap, 0, 0, width, height);
@@ -168,15 +171,20 @@ function fileWay(spec, changed) {
   };
 }
 
+function sizeNote({ width, height }) {
+  if (width === -1 && height === -1) return "In its own size";
+  if (width === -1) return `Scaled to a height of ${height} pixels`;
+  return height === -1 ? `Scaled to a width of ${width} pixels` : `Scaled to ${width} × ${height} pixels`;
+}
+
 function pictureWay(spec, layout, changed) {
   const picked = chooser(spec, "image/*", changed);
   const scale = element("select", { change: changed }, ...Object.keys(SCALES).map((text) => element("option", {}, text)));
   const controls = [picked.zone];
   if (spec.datatype !== "UINT8") controls.push(element("label", { class: "inline" }, "Colours from ", scale));
-  const sides = [layout.width, layout.height];
   return {
     title: "Picture",
-    note: sides.includes(-1) ? "In its own size" : `Scaled to ${sides.join(" × ")} pixels`,
+    note: sizeNote(layout),
     controls,
     read: async () => ({ ...await readPicture(picked.file(), spec, layout, SCALES[scale.value]), file: picked.file().name }),
   };

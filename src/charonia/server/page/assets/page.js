@@ -18,11 +18,21 @@ async function refresh() {
     const models = new Map(document["x-models"].map((model) => [model.name, model]));
     state = { entries: grouped(entries), models, document };
     byId("gate").hidden = true;
+    offerDocument(document);
     byId("content").hidden = false;
     draw();
   } catch (error) {
     fail(error);
   }
+}
+
+// A link carries no key: where one is needed, it leads to what was read with it.
+function offerDocument(document) {
+  if (!sessionStorage.getItem(KEY)) return;
+  const link = byId("spec");
+  if (link.href.startsWith("blob:")) URL.revokeObjectURL(link.href);
+  link.href = URL.createObjectURL(new Blob([JSON.stringify(document, null, 2)], { type: "application/json" }));
+  link.download = "openapi.json";
 }
 
 // One entry a model: with the state of its best version and the reasons of the others.
@@ -146,7 +156,7 @@ function aboutModel(model) {
 
 function signatureSection(model) {
   const rows = (tensors) => tensors.map((tensor) => element("tr", {},
-    element("th", { scope: "row" }, tensor.name, tensor.optional ? element("small", {}, " optional") : ""),
+    element("th", { scope: "row" }, ...breakable(tensor.name), tensor.optional ? element("small", {}, " optional") : ""),
     element("td", {}, tensor.datatype), element("td", {}, shapeText(tensor.shape, model.max_batch_size))));
   const table = (title, tensors) => element("div", {}, element("h3", {}, title),
     tensors.length ? element("table", {}, element("tbody", {}, ...rows(tensors))) : element("p", { class: "note" }, "None"));
