@@ -196,6 +196,7 @@ def test_a_model_with_any_number_of_responses_is_asked_for_a_stream() -> None:
     assert run_python(request) == {"in put0": ["hello"]}
     assert request.infer_command() == "charonia infer 'my model' -i 'in put0=hello' --stream"
     assert example_request(model((DataType.FP16, (1,)), decoupled=True)).curl() == ""
+    assert 'Client("grpc://host:9001")' in example_request(request.config, url="http://host:9000").python()
 
 
 def test_the_command_names_short_inputs_only_and_a_server_that_is_not_the_default() -> None:
@@ -203,7 +204,7 @@ def test_the_command_names_short_inputs_only_and_a_server_that_is_not_the_defaul
 
     assert example_request(config).infer_command() == "charonia infer 'my model' -i 'in put1=[1,1]'"
     assert example_request(config, url="localhost:9000", version="2").infer_command() == (
-        "charonia infer 'my model' -u localhost:9000 --version 2 -i 'in put1=[1,1]'"
+        "charonia infer 'my model' -u localhost:9000 --model-version 2 -i 'in put1=[1,1]'"
     )
 
 

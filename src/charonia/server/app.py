@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TextIO
 
 from charonia import __version__
+from charonia.config.model import ModelConfig
 from charonia.core.errors import ServingError, invalid, unavailable
 from charonia.core.metadata import ModelIndexEntry, ServerMetadata
 from charonia.server.access.key_file import KeyFile
@@ -216,6 +217,14 @@ class InferenceServer:
         """Return every model with the state of its versions, for the table at start."""
         return self.engine.repository_index()
 
+    def model_config(self, name: str) -> ModelConfig:
+        """Return the complete configuration of a model.
+
+        Raises:
+            ServingError: It is not ready.
+        """
+        return self.engine.model_config(name)
+
     async def _drain(self, timeout_s: float) -> bool:
         busy = self._lifecycle.table.in_flight()
         if busy:
@@ -247,6 +256,7 @@ class InferenceServer:
             page_scheme=("https" if options.http.tls.active else "http") if options.http.page else "",
             sequences=self.engine.sequences,
             explain=self._explainer.explain,
+            cors_origins=options.http.cors_origins,
         )
         if options.grpc.enabled:
             self.grpc = GrpcFrontend(self.engine, GrpcLimits.of(options.grpc), access_log=access_log, services=services)

@@ -63,6 +63,7 @@ class Services:
         explain: Explains what limits a model, given by name and version, and what to change.
         page_scheme: Scheme of the HTTP endpoint, "http" or "https", for the page that shows the models; "" for no page.
         sequences: Returns the slots and the backlog of a model, given by name and version, that works on sequences.
+        cors_origins: Origins of pages in browsers that may call the server over HTTP.
     """
 
     regions: RegionRegistry | None = None
@@ -77,6 +78,7 @@ class Services:
     page_scheme: str = ""
     sequences: Callable[[str, str], ModelSequences] | None = None
     explain: Callable[[str, str], Explanation] | None = None
+    cors_origins: tuple[str, ...] = ()
 
     @property
     def tracer(self) -> Tracing | None:

@@ -5,9 +5,10 @@ shapes from them, else KServe v2 JSON. An input of many elements, or of 16-bit f
 carry, is sent in binary form: zeros from /dev/zero.
 """
 
+import json
 import shlex
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from urllib.parse import quote
 
 import numpy as np
@@ -17,6 +18,7 @@ from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError
 from charonia.core.request import ParameterValue
 from charonia.core.tensor import Tensor
+from charonia.wire.endpoint import parse_url
 from charonia.wire.example_inputs import example_inputs
 from charonia.wire.json_text import dump
 from charonia.wire.v2_data import encode_data
@@ -45,7 +47,7 @@ class ExampleRequest:
         url: Where the server answers: `HOST:PORT`, or with `http://` or `https://`.
         files: Names of files by the inputs whose value they are.
         parameters: Parameters of the request.
-        has_key: Whether the server asks for a key; curl takes it from the variable KEY.
+        has_key: Whether the server asks for a key; code takes it from the variable KEY.
     """
 
     config: ModelConfig
@@ -107,45 +109,53 @@ class ExampleRequest:
         texts = {given.name for given in self.config.input if given.data_type is DataType.BYTES}
         if any(name not in texts and not file.endswith(".npy") for name, file in self.files.items()):
             return ""
-        url, stream = self.url, self.config.is_decoupled
-        lines = ["from charonia.client import Client", ""]
-        files = {name: _python_file(file) for name, file in self.files.items()}
-        if any(_needs_numpy(tensor) for tensor in self.inputs.values()) or any(
-            "np." in text for text in files.values()
-        ):
-            lines.insert(0, "import numpy as np")
-        if any("Path" in text for text in files.values()):
-            lines.insert(0, "from pathlib import Path\n")
-        values = {name: _python_value(tensor) for name, tensor in self.inputs.items()} | files
-        lines += ["inputs = {", *(f"    {name!r}: {value}," for name, value in values.items()), "}"]
-        if stream:
-            url = f"grpc://{url.rpartition('://')[2].rpartition(':')[0]}:8001"
-        lines.append(f"with Client({url!r}) as client:")
-        version = f", version={self.version!r}" if self.version else ""
+        stream = self.config.is_decoupled
+        url = grpc_url(self.url) if stream else self.url
+        values = {name: _python_value(tensor) for name, tensor in self.inputs.items()}
+        values |= {name: _python_file(file) for name, file in self.files.items()}
+        inputs = [f"    {_quoted(name)}: {value}," for name, value in values.items()]
+        lines = self._imports(list(values.values()))
+        lines += ["inputs = {", *inputs, "}"] if inputs else ["inputs = {}"]
+        options = ""
+        if self.has_key:
+            lines.append("""options = WireOptions(headers=[("Authorization", f"Bearer {os.environ['KEY']}")])""")
+            options = ", options=options"
+        lines.append(f"with Client({_quoted(url)}{options}) as client:")
+        version = f", version={_quoted(self.version)}" if self.version else ""
         parameters = f", parameters={dict(self.parameters)!r}" if self.parameters else ""
-        arguments = f"{self.config.name!r}, inputs{version}{parameters}"
+        arguments = f"{_quoted(self.config.name)}, inputs{version}{parameters}"
         indent = "    "
         if stream:
             lines.append(f"    for result in client.stream_infer({arguments}):")
             indent *= 2
         else:
             lines.append(f"    result = client.infer({arguments})")
-        lines += [f"{indent}print(result[{given.name!r}])" for given in self.config.output]
+        lines += [f"{indent}print(result[{_quoted(given.name)}])" for given in self.config.output]
         return "\n".join(lines) + "\n"
 
+    def _imports(self, values: Sequence[str]) -> list[str]:
+        """Return the imports that a program needs, and an empty line."""
+        standard = ["import os"] if self.has_key else []
+        standard += ["from pathlib import Path"] if any(value.startswith("Path(") for value in values) else []
+        installed = ["import numpy as np"] if any("np." in value for value in values) else []
+        names = "Client, WireOptions" if self.has_key else "Client"
+        return [*standard, *([""] if standard else []), *installed, f"from charonia.client import {names}", ""]
+
     def infer_command(self) -> str:
-        """Return the command `charonia infer`, which makes up the inputs that are not given."""
+        """Return the command `charonia infer`, which makes up inputs that are not given; "" for other parameters."""
+        if dict(self.parameters) != example_parameters(self.config):
+            return ""
         words = ["charonia", "infer", self.config.name]
         if self.url != URL:
             words += ["-u", self.url]
         if self.version:
-            words += ["--version", self.version]
+            words += ["--model-version", self.version]
         for name, tensor in self.inputs.items():
             if _is_short(tensor) and tensor.datatype not in _HALF:
                 words += ["-i", f"{name}={_argument(tensor)}"]
         for name, file in self.files.items():
             words += ["-i", f"{name}=@{file}"]
-        return shlex.join([*words, "--stream"] if self.config.is_decoupled else words)
+        return shlex.join([*words, "--stream"] if self.config.is_decoupled else words) + self._key
 
     @property
     def _has_half_outputs(self) -> bool:
@@ -190,6 +200,12 @@ class ExampleRequest:
             f"(printf %s {_json(document)}; head -c {binary_bytes} /dev/zero) | curl {url}{self._key}"
             f" -H 'Inference-Header-Content-Length: {length}' --data-binary @-{tail}"
         )
+
+
+def grpc_url(url: str) -> str:
+    """Return the URL of the gRPC endpoint of a server whose HTTP endpoint has this one: the next port, by default."""
+    endpoint = parse_url(url)
+    return f"grpc{'s' * endpoint.tls}://{replace(endpoint, port=endpoint.port + 1).authority}"
 
 
 def example_request(config: ModelConfig, *, version: str = "", url: str = URL) -> ExampleRequest:
@@ -251,21 +267,30 @@ def _python_value(tensor: Tensor) -> str:
     shape, datatype = tensor.shape, tensor.datatype
     if not _needs_numpy(tensor):
         if datatype is DataType.BYTES:
-            texts = np.array([_text(element) for element in tensor.array.ravel().tolist()], object)
-            return repr(texts.reshape(shape).tolist())
+            texts = np.array([_text(element) for element in tensor.array.ravel().tolist()], object).reshape(shape)
+            # JSON has the double quotes that Python's own style has; it cannot write bytes.
+            return (
+                json.dumps(texts.tolist()) if all(isinstance(e, str) for e in texts.ravel()) else repr(texts.tolist())
+            )
         return repr(tensor.array.tolist())
     value = _constant(tensor)
     if datatype is DataType.BYTES:
         return f"np.full({shape}, {_text(value or b'')!r}, object)"
     if datatype is DataType.BF16:
-        bits = np.asarray(value if value is not None else 0, np.uint32) << 16
-        return f"(np.full({shape}, {float(bits.astype(np.uint32).view(np.float32))}, np.float32), 'BF16')"
+        numbers = (np.atleast_1d(tensor.array).astype(np.uint32) << 16).view(np.float32)
+        if value is None and _is_short(tensor):
+            return f"(np.array({numbers.tolist()}, np.float32), 'BF16')"
+        return f"(np.full({shape}, {numbers.flat[0] if value is not None else 0.0}, np.float32), 'BF16')"
     name = "bool_" if datatype is DataType.BOOL else datatype.numpy.name
     return f"np.full({shape}, {value if value is not None else 0}, np.{name})"
 
 
 def _python_file(file: str) -> str:
-    return f"np.load({file!r})" if file.endswith(".npy") else f"Path({file!r}).read_bytes()"
+    return f"np.load({_quoted(file)})" if file.endswith(".npy") else f"Path({_quoted(file)}).read_bytes()"
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text)
 
 
 def _text(element: object) -> object:

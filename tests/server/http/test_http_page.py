@@ -180,7 +180,7 @@ def test_an_edited_request_as_code() -> None:
 
     assert '"INPUT0":[1.0,2.0]' in written["curl"]
     assert '"priority":2' in written["curl"]
-    assert "'INPUT0': [[1.0, 2.0]]," in written["Python"]
+    assert '"INPUT0": [[1.0, 2.0]],' in written["Python"]
     assert "parameters={'priority': 2}" in written["Python"]
 
 
@@ -203,7 +203,7 @@ def test_a_file_is_named_where_it_can_be_read(file: str, labels: list[str]) -> N
 
     assert list(written) == labels
     assert f"INPUT0=@{file}" in written["charonia infer"]
-    assert "Python" not in labels or f"np.load('{file}')" in written["Python"]
+    assert "Python" not in labels or f'np.load("{file}")' in written["Python"]
 
 
 @pytest.mark.parametrize("body", [{}, {"inputs": 1}, {"inputs": [3]}, {"inputs": [{"name": "x"}]}])

@@ -210,7 +210,10 @@ def test_keys_are_described_where_they_are_needed() -> None:
 
     made = document(BATCHED, has_keys=True)
     assert set(made["components"]["securitySchemes"]) == {"bearer", "header"}
-    assert ' -H "Authorization: Bearer $KEY"' in made["x-models"][0]["samples"][0]["source"]
+    curl, python, command = (sample["source"] for sample in made["x-models"][0]["samples"])
+    assert ' -H "Authorization: Bearer $KEY"' in curl
+    assert command.endswith(' -H "Authorization: Bearer $KEY"')
+    assert """headers=[("Authorization", f"Bearer {os.environ['KEY']}")]""" in python
 
 
 def test_the_document_describes_routes_that_exist() -> None:

@@ -12,6 +12,7 @@ from charonia.server.access_log import AccessEntry, AccessLog
 from charonia.server.facade import NO_SERVICES, Engine, Services
 from charonia.server.http.connection import READ_BYTES, HttpConnection
 from charonia.server.http.control import ControlHandlers, SharedMemoryHandlers, StatusHandlers
+from charonia.server.http.cors import CrossOrigin
 from charonia.server.http.exchange import Exchange, Tasks
 from charonia.server.http.inference import InferenceHandlers
 from charonia.server.http.page import PageHandlers
@@ -194,6 +195,8 @@ class HttpFrontend(HttpEndpoint):
             access_log=access_log,
             is_exiting=engine.is_exiting,
         )
+        if services.cors_origins:
+            self.handle = CrossOrigin(services.cors_origins, self.handle).handle
         self.is_traced = services.tracer is not None
         self.keeps_names = services.http_headers is not None
 
