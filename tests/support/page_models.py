@@ -38,6 +38,8 @@ model_transaction_policy { decoupled: true }
 input [ { name: "PROMPT" data_type: TYPE_STRING dims: [ 1 ] } ]
 output [ { name: "TEXT" data_type: TYPE_STRING dims: [ 1 ] } ]
 """
+# A sequence that outlives the slowest browser.
+_SEQUENCE = "max_batch_size: 1 sequence_batching { max_sequence_idle_microseconds: 600000000 }"
 
 
 def write_page_models(repository: Path) -> None:
@@ -60,7 +62,7 @@ def write_page_models(repository: Path) -> None:
     _write(repository, "picture", "", pixels, ("_SCALED", DataType.FP32, "3, 8, 8", ""))
     folder = _write(repository, "classes", "", ("_SCORES", DataType.FP32, "4", ""), label_file="labels.txt")
     (folder / "labels.txt").write_text("cat\ndog\nferry\noar\n", encoding="utf-8")
-    _write(repository, "steps", "max_batch_size: 1 sequence_batching { }", ("_VALUE", DataType.FP32, "1", ""))
+    _write(repository, "steps", _SEQUENCE, ("_VALUE", DataType.FP32, "1", ""))
     write_model(repository, "story", STORY, config=_STORY_CONFIG)
     write_model(repository, "broken", b"", config='backend: "identity" input [ { name: "X" dims: [ 1 ] } ]')
 

@@ -24,7 +24,7 @@ function textOf(bytes) {
 
 function outputBlock({ name, datatype, shape, elements }, isClasses) {
   const head = element("div", { class: "fieldhead" }, element("span", { class: "name" }, name),
-    element("span", { class: "type" }, `${datatype} ${shapeText(shape)}`));
+    isClasses ? "" : element("span", { class: "type" }, `${datatype} ${shapeText(shape)}`));
   return element("div", { class: "output" }, head, ...outputBody(datatype, shape, elements, isClasses));
 }
 
@@ -137,7 +137,7 @@ function summary(datatype, shape, elements) {
 
 function timingTiles({ took, timing, first, count }) {
   const tiles = first === undefined
-    ? [tile("Latency", durationText(took), "to here and back")]
+    ? [tile("Latency", durationText(took), "round trip")]
     : [tile("First response", durationText(first), "after the request"),
       tile("Responses", count.toLocaleString("en"), took === undefined ? "so far" : `in ${durationText(took)}`)];
   if (timing.batch !== undefined) {

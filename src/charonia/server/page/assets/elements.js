@@ -39,7 +39,8 @@ function tile(name, value, below = "") {
 
 function numberText(value) {
   if (typeof value === "bigint" || Number.isInteger(value)) return value.toString();
-  return Number.isFinite(value) ? String(Number(value.toPrecision(6))) : String(value);
+  if (!Number.isFinite(value)) return String(value);
+  return Math.abs(value) < 1e-4 ? value.toExponential(3) : String(Number(value.toPrecision(6)));
 }
 
 function durationText(ms) {
