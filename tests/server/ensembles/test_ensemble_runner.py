@@ -14,7 +14,7 @@ from charonia.config.model import ModelConfig
 from charonia.config.pbtxt import parse
 from charonia.core.calls import Outcome, Reply
 from charonia.core.dtypes import DataType
-from charonia.core.errors import Code, ServingError, internal, unavailable
+from charonia.core.errors import Code, ServingError, internal, invalid, unavailable
 from charonia.core.request import SEQUENCE_END, SEQUENCE_START, InferRequest, ParameterValue, RequestedOutput
 from charonia.core.response import ExecutionRecord, InferResponse
 from charonia.core.tensor import Tensor
@@ -348,7 +348,6 @@ def test_responses_of_a_decoupled_step_stream_to_the_caller() -> None:
     models.of("b")[1].answer({"OUT": TWO})
     assert caller.outcomes == []
     models.of("b")[0].answer({"OUT": ONE})
-    source.answer({}, final=False)
     source.reply(None, True)
 
     values = [outcome.outputs[0].array for outcome, _ in caller.outcomes if isinstance(outcome, InferResponse)]
@@ -414,14 +413,34 @@ def test_more_responses_than_can_be_held_back_end_the_request(monkeypatch: pytes
     assert all(ticket.is_cancelled for ticket in models.tickets)
 
 
-def test_an_output_that_a_model_leaves_out_is_an_error_with_its_name() -> None:
-    caller = Caller()
-    runner = ensemble(Models(lambda _: {}), chain("a", "b"), [model("a"), model("b")])
+def test_a_response_has_the_outputs_that_are_there_each_in_its_form() -> None:
+    models, caller = Models(lambda _: {"OUT1": ONE}), Caller()
+    tensors = TENSORS + 'output { name: "OUT1" data_type: TYPE_FP32 dims: [ 2 ] }'
+    steps = step("a", {"IN": "IN"}, {"OUT": "OUT", "OUT1": "OUT1"})
+    runner = ensemble(models, steps, [model("a", tensors=tensors)], tensors=tensors)
+    asked = request()
+    asked.outputs = (RequestedOutput("OUT"), RequestedOutput("OUT1", 1))
+
+    runner.submit(asked, caller)
+
+    (output,) = caller.response.outputs
+    assert (output.name, output.array.tolist()) == ("OUT1", [b"1.000000:0"])
+
+
+def test_a_step_whose_model_gets_less_than_it_needs_says_so_itself() -> None:
+    models, caller = Models(), Caller()
+    runner = ensemble(models, chain("a", "b"), [model("a"), model("b")])
 
     runner.submit(request(), caller)
+    models.of("a")[0].answer({})
+    (second,) = models.of("b")
+    second.reply(invalid("expected 1 inputs but got 0 inputs for model 'b'"), True)
 
-    assert caller.error.message.startswith("in ensemble 'e', step 'a': unexpected deadlock, at least one output is not")
-    assert "'t1'" in caller.error.message
+    assert second.request.inputs == {}
+    assert (caller.error.code, str(caller.error)) == (
+        Code.INVALID_ARG,
+        "in ensemble 'e', step 'b': expected 1 inputs but got 0 inputs for model 'b'",
+    )
 
 
 def test_a_model_that_was_not_decoupled_may_not_send_a_part() -> None:
@@ -449,6 +468,28 @@ def test_a_sequence_that_a_response_sets_goes_on_with_its_tensors() -> None:
         (42, SEQUENCE_END),
         (42, SEQUENCE_END),
     ]
+
+
+def test_a_response_says_to_which_sequence_it_belongs() -> None:
+    models, caller, alone = Models(lambda request: {"OUT": request.inputs["IN"].array}), Caller(), Caller()
+    runner = ensemble(models, chain("a"), [model("a")])
+
+    runner.submit(request(correlation_id="talk", flags=SEQUENCE_START | SEQUENCE_END), caller)
+    runner.submit(request(), alone)
+
+    assert caller.response.parameters == {"sequence_id": "talk", "sequence_start": True, "sequence_end": True}
+    assert alone.response.parameters == {"sequence_id": 0, "sequence_start": False, "sequence_end": False}
+
+
+def test_a_response_belongs_to_the_sequence_that_a_step_has_set() -> None:
+    models, caller = Models(), Caller()
+    runner = ensemble(models, chain("a", "b"), [model("a"), model("b")])
+    runner.submit(request(correlation_id=1, flags=SEQUENCE_START), caller)
+
+    models.tickets[0].answer({"OUT": ONE}, parameters={"sequence_id": 42, "other": "x"})
+    models.tickets[1].answer({"OUT": ONE})
+
+    assert caller.response.parameters == {"sequence_id": 42, "sequence_start": True, "sequence_end": False}
 
 
 def test_parameters_of_a_response_that_say_nothing_of_sequences_change_nothing() -> None:
@@ -503,6 +544,10 @@ def test_statistics_add_up_what_the_steps_took() -> None:
     assert (statistics.inference_count, statistics.execution_count) == (3, 1)
     assert (statistics.queue.ns, statistics.compute_infer.ns) == (120, 1500)
     assert (statistics.success.count, statistics.queue.count, statistics.compute_output.count) == (1, 1, 1)
+    assert list(statistics.batches) == [3]
+    batch = statistics.batches[3]
+    assert (batch.compute_infer.count, batch.compute_infer.ns) == (1, 1500)
+    assert (batch.compute_input.count, batch.compute_output.count) == (1, 1)
     assert runner.metrics.request_ns.count == 1
     record = caller.response.execution
     assert record is not None

@@ -108,7 +108,7 @@ class Plan:
 
     __slots__ = (
         *("depth_of", "gives", "graph", "inputs", "is_decoupled", "levels"),
-        *("needs", "reads", "sink", "steps", "wanted"),
+        *("reads", "sink", "steps", "wanted"),
     )
 
     def __init__(self, graph: "EnsembleGraph", wanted: tuple[str, ...], reads: dict[int, tuple[str, ...]]) -> None:
@@ -124,8 +124,6 @@ class Plan:
                 origins.add(step, graph.steps[step], reads[step])
         self.gives = {step: tuple(t for t in graph.steps[step].gives if t in read) for step in self.steps}
         self.depth_of = {tensor: len(origins.of_tensor[tensor]) for tensor in read}
-        self.needs: dict[int, tuple[str, ...]] = {step: graph.steps[step].needs for step in self.steps}
-        self.needs[SINK] = wanted
         origin = _deepest([origins.of_tensor[tensor] for tensor in wanted])
         if origin is None:
             raise invalid(
@@ -169,6 +167,11 @@ class EnsembleGraph:
         for index in self.order:
             self.origins.add(index, self.steps[index], (*self.steps[index].needs, *self.steps[index].takes))
         self.cyclic = tuple(sorted(set(range(len(steps))) - set(self.order)))
+
+    def unrelated(self, outputs: Iterable[str]) -> bool:
+        """Whether no response could have all of these outputs: they come from unrelated decoupled steps."""
+        known = [self.origins.of_tensor[tensor] for tensor in outputs if tensor in self.origins.of_tensor]
+        return _deepest(known) is None
 
     def plan(self, given: Collection[str], wanted: Sequence[str]) -> Plan:
         """Return the plan for a request.

@@ -14,21 +14,14 @@ from charonia.server.scheduling.api import DropReason
 def selected(
     request: InferRequest, tensors: Sequence[Tensor], config: ModelConfig, labels_of: Mapping[str, tuple[str, ...]]
 ) -> list[Tensor]:
-    """Return the requested outputs, in the requested order and form.
-
-    Raises:
-        ServingError: INTERNAL: the model did not produce one of them.
-    """
+    """Return the requested outputs that are there, in the requested order and form."""
     chosen = []
     for wanted in request.outputs:
         for tensor in tensors:
             if tensor.name == wanted.name:
                 break
         else:
-            raise with_request_id(
-                internal(f"model '{config.name}' did not produce the requested output '{wanted.name}'"),
-                request,
-            )
+            continue
         if wanted.classification:
             labels = labels_of.get(wanted.name, ())
             tensor = classify(tensor, wanted.classification, labels, batched=config.max_batch_size > 0)
@@ -57,16 +50,22 @@ def drop_error(reason: DropReason, request: InferRequest, model: str) -> Serving
                 f"the scheduler of model '{model}' failed", hint="the server's log says how; load the model again"
             )
         case DropReason.NO_SEQUENCE:
-            error = invalid(
+            return invalid(
                 f"inference request for sequence {request.correlation_id} to model '{model}' must specify the START "
                 "flag on the first request of the sequence",
                 hint="a sequence that was idle for longer than max_sequence_idle_microseconds is over",
             )
-            return with_request_id(error, request)
         case DropReason.SEQUENCE_TIMEOUT:
             return unavailable(
                 "timeout of the corresponding sequence has been expired",
                 hint="no slot became free in time for the sequence",
             )
+        case DropReason.STATE_LOST:
+            error = internal(
+                f"sequence {request.correlation_id} of model '{model}' is over: "
+                "the process that remembered it has ended",
+                hint="start it again; the server keeps states that `state` of sequence_batching declares",
+            )
+            return with_request_id(error, request)
         case DropReason.CANCELLED:
             return ServingError(Code.CANCELLED, "the request was cancelled: another one of its sequence was")

@@ -8,16 +8,17 @@ runner that replaces another one forwards the requests of sequences that started
 import asyncio
 import logging
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 
 from charonia.config.kinds import ControlKind
 from charonia.config.model import ModelConfig
 from charonia.config.sequence_tensors import control_type, controls
 from charonia.core.calls import Outcome, Reply
 from charonia.core.dtypes import DataType
-from charonia.core.errors import ServingError, invalid
+from charonia.core.errors import invalid
 from charonia.core.request import SEQUENCE_END, SEQUENCE_START, InferRequest
 from charonia.server.backends.api import Outputs, Rescheduled, Result
-from charonia.server.execution.admission import Admission, with_request_id
+from charonia.server.execution.admission import Admission
 from charonia.server.execution.busy_poll import BusyPoll
 from charonia.server.execution.clock import now_ns
 from charonia.server.execution.deadlock import DeadlockDetector
@@ -26,7 +27,16 @@ from charonia.server.execution.in_flight import DONE, QUEUED, RUNNING, PendingRe
 from charonia.server.execution.runner import ModelRunner
 from charonia.server.execution.tracing import traced_kind
 from charonia.server.rate_limiter.limiter import Claim
-from charonia.server.scheduling.api import EMPTY_ROW, Event, Reschedule, Run, Scheduler, SetStateKey, StopNewSequences
+from charonia.server.scheduling.api import (
+    EMPTY_ROW,
+    Event,
+    Reschedule,
+    Run,
+    Scheduler,
+    SetStateKey,
+    StateLost,
+    StopNewSequences,
+)
 from charonia.server.sequences.api import EndReason, SequenceKey, SequenceMember, SequencerView
 from charonia.server.sequences.scheduler import Sequencer
 from charonia.server.sequences.tensors import SequenceRequest, SequenceTensors, States
@@ -40,6 +50,22 @@ _RANGES = {
     DataType.INT32: (-(2**31), 2**31 - 1),
 }
 """Range of correlation ids that each datatype of the control input can hold."""
+
+
+SURVIVES_RESTART = "SEQUENCES_SURVIVE_RESTART"
+"""Parameter of a model that finds its sequences again when its process is replaced."""
+
+
+def survives_restart(config: ModelConfig) -> bool:
+    """Return whether the model itself keeps what it remembers of sequences outside of its process.
+
+    Raises:
+        ServingError: INVALID_ARG: its parameter is neither yes nor no.
+    """
+    text = config.parameters.get(SURVIVES_RESTART, "no")
+    if text not in ("yes", "no"):
+        raise invalid(f"model '{config.name}': parameter {SURVIVES_RESTART}: expected yes or no, got '{text}'")
+    return text == "yes"
 
 
 class SequenceAdmission:
@@ -64,19 +90,17 @@ class SequenceAdmission:
         """Return batch size 1 and the request's `SequenceMember`. A request of an iterative model is a whole sequence.
 
         Raises:
-            ServingError: INVALID_ARG; the message starts with the request's id.
+            ServingError: INVALID_ARG.
         """
         batch_size, shape_key = self._inner.check(request)
         if batch_size != 1:
-            raise self._refusal(
-                request,
+            raise invalid(
                 f"inference request to model '{self._model}' must specify batch-size 1 due to requirements of sequence "
                 f"batcher, got {batch_size}",
             )
         key = request.correlation_id
         if not key and not self._is_iterative:
-            raise self._refusal(
-                request,
+            raise invalid(
                 f"inference request to model '{self._model}' must specify a non-zero or non-empty correlation ID",
                 hint="send sequence_id, and sequence_start with the first request of the sequence",
             )
@@ -101,15 +125,11 @@ class SequenceAdmission:
             return
         lowest, highest = _RANGES[datatype]
         if isinstance(key, str) or not lowest <= key <= highest:
-            raise self._refusal(
-                request,
+            raise invalid(
                 f"inference request for sequence {key} to model '{self._model}': the model takes correlation IDs as "
                 f"{datatype.config}, from {lowest} to {highest}",
                 hint=f"data_type of control input '{self._id_name}' in its configuration says so",
             )
-
-    def _refusal(self, request: InferRequest, message: str, hint: str = "") -> ServingError:
-        return with_request_id(invalid(message, hint=hint), request)
 
 
 class SequenceRunner(ModelRunner):
@@ -167,6 +187,9 @@ class SequenceRunner(ModelRunner):
         oldest = batching.oldest if batching is not None else None
         if oldest is not None and oldest.preserve_ordering:
             self._in_flight.keep_order()
+        if not (self._tensors.has_states or survives_restart(config)):
+            for slot, executor in enumerate(executors):
+                executor.when_lost(partial(self._lost, slot))
         self._predecessors: list[SequenceRunner] = []
         self._is_followed = False
         self._is_closed = False
@@ -241,6 +264,10 @@ class SequenceRunner(ModelRunner):
 
     def _arrived(self, request_id: int, entry: PendingRequest) -> None:
         """Do nothing: replies are in the order in which requests began to run."""
+
+    def _lost(self, slot: int) -> None:
+        """The process of an instance has ended, and with it what the model remembered of its sequences."""
+        self._handle(StateLost(slot), now_ns())
 
     def _end_phase_out(self) -> None:
         for runner in self._predecessors:

@@ -41,6 +41,7 @@ class Host:
         self.responses: list[tuple[int, Any, bool]] = []
         self.final = threading.Semaphore(0)
         self.calls: list[ModelCall] = []
+        self.exceptions: list[str] = []
 
     def respond(self, batch: ModelBatch, index: int, result: Any, final: bool) -> None:
         self.responses.append((index, result, final))
@@ -59,10 +60,13 @@ class Host:
     def begin(self, call: ModelCall) -> None:
         self.calls.append(call)
         names = tuple(tensor.name() for tensor in call.inputs)
-        call.inbox.put((result_of(InferenceResponse(call.inputs), names, needs_all=False), True))
+        call.inbox.put((result_of(InferenceResponse(call.inputs), names), True))
 
     def end(self, call: ModelCall) -> None:
         pass
+
+    def raised(self, requests: list[str], text: str) -> None:
+        self.exceptions.append(text)
 
     def later(self, action: Callable[[], None]) -> None:
         action()
@@ -439,6 +443,8 @@ def test_an_exception_in_an_async_function_is_the_error_of_its_request(tmp_path:
     ((code, text),) = service.answers()
     assert code == TritonError.INTERNAL
     assert "ZeroDivisionError" in text
+    (logged,) = service.host.exceptions
+    assert "Traceback" in logged
 
 
 CALLS = """

@@ -11,11 +11,13 @@ import numpy as np
 
 if TYPE_CHECKING or __package__:
     from charonia.server.backends.python.worker import charonia_signature as signatures
+    from charonia.server.backends.python.worker.charonia_kinds import Kind
     from charonia.server.backends.python.worker.charonia_records import built
     from charonia.server.backends.python.worker.charonia_service import BadRequest
     from charonia.server.backends.python.worker.charonia_signature import Port, Signature
 else:  # siblings of the worker's script; the package is not there
     import charonia_signature as signatures
+    from charonia_kinds import Kind
     from charonia_records import built
     from charonia_service import BadRequest
     from charonia_signature import Port, Signature
@@ -94,8 +96,9 @@ class Function:
 
     def _of_example(self, example: dict[str, Any]) -> Signature:
         """Call a function without annotations with its example."""
-        target = self.definition.target
-        function = target() if inspect.isclass(target) else target
+        function: Any = self.definition.target
+        if inspect.isclass(function):
+            function = function()
         returned = function(**example)
         if inspect.isgenerator(returned) or inspect.isawaitable(returned) or inspect.isasyncgen(returned):
             raise TypeError(
@@ -104,7 +107,7 @@ class Function:
         inputs = [Port(name, self._kind(value)) for name, value in example.items()]
         return Signature(inputs, [Port(signatures.OUTPUT, self._kind(returned))], None, "one", False)
 
-    def _kind(self, value: Any) -> signatures.Kind:
+    def _kind(self, value: Any) -> Kind:
         try:
             return signatures.kind_of_value(value, is_batch=self.is_batched)
         except TypeError as error:
@@ -112,8 +115,8 @@ class Function:
 
     def bound(self, target: Any) -> Callable[..., Any]:
         """Return what is called of an instance."""
-        method = self.definition.method
-        return getattr(target, method) if method else target
+        called: Callable[..., Any] = getattr(target, self.definition.method) if self.definition.method else target
+        return called
 
     def _example_text(self) -> str:
         """Return the example request as JSON, "" for none."""
@@ -206,8 +209,13 @@ class Function:
             return returned.to_numpy() if hasattr(returned, "to_numpy") else returned
         if returns == "tuple":
             return returned[at]
-        pick = (lambda record: record[name]) if returns == "dict" else (lambda record: getattr(record, name))
-        return [pick(record) for record in returned] if self.is_batched else pick(returned)
+        if self.is_batched:
+            return [_field(record, name) for record in returned]
+        return _field(returned, name)
+
+
+def _field(record: Any, name: str) -> Any:
+    return record[name] if isinstance(record, dict) else getattr(record, name)
 
 
 def _annotations(target: Any) -> bool:

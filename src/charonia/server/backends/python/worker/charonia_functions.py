@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING or __package__:
-    from charonia.server.backends.python.worker.charonia_errors import TritonError, TritonModelException, describe
+    from charonia.server.backends.python.worker.charonia_errors import (
+        TritonError,
+        TritonModelException,
+        describe,
+        traced,
+    )
     from charonia.server.backends.python.worker.charonia_function import Function
     from charonia.server.backends.python.worker.charonia_host import Inbox
     from charonia.server.backends.python.worker.charonia_responses import FINAL, InferenceResponse
@@ -22,7 +27,7 @@ if TYPE_CHECKING or __package__:
     from charonia.server.backends.python.worker.charonia_signature import kind_of_value
     from charonia.server.backends.python.worker.charonia_tensor import Tensor
 else:  # siblings of the worker's script; the package is not there
-    from charonia_errors import TritonError, TritonModelException, describe
+    from charonia_errors import TritonError, TritonModelException, describe, traced
     from charonia_function import Function
     from charonia_host import Inbox
     from charonia_responses import FINAL, InferenceResponse
@@ -80,9 +85,10 @@ class FunctionModel:
         self._function = function = Function(definition)
         target = definition.target
         if inspect.isclass(target) and not definition.is_object:
+            make: Any = target
             device = _DEVICES.get(args["model_instance_kind"], "cpu").format(args["model_instance_device_id"])
             takes_device = "device" in inspect.signature(target).parameters
-            target = target(device=device) if takes_device else target()
+            target = make(device=device) if takes_device else make()
         self._target = target
         self._call = function.bound(target)
         code = self._call if inspect.isroutine(self._call) else type(self._call).__call__
@@ -195,6 +201,7 @@ class FunctionModel:
         except BadRequest as error:
             sender.send(_refusal(error), 0 if is_stream else FINAL)
         except (Exception, asyncio.CancelledError) as error:
+            self.host.raised([request.request_id()], traced(error))
             text = f"Failed to process the request(s) for model '{self.host.name}', message: {describe(error)}"
             sender.send(InferenceResponse(error=TritonError(text)), 0 if is_stream else FINAL)
         finally:

@@ -88,7 +88,7 @@ class Signature(typing.NamedTuple):
         inputs: Its inputs.
         outputs: Its outputs.
         record: The class of its only parameter, whose fields are the inputs; None for a parameter an input.
-        returns: How what is returned has the outputs: "one" value, a "tuple", a "record" with attributes or a "dict".
+        returns: How what is returned has the outputs: "one" value, a "tuple" or a "record".
         is_stream: Whether it yields any number of responses.
     """
 
@@ -150,7 +150,7 @@ def _outputs(returned: Any, name: str, is_batched: bool) -> tuple[list[Port], st
     item = _item(returned, OUTPUT, name) if is_batched else returned
     if is_record(item):
         ports = [Port(field, _kind(hint, field, name)) for field, hint, _ in fields_of(item)]
-        return ports, "dict" if typing.is_typeddict(item) else "record"
+        return ports, "record"
     return [Port(OUTPUT, (_batch_kind if is_batched else _kind)(returned, OUTPUT, name))], "one"
 
 
@@ -232,6 +232,7 @@ def _class_kind(plain: Any, what: str, name: str) -> Kind:
 def _dtype(element: Any, what: str, name: str) -> np.dtype[Any]:
     if isinstance(element, type) and issubclass(element, (np.str_, np.bytes_, np.object_)):
         return OBJECT
+    dtype: np.dtype[Any]
     try:
         dtype = np.dtype(element)
     except TypeError:
