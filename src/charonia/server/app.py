@@ -277,6 +277,7 @@ class InferenceServer:
             regions=RegionRegistry(options.client_shm_bytes_max) if options.client_shm else None,
             rate_limits=self._limits.view if self._limits is not None else None,
             demand=self._demand.demand if self._demand is not None else None,
+            page_scheme=("https" if options.http.tls.active else "http") if options.http.page else "",
             sequences=self.engine.sequences,
             explain=self._explainer.explain,
             cors_origins=options.http.cors_origins,

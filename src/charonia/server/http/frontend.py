@@ -16,6 +16,7 @@ from charonia.server.http.cors import CrossOrigin
 from charonia.server.http.exchange import Exchange, Tasks
 from charonia.server.http.inference import InferenceHandlers
 from charonia.server.http.limits import HttpLimits
+from charonia.server.http.page import PageHandlers
 from charonia.server.http.parser import JSON_SIZE
 from charonia.server.http.routes import Route, Router, RouteTarget, on_demand
 from charonia.server.listening import cannot_listen, drain
@@ -223,6 +224,7 @@ def protocol_routes(engine: Engine, limits: HttpLimits, services: Services = NO_
         *StatusHandlers(engine, services, tasks).routes(),
         *ControlHandlers(engine, services, tasks).routes(),
         *SharedMemoryHandlers(services.regions, tasks).routes(),
+        *PageHandlers(engine, limits, services, tasks).routes(),
     ]
     return on_demand(routes, services.demand, tasks) if services.demand is not None else routes
 
