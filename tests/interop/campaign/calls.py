@@ -20,7 +20,7 @@ CALLS = 50
 """Calls of a scenario, between loading its models and reading what was counted."""
 
 EXTREMES: Mapping[str, Sequence[float | str]] = {
-    "FP": (0.0, -1.5, 0.1, 3.4e38, 1e-45),
+    "FP": (0.0, -1.5, 0.1, 65504.0, 3e38),  # Triton reads some numbers of JSON, 1e-45 is one, not quite exactly
     "BYTES": ("", "a", "ü€", 'q"\\\n', "x" * 300),
 }
 
@@ -213,7 +213,10 @@ class Inference:
     def generate(self, stream: bool) -> Http:
         """Encode it for the generate routes."""
         document: dict[str, Any] = {tensor.name: tensor.listed(False) for tensor in self.inputs}
-        document |= {"parameters": dict(self.parameters)} if self.parameters else {}
+        parameters = {
+            k: v for k, v in self.parameters.items() if k not in ("priority", "timeout")
+        }  # a known difference
+        document |= {"parameters": parameters} if parameters else {}
         document |= {"id": self.id} if self.id else {}
         return Http("POST", self._path("generate_stream" if stream else "generate"), json.dumps(document).encode())
 
@@ -243,7 +246,8 @@ class _Source:
             return [self._inference(entry).generate(rng.random() < 0.6)]
         if choice < 0.77:
             requests = [self._inference(rng.choice([entry, *self._models])) for _ in range(rng.randint(1, 4))]
-            return [Stream(tuple(self._streamed(request) for request in requests))]
+            named = [replace(request, id=f"{request.id} {index}") for index, request in enumerate(requests)]
+            return [Stream(tuple(self._streamed(request) for request in named))]
         if choice < 0.82 and not entry.config.HasField("sequence_batching"):
             parts = [self._over_a_protocol(self._inference(entry)) for _ in range(rng.randint(2, 6))]
             return [Together(tuple(parts))]
@@ -268,6 +272,8 @@ class _Source:
         """Return a request for this model, one in four with a fault."""
         rng, config = self._rng, entry.config
         variable, rows = rng.choice([1, 2, 5, 0]), rng.randint(1, max(1, config.max_batch_size))
+        if config.HasField("sequence_batching") and rng.random() < 0.95:
+            rows = 1
         batch = (rows,) if config.max_batch_size else ()
         inputs = []
         for tensor in config.input:
@@ -309,7 +315,8 @@ class _Source:
         elif todo < 0.08:
             parameters["raise"] = True
         elif todo < 0.14:
-            what = rng.choice(["omit", "omit", "mistype", "misshape"])
+            # Wrong tensors within an ensemble end Triton.
+            what = "omit" if entry.is_ensemble else rng.choice(["omit", "omit", "mistype", "misshape"])
             parameters[what] = rng.choice(["OUT0", "OUT1", "SEEN"])
         elif todo < 0.2 and calls and not entry.is_ensemble:
             others = [other for other in self._models if other.name != entry.name and not other.is_ensemble]
@@ -363,7 +370,7 @@ class _Source:
         """Return the calls of one sequence, from its start to its end, sometimes with a fault."""
         rng = self._rng
         number = next(self._ids)
-        key = rng.choice([number, number, 2**40 + number, f"text {number}"])
+        key = rng.choice(_keys(entry, number))
         length = rng.randint(1, 4)
         found: list[Call] = []
         for index in range(length):
@@ -404,6 +411,15 @@ class _Source:
                 return [Counted(Http("POST", "/v2/repository/index", rng.choice([b"", b'{"ready":true}'])))]
             case _:
                 return [_control(rng, entry, "load"), _read(rng, entry.name, "config")]
+
+
+def _keys(entry: Model, number: int) -> Sequence[int | str]:
+    """Return ids of sequences that fit what the model takes them as."""
+    for given in entry.config.sequence_batching.control_input:
+        if given.name == "CORRID":
+            kind = _datatype(given.control[0])
+            return [f"text {number}"] if kind == "BYTES" else [number] if "32" in kind else [number, 2**40 + number]
+    return [number, number, 2**40 + number, f"text {number}"]
 
 
 def _read(rng: Random, name: str, what: str, versions: bool = False) -> Http | Grpc:

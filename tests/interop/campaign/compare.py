@@ -2,14 +2,16 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tests.interop.campaign.calls import Call, Http, Scenario
+from tests.interop.campaign.calls import Call, Counted, Http, Scenario, Stream, Together
 
 MEASURED = {"ns", "last_inference", "memory_usage"}
 """Keys of times and memory: that they are there is compared, not their values."""
+NEWER = {"max_inflight_requests"}
+"""Keys that releases after Triton 2.51 have."""
 ERRORS = ("error", "error_message", "reason")
 COUNTERS = re.compile(r"^(nv_inference_(?:request_success|request_failure|count|exec_count)\{.*\}) (\S+)$", re.M)
 FIXED_BEGINNINGS = ("[request id: ", "Request for unknown model: ", "failed to load '")
@@ -17,56 +19,70 @@ FIXED_BEGINNINGS = ("[request id: ", "Request for unknown model: ", "failed to l
 
 
 @dataclass(frozen=True)
-class Rule:
-    """A difference that is on purpose.
-
-    Attributes:
-        row: The row of docs/compatibility.md that says so: its first cell.
-        covers: Whether it explains this difference; gets the call and both answers, in plain form.
-    """
-
-    row: str
-    covers: Callable[[Call, Any, Any], bool]
-
-
-RULES: Sequence[Rule] = ()
-
-
-@dataclass(frozen=True)
 class Difference:
     """What both said to the same call.
 
     Attributes:
-        call: The call.
+        call: The call; of a stream one of its requests.
         ours: Charonia's answer, in comparable form.
         theirs: Triton's.
-        texts: Sentences of errors in both answers.
-        rule: What explains it; None if nothing does.
+        our_errors: Sentences of errors in Charonia's answer.
+        their_errors: The same of Triton.
     """
 
     call: Call
     ours: Any
     theirs: Any
-    texts: tuple[Sequence[str], Sequence[str]]
-    rule: Rule | None
+    our_errors: str
+    their_errors: str
+
+    @property
+    def rule(self) -> str | None:
+        """What explains it: a row of docs/compatibility.md, None if there is none."""
+        return next((row for row, covers in RULES.items() if covers(self)), None)
 
     def __str__(self) -> str:
         lines = [_shortened(self.call)]
         for path, ours, theirs in _parts("", self.ours, self.theirs):
             lines.append(f"  {path or 'answer'}\n    Charonia {_shortened(ours)}\n    Triton   {_shortened(theirs)}")
-        for text in zip(("Charonia", "Triton"), self.texts, strict=True):
-            lines += [f"  {text[0]}: {_shortened(sentence)}" for sentence in text[1]]
+        if self.our_errors or self.their_errors:
+            lines += [f"  Charonia: {_shortened(self.our_errors)}", f"  Triton: {_shortened(self.their_errors)}"]
         return "\n".join(lines)
 
 
-def difference(scenario: Scenario, call: Call, ours: Any, theirs: Any) -> Difference | None:
-    """Return the difference between two answers, or None if a program cannot tell."""
-    texts = (list(_errors(ours)), list(_errors(theirs)))
+def differences(scenario: Scenario, call: Call, ours: Any, theirs: Any) -> list[Difference]:
+    """Return where the answers of both to a call differ so that a program can tell."""
+    if isinstance(call, Counted):
+        return differences(scenario, call.call, ours, theirs)
+    if isinstance(call, Together):
+        parts = zip(call.calls, ours, theirs, strict=True)
+        return [found for part in parts for found in differences(scenario, *part)]
+    if isinstance(call, Stream) and len(call.messages) > 1:
+        parts = (
+            (Stream((message,)), *(_of(message.id, answers) for answers in (ours, theirs))) for message in call.messages
+        )
+        return [found for part in parts for found in differences(scenario, *part)]
+    errors = ("; ".join(_errors(answer)) for answer in (ours, theirs))
     ours, theirs = (comparable(scenario, call, answer) for answer in (ours, theirs))
-    if _text(ours) == _text(theirs):
-        return None
-    rule = next((rule for rule in RULES if rule.covers(call, ours, theirs)), None)
-    return Difference(call, ours, theirs, texts, rule)
+    return [] if _text(ours) == _text(theirs) else [Difference(call, ours, theirs, *errors)]
+
+
+RULES: Mapping[str, Callable[[Difference], bool]] = {
+    "Decoupled models over HTTP and `ModelInfer`": lambda d: "decoupled transaction policy" in d.their_errors,
+    "A model that never loaded": lambda d: (
+        "Request for unknown model: " in d.our_errors and d.their_errors.endswith("is not found")
+    ),
+    "An output requested twice": lambda d: bool(re.search("output '.*' already exists in request", d.our_errors)),
+    "Errors of `generate_stream`": lambda d: (
+        isinstance(d.call, Http) and d.call.path.endswith("_stream") and d.theirs["status"] == 400 <= d.ours["status"]
+    ),
+    "Classification of FP16": lambda d: "due to unsupported type 'FP16'" in d.their_errors,
+    "A request that Triton does not answer": lambda d: d.theirs == {"status": "no answer", "body": {"error": "..."}},
+    "Failed requests in the statistics": lambda d: (
+        _text(_without_failures(d.ours)) == _text(_without_failures(d.theirs))
+    ),
+}
+"""Differences that are on purpose, by row of docs/compatibility.md."""
 
 
 def comparable(scenario: Scenario, call: Call, answer: Any) -> Any:
@@ -75,13 +91,40 @@ def comparable(scenario: Scenario, call: Call, answer: Any) -> Any:
         own = [found for found in COUNTERS.findall(answer["body"]) if f'model="s{scenario.seed}_' in found[0]]
         return sorted([name, float(count)] for name, count in own if float(count))
     if isinstance(call, Http) and call.path.endswith("/index"):
-        own = [entry for entry in answer["body"] if entry["name"].startswith(f"s{scenario.seed}_")]
+        own = [entry for entry in answer["body"] or [] if entry["name"].startswith(f"s{scenario.seed}_")]
         return sorted((_bare(entry) for entry in own), key=_text)
     if isinstance(call, Http) and call.path.endswith("generate_stream") and answer["status"] == 200:
         return [_bare(json.loads(frame.removeprefix("data: "))) for frame in answer["body"].split("\n\n")[:-1]]
     if isinstance(call, Http) and (answer["status"] != 200 or not answer["body"]):
         return {"status": answer["status"], "body": _bare(answer["body"])}
-    return _bare(answer)
+    if isinstance(call, Stream):
+        return [_streamed(scenario, one) for one in answer]
+    if isinstance(call, Http) and "model_name" in answer["body"] and "outputs" in answer["body"]:
+        answer = {**answer, "body": _arranged(scenario, answer["body"], answer.pop("binary"))}
+    return _bare(_arranged(scenario, answer) if "model_name" in answer else answer)
+
+
+def _streamed(scenario: Scenario, answer: Any) -> Any:
+    """Return an answer of a stream; Triton does not say of errors and of empty ones which version they are of."""
+    if answer.get("error_message") or "status" in answer:
+        return _bare({"error": answer.get("error_message") or answer["error"]})
+    response = _arranged(scenario, answer["infer_response"])
+    return _bare(response if response["outputs"] else {**response, "model_version": "..."})
+
+
+def _arranged(scenario: Scenario, response: Any, binary: str = "") -> Any:
+    """Return a response with its data in its outputs; those of an ensemble Triton gives in any order."""
+    outputs = [dict(output) for output in response["outputs"]]
+    for output, raw in zip(outputs, response.get("raw_output_contents", ()), strict=False):
+        output["raw"] = raw
+    for output in outputs:
+        size = 2 * output.get("parameters", {}).get("binary_data_size", 0)
+        if size:
+            output["raw"], binary = binary[:size], binary[size:]
+    if any(entry.is_ensemble for entry in scenario.models if entry.name == response["model_name"]):
+        outputs.sort(key=_text)
+    rest = {key: value for key, value in response.items() if key != "raw_output_contents"}
+    return {**rest, "outputs": outputs, "left over": binary}
 
 
 def _parts(path: str, ours: Any, theirs: Any) -> Iterator[tuple[str, Any, Any]]:
@@ -113,7 +156,7 @@ def _errors(answer: Any) -> Iterator[str]:
 
 def _bare(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _bare_value(key, item) for key, item in value.items()}
+        return {key: _bare_value(key, item) for key, item in value.items() if key not in NEWER}
     if isinstance(value, float) and value.is_integer():
         return int(value)  # 1 and 1.0 are the same in JSON
     return [_bare(item) for item in value] if isinstance(value, list) else value
@@ -123,8 +166,26 @@ def _bare_value(key: str, value: Any) -> Any:
     if key in MEASURED:
         return "..."
     if key in ERRORS and value:
-        return next((begin for begin in FIXED_BEGINNINGS if str(value).startswith(begin)), "") + "..."
+        return _begin(str(value))
     return _bare(value)
+
+
+def _begin(sentence: str) -> str:
+    return next((begin for begin in FIXED_BEGINNINGS if sentence.startswith(begin)), "") + "..."
+
+
+def _of(request_id: str, answers: Any) -> list[Any]:
+    """Return the answers of a stream to one request; a stream that broke off belongs to all of them."""
+    return [one for one in answers if "status" in one or one["infer_response"]["id"] == request_id]
+
+
+def _without_failures(value: Any) -> Any:
+    """Return statistics or metrics without what counts failures."""
+    if isinstance(value, dict):
+        return {key: _without_failures(item) for key, item in value.items() if key != "fail"}
+    if isinstance(value, list):
+        return [_without_failures(item) for item in value if "nv_inference_request_failure" not in str(item)]
+    return value
 
 
 def _text(value: Any) -> str:

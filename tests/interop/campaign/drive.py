@@ -13,6 +13,7 @@ from typing import Any
 
 import grpc
 from google.protobuf.json_format import MessageToDict
+from tests.interop.campaign import compare
 from tests.interop.campaign.calls import (
     Call,
     Counted,
@@ -25,7 +26,7 @@ from tests.interop.campaign.calls import (
     is_control,
     scenario,
 )
-from tests.interop.campaign.compare import Difference, difference
+from tests.interop.campaign.compare import Difference
 from tests.support.peers import ANSWER_SECONDS_MAX, TritonProcess, ask
 from tests.support.process import ServeProcess
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
@@ -84,7 +85,8 @@ class Side:
                 with ThreadPoolExecutor(len(call.calls)) as pool:
                     return list(pool.map(self.make, call.calls))
             case Write():
-                return self.write(call.files)
+                self.write(call.files)
+                return {}
             case Counted():
                 return self.make(call.call)
 
@@ -137,11 +139,9 @@ class Campaign:
             for side in self._sides:
                 if side.server.process.poll() is not None:
                     raise DiedError(f"{type(side.server).__name__} ended with {side.server.process.poll()} at {call}")
-            together = isinstance(call, Together)
-            parts = list(zip(call.calls, *answers, strict=True)) if together else [(call, *answers)]
-            found = [difference(scenario, *part) for part in parts]
-            if not any(found) or time.monotonic() > deadline:
-                return [entry for entry in found if entry is not None]
+            found = compare.differences(scenario, call, *answers)
+            if not found or time.monotonic() > deadline:
+                return found
             time.sleep(0.05)
 
 

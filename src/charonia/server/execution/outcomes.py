@@ -14,25 +14,23 @@ from charonia.server.scheduling.api import DropReason
 def selected(
     request: InferRequest, tensors: Sequence[Tensor], config: ModelConfig, labels_of: Mapping[str, tuple[str, ...]]
 ) -> list[Tensor]:
-    """Return the requested outputs, in the requested order and form.
+    """Return the requested outputs in their form, in the order in which the model gave them.
 
     Raises:
         ServingError: INTERNAL: the model did not produce one of them.
     """
+    wanted = {output.name: output for output in request.outputs}
     chosen = []
-    for wanted in request.outputs:
-        for tensor in tensors:
-            if tensor.name == wanted.name:
-                break
-        else:
-            raise with_request_id(
-                internal(f"model '{config.name}' did not produce the requested output '{wanted.name}'"),
-                request,
-            )
-        if wanted.classification:
-            labels = labels_of.get(wanted.name, ())
-            tensor = classify(tensor, wanted.classification, labels, batched=config.max_batch_size > 0)
+    for tensor in tensors:
+        output = wanted.pop(tensor.name, None)
+        if output is None:
+            continue
+        if output.classification:
+            labels = labels_of.get(output.name, ())
+            tensor = classify(tensor, output.classification, labels, batched=config.max_batch_size > 0)
         chosen.append(tensor)
+    for name in wanted:
+        raise with_request_id(internal(f"model '{config.name}' did not produce the requested output '{name}'"), request)
     return chosen
 
 
