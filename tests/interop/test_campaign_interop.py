@@ -1,7 +1,7 @@
 """Random models and calls on Charonia and Triton: what differs is a fault of ours, or a row of docs/compatibility.md.
 
-`--campaign-scenarios N` runs N scenarios that were not run before. `python -m tests.interop.campaign SEED` runs one again
-and prints what differs.
+`--campaign-scenarios N` runs N scenarios that were not run before. `python -m tests.interop.campaign SEED` runs one
+again and prints what differs.
 """
 
 import time
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.interop.campaign.calls import scenario
 from tests.interop.campaign.compare import RULES
-from tests.interop.campaign.drive import DiedError, differences
+from tests.interop.campaign.drive import DiedError, run
 from tests.support.peers import TRITON
 
 COMPATIBILITY = Path(__file__).parents[2] / "docs" / "compatibility.md"
@@ -37,7 +37,7 @@ def test_a_program_cannot_tell_charonia_from_triton(tmp_path: Path, request: pyt
 
     found = [
         f"seed {seed}: {difference}"
-        for seed, difference in differences(seeds, tmp_path)
+        for seed, difference in run(seeds, tmp_path)
         if not isinstance(difference, DiedError) and difference.rule is None
     ]
 

@@ -59,6 +59,13 @@ class Together:
 
 
 @dataclass(frozen=True)
+class Following:
+    """Calls of which each continues what those before it began: after a difference the rest is not compared."""
+
+    calls: tuple["Call", ...]
+
+
+@dataclass(frozen=True)
 class Write:
     """Files that appear in the repository."""
 
@@ -72,7 +79,7 @@ class Counted:
     call: Http | Grpc
 
 
-Call = Http | Grpc | Stream | Together | Write | Counted
+Call = Http | Grpc | Stream | Together | Following | Write | Counted
 
 
 @dataclass(frozen=True)
@@ -82,6 +89,11 @@ class Scenario:
     seed: int
     models: tuple[Model, ...]
     calls: tuple[Call, ...]
+
+    @property
+    def batching(self) -> frozenset[str]:
+        """Names of the models that put several requests into a batch."""
+        return frozenset(entry.name for entry in self.models if entry.config.HasField("dynamic_batching"))
 
     def used_by(self, call: Call) -> frozenset[str]:
         """Return the names of the models that a call reaches; all of them if it is about the server."""
@@ -114,8 +126,11 @@ def scenario(seed: int) -> Scenario:
     ]
     models = [model(rng, f"s{seed}_{letter}", palette) for letter in "abc"[: rng.choice([2, 3])]]
     loads = Together(tuple(_control(rng, entry, "load") for entry in models))
-    members = [entry for entry in models if not entry.spoiled] or models
-    ensembles = [ensemble(rng, f"s{seed}_e{number}", members) for number in range(rng.choice([0, 1, 2]))]
+    # A step that lacks its sequence ends Triton.
+    members = [entry for entry in models if not entry.spoiled and not entry.config.HasField("sequence_batching")]
+    ensembles = [
+        ensemble(rng, f"s{seed}_e{number}", members) for number in range(rng.choice([0, 1, 2]) if members else 0)
+    ]
     models += ensembles
     calls: list[Call] = [loads, *(_control(rng, entry, "load") for entry in ensembles)]
     for entry in models:
@@ -270,9 +285,13 @@ class _Source:
 
     def _inference(self, entry: Model, *, calls: bool = False) -> Inference:
         """Return a request for this model, one in four with a fault."""
+        inference = self._sound(entry, self._parameters(entry, calls))
+        return self._faulty(inference) if self._rng.random() < 0.25 else inference
+
+    def _sound(self, entry: Model, parameters: Mapping[str, Any]) -> Inference:
         rng, config = self._rng, entry.config
         variable, rows = rng.choice([1, 2, 5, 0]), rng.randint(1, max(1, config.max_batch_size))
-        if config.HasField("sequence_batching") and rng.random() < 0.95:
+        if config.HasField("sequence_batching"):
             rows = 1
         batch = (rows,) if config.max_batch_size else ()
         inputs = []
@@ -290,9 +309,7 @@ class _Source:
             outputs = tuple((name, {} if name in texts else rng.choice(classes)) for name in chosen)
         version = rng.choice([*map(str, entry.versions)]) if rng.random() < 0.3 else ""
         named = rng.choice(["", "", "7", "an id", "ü"])
-        inference = Inference(entry.name, tuple(inputs), version, named, self._parameters(entry, calls), outputs)
-        inference = replace(inference, decoupled=self._decoupled(entry))
-        return self._faulty(inference) if rng.random() < 0.25 else inference
+        return Inference(entry.name, tuple(inputs), version, named, parameters, outputs, self._decoupled(entry))
 
     def _decoupled(self, entry: Model) -> bool:
         used = {entry.name, *(step.model_name for step in entry.config.ensemble_scheduling.step)}
@@ -323,6 +340,10 @@ class _Source:
             called = rng.choice(others)
             parameters |= {"call": rng.choice([called.name] * 9 + ["unknown"])}
             parameters |= {"call_decoupled": True} if rng.random() < 0.5 else {}
+        if rng.random() < 0.04:
+            parameters |= {"sequence_id": rng.choice([7, "a"]), "sequence_end": rng.random() < 0.5}
+        if entry.is_ensemble:
+            parameters["in_ensemble"] = True
         if todo > 0.7:
             parameters["count"] = rng.choice([0, 1, 2, 3])
         if todo > 0.85:
@@ -387,9 +408,8 @@ class _Source:
                 found.append(self._over_a_protocol(inference))
             if length == 1:
                 break
-        end = {"sequence_id": key, "sequence_end": True}
-        good = replace(self._inference(entry), parameters=end)
-        return [*found, Stream((good.grpc(rng),))]
+        end = self._sound(entry, {"sequence_id": key, "sequence_end": True})
+        return [Following((*found, Stream((replace(end, version="").grpc(rng),))))]
 
     def _changes(self, entry: Model) -> list[Call]:
         """Return calls that change which models there are."""

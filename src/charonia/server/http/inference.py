@@ -202,7 +202,7 @@ class InferenceHandlers:
         exchange.outcome = response
         document, blobs = encode_response(response, call.binary, call.forms, call.places)
         content_type, extra = JSON_TYPE, b""
-        if blobs:
+        if any(map(len, blobs)):
             content_type, extra = BINARY_TYPE, b"Inference-Header-Content-Length: %d\r\n" % len(document)
         accepted = exchange.request.headers.get(b"accept-encoding")
         coding = choose_coding(accepted) if accepted is not None else ""
