@@ -127,7 +127,7 @@ def scenario(seed: int) -> Scenario:
     models = [model(rng, f"s{seed}_{letter}", palette) for letter in "abc"[: rng.choice([2, 3])]]
     loads = Together(tuple(_control(rng, entry, "load") for entry in models))
     # A step that lacks its sequence ends Triton.
-    members = [entry for entry in models if not entry.spoiled and not entry.config.HasField("sequence_batching")]
+    members = [entry for entry in models if not entry.is_faulty and not entry.config.HasField("sequence_batching")]
     ensembles = [
         ensemble(rng, f"s{seed}_e{number}", members) for number in range(rng.choice([0, 1, 2]) if members else 0)
     ]
@@ -187,7 +187,7 @@ class Inference:
         binary = rng.choice([0, 0.5, 1])
         for tensor in self.inputs:
             entry: dict[str, Any] = {"name": tensor.name, "shape": tensor.shape, "datatype": tensor.datatype}
-            if rng.random() < binary or (tensor.datatype == "FP16" and rng.random() < 0.9):
+            if rng.random() < binary or tensor.datatype == "FP16" and (not tensor.array.size or rng.random() < 0.9):
                 blobs.append(tensor.raw())
                 entry["parameters"] = {"binary_data_size": len(blobs[-1])}
             else:
@@ -351,41 +351,30 @@ class _Source:
         return parameters
 
     def _faulty(self, inference: Inference) -> Inference:
-        rng = self._rng
-        if not inference.inputs:
+        rng, inputs = self._rng, inference.inputs
+        if not inputs:
             return inference
-        first, *rest = inference.inputs
-        match rng.randrange(12):
-            case 0:
-                return replace(inference, inputs=tuple(rest))
-            case 1:
-                return replace(inference, inputs=(replace(first, name="X"), *rest))
-            case 2:
-                return replace(inference, inputs=(*inference.inputs, replace(first, name="X")))
-            case 3:
-                return replace(inference, inputs=(first, *inference.inputs))
-            case 4:
-                other = _tensor(rng, first.name, rng.choice(["FP32", "INT32", "BYTES"]), first.shape)
-                return replace(inference, inputs=(other, *rest))
-            case 5:
-                shape = rng.choice([(*first.shape, 1), first.shape[1:], (1, *first.shape)])
-                return replace(inference, inputs=(_tensor(rng, first.name, first.datatype, shape), *rest))
-            case 6:
-                shape = (99, *first.shape[1:])
-                return replace(inference, inputs=(_tensor(rng, first.name, first.datatype, shape), *rest))
-            case 7:
-                return replace(inference, inputs=(replace(first, shape=(*first.shape, 2)), *rest))
-            case 8:
-                return replace(inference, outputs=rng.choice([(("X", {}),), (("OUT0", {}), ("OUT0", {}))]))
-            case 9:
-                return replace(inference, version=rng.choice(["55", "0"]))
-            case 10:
-                return replace(inference, model="unknown")
-            case _:
-                parameters = rng.choice(
-                    [{"triton_x": 1}, {"priority": -1}, {"timeout": "a"}, {"sequence_id": 0.5}, {"sequence_start": 1}]
-                )
-                return replace(inference, parameters={**inference.parameters, **parameters})
+        first, *rest = inputs
+        shapes = [(*first.shape, 1), first.shape[1:], (1, *first.shape), (99, *first.shape[1:])]
+        wrong: Sequence[tuple[Tensor, ...]] = (
+            tuple(rest),
+            (replace(first, name="X"), *rest),
+            (*inputs, replace(first, name="X")),
+            (first, *inputs),
+            (_tensor(rng, first.name, rng.choice(["FP32", "INT32", "BYTES"]), first.shape), *rest),
+            (_tensor(rng, first.name, first.datatype, rng.choice(shapes)), *rest),
+            (replace(first, shape=(*first.shape, 2)), *rest),
+        )
+        keys: Sequence[dict[str, Any]] = ({"triton_x": 1}, {"priority": -1}, {"timeout": "a"}, {"sequence_start": 1})
+        changes: Sequence[dict[str, Any]] = (
+            *({"inputs": given} for given in wrong),
+            {"outputs": (("X", {}),)},
+            {"outputs": (("OUT0", {}), ("OUT0", {}))},
+            {"version": rng.choice(["55", "0"])},
+            {"model": "unknown"},
+            {"parameters": {**inference.parameters, **rng.choice(keys)}},
+        )
+        return replace(inference, **rng.choice(changes))
 
     def _sequence(self, entry: Model) -> list[Call]:
         """Return the calls of one sequence, from its start to its end, sometimes with a fault."""

@@ -27,11 +27,10 @@ from tests.interop.campaign.calls import (
     scenario,
 )
 from tests.interop.campaign.compare import Difference, differences
-from tests.support.peers import TritonProcess, ask
+from tests.support.peers import ANSWER_SECONDS_MAX, TritonProcess, ask
 from tests.support.process import ServeProcess
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
-ANSWER_WITHIN_S = 8.0
 COUNTED_WITHIN_S = 2.0
 SCENARIOS_A_START = 25
 FLAGS = ("--model-control-mode=explicit", "--strict-readiness=false")
@@ -70,14 +69,14 @@ class Side:
                 return {"status": answer.status, "type": kind, "body": content, "binary": answer.body[size:].hex()}
             case Grpc():
                 try:
-                    return _plain(getattr(self.stub, call.method)(call.message, timeout=ANSWER_WITHIN_S))
+                    return _plain(getattr(self.stub, call.method)(call.message, timeout=ANSWER_SECONDS_MAX))
                 except grpc.RpcError as error:
                     return {"status": error.code().name, "error": error.details()}
             case Stream():
                 answers: list[Any] = []
                 try:
                     answers.extend(
-                        map(_plain, self.stub.ModelStreamInfer(iter(call.messages), timeout=ANSWER_WITHIN_S))
+                        map(_plain, self.stub.ModelStreamInfer(iter(call.messages), timeout=ANSWER_SECONDS_MAX))
                     )
                 except grpc.RpcError as error:
                     answers.append({"status": error.code().name, "error": error.details()})

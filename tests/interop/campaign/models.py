@@ -7,10 +7,52 @@ from random import Random
 from typing import Any
 
 from google.protobuf import text_format
-from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelSequenceBatching
+from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 WHOLE = ("UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64")
 TYPES = (*WHOLE, "BOOL", "FP16", "FP32", "FP64", "STRING", "STRING")
+
+DETAILS = (
+    *("", "", "", ""),
+    "version_policy { all { } }",
+    "version_policy { latest { num_versions: 2 } }",
+    "version_policy { specific { versions: [ 1, 2 ] } }",
+    "version_policy { specific { versions: [ 3, 7 ] } }",
+    "instance_group { count: 2 kind: KIND_CPU }",
+    'instance_group { name: "one" kind: KIND_CPU } instance_group { kind: KIND_AUTO }',
+    'metric_tags { key: "team" value: "a b" } response_cache { enable: true }',
+    'default_model_filename: "other.py"',
+    "optimization { priority: PRIORITY_MAX eager_batching: true }",
+    'parameters { key: "note" value { string_value: "with \\"quotes\\" and \303\274" } }',
+)
+"""What shows in a configuration, and changes little else."""
+FAULTS = (
+    'input { name: "IN9" data_type: TYPE_FP32 dims: [ 0 ] }',
+    'input { name: "IN9" dims: [ 1 ] }',
+    'input { name: "IN9" data_type: TYPE_FP32 dims: [ 2 ] reshape { shape: [ 5 ] } }',
+    'input { name: "IN9" data_type: TYPE_FP32 dims: [ 1 ] format: FORMAT_NHWC }',
+    "output { data_type: TYPE_FP32 dims: [ 1 ] }",
+    'backend: ""',
+    'backend: "nothing"',
+    'platform: "ensemble"',
+    'platform: "onnxruntime_onnx"',
+    "max_batch_size: -1",
+    "dynamic_batching { preferred_batch_size: [ 99 ] }",
+    "dynamic_batching { preferred_batch_size: [ 0 ] }",
+    "version_policy { specific { versions: [ 55 ] } }",
+    "instance_group { kind: KIND_GPU }",
+    "instance_group { kind: KIND_CPU gpus: [ 0 ] }",
+    'name: "another"',
+    'default_model_filename: "missing.py"',
+)
+FAULTS_OF_ENSEMBLES = (
+    'ensemble_scheduling { step { model_name: "unknown" input_map { key: "a" value: "IN0" } } }',
+    'ensemble_scheduling { step { input_map { key: "a" value: "IN0" } } }',
+    'input { name: "unused" data_type: TYPE_FP32 dims: [ 1 ] }',
+    'output { name: "unwritten" data_type: TYPE_FP32 dims: [ 1 ] }',
+    "max_batch_size: 20",
+    "instance_group { kind: KIND_CPU }",
+)
 
 MODEL = '''\
 import json
@@ -94,7 +136,8 @@ class TritonPythonModel:
         seen["inputs"] = {{name: [str(a.dtype), list(a.shape), plain(a)] for name, a in sorted(given.items())}}
         if "call" in todo:
             inputs = [pb_utils.Tensor(name, array) for name, array in given.items()]
-            inner = pb_utils.InferenceRequest(todo["call"], ["OUT0"], inputs, request_id="inner")
+            names = dict(model_name=todo["call"], requested_output_names=["OUT0"], request_id="inner")
+            inner = pb_utils.InferenceRequest(inputs=inputs, **names)
             decoupled = bool(todo.get("call_decoupled"))
             answers = inner.exec(decoupled=decoupled)
             seen["called"] = [self.called(a) for a in (answers if decoupled else [answers])]
@@ -113,17 +156,17 @@ class Model:
 
     Attributes:
         config: Its configuration, complete.
+        written: What config.pbtxt says; the rest the model itself completes.
         versions: Its version folders.
-        written: What config.pbtxt says; the rest the model itself completes. None where there is no such file.
         files: Further files by path, relative to the folder.
-        spoiled: Whether the configuration has a fault on purpose, so that probably no server loads it.
+        is_faulty: Whether the written configuration has a fault, so that probably no server loads it.
     """
 
     config: Any
+    written: Any
     versions: tuple[int, ...] = (1,)
-    written: Any = None
     files: Mapping[str, str] = field(default_factory=dict)
-    spoiled: bool = False
+    is_faulty: bool = False
 
     @property
     def name(self) -> str:
@@ -137,9 +180,7 @@ class Model:
 
     def folder(self) -> dict[str, str]:
         """Return all files by path, relative to the repository; a path that ends with a slash is an empty folder."""
-        files = dict(self.files)
-        if self.written is not None:
-            files["config.pbtxt"] = text_format.MessageToString(self.written)
+        files = {**self.files, "config.pbtxt": text_format.MessageToString(self.written)}
         for version in self.versions:
             if self.is_ensemble:
                 files[f"{version}/"] = ""
@@ -148,14 +189,12 @@ class Model:
         return {f"{self.name}/{path}": text for path, text in files.items()}
 
     def _code(self) -> str:
-        completes = []
-        for kind in ("input", "output"):
-            if self.written is None or not getattr(self.written, kind):
-                for tensor in getattr(self.config, kind):
-                    entry = {"name": tensor.name, "data_type": _type_name(tensor), "dims": list(tensor.dims)}
-                    completes.append((f"add_{kind}", entry))
-        if self.written is None and self.config.max_batch_size:
-            completes.append(("set_max_batch_size", self.config.max_batch_size))
+        completes = [
+            (f"add_{kind}", {"name": tensor.name, "data_type": _type_name(tensor), "dims": list(tensor.dims)})
+            for kind in ("input", "output")
+            for tensor in getattr(self.config, kind)
+            if not getattr(self.written, kind)
+        ]
         return MODEL.format(completes=repr(completes))
 
 
@@ -172,28 +211,25 @@ def model(rng: Random, name: str, palette: Sequence[tuple[str, list[int]]]) -> M
             given.reshape.shape.extend(shape)
             output.reshape.shape.extend(shape)
     config.output.add(name="SEEN", data_type="TYPE_STRING", dims=[1])
-    completes = rng.random() < 0.15 and not any(tensor.HasField("reshape") for tensor in config.input)
+    written, files = ModelConfig(), {}
+    completes = rng.random() < 0.15 and not any(t.optional or t.HasField("reshape") for t in config.input)
     if not completes:
         config.model_transaction_policy.decoupled = rng.random() < 0.25
-        _schedule(rng, config)
-        _decorate(rng, config)
-    files = {}
-    if rng.random() < 0.2:
-        config.output[0].label_filename = "labels.txt"
-        files["labels.txt"] = "cat\ndog\n\nowl"
-    written = ModelConfig()
+        _merge(config, _scheduling(rng, config.max_batch_size), rng.choice(DETAILS))
+        if rng.random() < 0.2:
+            config.output[0].label_filename = "labels.txt"
+            files["labels.txt"] = "cat\ndog\n\nowl"
     written.CopyFrom(config)
     if completes:
-        for kind in ("input", "output"):
-            written.ClearField(kind)
-        files.pop("labels.txt", None)
-        for tensor in (*config.input, *config.output):
-            tensor.ClearField("optional" if tensor.name.startswith("IN") else "label_filename")
+        written.ClearField("input")
+        written.ClearField("output")
     if rng.random() < 0.2:
         written.ClearField("name")
-    spoiled = not completes and rng.random() < 0.12 and _spoil(rng, written)
+    is_faulty = not completes and rng.random() < 0.12
+    if is_faulty:
+        _merge(written, rng.choice(FAULTS))
     versions = tuple(sorted(rng.sample([1, 2, 3, 7], rng.choice([1, 1, 2, 3]))))
-    return Model(config, versions, written, files, bool(spoiled))
+    return Model(config, written, versions, files, is_faulty)
 
 
 def ensemble(rng: Random, name: str, members: Sequence[Model]) -> Model:
@@ -227,149 +263,46 @@ def ensemble(rng: Random, name: str, members: Sequence[Model]) -> Model:
     for key, (kind, dims) in tensors.items():
         if not key.startswith("IN") and (key not in used or rng.random() < 0.3):
             config.output.add(name=key, data_type=kind, dims=dims)
-    if rng.random() < 0.3 or any(step.config.model_transaction_policy.decoupled for step in steps):
-        config.model_transaction_policy.decoupled = rng.random() < 0.8
     written = ModelConfig()
     written.CopyFrom(config)
-    spoiled = rng.random() < 0.15 and _spoil_ensemble(rng, written)
-    return Model(config, (1,), written, {}, bool(spoiled))
+    is_faulty = rng.random() < 0.15
+    if is_faulty:
+        _merge(written, rng.choice(FAULTS_OF_ENSEMBLES))
+    return Model(config, written, is_faulty=is_faulty)
 
 
-def _schedule(rng: Random, config: Any) -> None:
+def _scheduling(rng: Random, size: int) -> str:
+    """Return the scheduler of a model as text of its configuration; empty for none."""
     choice = rng.random()
-    if choice < 0.35 and (config.max_batch_size or rng.random() < 0.1):
-        batching = config.dynamic_batching
-        batching.SetInParent()
-        if rng.random() < 0.4 and config.max_batch_size:
-            sizes = range(1, config.max_batch_size + 1)
-            batching.preferred_batch_size.extend(sorted(rng.sample(sizes, min(len(sizes), rng.choice([1, 2])))))
-        if rng.random() < 0.5:
-            batching.max_queue_delay_microseconds = rng.choice([100, 5000])
-        if rng.random() < 0.3:
-            batching.priority_levels = rng.choice([1, 2, 3])
-            batching.default_priority_level = rng.randint(1, batching.priority_levels)
-        if rng.random() < 0.2:
-            batching.default_queue_policy.default_timeout_microseconds = 20_000_000
-            batching.default_queue_policy.allow_timeout_override = rng.random() < 0.5
-        batching.preserve_ordering = batching.priority_levels <= 1 and rng.random() < 0.2
-    elif choice < 0.6:
-        _sequences(rng, config)
-
-
-def _sequences(rng: Random, config: Any) -> None:
-    batching = config.sequence_batching
-    batching.max_sequence_idle_microseconds = 60_000_000
-    if rng.random() < 0.5:
-        batching.oldest.max_candidate_sequences = rng.choice([1, 4])
-    elif rng.random() < 0.8:
-        batching.direct.SetInParent()
-    kinds = ModelSequenceBatching.Control
+    if choice < 0.35 and size:
+        levels = rng.choice([0, 0, 1, 3])
+        parts = [
+            f"preferred_batch_size: {sorted({rng.randint(1, size), size})}",
+            f"max_queue_delay_microseconds: {rng.choice([100, 5000])}",
+            f"priority_levels: {levels} default_priority_level: {rng.randint(1, levels)}" if levels else "",
+            "default_queue_policy { default_timeout_microseconds: 20000000 allow_timeout_override: true }",
+            "preserve_ordering: true" if levels < 2 else "",
+        ]
+        return f"dynamic_batching {{ {' '.join(rng.sample(parts, rng.randint(0, 4)))} }}"
+    if choice > 0.6:
+        return ""
+    parts = [rng.choice(["direct { }", "oldest { max_candidate_sequences: 4 }", "oldest { }", ""])]
     for name in ("START", "READY", "END"):
+        values = rng.choice(["int32_false_true", "fp32_false_true", "bool_false_true"])
         if rng.random() < 0.6:
-            control = batching.control_input.add(name=name).control.add(kind=getattr(kinds, f"CONTROL_SEQUENCE_{name}"))
-            getattr(control, rng.choice(["int32_false_true", "fp32_false_true", "bool_false_true"])).extend([0, 1])
+            control = f"kind: CONTROL_SEQUENCE_{name} {values}: [ 0, 1 ]"
+            parts.append(f'control_input {{ name: "{name}" control {{ {control} }} }}')
     if rng.random() < 0.5:
         # Triton cannot give texts to models without batching.
-        kind = rng.choice(["UINT64", "INT64", "UINT32", "INT32", "STRING" if config.max_batch_size else "INT32"])
-        control = batching.control_input.add(name="CORRID").control.add(data_type=f"TYPE_{kind}")
-        control.kind = kinds.CONTROL_SEQUENCE_CORRID
+        kind = rng.choice(["UINT64", "INT64", "UINT32", "INT32", "STRING" if size else "INT32"])
+        control = f"kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_{kind}"
+        parts.append(f'control_input {{ name: "CORRID" control {{ {control} }} }}')
+    return f"sequence_batching {{ max_sequence_idle_microseconds: 60000000 {' '.join(parts)} }}"
 
 
-def _decorate(rng: Random, config: Any) -> None:
-    """Add what shows in the configuration, and changes little else."""
-    match rng.randrange(10):
-        case 0:
-            config.version_policy.all.SetInParent()
-        case 1:
-            config.version_policy.latest.num_versions = rng.choice([1, 2])
-        case 2:
-            config.version_policy.specific.versions.extend(rng.sample([1, 2, 3, 7], 2))
-        case 3:
-            config.instance_group.add(count=2, kind=rng.choice(["KIND_CPU", "KIND_AUTO"]))
-        case 4:
-            config.instance_group.add(name="one", kind="KIND_CPU")
-            config.instance_group.add(kind="KIND_CPU", count=1)
-        case 5:
-            config.metric_tags["team"] = "a b"
-            config.response_cache.enable = rng.random() < 0.5
-        case 6:
-            config.default_model_filename = "other.py"
-        case 7 if not config.HasField("sequence_batching"):
-            sample = config.model_warmup.add(name="warm", batch_size=max(1, config.max_batch_size))
-            for tensor in config.input:
-                sample.inputs[tensor.name].data_type = tensor.data_type
-                sample.inputs[tensor.name].dims.extend(max(1, size) for size in tensor.dims)
-                sample.inputs[tensor.name].zero_data = True
-        case 8:
-            config.optimization.priority = rng.choice([0, 1, 2])
-            config.optimization.eager_batching = rng.random() < 0.5
-    if rng.random() < 0.3:
-        config.parameters["note"].string_value = rng.choice(["", "plain", 'with "quotes" and ü'])
-
-
-def _spoil(rng: Random, config: Any) -> bool:
-    """Put one fault into a configuration."""
-    match rng.randrange(16):
-        case 0:
-            config.input[0].dims[0] = rng.choice([0, -2])
-        case 1:
-            config.input[0].ClearField("data_type")
-        case 2:
-            config.output[0].ClearField("name")
-        case 3:
-            config.ClearField("backend")
-        case 4:
-            config.backend = "nothing"
-        case 5:
-            config.platform = rng.choice(["ensemble", "onnxruntime_onnx"])
-        case 6:
-            config.max_batch_size = -1
-        case 7:
-            config.dynamic_batching.preferred_batch_size.append(rng.choice([-1, 0, 99]))
-        case 8:
-            config.version_policy.specific.versions.append(55)
-        case 9:
-            config.instance_group.add(kind="KIND_GPU")
-        case 10:
-            config.instance_group.add(kind="KIND_CPU", gpus=[0])
-        case 11:
-            config.input[0].reshape.shape.append(5)
-        case 12:
-            config.name = "another"
-        case 13:
-            config.input[0].format = "FORMAT_NHWC"
-        case 14:
-            config.default_model_filename = "missing.py"
-        case 15:
-            config.input.add().CopyFrom(config.input[0])
-    return True
-
-
-def _spoil_ensemble(rng: Random, config: Any) -> bool:
-    """Put one fault into the configuration of an ensemble."""
-    step = config.ensemble_scheduling.step[0]
-    match rng.randrange(10):
-        case 0:
-            step.model_name = rng.choice(["", "unknown", config.name])
-        case 1:
-            step.model_version = rng.choice([55, -2])
-        case 2:
-            step.input_map["nothing"] = config.input[0].name
-        case 3:
-            step.output_map["nothing"] = "OUT"
-        case 4:
-            config.input[0].data_type = "TYPE_BF16"
-        case 5:
-            config.input.add(name="unused", data_type="TYPE_FP32", dims=[1])
-        case 6:
-            config.output.add(name="unwritten", data_type="TYPE_FP32", dims=[1])
-        case 7:
-            config.max_batch_size += 16
-        case 8:
-            config.input[0].dims.append(5)
-        case 9:
-            config.instance_group.add(kind="KIND_CPU")
-    return True
+def _merge(config: Any, *texts: str) -> None:
+    for text in texts:
+        text_format.Merge(text, config)
 
 
 def _type_name(tensor: Any) -> str:
