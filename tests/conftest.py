@@ -8,6 +8,7 @@ what its signal raises becomes an exception in a callback.
 """
 
 import asyncio
+import gc
 import threading
 from collections.abc import Generator
 from typing import Any
@@ -52,6 +53,10 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if hasattr(config, "workerinput"):  # one of several processes
         items.sort(key=_begins)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # what pytest has collected is large and stays: no garbage collection needs to go through it again
 
 
 def _begins(item: pytest.Item) -> int:

@@ -1,18 +1,16 @@
-"""Requests with Triton's client library, with their sizes and latencies."""
+"""Requests with Charonia's client, with their sizes and latencies."""
 
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import numpy as np
-import tritonclient.grpc.aio
-import tritonclient.http.aio
 from numpy.typing import NDArray
-from tritonclient.utils import np_to_triton_dtype
+
+from charonia.client import AsyncClient
 
 from .server import HOST, Ports
 
@@ -21,39 +19,24 @@ Arrays = dict[str, NDArray[Any]]
 
 
 class Client:
-    """Arrays in, arrays out, over either protocol: the two modules of `tritonclient` have the same names.
+    """Arrays in, arrays out, over either protocol.
 
     Attributes:
         request_count: Requests so far.
         payload_bytes: Bytes of the tensors that were sent and received so far.
     """
 
-    def __init__(self, module: ModuleType, connection: Any) -> None:
+    def __init__(self, connection: AsyncClient) -> None:
+        self.connection = connection
         self.request_count = 0
         self.payload_bytes = 0
-        self._module = module
-        self._connection = connection
 
     async def infer(self, model: str, inputs: Arrays, outputs: Sequence[str] = (), class_count: int = 0) -> Arrays:
         """Return all or the named outputs of a model; with `class_count`, the best classes instead of values."""
-        tensors = []
-        for name, array in inputs.items():
-            tensor = self._module.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
-            tensor.set_data_from_numpy(array)
-            tensors.append(tensor)
-        wanted = [self._module.InferRequestedOutput(name, class_count=class_count) for name in outputs]
-        answer = await self._connection.infer(model, tensors, outputs=wanted or None)
-        response = answer.get_response()
-        # A response is a dictionary over HTTP, and a message over gRPC.
-        names = (
-            [each["name"] for each in response["outputs"]]
-            if isinstance(response, dict)
-            else [each.name for each in response.outputs]
-        )
-        answers = {name: answer.as_numpy(name) for name in names}
+        answer = await self.connection.infer(model, inputs, dict.fromkeys(outputs, class_count) or None)
         self.request_count += 1
-        self.payload_bytes += sum(map(payload_bytes, [*inputs.values(), *answers.values()]))
-        return answers
+        self.payload_bytes += sum(map(payload_bytes, [*inputs.values(), *answer.outputs.values()]))
+        return answer.outputs
 
 
 def payload_bytes(array: NDArray[Any]) -> int:
@@ -63,11 +46,8 @@ def payload_bytes(array: NDArray[Any]) -> int:
 @asynccontextmanager
 async def connected(ports: Ports) -> AsyncIterator[dict[str, Client]]:
     """Connect over both protocols; close the connections on exit."""
-    async with (
-        tritonclient.http.aio.InferenceServerClient(f"{HOST}:{ports.http}") as http,
-        tritonclient.grpc.aio.InferenceServerClient(f"{HOST}:{ports.grpc}") as grpc,
-    ):
-        yield {"HTTP": Client(tritonclient.http.aio, http), "gRPC": Client(tritonclient.grpc.aio, grpc)}
+    async with AsyncClient(f"http://{HOST}:{ports.http}") as http, AsyncClient(f"grpc://{HOST}:{ports.grpc}") as grpc:
+        yield {"HTTP": Client(http), "gRPC": Client(grpc)}
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ import asyncio
 from pathlib import Path
 
 import numpy as np
-import tritonclient.http.aio
 
 from ..ocr.make_repository import BLS, ENSEMBLE, TEXT_RECOGNITION
 from .client import Answers, Client, connected, send
@@ -41,9 +40,9 @@ async def show(repository: Path, ports: Ports) -> None:
     async with connected(ports) as clients:
         await show_reading(clients, repository)
         await show_content_types(clients, repository)
-        await print_batches(ports, CONTENT_TYPE)
+        await print_batches(clients, CONTENT_TYPE)
         await show_add_sub(clients)
-        await print_batches(ports, ADD_SUB)
+        await print_batches(clients, ADD_SUB)
 
 
 async def show_content_types(clients: dict[str, Client], repository: Path) -> None:
@@ -74,11 +73,9 @@ def print_measured(protocol: str, answers: Answers) -> None:
     print(f"{protocol}: {answers.summary()}")
 
 
-async def print_batches(ports: Ports, model: str) -> None:
+async def print_batches(clients: dict[str, Client], model: str) -> None:
     """Print how many batches of each size the server has executed for a model."""
-    async with tritonclient.http.aio.InferenceServerClient(f"{HOST}:{ports.http}") as client:
-        statistics = await client.get_inference_statistics(model)
-    (entry,) = statistics["model_stats"]
+    (entry,) = await clients["HTTP"].connection.statistics(model)
     counts = {int(each["batch_size"]): int(each["compute_infer"]["count"]) for each in entry["batch_stats"]}
     print("Executed: " + ", ".join(f"{count} x batch of {size}" for size, count in sorted(counts.items())))
 
@@ -102,10 +99,8 @@ The server keeps running; end it with Ctrl-C. Commands to try in another termina
   charonia perf -m {TEXT_RECOGNITION} -u {HOST}:{ports.grpc} -i grpc --shape x:3,48,320 --concurrency-range 8
 
   python - some-picture.jpg <<'END'
-  import sys, numpy as np, tritonclient.http as http
-  image = http.InferInput("IMAGE", [1], "BYTES")
-  image.set_data_from_numpy(np.array([open(sys.argv[1], "rb").read()], np.object_))
-  read = http.InferenceServerClient("{http}").infer("{BLS}", [image])
-  print(*(line.decode() for line in read.as_numpy("TEXT")), sep="\\n")
+  import sys, charonia.client
+  read = charonia.client.Client("{http}").infer("{BLS}", {{"IMAGE": [open(sys.argv[1], "rb").read()]}})
+  print(*(line.decode() for line in read["TEXT"]), sep="\\n")
   END
 """

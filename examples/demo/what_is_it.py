@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tritonclient.http as http
+
+from charonia.client import Client
 
 # The model reads this many bytes from either end, without white space, of blocks of this size; 256 stands for no byte.
 END_BYTES = 1024
@@ -24,10 +25,8 @@ def detection_input(content: bytes) -> np.ndarray[Any, np.dtype[np.int32]]:
 
 
 if __name__ == "__main__":
-    client = http.InferenceServerClient("localhost:8000")
-    best_three = [http.InferRequestedOutput("target_label", class_count=3)]
-    for path in sys.argv[1:]:
-        tensor = http.InferInput("bytes", [1, 2 * END_BYTES], "INT32")
-        tensor.set_data_from_numpy(detection_input(Path(path).read_bytes()))
-        answer = client.infer("content_type", [tensor], outputs=best_three).as_numpy("target_label")
-        print(path, *(entry.decode() for entry in answer[0]))
+    with Client("localhost:8000") as client:
+        for path in sys.argv[1:]:
+            content = detection_input(Path(path).read_bytes())
+            answer = client.infer("content_type", {"bytes": content}, {"target_label": 3})
+            print(path, *(entry.decode() for entry in answer["target_label"][0]))

@@ -224,7 +224,7 @@ def test_a_request_that_takes_too_long_is_given_up(play: Play, protocol: str) ->
 
             while not server.engine.tickets:  # a machine that stands still lets a request be late before it arrives
                 # Over gRPC the server knows the deadline too, and its answer may be the first to say so.
-                with pytest.raises(ClientError, match="did not respond (within|in time)") as caught:
+                with pytest.raises(ClientError, match=r"did not respond (within|in time)") as caught:
                     await client.infer("identity", {"INPUT0": ROW}, timeout_s=0.05)
                 assert caught.value.failure is Failure.TIMEOUT
 

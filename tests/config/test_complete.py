@@ -83,6 +83,13 @@ def test_the_name_of_the_folder_tells_a_backend_of_any_name() -> None:
     assert notes == ["backend: mine, from the name of the model's folder"]
 
 
+def test_the_name_of_the_folder_tells_an_installed_backend_without_a_file() -> None:
+    config, notes = derive_backend(ModelConfig(), "net.identity", [], {"identity"})
+
+    assert (config.backend, config.default_model_filename) == ("identity", "")
+    assert notes == ["backend: identity, from the name of the model's folder"]
+
+
 def test_what_the_files_decided_is_said() -> None:
     _, notes = derive_backend(ModelConfig(), "m", ["resnet.onnx"])
 

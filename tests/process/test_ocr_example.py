@@ -131,23 +131,26 @@ def test_the_pictures_have_text_to_read(read_once: Callable[[str, str], tuple[li
 
 
 @pytest.mark.parametrize("model", [ENSEMBLE, BLS])
-def test_both_protocols_give_the_same_text(server: ServeProcess, model: str) -> None:
-    over_http, over_grpc = read(server.http, model, photo()), read(server.grpc, model, photo(), grpcclient)
+def test_both_protocols_give_the_same_text(
+    server: ServeProcess, read_once: Callable[[str, str], tuple[list[str], Any, Any]], model: str
+) -> None:
+    over_http, over_grpc = read_once(model, "photo"), read(server.grpc, model, photo(), grpcclient)
 
     assert over_http[0] == over_grpc[0]
     assert np.array_equal(over_http[1], over_grpc[1])
 
 
-def test_upside_down_lines_are_turned_unless_the_request_says_not_to(server: ServeProcess) -> None:
+def test_upside_down_lines_are_turned_unless_the_request_says_not_to(
+    server: ServeProcess, read_once: Callable[[str, str], tuple[list[str], Any, Any]]
+) -> None:
     angles = httpclient.InferInput("ANGLES", [1], "BOOL")
     angles.set_data_from_numpy(np.array([False]))
-    picture = page(angle=180)
 
     with httpclient.InferenceServerClient(server.http) as client:
-        answer = client.infer(BLS, [image_of(httpclient, picture), angles])
+        answer = client.infer(BLS, [image_of(httpclient, PICTURES["upside down"]()), angles])
 
     as_they_stand = [text.decode() for text in answer.as_numpy("TEXT")]
-    turned = read(server.http, BLS, picture)[0]
+    turned = read_once(BLS, "upside down")[0]
     assert turned
     assert as_they_stand != turned
 
@@ -183,9 +186,12 @@ def test_a_file_that_is_no_picture_is_refused_by_the_step_that_reads_it(
 
 
 @pytest.mark.parametrize("model", [ENSEMBLE, BLS])
-def test_pictures_read_at_the_same_time_as_a_broken_one_are_read(server: ServeProcess, model: str) -> None:
-    files = [scanned_page(), b"no picture", scanned_page(), blank(), scanned_page()[:9000], photo()]
-    alone = {file: read(server.http, model, file)[0] for file in (files[0], files[3], files[5])}
+def test_pictures_read_at_the_same_time_as_a_broken_one_are_read(
+    server: ServeProcess, read_once: Callable[[str, str], tuple[list[str], Any, Any]], model: str
+) -> None:
+    good = ("scanned page", "nothing", "photo")
+    page, nothing, street = (PICTURES[name]() for name in good)
+    files = [page, b"no picture", nothing, page[:9000], street]
 
     with httpclient.InferenceServerClient(server.http, concurrency=len(files)) as client:
         pending = [client.async_infer(model, [image_of(httpclient, file)]) for file in files]
@@ -197,5 +203,5 @@ def test_pictures_read_at_the_same_time_as_a_broken_one_are_read(server: ServePr
                 outcomes.append(error)
 
     assert "that are neither" in str(outcomes.pop(1))
-    assert "breaks off or is damaged" in str(outcomes.pop(3))
-    assert outcomes == [alone[file] for file in (files[0], files[0], files[3], files[5])]
+    assert "breaks off or is damaged" in str(outcomes.pop(2))
+    assert outcomes == [read_once(model, name)[0] for name in good]

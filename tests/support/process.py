@@ -4,16 +4,15 @@ import contextlib
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 from urllib.request import urlopen
 
 import psutil
+from tests.support.fork_server import ForkedCommand
 
 _STARTED = re.compile(r"Started (GRPCInferenceService|HTTPService|Metrics Service) at 127\.0\.0\.1:(\d+)")
 _START_SECONDS_MAX = 120.0
@@ -39,11 +38,8 @@ class ServeProcess:
     """
 
     def __init__(self, repository: Path | str, *arguments: str) -> None:
-        self._command: Sequence[str] = [
-            *(sys.executable, "-m", "charonia", "serve", f"--model-repository={repository}"),
-            *(*_LOOPBACK, *_FREE_PORTS, *arguments),
-        ]
-        self._process: subprocess.Popen[str] | None = None
+        self._arguments = ("serve", f"--model-repository={repository}", *_LOOPBACK, *_FREE_PORTS, *arguments)
+        self._process: ForkedCommand | None = None
         self._ports: dict[str, int] = {}
         self._changed = threading.Condition()
         self._lines: list[str] = []
@@ -54,9 +50,7 @@ class ServeProcess:
         Raises:
             RuntimeError: It ended, or did not start in time; the message holds its log.
         """
-        self._process = subprocess.Popen(
-            self._command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-        )
+        self._process = ForkedCommand(self._arguments)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         deadline = time.monotonic() + _START_SECONDS_MAX
@@ -78,7 +72,7 @@ class ServeProcess:
             self.stop()
 
     @property
-    def process(self) -> "subprocess.Popen[str]":
+    def process(self) -> ForkedCommand:
         """The process."""
         if self._process is None:
             raise RuntimeError("the server was not started")
@@ -135,8 +129,7 @@ class ServeProcess:
             self.kill()
             raise
         self._reader.join(_STOP_SECONDS_MAX)
-        if self.process.stderr is not None:
-            self.process.stderr.close()
+        self.process.stderr.close()
         return status
 
     def kill(self) -> None:
@@ -145,10 +138,7 @@ class ServeProcess:
         self.wait()
 
     def _read(self) -> None:
-        stderr = self.process.stderr
-        if stderr is None:
-            return
-        for line in stderr:
+        for line in self.process.stderr:
             with self._changed:
                 self._lines.append(line)
                 started = _STARTED.search(line)

@@ -67,13 +67,16 @@ class Signature:
         return tuple(tensor for tensor in tensors if tensor.shape[:1] != (-1,))
 
 
-def derive_backend(config: ModelConfig, model_name: str, file_names: Collection[str]) -> tuple[ModelConfig, list[str]]:
+def derive_backend(
+    config: ModelConfig, model_name: str, file_names: Collection[str], installed: Collection[str] = ()
+) -> tuple[ModelConfig, list[str]]:
     """Fill in platform, backend and file name from one another, and from a version's files where none is given.
 
     Args:
         config: The original configuration.
         model_name: Name of the model's folder.
         file_names: Names of the files and folders in the folder of a version.
+        installed: Names of the backends that are there.
 
     Returns:
         The configuration and a sentence for each value that follows from the files.
@@ -93,7 +96,7 @@ def derive_backend(config: ModelConfig, model_name: str, file_names: Collection[
         )
     entry = _format(config, file_names)
     if entry is None:
-        return (config, []) if config.backend else _from_folder_name(config, model_name, file_names)
+        return (config, []) if config.backend else _from_folder_name(config, model_name, file_names, installed)
     notes = []
     if not config.backend and not config.platform:
         source = config.default_model_filename or _file(entry, file_names)
@@ -147,17 +150,19 @@ def _file(entry: ModelFormat, file_names: Collection[str]) -> str:
 
 
 def _from_folder_name(
-    config: ModelConfig, model_name: str, file_names: Collection[str]
+    config: ModelConfig, model_name: str, file_names: Collection[str], installed: Collection[str]
 ) -> tuple[ModelConfig, list[str]]:
-    """Take the backend from a folder `<name>.<backend>` with a file `model.<backend>`, for backends of any name."""
+    """Take the backend from a folder `<name>.<backend>`: an installed one, or one with a file `model.<backend>`."""
     backend = PurePosixPath(model_name).suffix.removeprefix(".")
     filename = config.default_model_filename or f"model.{backend}"
-    if not backend or filename not in file_names:
+    if not backend or (filename not in file_names and backend not in installed):
         raise invalid(
             f"Invalid model name: Could not determine backend for model '{model_name}' with no backend in model "
             "configuration. Expected model name of the form 'model.<backend_name>'.",
             hint=_file_hint(file_names),
         )
+    if filename not in file_names:
+        filename = config.default_model_filename
     completed = replace(config, backend=backend, default_model_filename=filename)
     return completed, [f"backend: {backend}, from the name of the model's folder"]
 

@@ -20,19 +20,16 @@ class Tensor:
         name: Tensor name.
         datatype: Protocol datatype.
         array: The elements, in the tensor's own shape (with the batch dimension, if the model has one).
+        shape: Shape of the array, batch dimension included.
     """
 
-    __slots__ = ("array", "datatype", "name")
+    __slots__ = ("array", "datatype", "name", "shape")
 
     def __init__(self, name: str, datatype: DataType, array: Array) -> None:
         self.name = name
         self.datatype = datatype
         self.array = array
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the array, batch dimension included."""
-        return self.array.shape
+        self.shape: tuple[int, ...] = array.shape
 
     def __repr__(self) -> str:
         return f"Tensor({self.name!r}, {self.datatype.wire}, {list(self.array.shape)})"
@@ -69,6 +66,7 @@ class DeviceTensor(Tensor):
         self.name = name
         self.datatype = datatype
         self.content = content
+        self.shape = content.shape
         self._host: Array | None = None
         self._twin: DeviceTensor | None = None
 
@@ -78,11 +76,6 @@ class DeviceTensor(Tensor):
         if self._host is None:
             self._host = self.content.to_host() if self._twin is None else self._twin.array
         return self._host
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the content."""
-        return self.content.shape
 
     def renamed(self, name: str) -> "DeviceTensor":
         """Return the same elements under another name; both share one CPU copy."""

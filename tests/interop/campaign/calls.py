@@ -187,7 +187,7 @@ class Inference:
         binary = rng.choice([0, 0.5, 1])
         for tensor in self.inputs:
             entry: dict[str, Any] = {"name": tensor.name, "shape": tensor.shape, "datatype": tensor.datatype}
-            if rng.random() < binary or tensor.datatype == "FP16" and (not tensor.array.size or rng.random() < 0.9):
+            if rng.random() < binary or (tensor.datatype == "FP16" and (not tensor.array.size or rng.random() < 0.9)):
                 blobs.append(tensor.raw())
                 entry["parameters"] = {"binary_data_size": len(blobs[-1])}
             else:

@@ -73,34 +73,37 @@ def _status(answer: Any) -> Any:
 
 
 RULES: Mapping[str, Callable[[Difference], bool]] = {
-    "Decoupled models over HTTP and `ModelInfer`": lambda d: "decoupled transaction policy" in d.their_errors,
-    "A model that could not be loaded": lambda d: (
+    "decoupled models over HTTP and `ModelInfer`": lambda d: "decoupled transaction policy" in d.their_errors,
+    "a model that could not be loaded": lambda d: (
         all("Request for unknown model: " in errors for errors in (d.our_errors, d.their_errors))
         and {_status(d.ours), _status(d.theirs)} in ({404, 503}, {"NOT_FOUND", "UNAVAILABLE"})
     ),
-    "A faulty request to a model that is not there": lambda d: (
+    "a faulty request to a model that is not there": lambda d: (
         d.their_errors.startswith("Request for unknown model: ") and _status(d.ours) in (400, "INVALID_ARGUMENT")
     ),
-    "A request that is not what the protocol says": lambda d: (
+    "a request that is not what the protocol says": lambda d: (
         _status(d.ours) == 400 and _status(d.theirs) == 500 and "nable to parse" in d.their_errors
     ),
-    "A required input that is missing": lambda d: "expected number of inputs between" in d.our_errors,
-    "Outputs that do not fit the configuration": lambda d: "output differs from its configuration" in d.our_errors,
-    "Parameters `triton_*` of `generate`": lambda d: (
+    "a required input that is missing": lambda d: "expected number of inputs between" in d.our_errors,
+    "outputs that do not fit the configuration": lambda d: "output differs from its configuration" in d.our_errors,
+    "parameters `triton_*` of `generate`": lambda d: (
         "/generate" in _shortened(d.call) and "are reserved for Triton usage" in d.our_errors
     ),
-    "An output requested twice": lambda d: bool(re.search("output '.*' already exists in request", d.our_errors)),
-    "Errors of `generate_stream`": lambda d: (
+    "ensembles: outputs of a decoupled step together with tensors of the request": (
+        lambda d: "receives inputs originated from different decoupled models" in d.their_errors
+    ),
+    "an output requested twice": lambda d: bool(re.search("output '.*' already exists in request", d.our_errors)),
+    "errors of `generate_stream`": lambda d: (
         isinstance(d.call, Http) and d.call.path.endswith("_stream") and _status(d.theirs) == 400 <= _status(d.ours)
     ),
-    "Classification of FP16": lambda d: "due to unsupported type 'FP16'" in d.their_errors,
-    "Requests that Triton does not answer": lambda d: (
+    "classification of FP16": lambda d: "due to unsupported type 'FP16'" in d.their_errors,
+    "requests that Triton does not answer": lambda d: (
         _status(d.theirs) == "no answer"
         or "Deadline Exceeded" in d.their_errors
         or "unexpected deadlock" in d.their_errors
     ),
-    "Names that are given twice": lambda d: "is given more than once" in d.our_errors,
-    "Failed requests in the statistics": lambda d: _without_failures(d.ours) == _without_failures(d.theirs),
+    "names that are given twice": lambda d: "is given more than once" in d.our_errors,
+    "failed requests in the statistics": lambda d: _without_failures(d.ours) == _without_failures(d.theirs),
 }
 """Differences that are on purpose, by row of docs/compatibility.md."""
 

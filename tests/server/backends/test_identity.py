@@ -2,16 +2,18 @@ import asyncio
 import time
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 from charonia.config.kinds import InstanceKind
-from charonia.config.model import ModelConfig, ModelInput, ModelOutput
+from charonia.config.model import ModelConfig, ModelInput, ModelOutput, Reshape
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError
 from charonia.core.request import InferRequest
 from charonia.core.tensor import Tensor
+from charonia.core.trace import Trace
 from charonia.server.backends.api import BackendSettings, BlockingInstance, ModelFiles, Outputs, Placement
 from charonia.server.backends.identity import IdentityBackend
 from charonia.testing.backend_suite import BackendCase, BackendSuite
@@ -117,6 +119,62 @@ def test_response_parameters_come_in_every_type_when_asked_for() -> None:
     }
 
 
+def test_activities_are_added_to_a_trace_when_asked_for() -> None:
+    [instance] = instances(replace(CONFIG, parameters={"enable_custom_tracing": "true"}))
+    traced, other = request(1, 1), request(2, 1)
+    traced.trace = Trace(Mock(), 1, 0, (0, 0))
+
+    instance.execute([traced, other])
+
+    names = [name for name, _ in traced.trace.events]
+    assert names == ["CUSTOM_ACTIVITY_START", "CUSTOM_SINGLE_ACTIVITY", "CUSTOM_ACTIVITY_END"]
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted", "shape"),
+    [
+        (
+            ModelInput("INPUT0", DataType.FP32, dims=(4,), reshape=Reshape((2, 2))),
+            ModelOutput("OUTPUT0", DataType.FP32, (2, 2)),
+            (2, 2),
+        ),
+        (
+            ModelInput("INPUT0", DataType.FP32, dims=(4,)),
+            ModelOutput("OUTPUT0", DataType.FP32, (1, 4), reshape=Reshape((4,))),
+            (1, 4),
+        ),
+        (
+            ModelInput("INPUT0", DataType.FP32, dims=(-1,), reshape=Reshape((-1, 1))),
+            ModelOutput("OUTPUT0", DataType.FP32, (1, -1), reshape=Reshape((-1, 1))),
+            (1, 4),
+        ),
+        (
+            ModelInput("INPUT0", DataType.FP32, dims=(4,), reshape=Reshape((2, 2))),
+            ModelOutput("OUTPUT0", DataType.FP32, (4,), reshape=Reshape((2, 2))),
+            (4,),
+        ),
+    ],
+)
+def test_a_reshape_is_a_view(given: ModelInput, wanted: ModelOutput, shape: tuple[int, ...]) -> None:
+    made = replace(CONFIG, input=(given, CONFIG.input[1]), output=(wanted, CONFIG.output[1]))
+    [instance] = instances(made)
+    asked = request(1, 3)
+
+    [result] = instance.execute([asked]).results
+
+    assert isinstance(result, Outputs)
+    assert [t.name for t in result.tensors] == ["OUTPUT0", "OUTPUT_B"]
+    assert result.tensors[0].shape == (3, *shape)
+    assert np.shares_memory(result.tensors[0].array, asked.inputs["INPUT0"].array)
+
+
+def test_an_output_needs_the_shape_that_its_input_is_reshaped_to() -> None:
+    given = ModelInput("INPUT0", DataType.FP32, dims=(4,), reshape=Reshape((2, 2)))
+
+    with pytest.raises(ServingError, match="output 'OUTPUT0' needs the datatype and dims, or reshape, of input"):
+        instances(replace(CONFIG, input=(given, CONFIG.input[1])))
+
+
 @pytest.mark.parametrize("text", ["soon", "-1", "nan", "inf", ""])
 def test_a_delay_is_a_number_that_can_pass(text: str) -> None:
     with pytest.raises(ServingError, match="execute_delay_ms: expected a number of at least 0"):
@@ -129,8 +187,8 @@ def test_a_flag_is_true_or_false() -> None:
 
 
 def test_parameters_that_it_does_not_have_are_refused() -> None:
-    with pytest.raises(ServingError, match="no parameter 'enable_custom_tracing', 'nested_span_count'") as caught:
-        instances(replace(CONFIG, parameters={"enable_custom_tracing": "true", "nested_span_count": "3"}))
+    with pytest.raises(ServingError, match="no parameter 'nested_span_count', 'single_activity_frequency'") as caught:
+        instances(replace(CONFIG, parameters={"single_activity_frequency": "2", "nested_span_count": "3"}))
 
     assert caught.value.code is Code.UNSUPPORTED
 

@@ -925,3 +925,14 @@ asyncio.run(main())
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
     assert (ran.stdout, ran.stderr) == ("loaded\n", "")
+
+
+def test_the_library_keeps_no_telemetry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("ORT_DISABLE_TELEMETRY", raising=False)
+
+    code = "import charonia.server.backends.onnxruntime.session"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+    assert list(tmp_path.iterdir()) == []

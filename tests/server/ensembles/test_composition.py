@@ -121,6 +121,22 @@ def test_an_ensemble_may_not_batch_more_than_its_models() -> None:
     ]
 
 
+@pytest.mark.parametrize("sizes", [(8, 0), (0, 8), (0, 0), (16, 0)])
+def test_models_that_do_not_batch_may_be_in_an_ensemble_that_does(sizes: tuple[int, int]) -> None:
+    first, second = (f"max_batch_size: {size}" for size in sizes)
+
+    assert texts(ensemble(more="max_batch_size: 8"), model("a", more=first), model("b", more=second)) == []
+
+
+def test_the_shapes_of_models_that_do_not_batch_are_checked_in_an_ensemble_that_does() -> None:
+    batching = "max_batch_size: 8"
+    (problem,) = texts(
+        ensemble(more=batching), model("a", more=batching), model("b", given="data_type: TYPE_FP32 dims: [ 2, 5 ]")
+    )
+
+    assert problem.endswith("inconsistent shape: [-1,4] is inferred from model a while [2,5] is inferred from model b")
+
+
 def test_the_configuration_of_an_ensemble_says_that_it_is_decoupled_where_a_step_is() -> None:
     decoupled = "model_transaction_policy { decoupled: true }"
     plain, streaming = model("a"), model("b", more=decoupled)

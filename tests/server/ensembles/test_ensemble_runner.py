@@ -451,6 +451,28 @@ def test_a_sequence_that_a_response_sets_goes_on_with_its_tensors() -> None:
     ]
 
 
+def test_a_response_says_to_which_sequence_it_belongs() -> None:
+    models, caller, alone = Models(lambda request: {"OUT": request.inputs["IN"].array}), Caller(), Caller()
+    runner = ensemble(models, chain("a"), [model("a")])
+
+    runner.submit(request(correlation_id="talk", flags=SEQUENCE_START | SEQUENCE_END), caller)
+    runner.submit(request(), alone)
+
+    assert caller.response.parameters == {"sequence_id": "talk", "sequence_start": True, "sequence_end": True}
+    assert alone.response.parameters == {"sequence_id": 0, "sequence_start": False, "sequence_end": False}
+
+
+def test_a_response_belongs_to_the_sequence_that_a_step_has_set() -> None:
+    models, caller = Models(), Caller()
+    runner = ensemble(models, chain("a", "b"), [model("a"), model("b")])
+    runner.submit(request(correlation_id=1, flags=SEQUENCE_START), caller)
+
+    models.tickets[0].answer({"OUT": ONE}, parameters={"sequence_id": 42, "other": "x"})
+    models.tickets[1].answer({"OUT": ONE})
+
+    assert caller.response.parameters == {"sequence_id": 42, "sequence_start": True, "sequence_end": False}
+
+
 def test_parameters_of_a_response_that_say_nothing_of_sequences_change_nothing() -> None:
     models = Models()
     runner = ensemble(models, chain("a", "b"), [model("a"), model("b")])
@@ -503,6 +525,10 @@ def test_statistics_add_up_what_the_steps_took() -> None:
     assert (statistics.inference_count, statistics.execution_count) == (3, 1)
     assert (statistics.queue.ns, statistics.compute_infer.ns) == (120, 1500)
     assert (statistics.success.count, statistics.queue.count, statistics.compute_output.count) == (1, 1, 1)
+    assert list(statistics.batches) == [3]
+    batch = statistics.batches[3]
+    assert (batch.compute_infer.count, batch.compute_infer.ns) == (1, 1500)
+    assert (batch.compute_input.count, batch.compute_output.count) == (1, 1)
     assert runner.metrics.request_ns.count == 1
     record = caller.response.execution
     assert record is not None

@@ -312,6 +312,34 @@ def test_what_only_the_whole_graph_tells_is_named(tmp_path: Path) -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize(
+    ("steps", "fits"),
+    [
+        (step("a", "IN", "OUT") + step("b", "IN", "OUT1"), False),
+        (step("a", "IN", "OUT") + step("a", "IN", "OUT1"), False),
+        (step("a", "IN", "OUT") + step("b", "OUT", "OUT1"), True),
+        (step("a", "IN", "OUT") + step("c", "IN", "OUT1"), True),
+        (step("a", "IN", "x") + step("c", "x", "OUT") + step("c", "x", "OUT1"), True),
+    ],
+)
+def test_outputs_of_unrelated_decoupled_steps_are_refused(tmp_path: Path, steps: str, fits: bool) -> None:
+    async def scenario() -> None:
+        for name in "ab":
+            write_identity(tmp_path, name, more="model_transaction_policy { decoupled: true }")
+        write_identity(tmp_path, "c")
+        write_ensemble(tmp_path, steps, output='} output { name: "OUT1" data_type: TYPE_FP32 dims: [ 4 ]')
+        harness = Harness(tmp_path)
+
+        if fits:
+            await harness.engine.load_model("e")
+        else:
+            with pytest.raises(ServingError, match="outputs OUT, OUT1 originate from different decoupled models"):
+                await harness.engine.load_model("e")
+        await harness.close()
+
+    run(scenario)
+
+
 def test_an_ensemble_whose_load_failed_answers_once_its_model_does(tmp_path: Path) -> None:
     async def scenario() -> None:
         write_chain(tmp_path)
@@ -442,6 +470,45 @@ def test_an_ensemble_without_a_version_folder_says_what_to_make(tmp_path: Path) 
 
         with pytest.raises(ServingError, match=r"at least one version must be available.*make an empty one, e/1"):
             await harness.engine.load_model("e")
+        await harness.close()
+
+    run(scenario)
+
+
+def test_a_missing_version_does_not_hide_what_is_wrong_in_the_configuration(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        write_ensemble(tmp_path, name="e")
+        write_model(tmp_path, "m", "", config=identity_pbtxt(dims=(-7,), max_batch_size=-1))
+        write_model(tmp_path, "n", "", config='input { name: "X" data_type: TYPE_FP32 dims: [ -7 ] }')
+        for name in "emn":
+            (tmp_path / name / "1").rmdir()
+        harness = Harness(tmp_path)
+        texts = {}
+        for name in "emn":
+            with pytest.raises(ServingError, match="at least one version must be available") as raised:
+                await harness.engine.load_model(name)
+            texts[name] = str(raised.value)
+
+        assert "must specify 'step' for ensemble 'e'" in texts["e"]
+        assert "  input[0].dims[0]: " in texts["m"]
+        assert "'max_batch_size' must be non-negative value for m, got -1" in texts["m"]
+        assert "  input[0].dims[0]: " in texts["n"]
+        assert "backend" not in texts["n"]
+        await harness.close()
+
+    run(scenario)
+
+
+def test_a_metric_family_that_is_not_there_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        control = 'metric_control { metric_identifier { family: "nv_none" } histogram_options { buckets: 1 } }'
+        write_identity(tmp_path, "a", more=f"model_metrics {{ {control} }}")
+        harness = Harness(tmp_path)
+
+        await harness.engine.load_model("a")
+
+        assert harness.states()["a"] is READY
+        assert "model 'a': metric_control of 'nv_none' is ignored; known are nv_inference_first" in caplog.text
         await harness.close()
 
     run(scenario)

@@ -163,6 +163,13 @@ def test_a_right_configuration_has_no_problems(text: str) -> None:
             "response_cache.enable",
             "Response Cache does not currently support model m with 'decoupled' transaction policy. Please disable",
         ),
+        (
+            "sequence_batching { control_input { name: 'A' control { kind: CONTROL_SEQUENCE_START "
+            "int32_false_true: [0, 1] } } control_input { name: 'A' control { kind: CONTROL_SEQUENCE_READY "
+            "int32_false_true: [0, 1] } } }",
+            "sequence_batching.control_input[1].name",
+            "more than one control tensor 'A'",
+        ),
         ("version_policy { latest { } }", "version_policy.latest.num_versions", "at least 1, got 0"),
         ("version_policy { specific { } }", "version_policy.specific.versions", "at least one"),
         ("version_policy { specific { versions: [1, 0] } }", "version_policy.specific.versions[1]", "got 0"),

@@ -3,7 +3,7 @@
 import pytest
 
 from charonia.config.model import HistogramOptions, MetricControl, MetricIdentifier, ModelConfig, ModelMetricsConfig
-from charonia.server.metrics.options import BUCKETS_MAX, bucket_problems, chosen_buckets, tag_problems
+from charonia.server.metrics.options import BUCKETS_MAX, bucket_problems, chosen_buckets, tag_problems, unknown_families
 
 REQUESTS = "charonia_request_duration_seconds"
 
@@ -33,7 +33,6 @@ def test_a_control_without_options_chooses_nothing() -> None:
 @pytest.mark.parametrize(
     ("made", "path", "part"),
     [
-        (config("nv_inference_count", 1), "metric_identifier.family", "no histogram 'nv_inference_count'"),
         (config(REQUESTS, *range(BUCKETS_MAX + 1)), "histogram_options.buckets", f"at most {BUCKETS_MAX} buckets"),
         (config(REQUESTS, float("inf")), "histogram_options.buckets", "finite"),
     ],
@@ -43,6 +42,15 @@ def test_buckets_that_cannot_be_counted_are_refused(made: ModelConfig, path: str
 
     assert problem.path == f"model_metrics.metric_control[0].{path}"
     assert part in problem.message
+
+
+def test_a_family_that_the_server_does_not_have_is_left_out() -> None:
+    made = config("nv_inference_count", 1)
+
+    assert list(bucket_problems(made)) == []
+    assert unknown_families(made) == ["nv_inference_count"]
+    assert unknown_families(config(REQUESTS, 1)) == unknown_families(ModelConfig()) == []
+    assert chosen_buckets(made) == {}
 
 
 def test_right_buckets_are_no_problem() -> None:

@@ -236,11 +236,56 @@ def test_the_largest_preferred_size_that_is_reached_exactly_is_sent() -> None:
 
 
 def test_a_preferred_size_that_is_stepped_over_is_not_reached() -> None:
-    batcher = DynamicBatcher(BatchPolicy(8, preferred_sizes=(4,), delay_ns=5 * MS, adapt_delay=False))
+    batcher = DynamicBatcher(BatchPolicy(8, preferred_sizes=(4, 8), delay_ns=5 * MS, adapt_delay=False))
     submit_all(batcher, sizes(3, 2), 1)
 
     assert batcher.handle(SlotIdle(0), 2) == []
     assert batcher.handle(Tick(), 1 + 5 * MS) == [Run(0, (1, 2), DELAY)]
+
+
+@pytest.mark.parametrize("size", [7, 8])
+def test_a_request_larger_than_every_preferred_size_does_not_wait(size: int) -> None:
+    policy = BatchPolicy(8, preferred_sizes=(2, 6), delay_ns=5 * MS, adapt_delay=False)
+    late = DynamicBatcher(policy)
+    late.handle(Submit(1, size), 1)
+
+    assert idle_batcher(policy).handle(Submit(1, size), 1) == [Run(0, (1,), FULL)]
+    assert late.handle(SlotIdle(0), 2) == [Run(0, (1,), FULL)]
+
+
+@pytest.mark.parametrize(("first", "second"), [(3, 4), (5, 3), (5, 2), (4, 5)])
+def test_a_batch_that_the_next_request_takes_past_every_preferred_size_does_not_wait(first: int, second: int) -> None:
+    batcher = idle_batcher(BatchPolicy(8, preferred_sizes=(1, 6), delay_ns=5 * MS, adapt_delay=False))
+    assert batcher.handle(Submit(1, first), 1) == []
+
+    assert batcher.handle(Submit(2, second), 2) == [Run(0, (1,), FULL)]
+    assert batcher.handle(SlotIdle(0), 3) == []
+    assert batcher.wake_at() == 2 + 5 * MS
+
+
+def test_what_has_waited_for_the_delay_is_sent_with_all_that_fits() -> None:
+    batcher = DynamicBatcher(BatchPolicy(8, preferred_sizes=(6,), delay_ns=5 * MS, adapt_delay=False))
+    submit_all(batcher, sizes(3, 4, 1), 1)
+
+    assert batcher.handle(SlotIdle(0), 1 + 5 * MS) == [Run(0, (1, 2, 3), FULL)]
+
+
+def test_without_a_delay_a_batch_may_pass_the_preferred_sizes() -> None:
+    batcher = DynamicBatcher(BatchPolicy(8, preferred_sizes=(6,)))
+    submit_all(batcher, sizes(3, 4), 1)
+
+    assert batcher.handle(SlotIdle(0), 2) == [Run(0, (1, 2), QUEUE_EMPTY)]
+
+
+def test_a_batch_past_the_preferred_sizes_waits_for_no_one_where_all_clients_are_in_it() -> None:
+    batcher = idle_batcher(BatchPolicy(8, preferred_sizes=(6,), delay_ns=5 * MS))
+    for number in range(3):  # two clients, until their number is known
+        batcher.handle(Submit(2 * number + 1, 2), number * MS)
+        batcher.handle(Submit(2 * number + 2, 4), number * MS)
+        batcher.handle(SlotIdle(0), number * MS)
+
+    assert batcher.handle(Submit(7, 3), 4 * MS) == []
+    assert batcher.handle(Submit(8, 4), 4 * MS) == [Run(0, (7, 8), QUEUE_EMPTY)]
 
 
 def test_a_preferred_size_goes_before_a_cut_by_size_or_shape() -> None:
@@ -259,7 +304,7 @@ def test_without_a_delay_what_is_not_preferred_is_sent_all_the_same() -> None:
 
 
 def test_a_cancellation_can_make_a_preferred_size_reachable() -> None:
-    batcher = idle_batcher(BatchPolicy(8, preferred_sizes=(4,), delay_ns=5 * MS, adapt_delay=False))
+    batcher = idle_batcher(BatchPolicy(8, preferred_sizes=(4, 8), delay_ns=5 * MS, adapt_delay=False))
     assert submit_all(batcher, sizes(3, 2, 1), 1) == []
 
     assert batcher.handle(Cancel(2), 2) == [Run(0, (1, 3), PREFERRED)]

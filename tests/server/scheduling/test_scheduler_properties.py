@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import pytest
 from hypothesis import given, settings
@@ -86,7 +87,7 @@ class Model:
         self.waiting.append(one)
         return one
 
-    def head(self) -> tuple[list[Waiting], CloseReason | None]:
+    def head(self, now_ns: int) -> tuple[list[Waiting], CloseReason | None]:
         """What can run together, and the reason to send it without waiting, if any."""
         order = self.in_order()
         if self.alone:
@@ -105,24 +106,30 @@ class Model:
         for count in range(len(run), 0, -1):
             if sum(one.request.batch_size for one in run[:count]) in self.policy.preferred_sizes:
                 return run[:count], CloseReason.PREFERRED
+        wanted = min(self.policy.size_max, max(self.policy.preferred_sizes, default=self.policy.size_max))
+        delay_ns = self.policy.delay_ns
+        if delay_ns and not self.stopping and now_ns < min(one.arrived_ns for one in run) + delay_ns:
+            sizes = list(accumulate(one.request.batch_size for one in run))
+            if sizes[-1] >= wanted:
+                return run[: max(1, sum(size <= wanted for size in sizes))], CloseReason.FULL
         if sum(one.request.batch_size for one in run) >= self.policy.size_max:
             cut = CloseReason.FULL
         if cut is None and (self.stopping or not self.policy.delay_ns):
             cut = CloseReason.QUEUE_EMPTY
         return run, cut
 
-    def due_ns(self) -> int | None:
+    def due_ns(self, now_ns: int) -> int | None:
         """When the head is sent if nothing else happens: None if not before a slot is idle."""
         if not self.waiting or not self.idle:
             return None
-        run, _ = self.head()
+        run, _ = self.head(now_ns)
         return min(one.arrived_ns for one in run) + self.policy.delay_ns
 
     def expected_runs(self, now_ns: int) -> list[Command]:
         """With the delay exact (`adapt_delay` off) nothing is left to choose."""
         runs: list[Command] = []
         while self.idle and self.waiting:
-            run, reason = self.head()
+            run, reason = self.head(now_ns)
             if reason is None and now_ns >= min(one.arrived_ns for one in run) + self.policy.delay_ns:
                 reason = CloseReason.DELAY
             if reason is None:
@@ -164,9 +171,9 @@ class Model:
                 commands.append(Drop(newcomer.request.id, DropReason.QUEUE_FULL))
         return commands
 
-    def wake_ns(self) -> int | None:
+    def wake_ns(self, now_ns: int) -> int | None:
         times = [one.deadline_ns for one in self.waiting if one.deadline_ns is not None]
-        due_ns = self.due_ns()
+        due_ns = self.due_ns(now_ns)
         return min(times if due_ns is None else [*times, due_ns], default=None)
 
 
@@ -246,7 +253,7 @@ def check(
 
         assert commands == model.handle(event, now_ns)
         assert scheduler.queued == len(model.waiting)
-        assert scheduler.wake_at() == model.wake_ns()
+        assert scheduler.wake_at() == model.wake_ns(now_ns)
         traffic.busy += [command.slot for command in commands if isinstance(command, Run)]
     # Empty it: the remaining requests run, and then every id has left exactly once.
     for _ in range(len(model.waiting) + 1):

@@ -1,14 +1,16 @@
 """The identity backend: each OUTPUT<x> is INPUT<x>, of any datatype and shape.
 
 For tests of clients, of schedulers and of the server's own speed. A response holds the request's own array under
-another name: nothing is copied, concatenated or split. Control tensors of sequences come back, too, where they are
-named INPUT<x> and there is an OUTPUT<x>.
+another name: nothing is copied, concatenated or split; `reshape` applies as a view. Control tensors of sequences come
+back, too, where they are named INPUT<x> and there is an OUTPUT<x>.
 
 Parameters of the model configuration:
 
 - `execute_delay_ms`: how long a batch takes, default 0.
 - `instance_wise_delay_multiplier`: instance i takes the delay times this times (i + 1); default 0: all take the delay.
 - `creation_delay_sec`: how long it takes to create an instance, default 0.
+- `enable_custom_tracing`: "true" adds the activities CUSTOM_ACTIVITY_START, CUSTOM_SINGLE_ACTIVITY and
+  CUSTOM_ACTIVITY_END to the trace of each request.
 - `response_parameters`: "true" adds one response parameter of each type: param0 a string, param1 an integer, param2 a
   boolean, param3 a number.
 """
@@ -18,13 +20,14 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from charonia.config.model import ModelConfig
+from charonia.config.model import ModelConfig, ModelInput, ModelOutput
 from charonia.config.sequence_tensors import added_names, seen_by_model
 from charonia.core.errors import invalid, unsupported
 from charonia.core.request import InferRequest, ParameterValue
 from charonia.core.statistics import MemoryUsage
 from charonia.core.tensor import Tensor
 from charonia.server.backends.api import BackendSettings, Completion, Execution, ModelFiles, Outputs, Placement
+from charonia.server.backends.batch import TensorPlan, input_plans, output_plans
 
 RESPONSE_PARAMETERS: Mapping[str, ParameterValue] = {
     "param0": "an example string parameter",
@@ -35,28 +38,51 @@ RESPONSE_PARAMETERS: Mapping[str, ParameterValue] = {
 """What `response_parameters` adds; the values are those of Triton's identity backend."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Delays:
-    """All in seconds."""
+_Reshape = tuple[TensorPlan, TensorPlan]
+"""From the shape of an input to the model's, and from there to that of the output."""
 
-    execute: float
-    creation: float
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What every instance does.
+
+    Attributes:
+        names: Output by input.
+        reshapes: By input, where its output has another shape.
+        is_batched: Whether there is a batch dimension.
+        parameters: What a response has.
+        is_traced: Whether it reports activities of its own.
+        execute_s: How long a batch takes, in seconds.
+        creation_s: How long an instance takes to create, in seconds.
+        instance_multiplier: See `instance_wise_delay_multiplier`.
+    """
+
+    names: Mapping[str, str]
+    reshapes: Mapping[str, _Reshape]
+    is_batched: bool
+    parameters: Mapping[str, ParameterValue]
+    is_traced: bool
+    execute_s: float
+    creation_s: float
     instance_multiplier: float
 
 
 class IdentityInstance:
     """An instance."""
 
-    def __init__(self, names: Mapping[str, str], delay_s: float, parameters: Mapping[str, ParameterValue]) -> None:
-        self._names = names
+    def __init__(self, work: _Work, delay_s: float) -> None:
+        self._names = work.names
+        self._parameters = work.parameters
+        self._work = work
         self._delay_s = delay_s
-        self._parameters = parameters
 
     def execute(self, requests: Sequence[InferRequest]) -> Execution:
         """Answer each request with its own inputs."""
         start = time.monotonic_ns()
         if self._delay_s > 0:
             time.sleep(self._delay_s)
+        if self._work.is_traced:
+            _report(requests)
         names, parameters = self._names, self._parameters
         results = [
             Outputs(
@@ -65,7 +91,21 @@ class IdentityInstance:
             )
             for request in requests
         ]
+        if self._work.reshapes:
+            for request, result in zip(requests, results, strict=True):
+                self._reshape(request, result)
         return Execution(results, start, time.monotonic_ns())
+
+    def _reshape(self, request: InferRequest, result: Outputs) -> None:
+        work = self._work
+        for given in request.inputs.values():
+            if given.name in work.reshapes:
+                array = given.array
+                for plan in work.reshapes[given.name]:
+                    array = plan.reshape(array, work.is_batched)
+                name = work.names[given.name]
+                index = next(i for i, tensor in enumerate(result.tensors) if tensor.name == name)
+                result.tensors[index] = Tensor(name, given.datatype, array)
 
     def close(self) -> None:
         """Do nothing: there are no resources."""
@@ -74,20 +114,19 @@ class IdentityInstance:
 class IdentityModel:
     """A loaded version."""
 
-    def __init__(self, names: Mapping[str, str], delays: _Delays, parameters: Mapping[str, ParameterValue]) -> None:
-        self._names = names
-        self._delays = delays
-        self._parameters = parameters
+    def __init__(self, work: _Work) -> None:
+        self._work = work
         self._made = 0
 
     async def create_instance(self, placement: Placement) -> IdentityInstance:
         """Make one more instance."""
         index = self._made
         self._made += 1
-        if self._delays.creation > 0:
-            await asyncio.sleep(self._delays.creation)
-        factor = self._delays.instance_multiplier * (index + 1) if self._delays.instance_multiplier else 1.0
-        return IdentityInstance(self._names, self._delays.execute * factor, self._parameters)
+        work = self._work
+        if work.creation_s > 0:
+            await asyncio.sleep(work.creation_s)
+        factor = work.instance_multiplier * (index + 1) if work.instance_multiplier else 1.0
+        return IdentityInstance(work, work.execute_s * factor)
 
     def memory(self) -> list[MemoryUsage]:
         """Return nothing: there are no weights."""
@@ -117,18 +156,24 @@ class IdentityBackend:
             ServingError: Inputs and outputs do not pair up, or a parameter is wrong.
         """
         parameters = dict(config.parameters)
-        delays = _Delays(
-            execute=_number(parameters, "execute_delay_ms") / 1000,
-            creation=_number(parameters, "creation_delay_sec"),
+        names = _pairs(config)
+        work = _Work(
+            names,
+            _reshapes(config, names),
+            config.max_batch_size > 0,
+            RESPONSE_PARAMETERS if _flag(parameters, "response_parameters") else {},
+            _flag(parameters, "enable_custom_tracing"),
+            execute_s=_number(parameters, "execute_delay_ms") / 1000,
+            creation_s=_number(parameters, "creation_delay_sec"),
             instance_multiplier=_number(parameters, "instance_wise_delay_multiplier"),
         )
-        adds_parameters = _flag(parameters, "response_parameters")
         if parameters:
             raise unsupported(
                 f"model '{config.name}': the identity backend has no parameter {_quoted(parameters)}",
-                hint="it has execute_delay_ms, instance_wise_delay_multiplier, creation_delay_sec, response_parameters",
+                hint="it has execute_delay_ms, instance_wise_delay_multiplier, creation_delay_sec, "
+                "enable_custom_tracing, response_parameters",
             )
-        return IdentityModel(_pairs(config), delays, RESPONSE_PARAMETERS if adds_parameters else {})
+        return IdentityModel(work)
 
     async def aclose(self) -> None:
         """Do nothing: there are no resources."""
@@ -149,14 +194,39 @@ def _pairs(config: ModelConfig) -> dict[str, str]:
         pairs[tensor.name] = name
         if "INPUT" not in tensor.name or output is None:
             problems.append(f"input '{tensor.name}' needs the name INPUT<x> and an output OUTPUT<x>")
-        elif (output.data_type, output.dims) != (tensor.data_type, tensor.dims):
-            problems.append(f"output '{name}' needs the datatype and dims of input '{tensor.name}'")
+        elif (output.data_type, _shape(output)) != (tensor.data_type, _shape(tensor)):
+            problems.append(f"output '{name}' needs the datatype and dims, or reshape, of input '{tensor.name}'")
     problems += [f"output '{name}' has no input" for name in outputs]
     if not config.input:
         problems.append("there is no input")
     if problems:
         raise invalid(f"model '{config.name}' cannot be served by the identity backend: {'; '.join(problems)}")
     return pairs
+
+
+def _shape(tensor: ModelInput | ModelOutput) -> tuple[int, ...]:
+    """Return the dimensions that the model itself has for a tensor."""
+    return tensor.reshape.shape if tensor.reshape else tensor.dims
+
+
+def _reshapes(config: ModelConfig, names: Mapping[str, str]) -> dict[str, _Reshape]:
+    """Return the way of each input whose output has other dims."""
+    outputs = {plan.name: (plan, output.dims) for plan, output in zip(output_plans(config), config.output, strict=True)}
+    ways: dict[str, _Reshape] = {}
+    for plan in input_plans(config):
+        if plan.name in names and names[plan.name] in outputs:
+            back, dims = outputs[names[plan.name]]
+            if dims != plan.source:
+                ways[plan.name] = (plan, back)
+    return ways
+
+
+def _report(requests: Sequence[InferRequest]) -> None:
+    """Add activities to the traces of requests, those that Triton's identity backend reports."""
+    for request in requests:
+        if request.trace is not None:
+            for activity in ("CUSTOM_ACTIVITY_START", "CUSTOM_SINGLE_ACTIVITY", "CUSTOM_ACTIVITY_END"):
+                request.trace.mark(activity, time.monotonic_ns())
 
 
 def _number(parameters: dict[str, str], key: str) -> float:

@@ -178,7 +178,8 @@ def composition_problems(config: ModelConfig, models: Sequence[ModelConfig | Non
         problems += _map_problems(config.name, step.input_map, model, f"{path}.input_map", is_input=True)
         problems += _map_problems(config.name, step.output_map, model, f"{path}.output_map", is_input=False)
         problems += _unmapped(config.name, step.input_map, model, f"{path}.input_map")
-        if model.max_batch_size < config.max_batch_size:
+        # A model that does not batch is limited by its dims alone.
+        if 0 < model.max_batch_size < config.max_batch_size:
             message = (
                 f"ensemble {config.name} allows maximum batch size {config.max_batch_size}, but it contains model "
                 f"{model.name} which only allows maximum batch size to be {model.max_batch_size}"

@@ -170,6 +170,11 @@ class EnsembleGraph:
             self.origins.add(index, self.steps[index], (*self.steps[index].needs, *self.steps[index].takes))
         self.cyclic = tuple(sorted(set(range(len(steps))) - set(self.order)))
 
+    def unrelated(self, outputs: Iterable[str]) -> bool:
+        """Whether no response could have all of these outputs: they come from unrelated decoupled steps."""
+        known = [self.origins.of_tensor[tensor] for tensor in outputs if tensor in self.origins.of_tensor]
+        return _deepest(known) is None
+
     def plan(self, given: Collection[str], wanted: Sequence[str]) -> Plan:
         """Return the plan for a request.
 

@@ -269,11 +269,14 @@ class EnsembleCall:
 
     def _response(self, branch: Branch[Tensor]) -> InferResponse:
         request, route = self.request, self._route
+        sequence: Sequence = (request.correlation_id, request.flags)
         outputs: list[Tensor] = []
         for name, tensor, fit in route.outputs:
             value = self._flow.read(branch, tensor)
             if value is None:
                 raise internal(f"output '{name}' is not there")
+            if isinstance(value, _SequenceTensor):
+                sequence = value.sequence
             if type(value) is DeviceTensor and fit is None:
                 outputs.append(value.renamed(name))
             else:
@@ -283,7 +286,8 @@ class EnsembleCall:
                 labels = self._plan.labels.get(wanted.name, ())
                 outputs[index] = classify(outputs[index], wanted.classification, labels, batched=self._plan.batches)
         record = ExecutionRecord("", self.batch_size, self._queue_ns, self._compute_ns)
-        return InferResponse(self._plan.config.name, self._runner.version, request.id, outputs, None, record)
+        parameters = _sequence_parameters(sequence)
+        return InferResponse(self._plan.config.name, self._runner.version, request.id, outputs, parameters, record)
 
     def _fail_step(self, route: StepRoute, error: ServingError) -> None:
         request = self.request
@@ -325,6 +329,16 @@ class EnsembleCall:
         metrics.response(self._sent, kind, now - self._since_ns)
         self._sent += 1
         self._since_ns = now
+
+
+def _sequence_parameters(sequence: Sequence) -> dict[str, ParameterValue]:
+    """Return the parameters with which a response says where it belongs: id 0 and False outside of sequences."""
+    correlation_id, flags = sequence
+    return {
+        "sequence_id": correlation_id,
+        "sequence_start": bool(flags & SEQUENCE_START),
+        "sequence_end": bool(flags & SEQUENCE_END),
+    }
 
 
 class EnsembleRunner:

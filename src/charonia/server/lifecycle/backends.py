@@ -1,7 +1,7 @@
 """The backends of one server, made when the first model needs them and closed together, and what models share."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 
 from charonia.config.platforms import FOREIGN_BACKENDS
 from charonia.core.errors import invalid
@@ -63,6 +63,11 @@ class Backends:
         self.metrics = CustomMetrics(reserved=(*metric_names(), *device_metric_names()))
         self._made: dict[str, Backend] = {}
         self._making = asyncio.Lock()
+
+    @property
+    def names(self) -> Set[str]:
+        """Names of the installed backends."""
+        return self._factories.keys()
 
     async def get(self, name: str, model: str) -> Backend:
         """Return the backend called `name`.

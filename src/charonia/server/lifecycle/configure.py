@@ -1,6 +1,7 @@
 """Reads, completes and validates the configuration of a model's folder."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,6 +10,7 @@ from charonia.config.complete import derive_backend, normalise
 from charonia.config.model import Latest, ModelConfig, VersionPolicy
 from charonia.config.platforms import ENSEMBLE
 from charonia.config.problems import Problem, raise_problems
+from charonia.core.errors import ServingError
 from charonia.server.backends.api import Completion, ModelFiles
 from charonia.server.lifecycle.backends import Backends
 from charonia.server.lifecycle.repository.model_folder import (
@@ -23,6 +25,7 @@ from charonia.server.lifecycle.repository.model_folder import (
 )
 from charonia.server.lifecycle.repository.scan import CONFIG_FILE, ModelFolder
 from charonia.server.lifecycle.validation import unsupported, validate
+from charonia.server.metrics.options import HISTOGRAM_UNITS, unknown_families
 
 _log = logging.getLogger(__name__)
 
@@ -81,12 +84,15 @@ async def configure(
     notes: list[str] = []
     if not config.name:
         config = replace(config, name=folder.name)
-    selected = await _versions(folder, config)
+    try:
+        selected = await _versions(folder, config)
+    except ServingError as error:
+        raise _with_problems(error, config, options) from error
     mistaken = await asyncio.to_thread(mistaken_config, folder, selected[-1]) if is_silent else ""
     if mistaken:
         _log.warning("model '%s': %s is not its configuration, %s would be", folder.name, mistaken, CONFIG_FILE)
     files = await asyncio.to_thread(version_files, folder, selected[-1])
-    config, derived = derive_backend(config, folder.name, files)
+    config, derived = derive_backend(config, folder.name, files, backends.names)
     notes += derived
     # Problems in the file itself are reported before a backend tries to interpret it.
     early = unsupported(config)
@@ -118,6 +124,24 @@ async def _versions(folder: ModelFolder, config: ModelConfig) -> tuple[int, ...]
     return select(policy, available, model_name=folder.name)
 
 
+def _with_problems(missing: ServingError, config: ModelConfig, options: ConfigureOptions) -> ServingError:
+    """Return the error of a model without a version, together with what is wrong in its configuration itself."""
+    with contextlib.suppress(ServingError):
+        config, _ = derive_backend(config, config.name, ())
+    config = normalise(config, name=config.name, gpu_count=0, default_instance_count=DEFAULT_INSTANCES)
+    problems = validate(config, gpu_count=options.gpu_count)
+    if config.backend or config.platform:
+        problems += unsupported(config)
+    else:  # the files of a version would tell
+        problems = [problem for problem in problems if problem.path != "backend"]
+    if not problems:
+        return missing
+    lines = "".join(f"\n  {problem}" for problem in problems)
+    return ServingError(
+        missing.code, f"{missing.message}; problems in the model configuration:{lines}", hint=missing.hint
+    )
+
+
 def _complete(
     config: ModelConfig, folder: ModelFolder, options: ConfigureOptions, *, uses_gpus: bool = False
 ) -> ModelConfig:
@@ -135,6 +159,9 @@ def _complete(
     problems: Sequence[Problem] = [*validate(config, gpu_count=options.gpu_count), *unsupported(config)]
     if problems:
         raise_problems(folder.name, problems)
+    for family in unknown_families(config):
+        known = ", ".join(HISTOGRAM_UNITS)
+        _log.warning("model '%s': metric_control of '%s' is ignored; known are %s", folder.name, family, known)
     return config
 
 

@@ -64,6 +64,10 @@ def wire(composition: Composition, members: Members) -> EnsemblePlan:
     for index in sorted(wiring.graph.origins.conflicts):
         message = f"step {steps[index].model_name} receives inputs originated from different decoupled models"
         problems.append(Problem(f"{STEP_PATH}[{index}].input_map", f"in ensemble {config.name}, {message}"))
+    outputs = [output.name for output in config.output]
+    if wiring.graph.unrelated(outputs):
+        message = f"outputs {', '.join(outputs)} originate from different decoupled models: no response could have all"
+        problems.append(Problem("output", f"in ensemble {config.name}, {message}"))
     for index in wiring.graph.cyclic:
         message = f"step {steps[index].model_name} can never run: its inputs depend on its own outputs"
         problems.append(Problem(f"{STEP_PATH}[{index}].input_map", f"in ensemble {config.name}, {message}"))

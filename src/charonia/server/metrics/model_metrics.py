@@ -263,6 +263,11 @@ class ModelMetrics:
         statistics.compute_infer.add(self._compute_ns.observe(computes), len(notes))
         statistics.compute_input.add(0, len(notes))
         statistics.compute_output.add(0, len(notes))
+        for size in set(inferences.tolist()):
+            same = computes[inferences == size]
+            batch = statistics.batches.setdefault(size, BatchStatistics())
+            for duration, ns in zip(_phases(batch), (0, int(same.sum()), 0), strict=True):
+                duration.add(ns, len(same))
         if self._summaries is not None:
             nothing = np.zeros_like(durations)
             self._summaries.observe(ends, durations, queues, nothing, computes, nothing)

@@ -34,12 +34,7 @@ def bucket_problems(config: ModelConfig) -> Iterator[Problem]:
     """Yield invalid buckets."""
     for index, control in enumerate(config.model_metrics.metric_control if config.model_metrics else ()):
         path = f"model_metrics.metric_control[{index}]"
-        family = control.metric_identifier.family if control.metric_identifier is not None else ""
         buckets = control.histogram_options.buckets if control.histogram_options is not None else ()
-        if family and family not in HISTOGRAM_UNITS:
-            known = ", ".join(HISTOGRAM_UNITS)
-            message = f"there is no histogram '{family}' whose buckets can be chosen: expected one of {known}"
-            yield Problem(f"{path}.metric_identifier.family", message)
         if len(buckets) > BUCKETS_MAX:
             message = f"at most {BUCKETS_MAX} buckets are counted, got {len(buckets)}"
             yield Problem(f"{path}.histogram_options.buckets", message)
@@ -47,12 +42,21 @@ def bucket_problems(config: ModelConfig) -> Iterator[Problem]:
             yield Problem(f"{path}.histogram_options.buckets", "at least one bucket must have a finite bound")
 
 
+def unknown_families(config: ModelConfig) -> list[str]:
+    """Return the families that the configuration controls and the server does not have; they are left out."""
+    controls = config.model_metrics.metric_control if config.model_metrics else ()
+    families = [control.metric_identifier.family for control in controls if control.metric_identifier is not None]
+    return [family for family in families if family and family not in HISTOGRAM_UNITS]
+
+
 def chosen_buckets(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Return the upper bounds that a valid configuration chooses, by histogram, in the internal unit."""
     chosen = {}
     for control in config.model_metrics.metric_control if config.model_metrics else ():
         if control.metric_identifier is not None and control.histogram_options is not None:
-            unit = HISTOGRAM_UNITS[control.metric_identifier.family]
+            unit = HISTOGRAM_UNITS.get(control.metric_identifier.family)
+            if unit is None:
+                continue
             finite = [bound for bound in control.histogram_options.buckets if math.isfinite(bound)]
             chosen[control.metric_identifier.family] = tuple(sorted({round(bound * unit) for bound in finite}))
     return chosen

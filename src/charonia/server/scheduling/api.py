@@ -9,7 +9,7 @@ Rules of every scheduler:
 """
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, Protocol
 
@@ -176,6 +176,7 @@ class BatchPolicy:
         limits: Queue policy of levels that have none in `level_limits`.
         level_limits: Queue policy by level.
         adapt_delay: Skip the delay when recent batches show that no other request is expected (see `closed_loop`).
+        wanted_size: The largest preferred size: a batch of at least so many elements waits for no more.
     """
 
     size_max: int = 1
@@ -186,6 +187,12 @@ class BatchPolicy:
     limits: QueueLimits = QueueLimits()
     level_limits: tuple[tuple[int, QueueLimits], ...] = ()
     adapt_delay: bool = True
+
+    wanted_size: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        largest = max(self.preferred_sizes, default=self.size_max)
+        object.__setattr__(self, "wanted_size", min(self.size_max, largest))
 
 
 class Scheduler(Protocol):

@@ -104,10 +104,15 @@ def _sequence_problems(config: ModelConfig, sequence: SequenceBatching) -> Itera
 def _control_problems(model: str, inputs: Sequence[ControlInput], path: str) -> Iterator[Problem]:
     kinds = Counter(control.kind for tensor in inputs for control in tensor.control)
     repeated = {kind for kind, count in kinds.items() if count > 1}
+    seen: set[str] = set()
     for index, tensor in enumerate(inputs):
         where = f"{path}[{index}]"
         if not tensor.name:
             yield Problem(f"{where}.name", f"sequence batching control tensor must specify 'name' for {model}")
+        elif tensor.name in seen:
+            message = f"sequence batching specifies more than one control tensor '{tensor.name}' for {model}"
+            yield Problem(f"{where}.name", message)
+        seen.add(tensor.name)
         if not tensor.control:
             message = f"sequence batching control tensor '{tensor.name}' must specify 'control' for {model}"
             yield Problem(f"{where}.control", message)

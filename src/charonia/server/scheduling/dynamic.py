@@ -6,11 +6,14 @@ Whenever a slot is idle and requests wait, a batch is formed as follows:
    fits into `size_max`. A request is never split, and none is skipped: no request is overtaken by a later one of the
    same level, and no shape can starve another. The price is that alternating shapes make small batches.
 2. If a preferred size was reached exactly on the way, the largest such is sent: `PREFERRED`.
-3. Otherwise a batch that cannot grow is sent: `FULL` if it has `size_max` elements or the next request does not fit,
+3. Otherwise a batch that no request can bring to a preferred size any more does not wait: one that has passed the
+   largest of them, or that the next request would take past it. It is sent up to there, `FULL`. Once its delay is over,
+   and without a delay, it is sent whole, up to `size_max`.
+4. Otherwise a batch that cannot grow is sent: `FULL` if it has `size_max` elements or the next request does not fit,
    `SHAPE` if the next request has another shape key. Waiting would only hold up the requests behind it.
-4. Otherwise the batch contains all waiting requests. Without a delay, or while stopping, it is sent: `QUEUE_EMPTY`.
+5. Otherwise the batch contains all waiting requests. Without a delay, or while stopping, it is sent: `QUEUE_EMPTY`.
    With a delay, it is sent when its oldest request has waited `delay_ns`, to the nanosecond: `DELAY`.
-5. With `adapt_delay` it is also sent when no other request is expected (see `closed_loop`): `QUEUE_EMPTY`. This can
+6. With `adapt_delay` it is also sent when no other request is expected (see `closed_loop`): `QUEUE_EMPTY`. This can
    shorten the delay, never extend it.
 
 The caller rejects requests of more than `size_max` elements; one that arrives nevertheless runs alone. While all slots
@@ -61,17 +64,22 @@ class CandidateBatch:
         size: Their batch elements.
         oldest_ns: When the oldest of them arrived.
         preferred_count: How many of them make up the largest preferred size that was reached, 0 for none.
+        wanted_count: How many of them came before one that took the batch past the largest preferred size, 0 for none.
         closed: Why it cannot grow, None if it can.
         failed_id: The request on which the strategy failed, None if there is none.
     """
 
-    __slots__ = ("_gathering", "_shape_key", "closed", "failed_id", "ids", "oldest_ns", "preferred_count", "size")
+    __slots__ = (
+        *("_gathering", "_shape_key", "closed", "failed_id", "ids", "oldest_ns", "preferred_count", "size"),
+        "wanted_count",
+    )
 
     def __init__(self, first: QueuedRequest, policy: BatchPolicy, gathering: Gathering | None) -> None:
         self.ids = [first.id]
         self.size = first.batch_size
         self.oldest_ns = first.arrived_ns
         self.preferred_count = 0
+        self.wanted_count = 0
         self.closed: CloseReason | None = None
         self.failed_id: int | None = None
         self._shape_key: Hashable = first.shape_key
@@ -89,6 +97,8 @@ class CandidateBatch:
         elif self._gathering is not None and not self._joins(entry.id, self._gathering):
             self.closed = CloseReason.STRATEGY
         else:
+            if not self.wanted_count and self.size + entry.batch_size > policy.wanted_size:
+                self.wanted_count = len(self.ids)
             self.ids.append(entry.id)
             self.size += entry.batch_size
             if entry.arrived_ns < self.oldest_ns:
@@ -240,7 +250,11 @@ class DynamicBatcher:
             ids, reason = batch.ids, batch.closed
             if batch.preferred_count:
                 ids, reason = ids[: batch.preferred_count], CloseReason.PREFERRED
-            reason = reason or self._end_of_wait(batch.oldest_ns, len(queue.entries), now_ns)
+            elif reason is None or batch.wanted_count:
+                over = self._end_of_wait(batch.oldest_ns, len(queue.entries), now_ns)
+                if over is None and batch.size >= self._policy.wanted_size:
+                    ids, reason = ids[: batch.wanted_count or len(ids)], CloseReason.FULL
+                reason = reason or over
             if reason is None:
                 self._due_ns = batch.oldest_ns + self._policy.delay_ns
                 return
@@ -266,7 +280,8 @@ class DynamicBatcher:
             return CloseReason.PREFERRED
         if batch_size >= self._policy.size_max:
             return CloseReason.FULL
-        return self._end_of_wait(now_ns, 1, now_ns)
+        over = self._end_of_wait(now_ns, 1, now_ns)
+        return CloseReason.FULL if over is None and batch_size >= self._policy.wanted_size else over
 
     def _end_of_wait(self, oldest_ns: int, queued: int, now_ns: int) -> CloseReason | None:
         """Return why a batch of all waiting requests, which could still grow, is sent, or None if it may wait."""

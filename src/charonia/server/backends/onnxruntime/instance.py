@@ -93,7 +93,7 @@ class OnnxRuntimeInstance:
             is_flat = plan.name in ragged.inputs
             array = gather_flat(requests, plan.name) if is_flat else gather(requests, plan.name)
             if array is not None:
-                if not is_flat:
+                if not is_flat and plan.target is not None:
                     array = plan.reshape(array, self._is_batched)
                 feed[plan.name] = _to_text(plan.name, array) if plan.datatype is DataType.BYTES else array
         for computed in ragged.computed:
@@ -133,7 +133,8 @@ class OnnxRuntimeInstance:
             if source is not None:
                 parts = scatter_like(name, array, self._shapes(requests, source))
             else:
-                array = plan.reshape(array, self._is_batched)
+                if plan.target is not None:
+                    array = plan.reshape(array, self._is_batched)
                 parts = scatter(name, array, sizes) if sizes is not None else [array]
             for answer, part in zip(answers, parts, strict=True):
                 answer.append(Tensor(name, datatype, part))
