@@ -228,9 +228,9 @@ class Inference:
     def generate(self, stream: bool) -> Http:
         """Encode it for the generate routes."""
         document: dict[str, Any] = {tensor.name: tensor.listed(False) for tensor in self.inputs}
-        parameters = {
-            k: v for k, v in self.parameters.items() if k not in ("priority", "timeout")
-        }  # a known difference
+        known = ("priority", "timeout", "sequence_id", "sequence_start", "sequence_end")
+        # Charonia obeys these here, Triton hands them to the model.
+        parameters = {key: value for key, value in self.parameters.items() if key not in known}
         document |= {"parameters": parameters} if parameters else {}
         document |= {"id": self.id} if self.id else {}
         return Http("POST", self._path("generate_stream" if stream else "generate"), json.dumps(document).encode())

@@ -14,7 +14,7 @@ from charonia.config.model import ModelConfig
 from charonia.config.pbtxt import parse
 from charonia.core.calls import Outcome, Reply
 from charonia.core.dtypes import DataType
-from charonia.core.errors import Code, ServingError, internal, unavailable
+from charonia.core.errors import Code, ServingError, internal, invalid, unavailable
 from charonia.core.request import SEQUENCE_END, SEQUENCE_START, InferRequest, ParameterValue, RequestedOutput
 from charonia.core.response import ExecutionRecord, InferResponse
 from charonia.core.tensor import Tensor
@@ -348,7 +348,6 @@ def test_responses_of_a_decoupled_step_stream_to_the_caller() -> None:
     models.of("b")[1].answer({"OUT": TWO})
     assert caller.outcomes == []
     models.of("b")[0].answer({"OUT": ONE})
-    source.answer({}, final=False)
     source.reply(None, True)
 
     values = [outcome.outputs[0].array for outcome, _ in caller.outcomes if isinstance(outcome, InferResponse)]
@@ -414,14 +413,34 @@ def test_more_responses_than_can_be_held_back_end_the_request(monkeypatch: pytes
     assert all(ticket.is_cancelled for ticket in models.tickets)
 
 
-def test_an_output_that_a_model_leaves_out_is_an_error_with_its_name() -> None:
-    caller = Caller()
-    runner = ensemble(Models(lambda _: {}), chain("a", "b"), [model("a"), model("b")])
+def test_a_response_has_the_outputs_that_are_there_each_in_its_form() -> None:
+    models, caller = Models(lambda _: {"OUT1": ONE}), Caller()
+    tensors = TENSORS + 'output { name: "OUT1" data_type: TYPE_FP32 dims: [ 2 ] }'
+    steps = step("a", {"IN": "IN"}, {"OUT": "OUT", "OUT1": "OUT1"})
+    runner = ensemble(models, steps, [model("a", tensors=tensors)], tensors=tensors)
+    asked = request()
+    asked.outputs = (RequestedOutput("OUT"), RequestedOutput("OUT1", 1))
+
+    runner.submit(asked, caller)
+
+    (output,) = caller.response.outputs
+    assert (output.name, output.array.tolist()) == ("OUT1", [b"1.000000:0"])
+
+
+def test_a_step_whose_model_gets_less_than_it_needs_says_so_itself() -> None:
+    models, caller = Models(), Caller()
+    runner = ensemble(models, chain("a", "b"), [model("a"), model("b")])
 
     runner.submit(request(), caller)
+    models.of("a")[0].answer({})
+    (second,) = models.of("b")
+    second.reply(invalid("expected 1 inputs but got 0 inputs for model 'b'"), True)
 
-    assert caller.error.message.startswith("in ensemble 'e', step 'a': unexpected deadlock, at least one output is not")
-    assert "'t1'" in caller.error.message
+    assert second.request.inputs == {}
+    assert (caller.error.code, str(caller.error)) == (
+        Code.INVALID_ARG,
+        "in ensemble 'e', step 'b': expected 1 inputs but got 0 inputs for model 'b'",
+    )
 
 
 def test_a_model_that_was_not_decoupled_may_not_send_a_part() -> None:

@@ -214,7 +214,7 @@ def test_an_error_response_makes_the_request_a_failure_also_when_others_follow()
     asyncio.run(scenario())
 
 
-def test_a_response_without_the_output_asked_for_is_an_error_of_that_response() -> None:
+def test_a_response_without_the_output_asked_for_is_a_response() -> None:
     async def scenario() -> None:
         instance, answers = Instance(), Answers()
         runner = runner_of(config(), instance)
@@ -222,7 +222,7 @@ def test_a_response_without_the_output_asked_for_is_an_error_of_that_response() 
         sink = instance.leave_open()
         sink.respond(0, Outputs([]), False)
         sink.respond(0, out(), True)
-        assert answers.kinds("a") == "eR"
+        assert answers.kinds("a") == "rR"
 
     asyncio.run(scenario())
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -168,6 +168,9 @@ class Elsewhere:
         sink.finish(0, 0)
 
     def cancel(self, sink: BatchSink, index: int) -> None:
+        pass
+
+    def when_lost(self, lost: Callable[[], None]) -> None:
         pass
 
     def keep_warm(self, batches: Sequence[Sequence[InferRequest]]) -> None:

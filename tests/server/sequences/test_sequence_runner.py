@@ -1,7 +1,7 @@
 """The runner of sequence models with a scripted instance: controls, states, padding, what leaves when, hand-over."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -58,6 +58,12 @@ class ScriptedInstance:
 
     def cancel(self, sink: BatchSink, index: int) -> None:
         self.cancelled.append(index)
+
+    def keep_warm(self, batches: Sequence[Sequence[InferRequest]]) -> None:
+        """Nothing to warm up."""
+
+    def when_lost(self, lost: Callable[[], None]) -> None:
+        self.lost = lost
 
     async def aclose(self) -> None:
         """Nothing to give back."""
@@ -254,6 +260,48 @@ def test_a_cancelled_request_takes_those_that_wait_along() -> None:
         assert bench.code("d") is Code.INVALID_ARG
         assert sequences_of(bench.runner, "m").ended == {"cancelled": 1}
         assert bench.runner.in_flight == 0
+
+    run(test())
+
+
+def test_a_sequence_whose_process_has_ended_ends_with_an_error_that_says_so() -> None:
+    async def test() -> None:
+        bench = Bench(config())
+        bench.send("a", flags=SEQUENCE_START)
+        bench.instance.finish()
+        await settle()
+        bench.instance.lost()
+
+        bench.send("b")
+        bench.send("c")
+        bench.send("d", flags=SEQUENCE_START)
+        bench.instance.finish()
+
+        ((error, _),) = bench.outcomes["b"]
+        assert str(error).startswith("[request id: b] sequence 1 of model 'm' is over: the process that remembered it")
+        assert (bench.code("b"), bench.code("c")) == (Code.INTERNAL, Code.INVALID_ARG)
+        assert bench.is_answered("d")
+        assert sequences_of(bench.runner, "m").ended == {"lost": 1}
+
+    run(test())
+
+
+SURVIVES = "parameters { key: 'SEQUENCES_SURVIVE_RESTART' value { string_value: '%s' } }"
+
+
+@pytest.mark.parametrize(("batching", "more"), [(STATE % "1", ""), ("oldest { }", SURVIVES % "yes")])
+def test_a_sequence_that_its_process_need_not_remember_goes_on(batching: str, more: str) -> None:
+    async def test() -> None:
+        bench = Bench(config(batching, more))
+        assert not hasattr(bench.instance, "lost")
+
+    run(test())
+
+
+def test_the_parameter_of_sequences_that_survive_is_yes_or_no() -> None:
+    async def test() -> None:
+        with pytest.raises(ServingError, match="parameter SEQUENCES_SURVIVE_RESTART: expected yes or no, got 'maybe'"):
+            Bench(config(more=SURVIVES % "maybe"))
 
     run(test())
 

@@ -19,6 +19,7 @@ from charonia.server.scheduling.api import (
     SetStateKey,
     SlotGone,
     SlotIdle,
+    StateLost,
     Stop,
     StopNewSequences,
     Submit,
@@ -67,6 +68,48 @@ class Driver:
 
 def run(*ids: int, slot: int = 0, reason: CloseReason = CloseReason.QUEUE_EMPTY) -> Run:
     return Run(slot, ids, reason)
+
+
+def test_sequences_of_an_instance_that_lost_its_state_are_over_with_one_error_each() -> None:
+    driver = Driver(OLDEST, instances=2)
+    driver.send("waits", start=True)
+    driver.send("other", start=True)
+    driver.idle()
+    driver.idle(1)
+    driver.send("quiet", start=True)
+    driver.idle()
+    driver.send("waits")
+    driver.send("waits")  # while the one before runs
+
+    assert driver.do(StateLost(0)) == [Drop(5, DropReason.STATE_LOST)]
+    assert driver.send("quiet") == [Drop(6, DropReason.STATE_LOST)]
+    assert driver.send("quiet") == [Drop(7, DropReason.NO_SEQUENCE)]
+    assert driver.idle() == []
+    assert driver.ended() == [("quiet", EndReason.LOST), ("waits", EndReason.LOST)]
+    assert driver.send("waits") == [Drop(8, DropReason.NO_SEQUENCE)]
+    assert driver.send("other") == [run(9, slot=1)]
+
+
+def test_a_sequence_whose_first_request_has_not_run_loses_nothing() -> None:
+    driver = Driver(OLDEST)
+    driver.send(6, start=True)
+    driver.send(7, start=True)
+
+    assert driver.do(StateLost(0)) == []
+    assert driver.idle() == [run(2)]
+    driver.idle()
+    assert driver.send(7) == [run(3)]
+
+
+def test_a_sequence_that_was_lost_may_start_again() -> None:
+    driver = Driver(OLDEST)
+    driver.send(7, start=True)
+    driver.idle()
+    driver.do(StateLost(0))
+
+    assert driver.send(7, start=True) == [run(2)]
+    driver.idle()
+    assert driver.send(7) == [run(3)]
 
 
 def test_a_sequence_keeps_its_row_and_rows_without_a_request_are_padded() -> None:
@@ -642,7 +685,7 @@ def test_random_traffic_breaks_no_promise_and_leaks_no_slot(data: st.DataObject)
         if wake_ns is not None and wake_ns <= now_ns:
             shadow.see(recorded.handle(Tick(), now_ns), sequencer)
         busy = sorted(shadow.running)
-        match data.draw(st.sampled_from(["submit", "submit", "submit", "finish", "cancel", "again"])):
+        match data.draw(st.sampled_from(["submit", "submit", "submit", "finish", "cancel", "again", "lose"])):
             case "submit":
                 submitted += 1
                 key = data.draw(KEYS)
@@ -664,6 +707,8 @@ def test_random_traffic_breaks_no_promise_and_leaks_no_slot(data: st.DataObject)
                 shadow.see(recorded.handle(Reschedule(chosen), now_ns), sequencer)
                 shadow.finish(slot, {chosen})
                 shadow.see(recorded.handle(SlotIdle(slot), now_ns), sequencer)
+            case "lose":
+                shadow.see(recorded.handle(StateLost(data.draw(st.integers(0, instances - 1))), now_ns), sequencer)
             case _:
                 pass
     while shadow.running or sequencer.wake_at() is not None:

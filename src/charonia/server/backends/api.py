@@ -15,7 +15,7 @@ configuration, and calls `close` only on an idle instance. The conformance suite
 specification in code.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -159,6 +159,13 @@ class Revivable(Protocol):
 
     def keep_warm(self, batches: Sequence[Sequence[InferRequest]]) -> None:
         """Have each later worker complete these batches before it gets requests."""
+        ...
+
+    def when_lost(self, lost: Callable[[], None]) -> None:
+        """Call `lost` whenever a worker has ended, with what its model remembered; then its batches fail.
+
+        So do those that it has not begun, which another worker would otherwise run.
+        """
         ...
 
 

@@ -7,17 +7,17 @@ requested outputs; a `Flow` is the state of one request. Rules:
 2. A response of a decoupled step opens a *branch*: the steps that follow from that response. A step inside a branch
    also reads the tensors of the enclosing branches, up to those of the request itself.
 3. A branch gives one response, when all requested outputs are there. Responses are sent in the order in which their
-   branches were opened. A response without tensors opens no branch.
+   branches were opened.
 4. With a limit, at most so many branches of one step are open at once in one request. Further responses of the step are
    held back, in order, and open their branches as earlier ones close. A branch never depends on a later one, so this
    cannot deadlock.
-5. A tensor may be absent: an optional input that was not given, or an output that a model left out. A step that reads
-   it through an optional input runs without it. A step that needs it cannot run, and its outputs are absent too. A
-   requested output that is absent is an error.
+5. A tensor may be absent: an optional input that was not given, or an output that a model left out. What reads it goes
+   without: a step runs with what is there, and its model refuses that if it needs more; a response has the outputs
+   that are there.
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from charonia.server.ensembles.graph import SINK, Level, Plan
@@ -36,16 +36,9 @@ class StartStep(NamedTuple):
 
 
 class Respond(NamedTuple):
-    """All requested outputs of this branch are there."""
+    """All requested outputs of this branch are there or absent."""
 
     branch: "Branch[Any]"
-
-
-class Stuck(NamedTuple):
-    """A requested output cannot be computed: `step` left out `tensor`. The flow is over."""
-
-    step: int
-    tensor: str
 
 
 class Overflow(NamedTuple):
@@ -58,7 +51,7 @@ class Finish(NamedTuple):
     """Every step is done and every response is sent."""
 
 
-Command = StartStep | Respond | Stuck | Overflow | Finish
+Command = StartStep | Respond | Overflow | Finish
 
 
 class _Absent:
@@ -96,8 +89,8 @@ class Flow(Generic[V]):
     """
 
     __slots__ = (
-        *("_blocked", "_branches_max", "_commands", "_due", "_has_absent", "_held"),
-        *("_is_over", "_left_out", "_line", "_plan", "_root"),
+        *("_branches_max", "_commands", "_due", "_held"),
+        *("_is_over", "_line", "_plan", "_root"),
     )
 
     def __init__(self, plan: Plan, branches_max: int = 0) -> None:
@@ -105,12 +98,9 @@ class Flow(Generic[V]):
         self._branches_max = branches_max
         self._root: Branch[V] = Branch(plan.levels[None], None, ())
         self._commands: list[Command] = []
-        self._has_absent = False
-        self._left_out = (SINK, "")
         self._line: deque[Branch[V]] = deque()  # open branches that will respond, in order
         self._held: dict[int, _Held[V]] = {}
         self._due: deque[tuple[Branch[V], int, Mapping[str, V]]] = deque()  # held responses whose turn has come
-        self._blocked: list[tuple[Branch[V], int]] = []  # steps that cannot run
         self._is_over = False
 
     def start(self, values: Mapping[str, V]) -> list[Command]:
@@ -136,10 +126,10 @@ class Flow(Generic[V]):
         if self._is_over:
             return []
         if not self._plan.graph.steps[step].is_decoupled:
-            self._write(branch, step, self._plan.gives[step], values or {})
+            self._write(branch, step, values or {})
             self._closed_one(branch)
         else:
-            if values:
+            if values is not None:
                 self._arrived(branch, step, values)
             if final:
                 self._closed_one(branch)
@@ -147,32 +137,21 @@ class Flow(Generic[V]):
 
     def read(self, branch: Branch[V], tensor: str) -> V | None:
         """Return a tensor as a branch sees it, None where it is absent."""
-        value = self._value(branch, tensor)
+        depth = self._plan.depth_of[tensor]
+        around = branch.around
+        value = (around[depth] if depth < len(around) else branch).values[tensor]
         return None if isinstance(value, _Absent) else value
 
     def _taken(self) -> list[Command]:
-        while (self._due or self._blocked) and not self._is_over:
-            if self._due:
-                self._open(*self._due.popleft())
-            else:
-                branch, step = self._blocked.pop()
-                for tensor in self._plan.gives[step]:
-                    self._settle(branch, tensor, _ABSENT)
-                self._closed_one(branch)
+        while self._due and not self._is_over:
+            self._open(*self._due.popleft())
         commands = self._commands
         self._commands = []
         return commands
 
-    def _write(self, branch: Branch[V], step: int, tensors: Iterable[str], values: Mapping[str, V]) -> None:
-        for tensor in tensors:
-            value = values.get(tensor)
-            if value is None:
-                if not self._has_absent:
-                    self._has_absent = True
-                    self._left_out = (step, tensor)
-                self._settle(branch, tensor, _ABSENT)
-            else:
-                self._settle(branch, tensor, value)
+    def _write(self, branch: Branch[V], step: int, values: Mapping[str, V]) -> None:
+        for tensor in self._plan.gives[step]:
+            self._settle(branch, tensor, values.get(tensor, _ABSENT))
 
     def _arrived(self, around: Branch[V], step: int, values: Mapping[str, V]) -> None:
         """A decoupled step has responded."""
@@ -202,7 +181,7 @@ class Flow(Generic[V]):
                 if outer.awaited is None:
                     outer.awaited = {}
                 outer.awaited.setdefault(tensor, []).append((branch, reader))
-        self._write(branch, step, self._plan.gives[step], values)
+        self._write(branch, step, values)
         self._closed_one(branch)
 
     def _settle(self, branch: Branch[V], tensor: str, value: V | _Absent) -> None:
@@ -224,12 +203,7 @@ class Flow(Generic[V]):
         """Every tensor that a step reads is settled."""
         if self._is_over:
             return
-        if self._has_absent and any(self._value(branch, t) is _ABSENT for t in self._plan.needs[step]):
-            if step == SINK or self._plan.graph.steps[step].is_decoupled:
-                self._end(Stuck(*self._left_out))
-            else:
-                self._blocked.append((branch, step))
-        elif step != SINK:
+        if step != SINK:
             self._commands.append(StartStep(step, branch))
         elif branch.step is None:
             self._commands.append(Respond(branch))
@@ -237,11 +211,6 @@ class Flow(Generic[V]):
         else:
             branch.answered = True
             self._release()
-
-    def _value(self, branch: Branch[V], tensor: str) -> V | _Absent:
-        depth = self._plan.depth_of[tensor]
-        around = branch.around
-        return (around[depth] if depth < len(around) else branch).values[tensor]
 
     def _release(self) -> None:
         while self._line and self._line[0].answered:

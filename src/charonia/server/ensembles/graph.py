@@ -108,7 +108,7 @@ class Plan:
 
     __slots__ = (
         *("depth_of", "gives", "graph", "inputs", "is_decoupled", "levels"),
-        *("needs", "reads", "sink", "steps", "wanted"),
+        *("reads", "sink", "steps", "wanted"),
     )
 
     def __init__(self, graph: "EnsembleGraph", wanted: tuple[str, ...], reads: dict[int, tuple[str, ...]]) -> None:
@@ -124,8 +124,6 @@ class Plan:
                 origins.add(step, graph.steps[step], reads[step])
         self.gives = {step: tuple(t for t in graph.steps[step].gives if t in read) for step in self.steps}
         self.depth_of = {tensor: len(origins.of_tensor[tensor]) for tensor in read}
-        self.needs: dict[int, tuple[str, ...]] = {step: graph.steps[step].needs for step in self.steps}
-        self.needs[SINK] = wanted
         origin = _deepest([origins.of_tensor[tensor] for tensor in wanted])
         if origin is None:
             raise invalid(

@@ -36,7 +36,6 @@ from charonia.server.ensembles.flow import (
     Overflow,
     Respond,
     StartStep,
-    Stuck,
 )
 from charonia.server.ensembles.plan import EnsemblePlan, StepRoute, TensorRoute
 from charonia.server.execution.admission import Admission, with_request_id
@@ -172,12 +171,6 @@ class EnsembleCall:
             self._runner.succeeded(self, self._queue_ns, self._compute_ns)
             last, self._unsent = self._unsent, None
             self._end(last)
-        elif isinstance(command, Stuck):
-            error = internal(
-                "unexpected deadlock, at least one output is not set while no more ensemble steps can be made: "
-                f"the response lacks the output for ensemble tensor '{command.tensor}'"
-            )
-            self._fail_step(self._route.steps[command.step], error)
         elif isinstance(command, Overflow):
             error = unavailable(
                 f"{HELD_RESPONSES_MAX} responses wait for the steps that follow",
@@ -273,18 +266,19 @@ class EnsembleCall:
         outputs: list[Tensor] = []
         for name, tensor, fit in route.outputs:
             value = self._flow.read(branch, tensor)
-            if value is None:
-                raise internal(f"output '{name}' is not there")
+            if value is None:  # a model left it out
+                continue
             if isinstance(value, _SequenceTensor):
                 sequence = value.sequence
             if type(value) is DeviceTensor and fit is None:
                 outputs.append(value.renamed(name))
             else:
                 outputs.append(Tensor(name, value.datatype, value.array if fit is None else fit.apply(value.array)))
-        for index, wanted in enumerate(request.outputs):
-            if wanted.classification:
-                labels = self._plan.labels.get(wanted.name, ())
-                outputs[index] = classify(outputs[index], wanted.classification, labels, batched=self._plan.batches)
+        classes = {wanted.name: wanted.classification for wanted in request.outputs if wanted.classification}
+        for index, output in enumerate(outputs if classes else ()):
+            if output.name in classes:
+                labels = self._plan.labels.get(output.name, ())
+                outputs[index] = classify(output, classes[output.name], labels, batched=self._plan.batches)
         record = ExecutionRecord("", self.batch_size, self._queue_ns, self._compute_ns)
         parameters = _sequence_parameters(sequence)
         return InferResponse(self._plan.config.name, self._runner.version, request.id, outputs, parameters, record)

@@ -122,6 +122,9 @@ class BlockingExecutor:
     def keep_warm(self, batches: Sequence[Sequence[InferRequest]]) -> None:
         """Do nothing: an instance in this process is never restarted."""
 
+    def when_lost(self, lost: Callable[[], None]) -> None:
+        """Do nothing: an instance in this process is never restarted."""
+
     async def aclose(self) -> None:
         """End the thread and close the instance."""
         self._queue.put(None)
@@ -186,6 +189,11 @@ class AsyncExecutor:
         """Forward to the instance, if it can be restarted."""
         if isinstance(self._instance, Revivable):
             self._instance.keep_warm(batches)
+
+    def when_lost(self, lost: Callable[[], None]) -> None:
+        """Forward to the instance, if it can be restarted."""
+        if isinstance(self._instance, Revivable):
+            self._instance.when_lost(lost)
 
     async def aclose(self) -> None:
         """Close the instance."""

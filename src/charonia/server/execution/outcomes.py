@@ -14,11 +14,7 @@ from charonia.server.scheduling.api import DropReason
 def selected(
     request: InferRequest, tensors: Sequence[Tensor], config: ModelConfig, labels_of: Mapping[str, tuple[str, ...]]
 ) -> list[Tensor]:
-    """Return the requested outputs in their form, in the order in which the model gave them.
-
-    Raises:
-        ServingError: INTERNAL: the model did not produce one of them.
-    """
+    """Return the requested outputs that are there, in their form and in the order in which the model gave them."""
     wanted = {output.name: output for output in request.outputs}
     chosen = []
     for tensor in tensors:
@@ -29,8 +25,6 @@ def selected(
             labels = labels_of.get(output.name, ())
             tensor = classify(tensor, output.classification, labels, batched=config.max_batch_size > 0)
         chosen.append(tensor)
-    for name in wanted:
-        raise with_request_id(internal(f"model '{config.name}' did not produce the requested output '{name}'"), request)
     return chosen
 
 
@@ -66,5 +60,12 @@ def drop_error(reason: DropReason, request: InferRequest, model: str) -> Serving
                 "timeout of the corresponding sequence has been expired",
                 hint="no slot became free in time for the sequence",
             )
+        case DropReason.STATE_LOST:
+            error = internal(
+                f"sequence {request.correlation_id} of model '{model}' is over: "
+                "the process that remembered it has ended",
+                hint="start it again; the server keeps states that `state` of sequence_batching declares",
+            )
+            return with_request_id(error, request)
         case DropReason.CANCELLED:
             return ServingError(Code.CANCELLED, "the request was cancelled: another one of its sequence was")

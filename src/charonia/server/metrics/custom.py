@@ -1,8 +1,8 @@
 """Custom metrics, which models define and the metrics page shows. Pure.
 
 Models declare families (name, description, kind) and metrics in them, each with its own labels. Two declarations with
-the same name and labels share one metric, so that instances of a model count together. Metrics and families are
-reference-counted: each exists until its last holder releases it.
+the same name and labels share one metric, so that instances of a model count together. A metric exists until the last
+family object with which it was made is released, a family until its last one.
 """
 
 import math
@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from charonia.core.errors import invalid, unavailable
+from charonia.core.errors import invalid, not_found, unavailable
 
 SERIES_MAX = 10_000
 """Limit of families, and of the metrics of each."""
@@ -48,7 +48,7 @@ class CustomFamily:
 
     Attributes:
         name: Name, as the model gave it.
-        description: Its help text.
+        description: Its help text: that of its first declaration.
         kind: "counter", "gauge" or "histogram".
         metrics: Its metrics by labels.
     """
@@ -84,8 +84,8 @@ class CustomMetrics:
         """Return the family of this name, held once more.
 
         Raises:
-            ServingError: INVALID_ARG for a name that is taken by a metric of the server, by a family of another kind
-                or description, or that no metric can have; UNAVAILABLE when there are too many.
+            ServingError: INVALID_ARG for a name that is taken by a metric of the server, by a family of another
+                kind, or that no metric can have; UNAVAILABLE when there are too many.
         """
         if not _NAME.fullmatch(name):
             raise invalid(f"metric family '{name}': a name has letters, digits, '_' and ':' and begins with no digit")
@@ -99,11 +99,8 @@ class CustomMetrics:
             if len(self._families) >= SERIES_MAX:
                 raise unavailable(f"metric family '{name}': there are {SERIES_MAX} families already")
             family = self._families[name] = CustomFamily(name, description, known)
-        elif (family.kind, family.description) != (kind, description):
-            raise invalid(
-                f"metric family '{name}' exists with kind {family.kind} and description '{family.description}', "
-                f"got kind {kind} and description '{description}'"
-            )
+        elif family.kind != kind:
+            raise invalid(f"metric family '{name}' exists with kind {family.kind}, got kind {kind}")
         family.holders += 1
         return family
 
@@ -144,52 +141,57 @@ class MetricHolder:
 
     def __init__(self, metrics: CustomMetrics) -> None:
         self._all = metrics
-        self._families: dict[int, CustomFamily] = {}
-        self._metrics: dict[int, tuple[CustomFamily, CustomMetric]] = {}
+        self._families: dict[int, tuple[CustomFamily, list[int]]] = {}  # each with the numbers of its metrics
+        self._metrics: dict[int, CustomMetric] = {}
 
     def declare(self, number: int, name: str, description: str, kind: str) -> None:
         """Declare a family under a number. Raises as `CustomMetrics.declare`."""
-        self._families[number] = self._all.declare(name, description, kind)
+        self._families[number] = (self._all.declare(name, description, kind), [])
 
     def add(self, number: int, family: int, labels: dict[str, str], buckets: Sequence[float] | None) -> None:
         """Declare a metric under a number. Raises as `CustomMetrics.add`."""
         if family in self._families:
-            found = self._families[family]
-            self._metrics[number] = (found, self._all.add(found, labels, buckets))
+            found, numbers = self._families[family]
+            self._metrics[number] = self._all.add(found, labels, buckets)
+            numbers.append(number)
+
+    def value(self, number: int) -> float:
+        """Return the value of a counter or a gauge.
+
+        Raises:
+            ServingError: NOT_FOUND: there is no such metric; the log says why.
+        """
+        if number not in self._metrics:
+            raise not_found("the metric is not there: the server has refused it")
+        return self._metrics[number].value
 
     def increase(self, number: int, value: float) -> None:
         """Add to a counter or a gauge."""
         if number in self._metrics:
-            self._metrics[number][1].value += value
+            self._metrics[number].value += value
 
     def set(self, number: int, value: float) -> None:
         """Set a gauge."""
         if number in self._metrics:
-            self._metrics[number][1].value = value
+            self._metrics[number].value = value
 
     def observe(self, number: int, value: float) -> None:
         """Count a value in a histogram."""
         if number in self._metrics:
-            metric = self._metrics[number][1]
+            metric = self._metrics[number]
             metric.value += value
             metric.counts[bisect_left(metric.bounds, value)] += 1
 
-    def drop_metric(self, number: int) -> None:
-        """Release a metric."""
-        found = self._metrics.pop(number, None)
-        if found is not None:
-            self._all.drop_metric(*found)
-
     def drop_family(self, number: int) -> None:
-        """Release a family."""
-        family = self._families.pop(number, None)
+        """Release a family and its metrics."""
+        family, numbers = self._families.pop(number, (None, []))
         if family is not None:
+            for each in numbers:
+                self._all.drop_metric(family, self._metrics.pop(each))
             self._all.drop_family(family)
 
     def drop_all(self) -> None:
         """Release everything: the worker has ended."""
-        for number in list(self._metrics):
-            self.drop_metric(number)
         for number in list(self._families):
             self.drop_family(number)
 
@@ -198,8 +200,6 @@ def _bounds(family: CustomFamily, buckets: Sequence[float] | None) -> tuple[floa
     if family.kind != "histogram":
         return None
     bounds = tuple(float(bound) for bound in buckets or ())
-    if not bounds or any(math.isnan(bound) for bound in bounds) or list(bounds) != sorted(set(bounds)):
-        raise invalid(
-            f"a metric of family '{family.name}': expected at least one bucket, in ascending order, got {list(bounds)}"
-        )
-    return bounds[:-1] if math.isinf(bounds[-1]) else bounds
+    if any(math.isnan(bound) for bound in bounds) or list(bounds) != sorted(set(bounds)):
+        raise invalid(f"a metric of family '{family.name}': expected buckets in ascending order, got {list(bounds)}")
+    return bounds[:-1] if bounds and math.isinf(bounds[-1]) else bounds

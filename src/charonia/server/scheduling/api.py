@@ -98,7 +98,17 @@ class StopNewSequences(NamedTuple):
     """No new sequences: a later request that starts one is dropped with `STOPPING`; live sequences may go on."""
 
 
-SequenceEvent = Reschedule | SetStateKey | StopNewSequences
+class StateLost(NamedTuple):
+    """The instance of a slot has lost what it remembered of its sequences: they cannot go on.
+
+    Attributes:
+        slot: The slot.
+    """
+
+    slot: int
+
+
+SequenceEvent = Reschedule | SetStateKey | StopNewSequences | StateLost
 """Events for schedulers of sequences only; others ignore them."""
 
 Event = Submit | Cancel | SlotIdle | SlotGone | Tick | Stop | SequenceEvent
@@ -125,6 +135,7 @@ class DropReason(Enum):
     SCHEDULER_FAILED = "scheduler_failed"
     NO_SEQUENCE = "no_sequence"
     SEQUENCE_TIMEOUT = "sequence_timeout"
+    STATE_LOST = "state_lost"
     CANCELLED = "cancelled"
 
 

@@ -19,6 +19,7 @@ from charonia.server.scheduling.api import (
     SetStateKey,
     SlotGone,
     SlotIdle,
+    StateLost,
     Stop,
     StopNewSequences,
     Submit,
@@ -74,7 +75,7 @@ class DefaultScheduler:
                 self._idle.remove(event.slot)
             case Stop():
                 self._stopping = True
-            case Tick() | Reschedule() | SetStateKey() | StopNewSequences():
+            case Tick() | Reschedule() | SetStateKey() | StopNewSequences() | StateLost():
                 pass
             case _:
                 assert_never(event)

@@ -44,6 +44,7 @@ from charonia.server.scheduling.api import (
     SetStateKey,
     SlotGone,
     SlotIdle,
+    StateLost,
     Stop,
     StopNewSequences,
     Submit,
@@ -179,7 +180,7 @@ class DynamicBatcher:
                 self._idle.remove(event.slot)
             case Stop():
                 self._stopping = True
-            case Tick() | Reschedule() | SetStateKey() | StopNewSequences():
+            case Tick() | Reschedule() | SetStateKey() | StopNewSequences() | StateLost():
                 pass
             case _:
                 assert_never(event)

@@ -34,6 +34,7 @@ class EndReason(Enum):
     REPLACED = "replaced"
     DROPPED = "dropped"
     STOPPED = "stopped"
+    LOST = "lost"
 
 
 class SequenceEnd(NamedTuple):

@@ -8,6 +8,7 @@ runner that replaces another one forwards the requests of sequences that started
 import asyncio
 import logging
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 
 from charonia.config.kinds import ControlKind
 from charonia.config.model import ModelConfig
@@ -26,7 +27,16 @@ from charonia.server.execution.in_flight import DONE, QUEUED, RUNNING, PendingRe
 from charonia.server.execution.runner import ModelRunner
 from charonia.server.execution.tracing import traced_kind
 from charonia.server.rate_limiter.limiter import Claim
-from charonia.server.scheduling.api import EMPTY_ROW, Event, Reschedule, Run, Scheduler, SetStateKey, StopNewSequences
+from charonia.server.scheduling.api import (
+    EMPTY_ROW,
+    Event,
+    Reschedule,
+    Run,
+    Scheduler,
+    SetStateKey,
+    StateLost,
+    StopNewSequences,
+)
 from charonia.server.sequences.api import EndReason, SequenceKey, SequenceMember, SequencerView
 from charonia.server.sequences.scheduler import Sequencer
 from charonia.server.sequences.tensors import SequenceRequest, SequenceTensors, States
@@ -40,6 +50,22 @@ _RANGES = {
     DataType.INT32: (-(2**31), 2**31 - 1),
 }
 """Range of correlation ids that each datatype of the control input can hold."""
+
+
+SURVIVES_RESTART = "SEQUENCES_SURVIVE_RESTART"
+"""Parameter of a model that finds its sequences again when its process is replaced."""
+
+
+def survives_restart(config: ModelConfig) -> bool:
+    """Return whether the model itself keeps what it remembers of sequences outside of its process.
+
+    Raises:
+        ServingError: INVALID_ARG: its parameter is neither yes nor no.
+    """
+    text = config.parameters.get(SURVIVES_RESTART, "no")
+    if text not in ("yes", "no"):
+        raise invalid(f"model '{config.name}': parameter {SURVIVES_RESTART}: expected yes or no, got '{text}'")
+    return text == "yes"
 
 
 class SequenceAdmission:
@@ -167,6 +193,9 @@ class SequenceRunner(ModelRunner):
         oldest = batching.oldest if batching is not None else None
         if oldest is not None and oldest.preserve_ordering:
             self._in_flight.keep_order()
+        if not (self._tensors.has_states or survives_restart(config)):
+            for slot, executor in enumerate(executors):
+                executor.when_lost(partial(self._lost, slot))
         self._predecessors: list[SequenceRunner] = []
         self._is_followed = False
         self._is_closed = False
@@ -241,6 +270,10 @@ class SequenceRunner(ModelRunner):
 
     def _arrived(self, request_id: int, entry: PendingRequest) -> None:
         """Do nothing: replies are in the order in which requests began to run."""
+
+    def _lost(self, slot: int) -> None:
+        """The process of an instance has ended, and with it what the model remembered of its sequences."""
+        self._handle(StateLost(slot), now_ns())
 
     def _end_phase_out(self) -> None:
         for runner in self._predecessors:

@@ -12,6 +12,8 @@
 5. A request that is cancelled while it waits would leave a gap, so its sequence ends with the running request: all its
    waiting requests are dropped, `CANCELLED`, and the slot is free. One that is cancelled while it runs leaves no gap.
 6. A rescheduled request goes back to the head of its sequence, and runs after those that were ready before.
+7. When an instance loses its state, the sequences that have run there are over: those of their requests that wait, or
+   the next one to come, are dropped, `STATE_LOST`.
 
 Batches of the direct strategy (`keeps_rows`) have a row for each slot up to the highest with a request; rows without a
 request have the id `EMPTY_ROW`. Batches of the oldest strategy have the requests that were ready first. In both,
@@ -32,6 +34,7 @@ from charonia.server.scheduling.api import (
     SetStateKey,
     SlotGone,
     SlotIdle,
+    StateLost,
     Stop,
     StopNewSequences,
     Submit,
@@ -147,6 +150,8 @@ class Sequencer:
                 for sequence, _ in self._running.values():
                     if sequence.number == event.sequence:
                         sequence.state_key = event.key
+            case StateLost():
+                self._lose(self._table.instances[event.slot], now_ns, commands)
             case StopNewSequences():
                 self._takes_new = False
             case Stop():
@@ -182,6 +187,9 @@ class Sequencer:
             refusal = DropReason.STOPPING
         elif not member.start and not goes_on:
             refusal = DropReason.NO_SEQUENCE
+        elif sequence is not None and sequence.is_lost and not member.start:
+            self._cut(sequence, EndReason.LOST, DropReason.STATE_LOST, now_ns, commands)
+            refusal = DropReason.STATE_LOST
         if refusal is not None:
             commands.append(Drop(event.id, refusal))
             return
@@ -227,6 +235,15 @@ class Sequencer:
             sequence, request = self._running[id]
             request.is_rescheduled = False
         self._cut(sequence, EndReason.CANCELLED, DropReason.CANCELLED, now_ns, commands, spare=id)
+
+    def _lose(self, instance: Instance, now_ns: int, commands: list[Command]) -> None:
+        """An instance has lost its state."""
+        for sequence in instance.rows:
+            if sequence is None or not sequence.executions:
+                continue
+            sequence.is_lost = True
+            if sequence.queue:
+                self._cut(sequence, EndReason.LOST, DropReason.STATE_LOST, now_ns, commands)
 
     def _slot_over(self, instance: Instance, now_ns: int) -> None:
         """The batch of an instance is done."""

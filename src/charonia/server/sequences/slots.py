@@ -55,6 +55,7 @@ class Sequence:
         since_ns: When it last had a request; in the backlog, when it joined that.
         expires_ns: When it is dropped from the backlog, 0 for never.
         executions: Number of executions of its requests.
+        is_lost: Whether the instance has lost its state.
     """
 
     __slots__ = (
@@ -62,6 +63,7 @@ class Sequence:
         "executions",
         "expires_ns",
         "instance",
+        "is_lost",
         "key",
         "number",
         "predecessor",
@@ -87,6 +89,7 @@ class Sequence:
         self.since_ns = now_ns
         self.expires_ns = 0
         self.executions = 0
+        self.is_lost = False
 
     @property
     def batch_key(self) -> Hashable:

@@ -36,6 +36,7 @@ class FakeHost:
         self.asked: list[tuple[str, str, dict[str, object]]] = []
         self.updates: list[tuple[object, ...]] = []
         self.families: list[tuple[object, ...]] = []
+        self.tracebacks: list[tuple[list[str], str]] = []
         self.polls = 0
         self.outcomes: Callable[[ModelCall], list[tuple[InferenceResponse | None, bool]]] = lambda call: [
             (answer(), True)
@@ -56,7 +57,7 @@ class FakeHost:
         call.number = len(self.calls)
         for response, final in self.outcomes(call):
             names = () if response is None else tuple(tensor.name() for tensor in response.output_tensors())
-            call.inbox.put((None if response is None else result_of(response, names, needs_all=False), final))
+            call.inbox.put((None if response is None else result_of(response, names), final))
 
     def end(self, call: ModelCall) -> None:
         self.ended.append(call.number)
@@ -76,10 +77,13 @@ class FakeHost:
     def make_number(self) -> int:
         return len(self.families) + len(self.updates) + 1
 
-    def declare_family(self, number: int, name: str, description: str, kind: str) -> None:
+    def raised(self, request_ids: list[str], traceback: str) -> None:
+        self.tracebacks.append((request_ids, traceback))
+
+    def ask_metrics(self, update: tuple[Any, ...]) -> Any:
         if self.refusal:
             raise TritonModelException(self.refusal)
-        self.families.append((number, name, description, kind))
+        self.families.append(update[1:])
 
     def metrics(self, updates: list[tuple[object, ...]]) -> None:
         self.updates += updates
@@ -420,7 +424,6 @@ def test_an_error_takes_its_own_codes_only() -> None:
         ("return [1]", "Expected an 'InferenceResponse' object in the execute function return list"),
         ("return [None]", "whose response sender it has not asked for"),
         ("raise ValueError('pity')", "Failed to process the request(s) for model 'm_0_0', message: ValueError: pity"),
-        ("return [pb_utils.InferenceResponse([])]", "did not return the requested output(s) OUT"),
     ],
 )
 def test_what_execute_does_wrong_is_the_answer(tmp_path: Path, body: str, message: str) -> None:
@@ -430,6 +433,17 @@ def test_what_execute_does_wrong_is_the_answer(tmp_path: Path, body: str, messag
 
     assert code == TritonError.INTERNAL
     assert message in text
+
+
+def test_an_exception_is_reported_with_its_traceback_and_the_requests_ids(tmp_path: Path) -> None:
+    model = Model(tmp_path, execute("raise ValueError('pity')"))
+
+    model.run(1)
+
+    ((ids, text),) = model.host.tracebacks
+    assert len(ids) == 1
+    assert text.startswith("Traceback (most recent call last)")
+    assert text.rstrip().endswith("ValueError: pity")
 
 
 def test_outputs_that_nobody_asked_for_are_dropped(tmp_path: Path) -> None:
@@ -815,7 +829,8 @@ def test_an_iterator_gives_the_responses_in_order(tmp_path: Path) -> None:
             ("got = list(await call().async_exec(decoupled=True))", True),
             ("got = [r async for r in await call().async_exec(decoupled=True)]", True),
         ):
-            total = body + "\nreturn [answer(sum(r.output_tensors()[0].as_numpy()[0] for r in got))]"
+            check = f"\nassert len(got) == {len(outcomes)}"  # the news of the end is an empty response
+            total = body + check + "\nreturn [answer(sum(t.as_numpy()[0] for r in got for t in r.output_tensors()))]"
             model = Model(tmp_path, execute(total, is_async=is_async))
             model.host.outcomes = lambda call, o=outcomes: list(o)  # type: ignore[misc]
 

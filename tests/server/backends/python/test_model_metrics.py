@@ -24,10 +24,11 @@ class Notes:
         self.number += 1
         return self.number
 
-    def declare_family(self, number: int, *family: str) -> None:
+    def ask_metrics(self, update: tuple[Any, ...]) -> float | None:
         if self.refusal:
             raise TritonModelException(self.refusal)
-        self.told.append(("family", number, *family))
+        self.told.append(update)
+        return 2.5 if update[0] == "value" else None
 
     def metrics(self, updates: list[tuple[object, ...]]) -> None:
         self.told += updates
@@ -46,42 +47,66 @@ def pb_utils(notes: Notes) -> Any:
     return unbound.bound_to(Binding(notes))  # type: ignore[arg-type] # the part that is needed
 
 
-def test_a_counter_counts_and_goes_with_its_object(notes: Notes, pb_utils: Any) -> None:
+def test_a_counter_counts_and_goes_with_its_family(notes: Notes, pb_utils: Any) -> None:
     family = pb_utils.MetricFamily(name="n", description="d", kind=pb_utils.MetricFamily.COUNTER)
     metric = family.Metric(labels={"a": "b"})
     metric.increment(2)
     metric.increment(0.5)
 
-    assert metric.value() == 2.5
-    del metric, family
+    assert metric.value() == 2.5  # in the server's words: other instances count, too
+    del metric
+    gc.collect()
+    assert notes.told[-1] == ("value", 3, 2)
+    del family
     gc.collect()
     assert notes.told == [
         ("family", 1, "n", "d", "counter"),
         ("metric", 2, 1, {"a": "b"}, None),
         ("add", 2, 2.0),
         ("add", 2, 0.5),
-        ("drop_metric", 2),
+        ("value", 3, 2),
         ("drop_family", 1),
     ]
 
 
-def test_a_metric_keeps_its_family(notes: Notes, pb_utils: Any) -> None:
-    metric = pb_utils.MetricFamily("n", "d", pb_utils.MetricFamily.GAUGE).Metric()
+def test_metrics_of_a_family_with_the_same_labels_are_one(notes: Notes, pb_utils: Any) -> None:
+    family = pb_utils.MetricFamily("n", "d", pb_utils.MetricFamily.GAUGE)
+    metrics = [family.Metric(labels=labels) for labels in ({"a": "1", "b": "2"}, {"b": "2", "a": "1"}, {"a": "1"})]
+
+    for value, metric in enumerate(metrics):
+        metric.set(value)
+
+    assert notes.told[-3:] == [("set", 2, 0.0), ("set", 2, 1.0), ("set", 3, 2.0)]
+    assert len(notes.told) == 6
+
+
+@pytest.mark.parametrize(
+    ("kind", "use", "verb"),
+    [
+        (0, lambda m: m.increment(1), "increment"),
+        (1, lambda m: m.set(1), "set"),
+        (1, lambda m: m.value(), "get"),
+        (2, lambda m: m.observe(1), "observe"),
+    ],
+)
+def test_a_metric_cannot_be_used_after_its_family(
+    notes: Notes, pb_utils: Any, kind: int, use: Callable[[Any], object], verb: str
+) -> None:
+    metric = pb_utils.MetricFamily("n", "d", kind).Metric(buckets=[1] if kind == 2 else None)
     gc.collect()
 
-    metric.set(3)
-
-    assert notes.told[-1] == ("set", 2, 3.0)
-    assert metric.value() == 3
+    with pytest.raises(TritonModelException, match=f"{verb} metric value: .* 'MetricFamily' has been deleted"):
+        use(metric)
+    assert notes.told[-1] == ("drop_family", 1)
 
 
 def test_a_gauge_goes_up_and_down(notes: Notes, pb_utils: Any) -> None:
-    metric = pb_utils.MetricFamily("n", "d", pb_utils.MetricFamily.GAUGE).Metric()
+    family = pb_utils.MetricFamily("n", "d", pb_utils.MetricFamily.GAUGE)
+    metric = family.Metric()
 
     metric.set(5)
     metric.increment(-2)
 
-    assert metric.value() == 3
     assert notes.told[-2:] == [("set", 2, 5.0), ("add", 2, -2.0)]
 
 
@@ -116,7 +141,8 @@ def test_what_a_kind_of_metric_cannot_do_is_refused(
     pb_utils: Any, kind: str, use: Callable[[Any], object], message: str
 ) -> None:
     buckets = [1.0] if kind == "histogram" else None
-    metric = pb_utils.MetricFamily("n", "d", KINDS[kind]).Metric(buckets=buckets)
+    family = pb_utils.MetricFamily("n", "d", KINDS[kind])
+    metric = family.Metric(buckets=buckets)
 
     with pytest.raises(TritonModelException, match=message):
         use(metric)
@@ -129,7 +155,6 @@ def test_what_a_kind_of_metric_cannot_do_is_refused(
         ("counter", {"labels": {"a": 1}}, "expected strings as labels, got 'a': 1"),
         ("counter", {"buckets": [1]}, "unexpected buckets: a counter has none"),
         ("histogram", {}, "a histogram needs buckets"),
-        ("histogram", {"buckets": []}, "a histogram needs buckets"),
         ("histogram", {"buckets": [1, 1]}, "expected buckets that increase"),
         ("histogram", {"buckets": [2, 1]}, "expected buckets that increase"),
         ("histogram", {"buckets": [math.nan]}, "expected buckets that increase"),

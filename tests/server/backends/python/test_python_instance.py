@@ -4,22 +4,24 @@ import asyncio
 import os
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 from tests.support.process import shared_memory_of
-from tests.support.python_model import Loaded, config, load, request, write
+from tests.support.python_model import Loaded, Sink, config, load, request, write
 
 from charonia.config.kinds import InstanceKind
-from charonia.config.model import ModelConfig
+from charonia.config.model import ModelConfig, ModelInput, ModelOutput, TransactionPolicy
 from charonia.core.dtypes import DataType
-from charonia.core.errors import Code, ServingError
+from charonia.core.errors import Code, ServingError, internal
 from charonia.server.backends.api import BackendSettings, Outputs, Placement, Result
 from charonia.server.backends.python import batches as batches_module
 from charonia.server.backends.python import supervisor as supervisor_module
 from charonia.server.backends.python.backend import PythonBackend, PythonModel
+from charonia.server.backends.python.batches import Batches
 from charonia.server.backends.python.instance import PythonInstance
 from charonia.server.backends.python.worker.charonia_channel import INLINE_BYTES_MAX
 
@@ -61,8 +63,6 @@ class TritonPythonModel:
             return {"OUT": 1}
         if what == "element":
             return ["OUT"]
-        if what == "missing":
-            return [pb_utils.InferenceResponse([])]
         if what == "error":
             error = pb_utils.TritonError("not you", pb_utils.TritonError.NOT_FOUND)
             return [pb_utils.InferenceResponse(error=error)]
@@ -288,6 +288,26 @@ def test_outputs_that_were_not_asked_for_are_dropped(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("execution_mode")
+@pytest.mark.parametrize("how", ["return [answer]", "requests[0].get_response_sender().send(answer, flags=1)"])
+def test_a_model_may_leave_out_an_output_that_was_asked_for(tmp_path: Path, how: str) -> None:
+    code = f"""{HEAD}
+class TritonPythonModel:
+    def execute(self, requests):
+        answer = pb_utils.InferenceResponse([pb_utils.Tensor("OUT1", np.ones(1, np.float32))])
+        {how}
+"""
+
+    async def scenario() -> None:
+        loaded = await load(tmp_path, code, config(outputs=2))
+        (result,) = await loaded.run([request(np.zeros(1, "<f4"))])
+        assert isinstance(result, Outputs)
+        assert [tensor.name for tensor in result.tensors] == ["OUT1"]
+        await loaded.close()
+
+    run(scenario)
+
+
+@pytest.mark.usefixtures("execution_mode")
 @pytest.mark.parametrize(
     ("what", "code", "expected"),
     [
@@ -296,7 +316,6 @@ def test_outputs_that_were_not_asked_for_are_dropped(tmp_path: Path) -> None:
         ("count", Code.INTERNAL, "do not match the number of InferenceRequest"),
         ("type", Code.INTERNAL, "Expected a list in the execute return, found type 'dict'"),
         ("element", Code.INTERNAL, "found type 'str'"),
-        ("missing", Code.INTERNAL, "did not return the requested output(s) OUT"),
         ("error", Code.NOT_FOUND, "not you"),
         ("misuse", Code.INTERNAL, "argument 'inputs' is missing"),
     ],
@@ -314,6 +333,32 @@ def test_a_model_that_fails_answers_with_the_reason_and_goes_on(
         await loaded.close()
 
     run(scenario)
+
+
+@pytest.mark.usefixtures("execution_mode")
+@pytest.mark.parametrize("kind", ["def", "async def"])
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_an_exception_is_in_the_log_however_the_model_executes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str, decoupled: bool
+) -> None:
+    body = f"    {kind} execute(self, requests):\n        raise ValueError('a pity')\n"
+    code = f"{HEAD}\nclass TritonPythonModel:\n{body}"
+    cfg = replace(config(), model_transaction_policy=TransactionPolicy(decoupled=decoupled))
+
+    async def scenario() -> None:
+        loaded = await load(tmp_path, code, cfg)
+        asked = request(np.ones(1, "<f4"))
+        asked.id = "seven"
+        await loaded.run([asked])
+        while not caplog.records:  # a coroutine of a decoupled model goes on after its batch
+            await asyncio.sleep(0.005)
+        await loaded.close()
+
+    run(scenario)
+    (record,) = [each for each in caplog.records if each.levelname == "ERROR"]
+    first, *_, last = record.getMessage().splitlines()
+    assert first == "model 'm' version 1, instance 'm_0_0', request 'seven': execute raised an exception"
+    assert last == "ValueError: a pity"
 
 
 @pytest.mark.parametrize(
@@ -349,6 +394,36 @@ def test_a_worker_that_is_killed_between_batches_comes_back(tmp_path: Path) -> N
             (result,) = await loaded.run([request(np.ones(1, "<f4"))])
             assert array_of(result).tolist() == [1]
         await loaded.close()
+
+    run(scenario)
+
+
+def test_it_is_said_that_a_worker_forgot_before_its_batch_fails(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        loaded = await load(tmp_path, IDENTITY)
+        events: list[str] = []
+        sink = Sink(1)
+        sink.done.add_done_callback(lambda _: events.append("failed"))
+        loaded.instance.when_lost(lambda: events.append("lost"))
+        psutil.Process(loaded.instance.pid).kill()
+        loaded.start([request(np.ones(1, "<f4"))], sink)
+        await sink.done
+        await asyncio.sleep(0)
+        assert events == ["lost", "failed"]
+        await loaded.close()
+
+    run(scenario)
+
+
+def test_a_batch_that_no_worker_got_fails_only_where_the_next_one_cannot_run_it() -> None:
+    async def scenario() -> None:
+        batches = Batches("m_0_0", output_names=("OUT",), execute_s_max=0, is_decoupled=False, busy_poll=None)
+        sink = Sink(1)
+        batches.add(sink, [request(np.ones(1, "<f4"))])
+        batches.worker_ended(internal("it has ended"), fails_unsent=False)
+        assert not sink.done.done()
+        batches.worker_ended(internal("it has ended"), fails_unsent=True)
+        assert str(sink.done.result()) == "it has ended"
 
     run(scenario)
 
@@ -529,6 +604,19 @@ def test_a_model_that_nobody_gave_tensors_is_noted(tmp_path: Path, code: str) ->
         assert ("no input and no output" in " ".join(notes)) == (code is IDENTITY)
 
     run(scenario)
+
+
+def test_auto_complete_config_fills_in_tensors_that_the_configuration_begins(tmp_path: Path) -> None:
+    begun = ModelConfig(
+        name="m", backend="python", input=(ModelInput("IN", dims=(4,)),), output=(ModelOutput("OUT", DataType.FP32),)
+    )
+
+    completed = complete(tmp_path, AUTO_COMPLETE, begun)
+
+    assert (completed.input, completed.output) == (
+        (ModelInput("IN", DataType.FP32, dims=(4,)),),
+        (ModelOutput("OUT", DataType.FP32, dims=(4,)),),
+    )
 
 
 def test_a_model_without_auto_complete_config_leaves_the_configuration_alone(tmp_path: Path) -> None:

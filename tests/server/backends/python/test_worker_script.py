@@ -50,7 +50,7 @@ class TritonPythonModel:
         work(3)
         for thread in threads:
             thread.join()
-        streamed = [value_of(r) for r in other(10).exec(decoupled=True)]
+        streamed = [value_of(r) for r in other(10).exec(decoupled=True) if r.output_tensors()]
         return [answer(sum(results) + sum(streamed)) for _ in requests]
 """
 )
@@ -62,7 +62,7 @@ class TritonPythonModel:
     async def execute(self, requests):
         first = await asyncio.gather(*(other(i).async_exec() for i in range(3)))
         nested = other(3).exec()
-        streamed = [value_of(r) async for r in await other(10).async_exec(decoupled=True)]
+        streamed = [value_of(r) async for r in await other(10).async_exec(decoupled=True) if r.output_tensors()]
         return [answer(sum(map(value_of, [*first, nested])) + sum(streamed)) for _ in requests]
 """
 )
@@ -74,7 +74,7 @@ class TritonPythonModel:
     def execute(self, requests):
         async def together():
             calls = [other(i).async_exec() for i in range(4)]
-            streamed = [value_of(r) for r in await other(10).async_exec(decoupled=True)]
+            streamed = [value_of(r) for r in await other(10).async_exec(decoupled=True) if r.output_tensors()]
             return sum(map(value_of, await asyncio.gather(*calls))) + sum(streamed)
         return [answer(asyncio.run(together())) for _ in requests]
 """
@@ -86,7 +86,7 @@ DECOUPLED_ASYNC = (
 class TritonPythonModel:
     async def execute(self, requests):
         values = await asyncio.gather(*(other(i).async_exec() for i in range(4)))
-        streamed = [value_of(r) async for r in await other(10).async_exec(decoupled=True)]
+        streamed = [value_of(r) async for r in await other(10).async_exec(decoupled=True) if r.output_tensors()]
         for request in requests:
             request.get_response_sender().send(answer(sum(map(value_of, values)) + sum(streamed)), 1)
 """
@@ -198,6 +198,17 @@ def test_a_model_calls_others_in_every_way(tmp_path: Path, workers: list[Worker]
 
     worker.send(("finalize",))
     assert worker.process.wait(10) == 0
+
+
+def test_a_model_sees_the_arguments_of_an_embedded_interpreter(tmp_path: Path, workers: list[Worker]) -> None:
+    worker = Worker(
+        tmp_path, PIPELINE + "import sys\nassert sys.argv == ['']\nclass TritonPythonModel:\n    execute = 1\n"
+    )
+    workers.append(worker)
+
+    kind, text = worker.receive().header
+
+    assert (kind, "has no method 'execute'" in text) == ("failed", True)
 
 
 def test_an_async_decoupled_model_runs_batches_side_by_side(tmp_path: Path, workers: list[Worker]) -> None:

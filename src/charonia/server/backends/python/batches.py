@@ -165,14 +165,19 @@ class Batches:
         self._is_ready = False
         self._outbox.clear()
 
-    def worker_ended(self, error: ServingError, *, failed_to_start: bool) -> None:
-        """Fail the running batch and open requests; the other batches wait for the next worker."""
+    def worker_ended(self, error: ServingError, *, fails_unsent: bool) -> None:
+        """Fail the running batch and open requests; the other batches wait for the next worker.
+
+        Args:
+            error: The error.
+            fails_unsent: Whether the first batch fails, too, if the worker has not got it.
+        """
         self._warming.clear()
         left_open, self._left_open = self._left_open, {}
         for batch in left_open.values():
             for index in batch.open_requests():
                 batch.sink.respond(index, error, True)
-        if self._queue and (self._queue[0].number or failed_to_start):
+        if self._queue and (self._queue[0].number or fails_unsent):
             self._fail_first(error)
         for batch in self._queue:
             batch.number = 0

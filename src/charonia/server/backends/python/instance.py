@@ -4,7 +4,7 @@
 worker's messages.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from charonia.core.caller import CallFrame
 from charonia.core.errors import ServingError
@@ -109,6 +109,10 @@ class PythonInstance:
         """Have each later worker complete these batches before it gets requests."""
         self._supervisor.warm_up = batches
 
+    def when_lost(self, lost: Callable[[], None]) -> None:
+        """Call `lost` whenever a worker has ended, with what its model remembered; then its batches fail."""
+        self._supervisor.on_lost = lost
+
     async def is_ready(self) -> bool:
         """Return whether the worker runs, and its model, if it has `is_ready`, reports that it is ready."""
         if self._supervisor.state is not WorkerPhase.READY:
@@ -139,6 +143,8 @@ class PythonInstance:
                 supervisor.initialized(message.header[1] if len(message.header) > 1 else {})
             elif kind == "failed":
                 supervisor.failed(str(message.header[1]))
+            elif kind == "raised":
+                self._services.raised(self.name, *message.header[1:])
             elif kind == "answer_ready":
                 self._readiness.answered(*message.header[1:])
             else:

@@ -5,7 +5,7 @@ Also the readiness check, a question of the server to the model.
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -17,6 +17,7 @@ from charonia.core.request import DeviceRequest, InferRequest
 from charonia.server.backends.api import BusyPolling, Models
 from charonia.server.backends.python.calls import ModelCalls, Work
 from charonia.server.backends.python.codec import decode_request, encode_error, encode_outcome
+from charonia.server.backends.python.exception_log import ExceptionLog
 from charonia.server.backends.python.process import WorkerLink
 from charonia.server.backends.python.worker.charonia_channel import Incoming
 from charonia.server.backends.python.worker.charonia_regions import ChannelError
@@ -43,12 +44,14 @@ class ServerServices:
         models: The other models, None where there are none.
         metrics: The custom metrics.
         busy_poll: Busy polling, None where it is off.
+        exceptions: The log of the model's exceptions.
     """
 
     caller: CallFrame
     models: Models | None = None
     metrics: CustomMetrics = field(default_factory=CustomMetrics)
     busy_poll: BusyPolling | None = None
+    exceptions: ExceptionLog = field(default_factory=ExceptionLog)
 
 
 Answer = Callable[[tuple[object, ...]], None]
@@ -70,6 +73,7 @@ class ModelServices:
         self._models = server.models
         self._name = server.caller.model
         self._version = server.caller.version
+        self._server = server
         self._all_metrics = server.metrics
         self._metrics = MetricHolder(server.metrics)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -94,7 +98,7 @@ class ModelServices:
             task.add_done_callback(self._tasks.discard)
 
     def update(self, update: tuple[Any, ...], answer: Answer) -> None:
-        """Apply an update of metrics; only the declaration of a family is answered.
+        """Apply an update of metrics; only the declaration of a family and the question for a value are answered.
 
         Raises:
             ValueError: Its kind is unknown.
@@ -114,13 +118,17 @@ class ModelServices:
                 except ServingError as error:  # the model does not wait for an answer; its value is not shown
                     _log.warning("model '%s': %s", self._name, error)
             case "family":
-                _answer(answer, lambda: metrics.declare(number, *arguments))
-            case "drop_metric":
-                metrics.drop_metric(number)
+                _answer(answer, partial(metrics.declare, number, *arguments))
+            case "value":
+                _answer(answer, partial(metrics.value, *arguments))
             case "drop_family":
                 metrics.drop_family(number)
             case _:
                 raise ValueError(f"there is no update of metrics of kind {kind!r}")
+
+    def raised(self, instance: str, request_ids: Sequence[str], traceback: str) -> None:
+        """Log an exception of `execute`."""
+        self._server.exceptions.note(self._server.caller, instance, request_ids, traceback)
 
     def ended(self) -> None:
         """The model has ended: cancel its calls and remove its metrics."""
@@ -291,7 +299,7 @@ def _send_answer(link: WorkerLink, number: int, value: tuple[object, ...]) -> No
         link.process.send(("answer", number, value))
 
 
-def _answer(answer: Answer, work: Callable[[], object]) -> None:
+def _answer(answer: Answer, work: Callable[[], float | None]) -> None:
     try:
         value = work()
     except ServingError as error:

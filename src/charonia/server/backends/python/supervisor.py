@@ -100,6 +100,7 @@ class Supervisor:
         health: Restarts of the worker, and why it is down.
         capabilities: Optional methods that the model has, as reported by the worker.
         warm_up: The batches that each worker but the first must complete before it gets requests.
+        on_lost: Called when a worker has ended, before its batches fail; None where its model remembers nothing.
     """
 
     def __init__(
@@ -118,6 +119,7 @@ class Supervisor:
         self.health = WorkerHealth()
         self.capabilities: Mapping[str, object] = {}
         self.warm_up: Sequence[Sequence[InferRequest]] = ()
+        self.on_lost: Callable[[], None] | None = None
         self._name = name
         self._make_process = make_process
         self._start_message = start_message
@@ -151,11 +153,15 @@ class Supervisor:
         self.state = WorkerPhase.CLOSED
         self._batches.close()
         self._stop_timer()
-        link = self._unlink()
-        if link is not None:
-            if not is_initialized:
-                link.process.kill("it is no longer needed")
-            await link.process.stop(FINALIZE_S_MAX)
+        link = self.link
+        if link is None:
+            return
+        if not is_initialized:
+            link.process.kill("it is no longer needed")
+        try:
+            await link.process.stop(FINALIZE_S_MAX)  # meanwhile the model may ask for its metrics
+        finally:
+            self._unlink()
 
     def kill(self, reason: str) -> None:
         """Kill the worker; it is restarted."""
@@ -165,7 +171,7 @@ class Supervisor:
     def initialized(self, capabilities: Mapping[str, object]) -> None:
         """The worker reports that its model is initialized."""
         link = self.link
-        if link is None:
+        if link is None or self.state is WorkerPhase.CLOSED:
             return
         self.capabilities = capabilities
         self._batches.attach(link)
@@ -247,7 +253,9 @@ class Supervisor:
             self._batches.answered = 0
         self._timer = self._loop.call_later(self.health.ended(why), self._start_process)
         error = internal(f"the model instance '{self._name}' is not healthy: {why}")
-        self._batches.worker_ended(error, failed_to_start=failed_to_start)
+        if self.on_lost is not None:
+            self.on_lost()
+        self._batches.worker_ended(error, fails_unsent=failed_to_start or self.on_lost is not None)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

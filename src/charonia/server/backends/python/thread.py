@@ -22,7 +22,7 @@ from charonia.server.backends.python.calls import Work
 from charonia.server.backends.python.codec import encode_error, log_of_model, made_request, request_fields
 from charonia.server.backends.python.services import ModelServices, Readiness, ServerServices
 from charonia.server.backends.python.shared_tensors import received_from, result_of, shown, taken
-from charonia.server.backends.python.worker.charonia_errors import TritonModelException, describe
+from charonia.server.backends.python.worker.charonia_errors import TritonModelException, describe, traced
 from charonia.server.backends.python.worker.charonia_host import Inbox, ModelBatch, ModelCall
 from charonia.server.backends.python.worker.charonia_runner import PythonModelRunner
 from charonia.server.backends.python.worker.charonia_tensor import Tensor as ModelTensor
@@ -207,6 +207,10 @@ class ThreadInstance:
         for update in updates:
             self._services.update(update, answer)
 
+    def raised(self, request_ids: Sequence[str], traceback: str) -> None:
+        """Log an exception of `execute`."""
+        self._services.raised(self.name, request_ids, traceback)
+
     def respond(self, number: int, index: int, result: Result | None, final: bool) -> None:
         """Handle a response that the model sends through a response sender."""
         handed = self._handed.get(number)
@@ -332,6 +336,7 @@ class _ModelThread:
             results = [result_of(result, self._name) for result in given]
         except BaseException as error:  # sys.exit must not end the server
             output_start = time.monotonic_ns()
+            self._tell(self._instance.raised, [request.id for request in handed.requests], traced(error))
             text = f"Failed to process the request(s) for model '{self._name}', message: {describe(error)}"
             results = [internal(text)] * len(handed.requests)
         self._tell(self._instance.done, handed, results, input_end, output_start)
@@ -366,6 +371,9 @@ class _ThreadHost:
 
     def log(self, level: int, message: str, file: str, line: int) -> None:
         log_of_model(self.name, level, message, file, line)
+
+    def raised(self, request_ids: list[str], traceback: str) -> None:
+        self._tell(self._instance.raised, request_ids, traceback)
 
     def respond(self, batch: ModelBatch, index: int, result: Any, final: bool) -> None:
         taken = result_of(result, self.name)
@@ -406,10 +414,10 @@ class _ThreadHost:
     def make_number(self) -> int:
         return next(self._numbers)
 
-    def declare_family(self, number: int, name: str, description: str, kind: str) -> None:
+    def ask_metrics(self, update: tuple[Any, ...]) -> Any:
         answer: Inbox[tuple[Any, ...]] = Inbox()
-        self._tell(self._instance.update, [("family", number, name, description, kind)], answer.put)
-        _value(answer)
+        self._tell(self._instance.update, [update], answer.put)
+        return _value(answer)
 
     def metrics(self, updates: list[tuple[object, ...]]) -> None:
         self._tell(self._instance.update, updates, _ignore)

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 
 class ResponseIterator:
-    """The responses of a decoupled model to one request, in the order in which they were sent."""
+    """The responses of a decoupled model to one request, in the order in which they were sent.
+
+    The news that nothing more follows, where it comes without a response, is a last, empty one.
+    """
 
     __slots__ = ("__weakref__", "_call", "_host", "_is_over", "_was_cancelled")
 
@@ -63,12 +66,12 @@ class ResponseIterator:
         self._is_over = True
         return InferenceResponse(error=TritonError("the request was cancelled by the model", TritonError.CANCELLED))
 
-    def _take(self) -> InferenceResponse | None:
+    def _take(self) -> InferenceResponse:
         items = self._call.inbox.items
         if not items:
             self._host.wait(self._call.inbox)
         result, self._is_over = items.popleft()
-        return None if result is None else response_of(result)
+        return InferenceResponse() if result is None else response_of(result)
 
     def __del__(self) -> None:
         if not (self._is_over or self._was_cancelled):

@@ -136,6 +136,10 @@ class WorkerConnection:
         else:
             self.writer.send(("log", level, message, file, line))
 
+    def raised(self, request_ids: list[str], traceback: str) -> None:
+        """Report an exception of `execute`."""
+        self.writer.send(("raised", request_ids, traceback))
+
     def control(self, action: str, model_name: str, options: dict[str, object]) -> Any:
         """Do something with a model and return the answer."""
         number = next(self._numbers)
@@ -145,13 +149,13 @@ class WorkerConnection:
         """Return a number that nothing else of this host has."""
         return next(self._numbers)
 
-    def declare_family(self, number: int, name: str, description: str, kind: str) -> None:
-        """Make a family of metrics known."""
-        self._ask(number, ("metrics", [("family", number, name, description, kind)]))
+    def ask_metrics(self, update: tuple[Any, ...]) -> Any:
+        """Make a family of metrics known, or return the value of a metric."""
+        return self._ask(update[1], ("metrics", [update]))
 
     def metrics(self, updates: list[tuple[object, ...]]) -> None:
-        """Report updates of metrics: at once, or with the next answer when there are many."""
-        self.writer.report(updates)
+        """Report updates of metrics."""
+        self.writer.send(("metrics", updates))
 
     def later(self, action: Callable[[], None]) -> None:
         """Run an action soon: now, unless a thread is sending, which then runs it afterwards."""

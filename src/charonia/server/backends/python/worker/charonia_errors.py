@@ -65,6 +65,16 @@ def describe(error: BaseException) -> str:
     return text
 
 
+TRACEBACK_CHARS_MAX = 16 * 1024
+"""A longer traceback is cut to its end."""
+
+
+def traced(error: BaseException) -> str:
+    """Return an exception with its traceback."""
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    return text[-TRACEBACK_CHARS_MAX:]
+
+
 def checked_parameters(owner: str, parameters: object) -> dict[str, Parameter]:
     """Return request or response parameters as plain values.
 

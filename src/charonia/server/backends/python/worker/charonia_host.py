@@ -43,6 +43,10 @@ if TYPE_CHECKING:
             """Write to the server's log; levels are those of `Logger`."""
             ...
 
+        def raised(self, request_ids: list[str], traceback: str) -> None:
+            """Report an exception of `execute`, with the ids of its requests, for the server's log."""
+            ...
+
         def respond(self, batch: ModelBatch, index: int, result: Result | None, final: bool) -> None:
             """Answer a request through its sender, before or after its `execute` returns. None only with `final`."""
             ...
@@ -88,11 +92,14 @@ if TYPE_CHECKING:
             """Return a number that is unique in this host, for metrics and their families."""
             ...
 
-        def declare_family(self, number: int, name: str, description: str, kind: str) -> None:
-            """Make a family of metrics known.
+        def ask_metrics(self, update: tuple[Any, ...]) -> Any:
+            """Make a family of metrics known, or return the value of a metric.
+
+            Args:
+                update: ("family", number, name, description, kind) or ("value", number of the question, metric).
 
             Raises:
-                TritonModelException: It contradicts another of that name.
+                TritonModelException: The family contradicts another of that name, or there is no such metric.
             """
             ...
 
@@ -101,7 +108,7 @@ if TYPE_CHECKING:
 
             Args:
                 updates: Of these, in their order: ("metric", number, family, labels, buckets or None),
-                    ("add" | "set" | "observe", metric, value), ("drop_metric", number), ("drop_family", number).
+                    ("add" | "set" | "observe", metric, value), ("drop_family", number).
             """
             ...
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,81 +17,109 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import ClassVar
 
+    from charonia.server.backends.python.worker.charonia_host import Host
+
 _KINDS = ("counter", "gauge", "histogram")
 
 
+class _Family:
+    """What a family and its metrics share; metrics do not keep the family alive.
+
+    Attributes:
+        host: The host.
+        name: Name of the family.
+        kind: Its kind.
+        number: Its number.
+        metrics: Numbers of its metrics by labels.
+        is_gone: Whether the family object is gone.
+    """
+
+    __slots__ = ("host", "is_gone", "kind", "metrics", "name", "number")
+
+    def __init__(self, host: Host, name: str, kind: int) -> None:
+        self.host = host
+        self.name = name
+        self.kind = kind
+        self.number = 0
+        self.metrics: dict[frozenset[tuple[str, str]], int] = {}
+        self.is_gone = False
+
+
 class Metric:
-    """One metric of a family, told from the others by its labels. It lasts as long as this object."""
+    """One metric of a family, told from the others by its labels: equal labels mean the same metric."""
 
     def __init__(
         self, family: MetricFamily, labels: Mapping[str, str] | None = None, buckets: Iterable[float] | None = None
     ) -> None:
-        self._family = family
-        self._kind = family._kind
-        bounds = _bounds(family, buckets)
-        names = _labels(family, labels)
-        self._value = 0.0
-        self._lock = threading.Lock()
-        self._host = family._host
-        self._number = self._host.make_number()
-        self._host.metrics([("metric", self._number, family._number, names, bounds)])
+        self._family = shared = family._family
+        self._kind = shared.kind
+        bounds = _bounds(shared, buckets)
+        names = _labels(shared, labels)
+        key = frozenset(names.items())
+        self._number = shared.metrics.get(key, 0)
+        if not self._number:
+            self._number = shared.host.make_number()
+            shared.host.metrics([("metric", self._number, shared.number, names, bounds)])
+            shared.metrics[key] = self._number
 
     def increment(self, value: float) -> None:
         """Add to the value; a counter takes nothing negative."""
+        host = self._reach("increment")
         if self._kind == MetricFamily.HISTOGRAM:
             raise self._cannot("be incremented; it observes values")
         amount = self._number_of(value)
         if self._kind == MetricFamily.COUNTER and amount < 0:
             raise self._cannot(f"be incremented by a negative value, {amount:g}")
-        with self._lock:
-            self._value += amount
-            self._host.metrics([("add", self._number, amount)])
+        host.metrics([("add", self._number, amount)])
 
     def set(self, value: float) -> None:
         """Set the value of a gauge."""
+        host = self._reach("set")
         if self._kind != MetricFamily.GAUGE:
             raise self._cannot("be set; only a gauge can")
-        given = self._number_of(value)
-        with self._lock:
-            self._value = given
-            self._host.metrics([("set", self._number, given)])
+        host.metrics([("set", self._number, self._number_of(value))])
 
     def observe(self, value: float) -> None:
         """Add an observation to a histogram."""
+        host = self._reach("observe")
         if self._kind != MetricFamily.HISTOGRAM:
             raise self._cannot("observe values; only a histogram does")
-        self._host.metrics([("observe", self._number, self._number_of(value))])
+        host.metrics([("observe", self._number, self._number_of(value))])
 
     def value(self) -> float:
-        """Return the value, as this instance of the model has made it."""
+        """Return the value, which all instances of the model make together."""
+        host = self._reach("get")
         if self._kind == MetricFamily.HISTOGRAM:
             raise self._cannot("be read as one value")
-        return self._value
+        return float(host.ask_metrics(("value", host.make_number(), self._number)))
+
+    def _reach(self, what: str) -> Host:
+        if self._family.is_gone:
+            raise TritonModelException(
+                f"Failed to {what} metric value: Invalid metric operation as the corresponding 'MetricFamily' has been "
+                "deleted. Keep the MetricFamily object for as long as its metrics are in use."
+            )
+        return self._family.host
 
     def _number_of(self, value: object) -> float:
         try:
             number = float(value)  # type: ignore[arg-type] # what it cannot take is refused
         except (TypeError, ValueError):
             raise TritonModelException(
-                f"Metric of family '{self._family._name}': expected a number, got {value!r}"
+                f"Metric of family '{self._family.name}': expected a number, got {value!r}"
             ) from None
         if math.isnan(number):
-            raise TritonModelException(f"Metric of family '{self._family._name}': expected a number, got NaN")
+            raise TritonModelException(f"Metric of family '{self._family.name}': expected a number, got NaN")
         return number
 
     def _cannot(self, what: str) -> TritonModelException:
         return TritonModelException(
-            f"Metric of family '{self._family._name}': unsupported operation: a {_KINDS[self._kind]} cannot {what}"
+            f"Metric of family '{self._family.name}': unsupported operation: a {_KINDS[self._kind]} cannot {what}"
         )
-
-    def __del__(self) -> None:
-        number = getattr(self, "_number", 0)
-        if number:
-            self._host.later(partial(self._host.metrics, [("drop_metric", number)]))
 
 
 class MetricFamily:
-    """A family of custom metrics. It lasts as long as this object or one of its metrics does."""
+    """A family of custom metrics. It and its metrics last as long as this object."""
 
     COUNTER = 0
     GAUGE = 1
@@ -104,14 +131,12 @@ class MetricFamily:
     def __init__(self, name: str, description: str, kind: int) -> None:
         if isinstance(kind, bool) or kind not in (self.COUNTER, self.GAUGE, self.HISTOGRAM):
             raise TritonModelException(f"MetricFamily: expected COUNTER, GAUGE or HISTOGRAM as kind, got {kind!r}")
-        self._name = checked_text("MetricFamily", "name", name)
-        self._kind = int(kind)
-        self._host = self._binding.reach()
-        number = self._host.make_number()
-        self._host.declare_family(
-            number, self._name, checked_text("MetricFamily", "description", description), _KINDS[self._kind]
-        )
-        self._number = number
+        text = checked_text("MetricFamily", "description", description)
+        host = self._binding.reach()
+        self._family = family = _Family(host, checked_text("MetricFamily", "name", name), int(kind))
+        number = host.make_number()
+        host.ask_metrics(("family", number, family.name, text, _KINDS[family.kind]))
+        family.number = number
 
     def Metric(  # noqa: N802 # the API's name
         self, labels: Mapping[str, str] | None = None, buckets: Iterable[float] | None = None
@@ -125,41 +150,43 @@ class MetricFamily:
         return Metric(self, labels, buckets)
 
     def __del__(self) -> None:
-        number = getattr(self, "_number", 0)
-        if number:
-            self._host.later(partial(self._host.metrics, [("drop_family", number)]))
+        family = getattr(self, "_family", None)
+        if family is not None:
+            family.is_gone = True
+            if family.number:
+                family.host.later(partial(family.host.metrics, [("drop_family", family.number)]))
 
 
-def _labels(family: MetricFamily, labels: Mapping[str, str] | None) -> dict[str, str]:
+def _labels(family: _Family, labels: Mapping[str, str] | None) -> dict[str, str]:
     if labels is None:
         return {}
     if not isinstance(labels, dict):
         raise TritonModelException(
-            f"Metric of family '{family._name}': expected a dict as labels, got {type(labels).__name__}"
+            f"Metric of family '{family.name}': expected a dict as labels, got {type(labels).__name__}"
         )
     for key, value in labels.items():
         if not isinstance(key, str) or not isinstance(value, str):
             raise TritonModelException(
-                f"Metric of family '{family._name}': expected strings as labels, got {key!r}: {value!r}"
+                f"Metric of family '{family.name}': expected strings as labels, got {key!r}: {value!r}"
             )
     return {str(key): str(value) for key, value in labels.items()}
 
 
-def _bounds(family: MetricFamily, buckets: Iterable[float] | None) -> list[float] | None:
-    if family._kind != MetricFamily.HISTOGRAM:
+def _bounds(family: _Family, buckets: Iterable[float] | None) -> list[float] | None:
+    if family.kind != MetricFamily.HISTOGRAM:
         if buckets is not None:
             raise TritonModelException(
-                f"Metric of family '{family._name}': unexpected buckets: a {_KINDS[family._kind]} has none"
+                f"Metric of family '{family.name}': unexpected buckets: a {_KINDS[family.kind]} has none"
             )
         return None
+    if buckets is None:
+        raise TritonModelException(f"Metric of family '{family.name}': a histogram needs buckets")
     try:
-        bounds = [float(bound) for bound in buckets or ()]
+        bounds = [float(bound) for bound in buckets]
     except (TypeError, ValueError):
         raise TritonModelException(
-            f"Metric of family '{family._name}': expected numbers as buckets, got {buckets!r}"
+            f"Metric of family '{family.name}': expected numbers as buckets, got {buckets!r}"
         ) from None
-    if not bounds:
-        raise TritonModelException(f"Metric of family '{family._name}': a histogram needs buckets")
     if any(math.isnan(bound) for bound in bounds) or bounds != sorted(set(bounds)):
-        raise TritonModelException(f"Metric of family '{family._name}': expected buckets that increase, got {bounds}")
+        raise TritonModelException(f"Metric of family '{family.name}': expected buckets that increase, got {bounds}")
     return bounds

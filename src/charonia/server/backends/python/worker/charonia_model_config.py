@@ -86,8 +86,10 @@ class ModelConfig:
         for given in self._config.setdefault(kind, []):
             if given["name"] != properties["name"]:
                 continue
-            for key in ("data_type", "dims"):
-                if given.get(key) and list(np.atleast_1d(given[key])) != list(np.atleast_1d(properties[key])):
+            for key in [key for key in ("data_type", "dims", "optional") if key in properties]:
+                if given.get(key, "TYPE_INVALID") in ("TYPE_INVALID", []):
+                    continue
+                if list(np.atleast_1d(given[key])) != list(np.atleast_1d(properties[key])):
                     raise TritonModelException(
                         "unable to load model '{}', configuration expects {} {} for {} '{}', model provides {}".format(
                             model, key, given[key], kind, given["name"], properties[key]

@@ -69,25 +69,12 @@ class InferenceResponse:
         return json.dumps(self._parameters)
 
 
-def result_of(response: InferenceResponse, wanted: tuple[str, ...], needs_all: bool) -> Result:
-    """Return a response as the host takes it, with the wanted outputs only.
-
-    Args:
-        response: The response.
-        wanted: Names of the outputs that were asked for.
-        needs_all: Whether a wanted output that is missing makes it an error.
-    """
+def result_of(response: InferenceResponse, wanted: tuple[str, ...]) -> Result:
+    """Return a response as the host takes it, with the wanted outputs only; the model may leave out some of them."""
     error = response._error
     if error is not None:
         return (error._code, error._message)
-    outputs = [tensor for tensor in response._outputs if tensor._name in wanted]
-    if needs_all and len(outputs) != len(wanted):
-        there = {tensor._name for tensor in outputs}
-        missing = [name for name in wanted if name not in there]
-        if missing:
-            names = ", ".join(missing)
-            return (TritonError.INTERNAL, f"the model did not return the requested output(s) {names}")
-    return (-1, outputs, response._parameters)
+    return (-1, [tensor for tensor in response._outputs if tensor._name in wanted], response._parameters)
 
 
 def response_of(result: Result) -> InferenceResponse:
@@ -140,7 +127,7 @@ class InferenceResponseSender:
             raise TritonModelException("Unable to send response. Response sender has been closed.")
         host = self._binding.reach()
         if self._binding.is_decoupled:
-            result = None if response is None else result_of(response, self._wanted, needs_all=False)
+            result = None if response is None else result_of(response, self._wanted)
             self._is_closed = final
             host.respond(self._batch, self._index, result, final)
             return
@@ -156,7 +143,7 @@ class InferenceResponseSender:
         else:
             # The only response is always the last, even without the flag, so that the caller does not wait for it.
             self._has_sent = True
-            host.respond(self._batch, self._index, result_of(response, self._wanted, needs_all=True), True)
+            host.respond(self._batch, self._index, result_of(response, self._wanted), True)
         self._is_closed = final
 
     def is_cancelled(self) -> bool:

@@ -15,13 +15,14 @@ if TYPE_CHECKING or __package__:
         TritonError,
         TritonModelException,
         describe,
+        traced,
     )
     from charonia.server.backends.python.worker.charonia_host import Binding
     from charonia.server.backends.python.worker.charonia_imports import ModelImports
     from charonia.server.backends.python.worker.charonia_responses import InferenceResponse, result_of
 else:  # siblings of the worker's script; the package is not there
     import triton_python_backend_utils as pb_utils
-    from charonia_errors import RESCHEDULED, TritonError, TritonModelException, describe
+    from charonia_errors import RESCHEDULED, TritonError, TritonModelException, describe, traced
     from charonia_host import Binding
     from charonia_imports import ModelImports
     from charonia_responses import InferenceResponse, result_of
@@ -223,7 +224,7 @@ class PythonModelRunner:
             elif response is None:
                 results.append(None if request._index in rescheduled else (TritonError.INTERNAL, _NO_SENDER))
             else:
-                results.append(result_of(response, request._fields[6], True))
+                results.append(result_of(response, request._fields[6]))
         return results
 
     def _log_second_answer(self, request: InferenceRequest) -> None:
@@ -252,7 +253,8 @@ class PythonModelRunner:
                 results[place] = (RESCHEDULED, "")
 
     def _failed(self, requests: list[InferenceRequest], error: BaseException) -> list[Result | None]:
-        """Return the failure of a batch, for the requests that are not answered."""
+        """Report an exception; return the failure of the batch, for the requests that are not answered."""
+        self._host.raised([request._fields[0] for request in requests], traced(error))
         text = f"Failed to process the request(s) for model '{self._host.name}', message: {describe(error)}"
         return [
             (TritonError.INTERNAL, text) if request._sender is None or request._sender._close() else None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
@@ -38,12 +37,6 @@ if TYPE_CHECKING:
     from charonia.server.backends.python.worker.charonia_host import Result
     from charonia.server.backends.python.worker.charonia_tensor import Tensor
 
-METRICS_DELAY_S = 0.05
-"""Longest time that updates of metrics wait to travel together, as long as the model reports some."""
-
-METRICS_WAITING_MAX = 1000
-"""Updates of metrics that wait at most."""
-
 
 class ChannelWriter:
     """Writes messages to the server.
@@ -63,8 +56,6 @@ class ChannelWriter:
         self.is_child = False
         self._sock = sock
         self._deferred: deque[Callable[[], None]] = deque()
-        self._updates: list[tuple[object, ...]] = []
-        self._updates_sent = 0.0
 
     def send(self, header: tuple[object, ...]) -> None:
         """Send a message without tensors.
@@ -101,8 +92,6 @@ class ChannelWriter:
             results: Responses and failures; None stays None.
             name: Name of the instance, for errors.
         """
-        if self._updates:
-            self._write_updates()
         outgoing = self.references.compose()
         try:
             return [None if result is None else _encode(result, outgoing) for result in results], outgoing
@@ -123,16 +112,6 @@ class ChannelWriter:
     def export_tensors(self) -> None:
         """Send tensors of GPUs as CUDA IPC handles, which the server can open, from now on; before, they are copied."""
         self.references.pool.exports_gpu = True
-
-    def report(self, updates: list[tuple[object, ...]]) -> None:
-        """Report updates of metrics: at once, or with the next answer when there are many."""
-        with self.lock:
-            self._updates += updates
-            now = time.monotonic()
-            if now - self._updates_sent > METRICS_DELAY_S or len(self._updates) > METRICS_WAITING_MAX:
-                self._updates_sent = now
-                self._write_updates()
-        self.run_deferred()
 
     def release(self) -> None:
         """Tell the server of dropped references without waiting for another message, and free what it has released."""
@@ -158,10 +137,6 @@ class ChannelWriter:
         """In a process that the model has forked: leave the connection, which has one worker at its end, alone."""
         self.is_child = True
         self._sock.close()
-
-    def _write_updates(self) -> None:
-        updates, self._updates = self._updates, []
-        self.write(("metrics", updates))
 
 
 def _encode_tensor(tensor: Tensor, outgoing: channel.Outgoing) -> tuple[object, ...]:
