@@ -3,7 +3,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -121,9 +121,13 @@ def test_an_unexpected_failure_is_logged_whole(caplog: pytest.LogCaptureFixture)
     assert "KeyError: 'surprise'" in caplog.text
 
 
-def test_a_second_signal_ends_the_process_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("same_signal_s", "expected"), [(0.0, [1]), (60.0, [])])
+def test_a_second_signal_ends_the_process_at_once_unless_it_is_taken_for_the_first(
+    same_signal_s: float, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     ended: list[int] = []
     monkeypatch.setattr(command, "_end_now", ended.append)
+    monkeypatch.setattr(command, "SAME_SIGNAL_S", same_signal_s)
 
     class Hanging(FakeServer):
         async def shutdown(self) -> bool:
@@ -133,7 +137,7 @@ def test_a_second_signal_ends_the_process_at_once(monkeypatch: pytest.MonkeyPatc
 
     asyncio.run(command.serve(OPTIONS, Hanging(send(signal.SIGTERM))))
 
-    assert ended == [1]
+    assert ended == expected
 
 
 def test_mistakes_in_the_arguments_are_printed_and_nothing_is_started(capsys: pytest.CaptureFixture[str]) -> None:
@@ -157,6 +161,15 @@ def test_a_missing_repository_is_reported_before_anything_is_loaded(
     assert status == 1
     assert caplog.messages[0].startswith("--http-thread-count has no effect: ")
     assert "no such file or directory (hint: --model-repository takes a folder" in caplog.messages[1]
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """Restores the handlers of signals."""
+    before = [(number, signal.getsignal(number)) for number in command.SIGNALS]
+    yield
+    for number, handler in before:
+        signal.signal(number, handler)
 
 
 @pytest.mark.parametrize(("finishes", "ended"), [(True, []), (False, [1])])

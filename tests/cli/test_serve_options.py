@@ -197,6 +197,12 @@ def test_an_option_that_asks_for_what_is_not_there_is_refused_with_the_reason(te
     assert problem.startswith(f"{text}: ")
 
 
+def test_an_old_form_of_an_option_works_and_says_what_replaces_it() -> None:
+    assert notes("--trace-level=OFF") == ("--trace-level is deprecated: use --trace-config level=LEVEL",)
+    assert notes("--model-store=models") == ("--model-store is deprecated: use --model-repository",)
+    assert options("--trace-level=OFF") == options()
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -204,8 +210,6 @@ def test_an_option_that_asks_for_what_is_not_there_is_refused_with_the_reason(te
         "--model-namespacing=false",
         "--allow-sagemaker=0",
         "--allow-vertex-ai=false",
-        "--trace-level=OFF",
-        "--response-cache-byte-size=0",
     ],
 )
 def test_an_option_that_asks_for_what_happens_anyway_is_accepted_in_silence(text: str) -> None:

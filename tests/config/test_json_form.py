@@ -1,8 +1,11 @@
 """What loading a model may send as its configuration, and how wrong ones are refused."""
 
+import contextlib
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from charonia.config.json_form import from_json
 from charonia.config.model import DynamicBatching, ModelConfig, ModelInput, QueuePolicy, VersionPolicy
@@ -46,6 +49,30 @@ def test_json_becomes_records(text: str, expected: ModelConfig) -> None:
 
 
 @pytest.mark.parametrize(
+    ("lenient", "strict"),
+    [
+        ('{"max_batch_size": 4 , }', '{"max_batch_size": 4}'),
+        ('{"input": [{"name": "x"},\n]}', '{"input": [{"name": "x"}]}'),
+        ('{"name": "a,]", "backend": "\\"b,}",}', '{"name": "a,]", "backend": "\\"b,}"}'),
+        ('{"input": {"name": "x", "dims": 4}}', '{"input": [{"name": "x", "dims": [4]}]}'),
+        (
+            '{"modelWarmup": {"inputs": {"x": {"dims": 4}}}}',
+            '{"model_warmup": [{"inputs": {"x": {"dims": [4]}}}]}',
+        ),
+        ('{"ensemble_scheduling": {"step": {}}}', '{"ensemble_scheduling": {"step": [{}]}}'),
+    ],
+)
+def test_what_other_parsers_let_pass_is_read_as_it_is_meant(lenient: str, strict: str) -> None:
+    assert from_json(lenient) == from_json(strict)
+
+
+@given(st.text(alphabet='{}[]",:\\ \n1a', max_size=40))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    with contextlib.suppress(ServingError):
+        from_json(text)
+
+
+@pytest.mark.parametrize(
     ("text", "message", "hint"),
     [
         ("{", "the model configuration is not JSON: Expecting property name enclosed in double quotes", ""),
@@ -83,8 +110,9 @@ def test_json_becomes_records(text: str, expected: ModelConfig) -> None:
             "",
         ),
         ('{"input": [{}, 5]}', "input[1]: expected a JSON object, got int", INPUT_FIELDS),
-        ('{"input": {"name": "x"}}', "input: expected a list, got dict", ""),
-        ('{"input": ""}', "input: expected a list, got str", ""),
+        ('{"input": {"dims": {}}}', "input[0].dims[0]: expected a number, got dict", ""),
+        ('{"input": ""}', "input[0]: expected a JSON object, got str", INPUT_FIELDS),
+        ('{"max_batch_size": 1,, "name": ""}', "the model configuration is not JSON: Expecting property name", ""),
         ('{"dynamicBatching": ""}', "dynamicBatching: expected a JSON object, got str", BATCHING_FIELDS),
         ('{"dynamic_batching": []}', "dynamic_batching: expected a JSON object, got list", BATCHING_FIELDS),
         ('{"version_policy": {"all": ""}}', "version_policy.all: expected a JSON object, got str", ""),

@@ -87,7 +87,7 @@ def test_a_model_whose_agent_is_not_there_is_not_loaded_and_here_the_answer_says
     pair: Pair = start_pair(tmp_path, "--model-control-mode=explicit", "--load-model=other")
 
     ours, theirs = pair.ask("POST", "/v2/repository/models/agent/load", b"")
-    assert (ours.status, theirs.status) == (400, 500)
+    assert (ours.status, theirs.status) == (500, 500)
     assert "unable to find repository agent 'none'" in ours.document["error"]
     same_http(pair, "POST", "/v2/models/other/infer", REQUEST)
     same_http(pair, "GET", "/v2/models/agent/ready")

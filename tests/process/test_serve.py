@@ -276,6 +276,7 @@ def test_sigterm_finishes_what_is_in_flight(tmp_path: Path) -> None:
             time.sleep(0.02)
         children = psutil.Process(started.process.pid).children(recursive=True)
         started.begin_to_stop()
+        started.process.send_signal(signal.SIGTERM)  # as GNU timeout does: to the child, and to its group
         gate.open()
         assert started.wait() == 0
         for thread in threads:
@@ -283,6 +284,35 @@ def test_sigterm_finishes_what_is_in_flight(tmp_path: Path) -> None:
     assert values == [6, 6, 6]
     assert children
     assert not any(child.is_running() for child in children)
+
+
+def test_a_port_that_is_taken_ends_the_server_before_it_loads_models(tmp_path: Path, server: ServeProcess) -> None:
+    write_identity(tmp_path, "late")
+    port = server.http.partition(":")[2]
+
+    with (
+        pytest.raises(RuntimeError, match=f"cannot listen on 127.0.0.1:{port}") as caught,
+        ServeProcess(tmp_path, f"--http-port={port}"),
+    ):
+        pass
+
+    assert "loading: late" not in str(caught.value)
+
+
+def test_a_server_without_its_repository_listens_if_it_is_told_to(tmp_path: Path) -> None:
+    with ServeProcess(tmp_path / "later", "--exit-on-error=false", "--model-control-mode=explicit") as server:
+        with httpclient.InferenceServerClient(server.http) as client:
+            assert not client.is_server_live()
+            assert client.get_server_metadata()["name"] == "triton"
+            with pytest.raises(InferenceServerException, match="Server not ready"):
+                client.get_model_repository_index()
+            with pytest.raises(InferenceServerException, match="failed to load 'late', failed to poll"):
+                client.load_model("late")
+            write_identity(tmp_path / "later", "late")
+            client.load_model("late")
+            assert client.is_server_live()
+            assert client.is_model_ready("late")
+        assert server.stop() == 0
 
 
 def test_a_killed_server_leaves_no_worker_behind(tmp_path: Path) -> None:

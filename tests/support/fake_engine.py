@@ -153,7 +153,10 @@ class FakeEngine:
 
     async def model_ready(self, name: str, version: str = "") -> bool:
         """Return `ready` for a known model."""
-        self.model_config(name, version)
+        try:
+            self.model_config(name, version)
+        except ServingError:
+            return False
         return self.ready
 
     def server_metadata(self) -> ServerMetadata:

@@ -68,6 +68,7 @@ class Option:
         is_refused: Whether using it is an error.
         harmless: Values, in lower case, that request the actual behaviour.
         in_file_only: Whether it exists in configuration files only.
+        instead: What replaces it, "" for an option that is not deprecated.
     """
 
     names: str
@@ -82,6 +83,7 @@ class Option:
     is_refused: bool = False
     harmless: frozenset[str] = frozenset()
     in_file_only: bool = False
+    instead: str = ""
 
     @property
     def name(self) -> str:
@@ -235,6 +237,8 @@ class CommandLine(Generic[T]):
             if option.name not in given.values:
                 continue
             texts = given.values[option.name]
+            if option.instead:
+                given.notes.append(f"{option.name} is deprecated: use {option.instead}")
             if option.unsupported and not _is_usable(option, texts, given):
                 continue
             try:

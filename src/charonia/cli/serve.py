@@ -1,7 +1,8 @@
 """`charonia serve`: run a server until a signal stops it.
 
 Exit status: 0 after a graceful shutdown; 1 if the arguments are invalid, a model fails to load at start (unless
-`--exit-on-error=false`), an endpoint cannot be opened, or the exit timeout expires. A second signal exits immediately.
+`--exit-on-error=false`), an endpoint cannot be opened, or the exit timeout expires. A second signal exits immediately,
+unless it comes within a second: supervisors, and GNU `timeout`, signal the child and its process group.
 """
 
 import asyncio
@@ -28,6 +29,9 @@ from charonia.server.options import ServerOptions
 _log = logging.getLogger(__name__)
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+SAME_SIGNAL_S = 1.0
+"""Time after the first signal in which a further one is taken for the same."""
 
 ESCAPE_VARIABLE = "TRITON_SERVER_ESCAPE_LOG_MESSAGES"
 """Environment variable: 0 writes log messages as they are, without quoting."""
@@ -98,8 +102,9 @@ def run(arguments: Sequence[str]) -> int:
         for note in scan(folders, fingerprints=False).notes:
             _log.warning("%s", note)
     except ServingError as error:
-        _log.error("%s", error)
-        return 1
+        if options.exit_on_error:
+            _log.error("%s", error)
+            return 1
     # Imported late, so that invalid arguments are reported before backends and front ends are imported.
     from charonia.server.app import InferenceServer, new_event_loop
 
@@ -108,6 +113,9 @@ def run(arguments: Sequence[str]) -> int:
         if not is_clean:
             # Threads that still compute would delay the exit.
             _end_now(status)
+    # The loop gave its handlers back: a signal that is sent twice would end the process with another status.
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
     return status
 
 
@@ -245,16 +253,21 @@ def _log_models(server: RunningServer) -> None:
 
 
 def _stop_event() -> asyncio.Event:
-    """Return an event that the first signal sets; the second exits immediately."""
+    """Return an event that the first signal sets; a second one after `SAME_SIGNAL_S` exits immediately."""
     event = asyncio.Event()
     loop = asyncio.get_running_loop()
+    first_s = 0.0
 
     def stop(number: int) -> None:
+        nonlocal first_s
         name = signal.Signals(number).name
+        if event.is_set() and loop.time() - first_s < SAME_SIGNAL_S:
+            return
         if event.is_set():
             _log.error("%s again: exiting immediately", name)
             _end_now(1)
         _log.info("%s: shutting down", name)
+        first_s = loop.time()
         event.set()
 
     for number in SIGNALS:

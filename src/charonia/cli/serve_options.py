@@ -53,7 +53,10 @@ MODELS = (
         "Folder of models, or URI of one in a store (s3://, gs://, as://); repeatable",
         tuple,
     ),
-    Option("--model-store", "models.repositories", repository, "PATH", "Old name of --model-repository", tuple),
+    Option(
+        *("--model-store", "models.repositories", repository, "PATH", "Old name of --model-repository", tuple),
+        instead="--model-repository",
+    ),
     Option(
         *("--model-control-mode", "models.control_mode", choice(ControlMode), "none|poll|explicit|auto"),
         "What loads models: start (none), start and changes in the repositories (poll), the API (explicit), "
@@ -120,6 +123,7 @@ MODELS = (
         *("--strict-model-config", "models.auto_complete", negated, _BOOL),
         "Old form of --disable-auto-complete-config",
         default="false",
+        instead="--disable-auto-complete-config",
     ),
     Option(
         "--model-load-thread-count", "models.load_thread_count", integer(1, 1024), "N", "Models loaded concurrently"
@@ -127,6 +131,10 @@ MODELS = (
     Option(
         *("--model-load-retry-count", "models.load_retry_count", integer(0, 1000), "N"),
         "Retries of a failed load",
+    ),
+    Option(
+        *("--strict-versions", "models.strict_versions", boolean, _BOOL),
+        "If one version of a model fails to load, serve none of those loaded with it",
     ),
     Option(
         *("--backend-directory", "backend_directory", filled, "PATH"),
@@ -301,6 +309,7 @@ TRACING = (
     Option(
         *("--trace-file", "trace.file", str, "PATH", "Old form of --trace-config triton,file"),
         default="",
+        instead="--trace-config triton,file=PATH",
     ),
     Option(
         *(
@@ -312,12 +321,20 @@ TRACING = (
         ),
         all_levels,
         default="OFF",
+        instead="--trace-config level=LEVEL",
     ),
-    Option("--trace-rate", "trace.rate", trace_rate, "N", "Old form of --trace-config rate"),
-    Option("--trace-count", "trace.count", trace_count, "N", "Old form of --trace-config count"),
+    Option(
+        *("--trace-rate", "trace.rate", trace_rate, "N", "Old form of --trace-config rate"),
+        instead="--trace-config rate=N",
+    ),
+    Option(
+        *("--trace-count", "trace.count", trace_count, "N", "Old form of --trace-config count"),
+        instead="--trace-config count=N",
+    ),
     Option(
         *("--trace-log-frequency", "trace.log_frequency", log_frequency, "N"),
         "Old form of --trace-config triton,log-frequency",
+        instead="--trace-config triton,log-frequency=N",
     ),
     # After the old forms, which it overrides.
     Option(
@@ -338,6 +355,7 @@ SHARING = (
     Option(
         *("--response-cache-byte-size", "cache.byte_size", integer(0, CACHE_BYTES_MAX), "BYTES"),
         "Old form of --cache-config=local,size",
+        instead="--cache-config=local,size=BYTES",
     ),
     Option(
         *("--rate-limit", "rate_limit.mode", choice(RateLimitMode), "off|execution_count"),

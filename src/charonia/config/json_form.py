@@ -9,6 +9,9 @@ strict than Protobuf's others: it accepts `""` and `[]` as a message without fie
 message character by character, accepts `true` as 1, and accepts both spellings of a field name. For some numbers that
 are out of range, it cannot name the field.
 
+Two things that JSON does not have pass, as they do in Protobuf's parser in C++: a comma after the last member or
+element, and a single value in place of a list.
+
 Source: Triton's model configuration protocol extension.
 """
 
@@ -110,6 +113,29 @@ def _misfit(path: str, expected: str, value: object, hint: str = "") -> ServingE
     return invalid(printable(f"{path}: expected {expected}, got {type(value).__name__}"), hint=hint)
 
 
+def _single_as_list(members: dict[str, Any], message: Descriptor) -> None:
+    """Put every single value where a list is expected into one."""
+    for name, value in members.items():
+        field = message.fields_by_name.get(name) or message.fields_by_camelcase_name.get(name)
+        if field is None or value is None:
+            continue
+        element: Descriptor | None = field.message_type
+        inner: list[Any]
+        if element is not None and element.GetOptions().map_entry:
+            element = element.fields_by_name["value"].message_type
+            inner = list(value.values()) if isinstance(value, dict) else []
+        elif isinstance(field.default_value, list) and not isinstance(value, list):
+            inner = members[name] = [value]
+        else:
+            inner = value if isinstance(value, list) else [value]
+        for item in inner:
+            if element is not None and isinstance(item, dict):
+                _single_as_list(item, element)
+
+
+_LAST_COMMA = re.compile(r'("(?:[^"\\]|\\.)*+"?)|,(?=\s*[}\]])', re.DOTALL)
+"""A string, to be skipped, or a comma before the end of an object or list."""
+
 _WRAPPER = re.compile(r"Failed to parse (\S+) field: ")
 _AT_PATH = re.compile(r'^(?P<problem>.*) at (?P<path>"?ModelConfig\S*)$', re.DOTALL)
 _NO_VALUE = re.compile(r"Invalid enum value (?P<name>.*) for enum type (?P<type>[\w.]+)", re.DOTALL)
@@ -124,7 +150,8 @@ def to_json(config: ModelConfig) -> dict[str, object]:
 def from_json(text: str) -> ModelConfig:
     """Parse a configuration from JSON.
 
-    The output of `to_json` is accepted, and so are camelCase names, 64-bit integers in strings and null for "not set".
+    The output of `to_json` is accepted, and so are camelCase names, 64-bit integers in strings, null for "not set", a
+    comma before a closing bracket, and a single value where a list is meant.
 
     Raises:
         ServingError: INVALID_ARG with the path of the invalid member.
@@ -133,7 +160,11 @@ def from_json(text: str) -> ModelConfig:
         raise invalid(f"the model configuration has {len(text)} characters; at most {MAX_TEXT_CHARS} are read")
     try:
         members = json.loads(
-            text, object_pairs_hook=_unique, parse_int=_integer, parse_float=_decimal, parse_constant=_no_number
+            _LAST_COMMA.sub(r"\1", text),
+            object_pairs_hook=_unique,
+            parse_int=_integer,
+            parse_float=_decimal,
+            parse_constant=_no_number,
         )
         # JSON can escape half a surrogate pair, which a message's strings cannot hold.
         json.dumps(members, ensure_ascii=False).encode()
@@ -141,6 +172,7 @@ def from_json(text: str) -> ModelConfig:
         raise invalid(f"the model configuration is not JSON: {printable(short(str(error)))}") from None
     if not isinstance(members, dict):
         raise invalid(f"the model configuration must be a JSON object, got {type(members).__name__}")
+    _single_as_list(members, pool().FindMessageTypeByName(MESSAGE))
     wrong = next(wrong_kinds(members, pool().FindMessageTypeByName(MESSAGE)), None)
     if wrong is not None:
         raise wrong

@@ -28,7 +28,7 @@ from charonia.server.lifecycle.lifecycle import Lifecycle, LifecycleOptions
 from charonia.server.lifecycle.on_demand import DemandOptions, OnDemandLoader
 from charonia.server.lifecycle.repository.options import StoreSettings
 from charonia.server.lifecycle.repository.sources import StoreOptions
-from charonia.server.listening import GRACE_S
+from charonia.server.listening import GRACE_S, check_address
 from charonia.server.machine.cores import policy_cores, usable_cores
 from charonia.server.machine.gauges import MachineSampler
 from charonia.server.machine.gpus import GpuSampler, Nvml, visible_gpus
@@ -131,6 +131,7 @@ class InferenceServer:
                 has_namespaces=models.namespacing,
                 agents=Path(models.agents) if models.agents else None,
                 summarizes=options.metrics.summary_latencies,
+                strict_versions=models.strict_versions,
             ),
             self._backends,
         )
@@ -154,7 +155,7 @@ class InferenceServer:
         self._marking: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Load the models, then open the endpoints.
+        """Load the models, then open the endpoints; whether those can be opened is known before.
 
         Raises:
             ServingError: A model failed to load and `exit_on_error` is set, or an endpoint cannot be opened. The parts
@@ -162,10 +163,17 @@ class InferenceServer:
         """
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         options = self._options
+        await self._check_addresses()
         self._tracing = TracingService(options.trace)
         if isinstance(self._cache, RedisCache):
             await self._cache.connect()
-        failures = await self._lifecycle.load_at_start((*options.models.load, *options.models.auto.pinned))
+        try:
+            failures = await self._lifecycle.load_at_start((*options.models.load, *options.models.auto.pinned))
+        except ServingError as error:
+            if options.exit_on_error:
+                raise
+            _log.error("%s", error)
+            failures = []
         if failures and options.exit_on_error:
             raise invalid(
                 "not every model could be loaded:\n" + "\n".join(failures),
@@ -214,7 +222,7 @@ class InferenceServer:
 
     def models(self) -> list[ModelIndexEntry]:
         """Return every model with the state of its versions, for the table at start."""
-        return self.engine.repository_index()
+        return self.engine.repository_index() if self.engine.is_live() else []
 
     async def _drain(self, timeout_s: float) -> bool:
         busy = self._lifecycle.table.in_flight()
@@ -229,6 +237,16 @@ class InferenceServer:
             )
             return False
         return True
+
+    async def _check_addresses(self) -> None:
+        options = self._options
+        for is_on, address, port, reuse_port in (
+            (options.grpc.enabled, options.grpc.address, options.grpc.port, options.grpc.reuse_port),
+            (options.http.enabled, options.http.address, options.http.port, options.http.reuse_port),
+            (options.metrics.enabled, options.metrics_address, options.metrics.port, False),
+        ):
+            if is_on and port:
+                await check_address(address, port, reuse_port=reuse_port)
 
     async def _open(self) -> None:
         options = self._options

@@ -80,21 +80,20 @@ class ModelEngine:
         try:
             runner = self.find(request.model_name, request.model_version)
             if self._is_exiting and request.caller is None:  # requests in flight may call other models
-                raise unavailable(
-                    "Server is stopping, scheduler for model has stopped accepting new inference requests"
-                )
+                message = "Server is stopping, scheduler for model has stopped accepting new inference requests"
+                raise with_request_id(unavailable(message), request)
         except ServingError as error:
-            reply(with_request_id(error, request) if request.id else error, True)
+            reply(error, True)
             return _ANSWERED
         return runner.submit(request, reply)
 
     def is_live(self) -> bool:
-        """Whether the server can answer at all."""
-        return True
+        """Whether the server can answer at all: false while its repositories could never be read."""
+        return not self._lifecycle.unread
 
     def is_ready(self) -> bool:
         """Whether the server is ready for inference."""
-        if not self._is_started or self._is_exiting:
+        if not self._is_started or self._is_exiting or self._lifecycle.unread:
             return False
         # Models that are loaded on demand do not count for the server's readiness.
         needed = self.demand.is_pinned if self.demand is not None else None
@@ -111,11 +110,9 @@ class ModelEngine:
         try:
             runner = self.find(name, version)
         except ServingError:
-            if not version and self.is_loadable(name):
-                return not self._is_exiting
-            if name not in self._models or not _is_version(version):
+            if not _is_version(version) or self._lifecycle.unread:
                 raise
-            return False
+            return not version and self.is_loadable(name) and not self._is_exiting
         loaded = next((each for each in self._lifecycle.table.loaded() if each.runner is runner), None)
         return not self._is_exiting and loaded is not None and not loaded.is_down and await loaded.is_ready()
 
@@ -153,6 +150,7 @@ class ModelEngine:
             ((n, int(v), runner) for (n, v), runner in self._routes.items() if v and (name or n in self._models)),
             key=lambda item: item[:2],
         )
+        self._require_repositories()
         if not name:
             return [runner.metrics.statistics for _, _, runner in runners]
         if not _is_version(version):
@@ -167,6 +165,7 @@ class ModelEngine:
 
     def repository_index(self, ready_only: bool = False) -> list[ModelIndexEntry]:
         """Return every model in the repositories with the state of its versions."""
+        self._require_repositories()
         entries = self._lifecycle.index()
         return [e for e in entries if e.state is ModelState.READY] if ready_only else entries
 
@@ -206,6 +205,7 @@ class ModelEngine:
         runner = self._routes.get((name, str(int(version)) if version else ""))
         if runner is not None:
             return runner
+        self._require_repositories()
         model = self._models.get(name)
         if model is None:
             same = [key for key in keys_of(name, self._lifecycle.found) if key in self._models]
@@ -237,6 +237,10 @@ class ModelEngine:
         raise unavailable(
             f"Request for unknown model: '{name}' version {int(version)} is not at ready state", hint=entry.reason
         )
+
+    def _require_repositories(self) -> None:
+        if self._lifecycle.unread:
+            raise unavailable("Server not ready", hint=self._lifecycle.unread)
 
 
 def _is_version(version: str) -> bool:

@@ -108,8 +108,10 @@ class Engine(Protocol):
     async def model_ready(self, name: str, version: str = "") -> bool:
         """Whether a version of the model is loaded, and ready by its own account where it has one.
 
+        An unknown model is not ready: programs wait in a loop for one that is still to come.
+
         Raises:
-            ServingError: NOT_FOUND for an unknown model, INVALID_ARG for a version that is not a number.
+            ServingError: INVALID_ARG for a version that is not a number.
         """
         ...
 
@@ -161,6 +163,16 @@ class Engine(Protocol):
             ServingError: UNAVAILABLE unless in explicit mode.
         """
         ...
+
+
+def first_error(engine: Engine, services: Services, model: str, version: str, error: ServingError) -> ServingError:
+    """Return why a request that cannot be read is refused: a model that is not there counts first."""
+    if services.demand is None:  # otherwise the model may be one that is loaded on demand
+        try:
+            engine.model_config(model, version)
+        except ServingError as unknown:
+            return unknown
+    return error
 
 
 def known_model(engine: Engine, model: str) -> None:

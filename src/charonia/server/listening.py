@@ -44,6 +44,22 @@ def cannot_listen(host: str, port: int, error: OSError) -> ServingError:
     return unavailable(f"cannot listen on {host}:{port}: {reason}", hint=_HINTS.get(error.errno or 0, ""))
 
 
+async def check_address(host: str, port: int, *, reuse_port: bool = False) -> None:
+    """Check that a server could listen on an address now.
+
+    Raises:
+        ServingError: UNAVAILABLE when it could not.
+    """
+    loop = asyncio.get_running_loop()
+    try:
+        # Bound and closed again: nothing can connect before the server is ready.
+        (
+            await loop.create_server(asyncio.Protocol, host, port, reuse_port=reuse_port or None, start_serving=False)
+        ).close()
+    except OSError as error:
+        raise cannot_listen(host, port, error) from error
+
+
 class Leaving(Protocol):
     """A connection of a front end that stops."""
 

@@ -195,6 +195,7 @@ class ModelOptions:
         load_retry_count: Further attempts after a load has failed.
         namespacing: Whether repositories are namespaces of models.
         agents: Folder of repository agents, "" for the built-in ones only.
+        strict_versions: Whether one version that fails to load keeps the others of that load from answering.
         stores: How repositories in object stores are read.
         auto: How models are loaded in mode AUTO.
     """
@@ -209,6 +210,7 @@ class ModelOptions:
     load_retry_count: int = 0
     namespacing: bool = False
     agents: str = ""
+    strict_versions: bool = False
     stores: StoreSettings = field(default_factory=StoreSettings)
     auto: AutoOptions = field(default_factory=AutoOptions)
 

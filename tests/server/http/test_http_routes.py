@@ -69,13 +69,40 @@ def error(response: Response) -> str:
         ("/v2/models/identity/ready", {}, 200),
         ("/v2/models/identity/versions/1/ready", {}, 200),
         ("/v2/models/identity/ready", {"ready": False}, 400),
-        ("/v2/models/identity/versions/2/ready", {}, 404),
-        ("/v2/models/identity/versions/x/ready", {}, 400),
-        ("/v2/models/other/ready", {}, 404),
+        ("/v2/models/identity/versions/2/ready", {}, 400),
+        ("/v2/models/identity/versions/x/ready", {}, 404),
+        ("/v2/models/identity/versions/-1/ready", {}, 404),
+        ("/v2/models/other/ready", {}, 400),
     ],
 )
 def test_health_is_a_status(url: str, change: dict[str, bool], status: int) -> None:
     assert ask(FakeEngine(**change), request(url, method="GET"))[0].status == status  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("url", "document"),
+    [
+        ("/v2/health/live", {"live": True}),
+        ("/v2/health/ready", {"ready": True}),
+        ("/v2/models/identity/ready", {"ready": True}),
+    ],
+)
+def test_health_is_a_document_too(url: str, document: dict[str, bool]) -> None:
+    assert json.loads(ask(FakeEngine(), request(url, method="GET"))[0].body) == document
+
+
+@pytest.mark.parametrize("path", ["infer", "generate"])
+@pytest.mark.parametrize(
+    "headers",
+    [{}, {"Inference-Header-Content-Length": "x"}, {"Content-Encoding": "gzip"}],
+    ids=["json", "size", "gzip"],
+)
+def test_that_a_model_is_not_there_counts_before_a_body_that_cannot_be_read(path: str, headers: dict[str, str]) -> None:
+    if path == "generate" and "Content-Encoding" in headers:
+        return
+    sent = request(f"/v2/models/other/{path}", body=b"no request", headers=headers)
+
+    assert ask(FakeEngine(), sent)[0].status == 404
 
 
 def test_a_model_that_is_not_ready_says_so() -> None:

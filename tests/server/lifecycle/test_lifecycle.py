@@ -36,6 +36,12 @@ input { name: "IN" data_type: TYPE_FP32 dims: [ 1 ] }
 output { name: "OUT" data_type: TYPE_FP32 dims: [ 1 ] }
 """
 
+AS_JSON = (
+    '"backend": "fake", "input": {"name": "IN", "data_type": "TYPE_FP32", "dims": 1}, '
+    '"output": {"name": "OUT", "data_type": "TYPE_FP32", "dims": 1}'
+)
+"""The same as members of a JSON document."""
+
 
 class FakeInstance:
     def __init__(self, model: "FakeModel") -> None:
@@ -78,6 +84,7 @@ class FakeBackend:
         self.open_models = 0
         self.open_instances = 0
         self.failures_left = 0
+        self.loaded: list[str] = []  # numbers of the versions, in the order of their loads
         self.instance_error: ServingError | None = None
         self.gate: Callable[[], object] = lambda: None
 
@@ -95,6 +102,7 @@ class FakeBackend:
         if not path.exists():
             raise invalid("there is no value.txt")
         self.open_models += 1
+        self.loaded.append(files.version_dir.name)
         return FakeModel(self, float(path.read_text()))
 
     async def aclose(self) -> None:
@@ -105,11 +113,18 @@ class Harness:
     """A life cycle over one repository folder."""
 
     def __init__(
-        self, repository: Path, mode: ControlMode = ControlMode.EXPLICIT, *more: Path, retries: int = 0
+        self,
+        repository: Path,
+        mode: ControlMode = ControlMode.EXPLICIT,
+        *more: Path,
+        retries: int = 0,
+        strict_versions: bool = False,
     ) -> None:
         self.repository = repository
         self.backend = FakeBackend()
-        options = LifecycleOptions((repository, *more), mode, cores=2, load_retries=retries)
+        options = LifecycleOptions(
+            (repository, *more), mode, cores=2, load_retries=retries, strict_versions=strict_versions
+        )
         self.lifecycle = Lifecycle(options, Backends({"fake": lambda: self.backend}, record_steps=1000))
         self.engine = ModelEngine(self.lifecycle, ServerMetadata("test", "0", ()))
 
@@ -245,10 +260,15 @@ def test_a_failed_reload_keeps_the_old_version(tmp_path: Path, breakage: str) ->
         else:
             (folder / "config.pbtxt").write_text("no such field: 1")
 
-        with pytest.raises(ServingError, match="load failed for model 'm'") as caught:
+        with pytest.raises(ServingError) as caught:
             await harness.engine.load_model("m")
 
-        assert caught.value.code is Code.INVALID_ARG
+        if breakage == "value":
+            assert caught.value.message.startswith("load failed for model 'm'")
+            assert caught.value.code is Code.INVALID_ARG
+        else:
+            assert caught.value.message.startswith("failed to load 'm', failed to poll from model repository: ")
+            assert caught.value.code is Code.INTERNAL
         assert await harness.value() == 1
         assert harness.states() == {"1": ModelState.READY}
         assert harness.engine.is_ready()
@@ -367,6 +387,173 @@ def test_of_several_new_versions_one_that_fails_leaves_the_old_ones_answering(tm
     run(scenario)
 
 
+def test_with_strict_versions_all_of_a_load_answer_or_none(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        folder = write_model(tmp_path, config=CONFIG + "version_policy { all {} }", v1=1, v2=2)
+        harness = Harness(tmp_path, strict_versions=True)
+        (folder / "2" / "value.txt").unlink()
+
+        with pytest.raises(ServingError, match=r"version 2 is at UNAVAILABLE state: there is no value.txt"):
+            await harness.engine.load_model("m")
+
+        assert harness.states() == {"1": ModelState.UNAVAILABLE, "2": ModelState.UNAVAILABLE}
+        assert harness.reason() == "unloaded"
+        assert (harness.backend.open_models, harness.backend.open_instances) == (0, 0)
+        assert not await harness.engine.model_ready("m", "1")
+
+        write_model(tmp_path, config=CONFIG + "version_policy { all {} }", v1=3, v2=4)
+        await harness.engine.load_model("m")
+        assert [await harness.value(version="1"), await harness.value(version="2")] == [3, 4]
+
+        write_model(tmp_path, config=CONFIG + "version_policy { all {} }", v1=5)
+        (folder / "2" / "value.txt").unlink()
+        with pytest.raises(ServingError, match="version 2 is at UNAVAILABLE state"):
+            await harness.engine.load_model("m")
+        assert [await harness.value(version="1"), await harness.value(version="2")] == [3, 4]
+        await harness.lifecycle.drain()
+        assert harness.backend.open_models == 0
+
+    run(scenario)
+
+
+def test_versions_that_have_not_changed_are_not_loaded_again(tmp_path: Path) -> None:
+    every = CONFIG + "version_policy { all {} }"
+
+    async def scenario() -> None:
+        folder = write_model(tmp_path, config=every, v1=1, v2=2)
+        harness = Harness(tmp_path)
+        loaded = harness.backend.loaded
+
+        async def load(config: str | None = None) -> list[str]:
+            loaded.clear()
+            await harness.engine.load_model("m", config)
+            return sorted(loaded)
+
+        assert await load() == ["1", "2"]
+        assert await load() == []
+        write_model(tmp_path, config=every, v3=3)
+        assert await load() == ["3"]
+        (folder / "2" / "value.txt").write_text("20")
+        assert await load() == ["2"]
+        (folder / "config.pbtxt").write_text(every + "# nothing else")
+        assert await load() == []
+        (folder / "labels.txt").write_text("shared by all versions")
+        assert await load() == ["1", "2", "3"]
+        assert await load('{"max_batch_size": 4, ' + AS_JSON + "}") == ["3"]
+        (folder / "config.pbtxt").write_text(every + 'parameters { key: "a" value { string_value: "b" } }')
+        assert await load() == ["1", "2", "3"]
+        await harness.engine.unload_model("m")
+        assert await load() == ["1", "2", "3"]
+
+        assert [await harness.value(version=v) for v in ("1", "2", "3")] == [1, 20, 3]
+        await harness.lifecycle.drain()
+        assert harness.backend.open_models == 0
+
+    run(scenario)
+
+
+def test_an_override_of_the_configuration_holds_until_the_folder_changes_or_the_model_is_unloaded(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        folder = write_model(tmp_path)
+        harness = Harness(tmp_path)
+
+        async def load(config: str | None = None, files: dict[str, bytes] | None = None) -> int:
+            await harness.engine.load_model("m", config, files)
+            return harness.engine.model_config("m").max_batch_size
+
+        override = '{"max_batch_size": 4, ' + AS_JSON + "}"
+        assert await load(override) == 4
+        assert await load() == 4
+        with pytest.raises(ServingError, match="failed to poll"):
+            await load('{"max_batch_size": "many"}')
+        assert await load() == 4
+        (folder / "1" / "value.txt").write_text("2")
+        assert await load() == 0
+        assert await load() == 0
+
+        assert await load(override) == 4
+        await harness.engine.unload_model("m")
+        assert await load() == 0
+
+        assert await load(override) == 4
+        assert await load(override.replace("4", "5"), {"1/value.txt": b"3"}) == 5
+        assert await load() == 0
+        await harness.lifecycle.drain()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("cause", ["missing", "configuration", "version", "ambiguous"])
+def test_a_model_that_fails_to_load_has_one_line_of_level_error_with_its_name_and_the_reason(
+    tmp_path: Path, cause: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        folder = write_model(tmp_path / "one", "bert")
+        harness = Harness(tmp_path / "one", ControlMode.EXPLICIT, *([tmp_path / "two"] if cause == "ambiguous" else []))
+        if cause == "ambiguous":
+            write_model(tmp_path / "two", "bert")
+        elif cause == "missing":
+            folder.rename(tmp_path / "moved")
+        elif cause == "configuration":
+            (folder / "config.pbtxt").write_text("max_batch_size: -1" + CONFIG)
+        else:
+            (folder / "1" / "value.txt").unlink()
+
+        with pytest.raises(ServingError) as caught:
+            await harness.engine.load_model("bert")
+
+        (record,) = [record for record in caplog.records if record.levelname == "ERROR"]
+        assert record.getMessage() == str(caught.value)
+        assert "'bert'" in caught.value.message
+        polled = caught.value.message.startswith("failed to load 'bert', failed to poll from model repository: ")
+        assert polled == (cause != "version")
+        assert caught.value.code is (Code.INVALID_ARG if cause == "version" else Code.INTERNAL)
+        await harness.lifecycle.drain()
+
+    run(scenario)
+
+
+def test_a_server_whose_repository_is_not_there_is_not_live_until_it_is(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        harness = Harness(tmp_path / "later", ControlMode.POLL)
+        with pytest.raises(ServingError, match="no such file or directory"):
+            await harness.lifecycle.load_at_start(())
+        harness.engine.started()
+
+        assert (harness.engine.is_live(), harness.engine.is_ready()) == (False, False)
+        assert harness.engine.server_metadata().name == "test"
+        for ask in (harness.engine.repository_index, harness.engine.model_statistics):
+            with pytest.raises(ServingError, match=r"^Server not ready") as caught:
+                ask()
+            assert caught.value.code is Code.UNAVAILABLE
+        with pytest.raises(ServingError, match=r"^Server not ready"):
+            await harness.engine.model_ready("m")
+
+        write_model(tmp_path / "later")
+        while not harness.engine.is_live() or harness.states() != {"1": ModelState.READY}:
+            await harness.lifecycle.poll()
+        assert harness.engine.is_ready()
+        await harness.lifecycle.drain()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("name", ["m", "unknown", ""])
+def test_a_model_that_is_not_loaded_is_not_ready(tmp_path: Path, name: str) -> None:
+    async def scenario() -> None:
+        write_model(tmp_path)
+        harness = Harness(tmp_path)
+
+        assert not await harness.engine.model_ready(name)
+        assert not await harness.engine.model_ready(name, "1")
+        with pytest.raises(ServingError, match="failed to get model version"):
+            await harness.engine.model_ready(name, "x")
+
+    run(scenario)
+
+
 def test_an_override_of_configuration_and_files_replaces_the_folder(tmp_path: Path) -> None:
     async def scenario() -> None:
         write_model(tmp_path, v1=1)
@@ -429,12 +616,13 @@ def test_files_of_a_version_that_could_not_be_replaced_stay_while_it_answers(
     run(scenario)
 
 
-@pytest.mark.parametrize("name", ["", "a/b", ".."])
+@pytest.mark.parametrize("name", ["", "a/b"])
 def test_names_that_are_no_folder_names_are_refused(tmp_path: Path, name: str) -> None:
     async def scenario() -> None:
         with pytest.raises(ServingError) as caught:
             await Harness(tmp_path).engine.load_model(name)
-        assert caught.value.code is Code.INVALID_ARG
+        assert caught.value.code is Code.INTERNAL
+        assert caught.value.message.startswith(f"failed to load '{name}', failed to poll from model repository: ")
 
     run(scenario)
 

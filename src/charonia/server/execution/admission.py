@@ -33,7 +33,7 @@ class RequestCheck(Protocol):
         """Return the request's batch size and its shape key for the scheduler.
 
         Raises:
-            ServingError: The request is invalid; the message starts with its id.
+            ServingError: The request is invalid.
         """
         ...
 
@@ -58,7 +58,7 @@ class Admission:
         Requests with equal keys may share a batch.
 
         Raises:
-            ServingError: INVALID_ARG; the message starts with the request's id.
+            ServingError: INVALID_ARG; the message starts with the request's id, except for an unknown name.
         """
         inputs = request.inputs
         if len(inputs) != len(self._inputs) and not self._has_optional:
@@ -107,8 +107,7 @@ class Admission:
             self._check_batch_size(request, batch_size)
         for output in request.outputs:
             if output.name not in self._outputs:
-                _refuse(
-                    request,
+                raise invalid(
                     f"unexpected inference output '{output.name}' for model '{self._model}'",
                     hint=f"its outputs are {sorted(self._outputs)}",
                 )
@@ -129,15 +128,12 @@ class Admission:
 
     def _refuse_names(self, request: InferRequest) -> NoReturn:
         given = list(request.inputs)
-        for name in given:
-            if name not in self._by_name:
-                _refuse(
-                    request,
-                    f"unexpected inference input '{name}' for model '{self._model}'",
-                    hint=f"its inputs are {[s.name for s in self._inputs]}",
-                )
-        missing = [s.name for s in self._inputs if not s.optional and s.name not in request.inputs]
         required = sum(not s.optional for s in self._inputs)
+        hint = f"its inputs are {[s.name for s in self._inputs]}"
+        unexpected = next((name for name in given if name not in self._by_name), None)
+        if unexpected is not None and required <= len(given) <= len(self._inputs):
+            raise invalid(f"unexpected inference input '{unexpected}' for model '{self._model}'", hint=hint)
+        missing = [s.name for s in self._inputs if not s.optional and s.name not in request.inputs]
         expected = (
             f"number of inputs between {required} and {len(self._inputs)}"
             if self._has_optional
@@ -147,6 +143,7 @@ class Admission:
             request,
             f"expected {expected} but got {len(given)} inputs for model '{self._model}'. Got input(s) {given}, but "
             f"missing required input(s) {missing}. Please provide all required input(s).",
+            hint=hint if unexpected is not None else "",
         )
 
     def _refuse_shape(self, request: InferRequest, spec: _InputSpec, shape: tuple[int, ...]) -> NoReturn:

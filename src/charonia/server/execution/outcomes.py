@@ -49,12 +49,11 @@ def drop_error(reason: DropReason, request: InferRequest, model: str) -> Serving
                 f"the scheduler of model '{model}' failed", hint="the server's log says how; load the model again"
             )
         case DropReason.NO_SEQUENCE:
-            error = invalid(
+            return invalid(
                 f"inference request for sequence {request.correlation_id} to model '{model}' must specify the START "
                 "flag on the first request of the sequence",
                 hint="a sequence that was idle for longer than max_sequence_idle_microseconds is over",
             )
-            return with_request_id(error, request)
         case DropReason.SEQUENCE_TIMEOUT:
             return unavailable(
                 "timeout of the corresponding sequence has been expired",

@@ -13,13 +13,13 @@ from charonia.core.errors import ServingError, unavailable, unsupported
 from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse
 from charonia.server.access_log import AccessEntry, AccessLog
-from charonia.server.facade import Engine, Services
+from charonia.server.facade import Engine, Services, first_error
 from charonia.server.grpc.limits import GrpcLimits
 from charonia.server.single_response import SingleResponse
 from charonia.server.tracing.requests import EventNames, Tracing, begin
 from charonia.wire.grpc_framing import Buffer, MessageReader, framed, sole_message
 from charonia.wire.grpc_headers import CallHead
-from charonia.wire.grpc_infer import decode_infer, encode_response
+from charonia.wire.grpc_infer import decode_infer, decode_infer_identity, encode_response
 from charonia.wire.grpc_status import RpcError, Status, rpc_error
 from charonia.wire.shared_memory import NO_PLACES
 
@@ -215,7 +215,11 @@ class UnaryCall(GrpcCall):
         if engine.is_exiting():
             raise unavailable("GRPC server is shutting down and has stopped accepting new requests.")
         services = self.table.service.services
-        request, _, self._places = decode_infer(message, services.regions)
+        try:
+            request, _, self._places = decode_infer(message, services.regions)
+        except ServingError as error:
+            sent = decode_infer_identity(message)
+            raise first_error(engine, services, sent.model_name, sent.model_version, error) from error
         if services.grpc_headers is not None:  # a header replaces a parameter of the same name
             request.parameters.update(services.grpc_headers.parameters(self.head.headers))
         request.deadline_ns = self.deadline_ns

@@ -23,6 +23,7 @@ from charonia.core.errors import Code, ServingError, unavailable
 from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse
 from charonia.server.access_log import AccessEntry
+from charonia.server.facade import first_error
 from charonia.server.grpc.calls import TRACE_EVENTS, GrpcCall, Table
 from charonia.server.tracing.requests import begin
 from charonia.wire.grpc_framing import Buffer, MessageReader
@@ -215,7 +216,7 @@ class InferStream:
                 request.parameters.update(services.grpc_headers.parameters(call.head.headers))
         except ServingError as error:
             request, wants_empty_final, places = decode_infer_identity(message), False, NO_PLACES
-            problem = error
+            problem = first_error(engine, services, request.model_name, request.model_version, error)
         request.deadline_ns = call.deadline_ns
         turn = _Turn(self, request, wants_empty_final, not self._is_decoupled(request))
         turn.places = places

@@ -66,16 +66,16 @@ class StatusHandlers:
         return table
 
     def _live(self, exchange: Exchange, target: RouteTarget) -> None:
-        exchange.respond(200 if self._engine.is_live() else 400, [])
+        _health(exchange, "live", self._engine.is_live())
 
     def _ready(self, exchange: Exchange, target: RouteTarget) -> None:
-        exchange.respond(200 if self._engine.is_ready() else 400, [])
+        _health(exchange, "ready", self._engine.is_ready())
 
     def _model_ready(self, exchange: Exchange, target: RouteTarget) -> None:
         async def answer() -> None:
             if not await self._engine.model_ready(*target):
                 raise invalid("Model version not ready")
-            exchange.respond(200, [])
+            _health(exchange, "ready", True)
 
         self._tasks.start(exchange, answer())
 
@@ -282,6 +282,10 @@ def _kind_routes(base: str, status: Handler, register: Handler, unregister: Hand
 
 def _json(exchange: Exchange, document: object) -> None:
     exchange.respond(200, [dump(document)])
+
+
+def _health(exchange: Exchange, question: str, answer: bool) -> None:
+    exchange.respond(200 if answer else 400, [dump({question: answer})])
 
 
 def _named_repository(exchange: Exchange, target: RouteTarget) -> None:

@@ -19,7 +19,7 @@ from charonia.core.calls import Outcome, Reply
 from charonia.core.errors import ServingError, internal, invalid, unavailable, unsupported
 from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse
-from charonia.server.facade import Engine, Services
+from charonia.server.facade import Engine, Services, first_error
 from charonia.server.http.exchange import CONTENT_ENCODING, JSON_TYPE, Exchange, Tasks
 from charonia.server.http.parser import DIGITS_MAX, JSON_SIZE, HttpLimits
 from charonia.server.http.routes import Route, RouteTarget
@@ -69,6 +69,7 @@ class InferenceHandlers:
         self._limits = limits
         self._tracer = services.tracer
         self._forward = services.http_headers
+        self._services = services
         self._decoder = InferDecoder(limits.body_bytes_max, services.regions)
         self._tasks = tasks
 
@@ -97,11 +98,16 @@ class InferenceHandlers:
                 return
             body = exchange.request.body
         json_size = headers.get(JSON_SIZE)
-        if json_size is None:
-            call = self._decoder.decode(target.model, target.version, body)
-        else:
-            size = _json_size(json_size)
-            call = self._decoder.decode(target.model, target.version, body, size) if size else self._raw(target, body)
+        try:
+            if json_size is None:
+                call = self._decoder.decode(target.model, target.version, body)
+            else:
+                size = _json_size(json_size)
+                call = (
+                    self._decoder.decode(target.model, target.version, body, size) if size else self._raw(target, body)
+                )
+        except ServingError as error:
+            raise first_error(self._engine, self._services, *target, error) from error
         accepted = headers.get(b"accept")
         if accepted is not None and EVENT_STREAM in accepted:
             self._infer_stream(exchange, call)
@@ -109,7 +115,10 @@ class InferenceHandlers:
             self._submit(exchange, call.request, partial(self._reply, exchange, call))
 
     async def _infer_compressed(self, exchange: Exchange, target: RouteTarget) -> None:
-        body = await self._tasks.body(exchange.request)
+        try:
+            body = await self._tasks.body(exchange.request)
+        except ServingError as error:
+            raise first_error(self._engine, self._services, *target, error) from error
         if exchange.is_open:
             self._infer(exchange, target, body)
 

@@ -397,12 +397,12 @@ class RequestParser:
     def on_chunk_header(self) -> None:
         """A chunk of a chunked body begins."""
         self._chunk_count += 1
-        if self._chunk_count > self._limits.chunk_count_max:
-            raise _RefusedError(400, invalid(f"the request body has more than {self._limits.chunk_count_max} chunks"))
 
     def on_body(self, body: bytes) -> None:
         """A part of the body."""
         self.received += len(body)
+        if self._chunk_count > self._limits.chunk_count_max:  # the empty one at the end does not count: it has no body
+            raise _RefusedError(400, invalid(f"the request body has more than {self._limits.chunk_count_max} chunks"))
         if self._refusal is not None or self.received > self._limits.body_bytes_max:
             self._refuse_body(self.received)
         else:

@@ -5,6 +5,7 @@ authorization.
 """
 
 import logging
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
@@ -25,6 +26,9 @@ REMEMBERED_MAX = 1024
 
 REMEMBERED_BYTES_MAX = 512
 """Longest URL whose match is cached."""
+
+_VERSION = re.compile(r"[0-9]+", re.ASCII)
+"""A version in a path; a path with anything else there does not exist."""
 
 _NOT_LOADING = ("/ready", "/stats", "/load", "/unload", "/trace/setting")
 """Ends of paths that do not load the model on demand."""
@@ -48,7 +52,7 @@ Handler = Callable[[Exchange, RouteTarget], None]
 class Route(NamedTuple):
     """A path pattern, with `{name}` for any segment, and the handler of each method.
 
-    `{model}` or `{region}`, and `{version}`, are the target.
+    `{model}` or `{region}`, and `{version}`, a number, are the target.
     """
 
     path: str
@@ -206,5 +210,7 @@ def _target(pattern: Sequence[str], segments: Sequence[str]) -> RouteTarget | No
         elif expected in ("{model}", "{region}"):
             model = segment
         elif expected == "{version}":
+            if not _VERSION.fullmatch(segment):
+                return None
             version = segment
     return RouteTarget(model, version)

@@ -33,6 +33,13 @@ DEFAULT_INSTANCES = 1
 """Instances of a group that gives no count. One CPU instance with all of the thread budget beats two that share it."""
 
 
+_OF_TENSORS = ("input[", "output[")
+
+
+class ConfigurationError(ServingError):
+    """A configuration is wrong by itself, not only about tensors, which depend on the model's files."""
+
+
 @dataclass(frozen=True, slots=True)
 class ConfigureOptions:
     """How configurations are completed.
@@ -76,11 +83,14 @@ async def configure(
         ServingError: With all problems of the configuration, or why it cannot be read or completed.
     """
     config = override
-    if config is None:
-        config, _ = await asyncio.to_thread(read_config, folder, config_name=options.config_name)
-    is_silent = config is None
-    config = config or ModelConfig()
-    check_name(folder, config)
+    try:
+        if config is None:
+            config, _ = await asyncio.to_thread(read_config, folder, config_name=options.config_name)
+        is_silent = config is None
+        config = config or ModelConfig()
+        check_name(folder, config)
+    except ServingError as error:
+        raise ConfigurationError(error.code, error.message, hint=error.hint) from error
     notes: list[str] = []
     if not config.name:
         config = replace(config, name=folder.name)
@@ -158,7 +168,12 @@ def _complete(
     )
     problems: Sequence[Problem] = [*validate(config, gpu_count=options.gpu_count), *unsupported(config)]
     if problems:
-        raise_problems(folder.name, problems)
+        try:
+            raise_problems(folder.name, problems)
+        except ServingError as error:
+            if all(problem.path.startswith(_OF_TENSORS) for problem in problems):
+                raise
+            raise ConfigurationError(error.code, error.message, hint=error.hint) from error
     for family in unknown_families(config):
         known = ", ".join(HISTOGRAM_UNITS)
         _log.warning("model '%s': metric_control of '%s' is ignored; known are %s", folder.name, family, known)

@@ -15,6 +15,7 @@ from charonia.core.names import model_key, name_of, namespace_of
 from charonia.server.lifecycle.ensemble_dependencies import Composition
 from charonia.server.lifecycle.loader import LoadedVersion
 from charonia.server.lifecycle.provision import Provided
+from charonia.server.lifecycle.repository.fingerprint import Fingerprint
 from charonia.server.lifecycle.repository.scan import Scan
 
 UNLOADED = "unloaded"
@@ -24,14 +25,48 @@ AMBIGUOUS = "model appears in two or more repositories"
 """Beginning of the reason that the index gives for a name that two repositories have."""
 
 
+@dataclass(frozen=True, slots=True)
+class VersionContent:
+    """What a version was loaded from; one that is equal need not be loaded again.
+
+    Attributes:
+        config: Its complete configuration.
+        files: Fingerprint of its files and of those that all versions share.
+    """
+
+    config: ModelConfig
+    files: Fingerprint
+
+
+@dataclass(frozen=True, slots=True)
+class KeptOverride:
+    """The configuration of a load request, which holds as long as the model's folder stays as it was.
+
+    Attributes:
+        config: The configuration.
+        folder: Fingerprint of the folder.
+    """
+
+    config: ModelConfig
+    folder: Fingerprint
+
+
 @dataclass(slots=True)
 class VersionEntry:
-    """The state of a version. `loaded` stays set while it answers, even during a reload; `provided` has its files."""
+    """The state of a version.
+
+    `loaded` stays set while it answers, even during a reload; `provided` has its files, `content` what they held.
+    """
 
     state: ModelState = ModelState.UNKNOWN
     reason: str = ""
     loaded: LoadedVersion | None = None
     provided: Provided | None = None
+    content: VersionContent | None = None
+
+    def answers_from(self, content: VersionContent | None) -> bool:
+        """Whether it was loaded from `content` and answers without a problem."""
+        return content is not None and self.content == content and self.loaded is not None and not self.loaded.problem
 
     @property
     def problem(self) -> str:
@@ -49,6 +84,7 @@ class ModelEntry:
         versions: Its versions that were ever selected.
         provided: Its files, while they are in use.
         composition: The composition of an ensemble that answers or should.
+        override: The configuration of an earlier load request, while it holds.
     """
 
     name: str
@@ -56,6 +92,7 @@ class ModelEntry:
     versions: dict[int, VersionEntry] = field(default_factory=dict)
     provided: Provided | None = None
     composition: Composition | None = None
+    override: KeptOverride | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def take_files(self, provided: Provided) -> None:

@@ -18,18 +18,30 @@ from pathlib import Path
 from charonia.config.json_form import from_json
 from charonia.config.model import ModelConfig
 from charonia.config.platforms import ENSEMBLE
-from charonia.core.errors import Code, ServingError, internal, invalid, unavailable
+from charonia.core.errors import Code, ServingError, invalid, not_found, unavailable
 from charonia.core.metadata import ModelIndexEntry, ModelState
 from charonia.core.names import name_of, namespace_of
 from charonia.server.lifecycle.backends import Backends
-from charonia.server.lifecycle.configure import Configured, ConfigureOptions, configure
+from charonia.server.lifecycle.configure import ConfigurationError, Configured, ConfigureOptions, configure
 from charonia.server.lifecycle.ensemble_dependencies import Composition
 from charonia.server.lifecycle.ensembles import Ensembles
-from charonia.server.lifecycle.entries import AMBIGUOUS, ModelEntry, VersionEntry, keys_of, with_namespaces
+from charonia.server.lifecycle.entries import (
+    AMBIGUOUS,
+    KeptOverride,
+    ModelEntry,
+    VersionContent,
+    VersionEntry,
+    keys_of,
+    with_namespaces,
+)
+from charonia.server.lifecycle.load_errors import PollError, load_error, logged, reason_of
 from charonia.server.lifecycle.loader import load_version
 from charonia.server.lifecycle.model_table import ModelTable
+from charonia.server.lifecycle.pending_load import PendingLoad
 from charonia.server.lifecycle.provision import Provided, Provisioner
 from charonia.server.lifecycle.repository.data_files import read_labels
+from charonia.server.lifecycle.repository.fingerprint import Fingerprint, fingerprint
+from charonia.server.lifecycle.repository.private_folder import remove_abandoned
 from charonia.server.lifecycle.repository.scan import ModelFolder, Scan
 from charonia.server.lifecycle.repository.sources import Sources, StoreOptions
 from charonia.server.lifecycle.repository.watch import Watch
@@ -56,6 +68,7 @@ class LifecycleOptions:
         has_namespaces: Whether the repository is part of a model's key.
         agents: Folder of repository agents, None for the built-in ones only.
         summarizes: Whether models keep summaries of latencies.
+        strict_versions: Whether one version that fails to load keeps all others of that load from answering.
     """
 
     repositories: tuple[str | Path, ...]
@@ -68,6 +81,7 @@ class LifecycleOptions:
     has_namespaces: bool = False
     agents: Path | None = None
     summarizes: bool = False
+    strict_versions: bool = False
 
 
 class Lifecycle:
@@ -78,6 +92,7 @@ class Lifecycle:
         ensembles: The models that are made of others.
         sources: The repositories.
         found: What the last scan of them saw.
+        unread: Why the repositories could not be read at the start, "" from the first time that they could.
         bring_steps: Loads the missing models of an ensemble in place of this object; None where it does so itself.
     """
 
@@ -86,6 +101,7 @@ class Lifecycle:
         self.ensembles = Ensembles(self.table, backends.cache)
         self.sources = Sources(options.repositories, options.stores, has_namespaces=options.has_namespaces)
         self.found = Scan()
+        self.unread = ""
         self.bring_steps: Callable[[Sequence[str]], Awaitable[None]] | None = None
         self._provisioner = Provisioner(self.sources, config_name=options.configure.config_name, agents=options.agents)
         self._options = options
@@ -100,40 +116,49 @@ class Lifecycle:
 
         Returns:
             The reasons of the failures.
+
+        Raises:
+            ServingError: NOT_FOUND or UNAVAILABLE when a repository cannot be read; `unread` says so, too.
         """
-        found = await self._look()
+        await asyncio.to_thread(remove_abandoned)
+        try:
+            found = await self._look()
+        except ServingError as error:
+            self.unread = str(error)
+            raise
         self._watch.reset(found)
         if self._options.control_mode in (ControlMode.NONE, ControlMode.POLL) or ALL_MODELS in names:
             wanted = sorted(found.models) + sorted(found.ambiguous)
         else:
             wanted = [key for name in names for key in keys_of(name, found) or [name]]
         results = await self._load_all(wanted, found)
-        return [*found.unread, *(_reason(r) for r in results if r is not None)]
+        return [*found.unread, *(reason_of(r) for r in results if r is not None)]
 
     async def load(self, name: str, config: str | None, files: Mapping[str, bytes] | None) -> None:
         """Load or reload a model on request. Raises as `Engine.load_model`."""
         self._require_explicit()
-        if not name:
-            raise invalid("Model name cannot be empty. Please enter a valid name to deploy.")
-        if "/" in name or "\\" in name or name in (".", ".."):
+        if name in (".", ".."):
             raise invalid(f"model name {name!r} must be the name of a folder, without a path")
-        if files and config is None:
-            raise invalid("Load parameter 'config' must be specified for model file override")
-        # In a thread: a client may send a configuration that takes long to read.
-        override = await asyncio.to_thread(from_json, config) if config is not None else None
+        try:
+            if not name or "/" in name or "\\" in name:
+                raise invalid(f"model name {name!r} must be the name of a folder, without a path")
+            if files and config is None:
+                raise invalid("Load parameter 'config' must be specified for model file override")
+            # In a thread: a client may send a configuration that takes long to read.
+            override = await asyncio.to_thread(from_json, config) if config is not None else None
+            found = await self._look(fingerprints=False) if not files else Scan()
+        except ServingError as unusable:
+            raise logged(PollError(name, unusable)) from unusable
         if files:
             self._requested.add(name)
             folder = ModelFolder(name, Path(), Path())
             await self._begin(name, self._load(name, folder, override, files))
             return
-        found = await self._look(fingerprints=False)
         keys = keys_of(name, found)
         if not keys:
             unread = "".join(f"; {reason}" for reason in found.unread)
-            raise internal(
-                f"failed to load '{name}', failed to poll from model repository: there is no such model folder{unread}",
-                hint=f"models there: {', '.join(map(name_of, sorted(found.models))) or 'none'}",
-            )
+            hint = f"models there: {', '.join(map(name_of, sorted(found.models))) or 'none'}"
+            raise logged(PollError(name, not_found(f"there is no such model folder{unread}", hint=hint)))
         for error in await self._load_all(keys, found, override):
             if error is not None:
                 raise error
@@ -165,6 +190,7 @@ class Lifecycle:
 
     async def _unload_requested(self, model: ModelEntry, unload_dependents: bool) -> None:
         self._requested.discard(model.name)
+        model.override = None
         composition = model.composition
         retirements = await self._forget(model)
         if unload_dependents and composition is not None:
@@ -192,10 +218,8 @@ class Lifecycle:
         if self._options.control_mode is ControlMode.AUTO:  # the others are loaded on demand
             wanted = [name for name in wanted if name in self.table.models and self.table.models[name].is_loaded]
         for name, error in zip(wanted, await self._load_all(wanted, found), strict=True):
-            if error is not None:
-                _log.error("%s", _reason(error))
-                if isinstance(error, ServingError) and error.code is Code.UNAVAILABLE:
-                    self._watch.forget(name)  # its files could not be fetched: retry at the next scan
+            if isinstance(error, ServingError) and error.code is Code.UNAVAILABLE:
+                self._watch.forget(name)  # its files could not be fetched: retry at the next scan
         return self._watch.is_pending
 
     def index(self) -> list[ModelIndexEntry]:
@@ -223,6 +247,7 @@ class Lifecycle:
 
     async def _look(self, *, fingerprints: bool = True) -> Scan:
         self.found = await asyncio.to_thread(self.sources.look, fingerprints=fingerprints)
+        self.unread = ""
         return self.found
 
     async def _load_all(
@@ -240,12 +265,18 @@ class Lifecycle:
             model = self.table.entry(name)
             # Neither answers: a request by name could mean either.
             await self._forget(model, reason)
-            raise invalid(f"load failed for model '{name}': {reason}")
+            raise PollError(name, invalid(reason))
         folder = found.models.get(name)
+        model = self.table.entry(name)
         if folder is None:
-            model = self.table.entry(name)
-            model.failure = "failed to poll from model repository: there is no such model folder"
-            raise invalid(f"failed to load '{name}', {model.failure}")
+            missing = PollError(name, not_found("there is no such model folder"))
+            model.failure = missing.message.removeprefix(f"failed to load '{name}', ")
+            raise missing
+        if override is None and model.override is not None:
+            if model.override.folder == await _fingerprint(folder):
+                override = model.override.config
+            else:
+                model.override = None
         await self._load(name, folder, override)
 
     async def _load(
@@ -281,25 +312,29 @@ class Lifecycle:
     ) -> None:
         name, previous = model.name, model.composition
         provided: Provided | None = None
+        kept = KeptOverride(override, await _fingerprint(folder)) if override is not None and not files else None
         try:
             async with self._loaders:
-                provided = await self._provisioner.provide(folder, override, files)
+                provided = await self._provide(folder, override, files)
                 folder = provided.folder
-                configured = await configure(folder, self._backends, self._options.configure, override)
+                try:
+                    configured = await configure(folder, self._backends, self._options.configure, override)
+                except ConfigurationError as error:
+                    raise PollError(folder.name, error) from error
             await self._prepare(model, folder, configured)
         except Exception as error:
             if provided is not None:
                 await provided.failed()
-            reason = _reason(error)
+            reason = error.reason if isinstance(error, PollError) else reason_of(error)
             if model.is_loaded:
                 model.composition = previous
             else:
                 model.failure = reason
-            raise _load_error(name, reason, error) from error
+            raise load_error(name, reason, error) from error
         model.failure = ""
-        results = await asyncio.gather(
-            *(self._load_version(model, provided, version, configured) for version in configured.versions)
-        )
+        load = PendingLoad(self.table, model, provided, configured)
+        results = await asyncio.gather(*(self._load_version(load, version) for version in configured.versions))
+        await load.decide(is_complete=not any(results))
         failed = [
             f"version {version} is at UNAVAILABLE state: {reason};"
             for version, reason in zip(configured.versions, results, strict=True)
@@ -308,10 +343,11 @@ class Lifecycle:
         unselected = set(model.versions) - set(configured.versions)
         # A version answers until all versions that replace it do.
         self.table.unload(model, {v for v in unselected if not failed or model.versions[v].loaded is None})
-        if all(results):
+        if failed and all(entry.provided is not provided for entry in model.versions.values()):
             await provided.failed()
         else:
             await model.take_files(provided)
+            model.override = kept
         if failed:
             if model.is_loaded:
                 model.composition = previous
@@ -319,10 +355,25 @@ class Lifecycle:
         await provided.loaded()
         _log.info("successfully loaded '%s'", name)
 
-    async def _load_version(self, model: ModelEntry, provided: Provided, version: int, configured: Configured) -> str:
+    async def _provide(
+        self, folder: ModelFolder, override: ModelConfig | None, files: Mapping[str, bytes] | None
+    ) -> Provided:
+        try:
+            return await self._provisioner.provide(folder, override, files)
+        except ServingError as error:
+            raise PollError(folder.name, error) from error
+
+    async def _load_version(self, load: PendingLoad, version: int) -> str:
+        """Load a version, unless it answers from the same files already; return why it failed, "" for success."""
+        model, provided, config = load.model, load.provided, load.configured.config
         entry = model.versions.setdefault(version, VersionEntry())
-        before = entry.loaded
-        if before is None:
+        content: VersionContent | None = None
+        if model.composition is None:
+            content = VersionContent(config, await asyncio.to_thread(provided.fingerprint, version))
+            if entry.answers_from(content):
+                return ""
+        is_new = entry.loaded is None
+        if is_new:
             entry.state, entry.reason = ModelState.LOADING, ""
         _log.info("loading: %s:%d", model.name, version)
         try:
@@ -331,21 +382,19 @@ class Lifecycle:
             else:
                 async with self._loaders:
                     loaded = await load_version(
-                        provided.folder, version, configured.config, backends=self._backends, cores=self._options.cores
+                        provided.folder, version, config, backends=self._backends, cores=self._options.cores
                     )
         except Exception as error:
-            reason = _reason(error)
+            reason = reason_of(error)
             if not isinstance(error, ServingError):
-                _log.exception("loading '%s' version %d", model.name, version)
-            if before is None:
+                _log.warning("loading '%s' version %d", model.name, version, exc_info=error)
+            if is_new:
                 entry.state, entry.reason = ModelState.UNAVAILABLE, reason
             return reason
         loaded.runner.metrics.namespace = namespace_of(model.name)
-        entry.loaded, entry.state, entry.reason = loaded, ModelState.READY, ""
-        entry.provided = provided
-        self.table.route(model)
-        if before is not None:
-            self.table.retire(before)
+        load.held.append((entry, loaded, content))
+        if not self._options.strict_versions:
+            await load.decide(is_complete=True)
         return ""
 
     def _begin(self, name: str, load: Coroutine[None, None, None]) -> "asyncio.Task[None]":
@@ -355,8 +404,9 @@ class Lifecycle:
         def done(task: "asyncio.Task[None]") -> None:
             if self._loads.get(name) is task:
                 del self._loads[name]
-            if not task.cancelled():
-                task.exception()  # retrieved: the caller has it, and ensembles find it in the model's entry
+            error = None if task.cancelled() else task.exception()
+            if error is not None:  # the caller has it too, and ensembles find it in the model's entry
+                logged(error)
 
         task.add_done_callback(done)
         return task
@@ -411,15 +461,6 @@ class Lifecycle:
                     await self._unload_steps(nested, retired if retirements else [])
 
 
-def _reason(error: BaseException) -> str:
-    return str(error) if isinstance(error, ServingError) else f"{type(error).__name__}: {error}"
-
-
-def _load_error(name: str, reason: str, error: Exception) -> ServingError:
-    if isinstance(error, ServingError):
-        return ServingError(
-            Code.INVALID_ARG if error.code is Code.NOT_FOUND else error.code,
-            f"load failed for model '{name}': {reason}",
-        )
-    _log.error("loading '%s'", name, exc_info=error)
-    return internal(f"load failed for model '{name}': {reason}")
+async def _fingerprint(folder: ModelFolder) -> Fingerprint:
+    """Return the present fingerprint of a folder; one in a store has it from the scan."""
+    return folder.fingerprint if folder.origin else await asyncio.to_thread(fingerprint, folder.path)

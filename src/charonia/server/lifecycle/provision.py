@@ -7,9 +7,11 @@ from pathlib import Path
 
 from charonia.config.model import ModelConfig
 from charonia.server.lifecycle.repository.agents import AgentRun, prepare_agents
+from charonia.server.lifecycle.repository.fingerprint import Fingerprint, version_fingerprint
 from charonia.server.lifecycle.repository.model_folder import read_config
-from charonia.server.lifecycle.repository.overrides import remove_override, write_override
-from charonia.server.lifecycle.repository.scan import ModelFolder
+from charonia.server.lifecycle.repository.overrides import write_override
+from charonia.server.lifecycle.repository.private_folder import PrivateFolder
+from charonia.server.lifecycle.repository.scan import CONFIG_FILE, ModelFolder
 from charonia.server.lifecycle.repository.sources import Sources
 from charonia.server.lifecycle.repository.stores.cache import Lease
 
@@ -21,14 +23,14 @@ class Provided:
     Attributes:
         folder: Where they are.
         lease: Keeps them in the cache, None for the repository's own folder.
-        override: Private folder of files that came with a request, None where they come from a repository.
+        override: Folder of files that came with a request, None where they come from a repository.
         agents: The model's agents, None where it has none.
         earlier: Files of older versions that still answer; they are given back together with these.
     """
 
     folder: ModelFolder
     lease: Lease | None = None
-    override: Path | None = None
+    override: PrivateFolder | None = None
     agents: AgentRun | None = None
     earlier: list["Provided"] = field(default_factory=list)
     _is_ending: bool = False
@@ -38,6 +40,11 @@ class Provided:
         every = [self, *self.earlier]
         self.earlier = []
         return [each for each in every if used(each)], [each for each in every if not used(each)]
+
+    def fingerprint(self, version: int) -> Fingerprint:
+        """Return the fingerprint of the files of one version. Blocks on the disk."""
+        is_immutable = self.lease is not None
+        return version_fingerprint(self.folder.path, version, config=CONFIG_FILE, is_immutable=is_immutable)
 
     async def loaded(self) -> None:
         """Tell the agents that the model is loaded."""
@@ -71,7 +78,7 @@ class Provided:
         if self.lease is not None:
             self.lease.release()
         if self.override is not None:
-            await asyncio.to_thread(remove_override, self.override)
+            await asyncio.to_thread(self.override.remove)
 
 
 class Provisioner:
@@ -102,8 +109,8 @@ class Provisioner:
             ServingError: They cannot be fetched or written, or an agent refuses. Nothing is left behind.
         """
         if files:
-            path = await asyncio.to_thread(write_override, files)
-            provided = Provided(replace(folder, path=path, repository=path), override=path)
+            override = await asyncio.to_thread(write_override, files)
+            provided = Provided(replace(folder, path=override.path, repository=override.path), override=override)
         else:
             provided = Provided(*await asyncio.to_thread(self._sources.fetch, folder))
         try:

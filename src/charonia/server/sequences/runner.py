@@ -15,10 +15,10 @@ from charonia.config.model import ModelConfig
 from charonia.config.sequence_tensors import control_type, controls
 from charonia.core.calls import Outcome, Reply
 from charonia.core.dtypes import DataType
-from charonia.core.errors import ServingError, invalid
+from charonia.core.errors import invalid
 from charonia.core.request import SEQUENCE_END, SEQUENCE_START, InferRequest
 from charonia.server.backends.api import Outputs, Rescheduled, Result
-from charonia.server.execution.admission import Admission, with_request_id
+from charonia.server.execution.admission import Admission
 from charonia.server.execution.busy_poll import BusyPoll
 from charonia.server.execution.clock import now_ns
 from charonia.server.execution.deadlock import DeadlockDetector
@@ -90,19 +90,17 @@ class SequenceAdmission:
         """Return batch size 1 and the request's `SequenceMember`. A request of an iterative model is a whole sequence.
 
         Raises:
-            ServingError: INVALID_ARG; the message starts with the request's id.
+            ServingError: INVALID_ARG.
         """
         batch_size, shape_key = self._inner.check(request)
         if batch_size != 1:
-            raise self._refusal(
-                request,
+            raise invalid(
                 f"inference request to model '{self._model}' must specify batch-size 1 due to requirements of sequence "
                 f"batcher, got {batch_size}",
             )
         key = request.correlation_id
         if not key and not self._is_iterative:
-            raise self._refusal(
-                request,
+            raise invalid(
                 f"inference request to model '{self._model}' must specify a non-zero or non-empty correlation ID",
                 hint="send sequence_id, and sequence_start with the first request of the sequence",
             )
@@ -127,15 +125,11 @@ class SequenceAdmission:
             return
         lowest, highest = _RANGES[datatype]
         if isinstance(key, str) or not lowest <= key <= highest:
-            raise self._refusal(
-                request,
+            raise invalid(
                 f"inference request for sequence {key} to model '{self._model}': the model takes correlation IDs as "
                 f"{datatype.config}, from {lowest} to {highest}",
                 hint=f"data_type of control input '{self._id_name}' in its configuration says so",
             )
-
-    def _refusal(self, request: InferRequest, message: str, hint: str = "") -> ServingError:
-        return with_request_id(invalid(message, hint=hint), request)
 
 
 class SequenceRunner(ModelRunner):

@@ -8,8 +8,6 @@ refuses a model whose files do not match the digests in its configuration.
 import hashlib
 import importlib.util
 import logging
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
@@ -17,6 +15,7 @@ from typing import Any, Protocol
 from charonia.config.json_form import to_json
 from charonia.config.model import ModelConfig
 from charonia.core.errors import ServingError, invalid, unsupported
+from charonia.server.lifecycle.repository.private_folder import PrivateFolder
 from charonia.server.lifecycle.repository.scan import ModelFolder
 
 _log = logging.getLogger(__name__)
@@ -89,8 +88,6 @@ HOOKS = ("on_load", "on_load_complete", "on_load_fail", "on_unload", "on_unload_
 BUILT_IN: Mapping[str, Callable[[dict[str, str]], object]] = {"checksum": ChecksumAgent}
 """Makes an agent from its parameters, by name."""
 
-FOLDER_PREFIX = "charonia-agent-"
-
 
 class AgentModel:
     """A model as an agent sees it.
@@ -105,23 +102,23 @@ class AgentModel:
         self.name = name
         self.folder = folder
         self.config = config
-        self._made: list[Path] = []
+        self._made: list[PrivateFolder] = []
 
     def make_folder(self) -> Path:
         """Return a new private folder, for an agent that replaces the model's files.
 
         It is removed when the model is unloaded or its load fails.
         """
-        top = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
+        top = PrivateFolder()
         self._made.append(top)
-        folder = top / self.name
+        folder = top.path / self.name
         folder.mkdir()
         return folder
 
     def remove_folders(self) -> None:
         """Remove the folders that `make_folder` has made."""
         while self._made:
-            shutil.rmtree(self._made.pop(), ignore_errors=True)
+            self._made.pop().remove()
 
 
 class AgentRun:

@@ -38,6 +38,24 @@ def fingerprint(folder: Path) -> Fingerprint:
     return digest.hexdigest()
 
 
+def version_fingerprint(folder: Path, version: int, *, config: str, is_immutable: bool = False) -> Fingerprint:
+    """Return the fingerprint of one version: without the other versions, and without the configuration.
+
+    Args:
+        folder: The model's folder.
+        version: The version.
+        config: Name of the configuration file, which is compared by what it says.
+        is_immutable: Whether files are replaced as a whole, and change times of their links mean nothing.
+    """
+    digest = blake2b(digest_size=16)
+    for path, size, mtime_ns, ctime_ns in sorted(islice(_content(str(folder), "", ()), ENTRIES_MAX)):
+        top = path.partition("/")[0]
+        if path != config and not (path != top and top.isdecimal() and top != str(version)):
+            changed_ns = 0 if is_immutable else ctime_ns
+            digest.update(b"%s\0%d\0%d\0%d\0" % (os.fsencode(path), size, mtime_ns, changed_ns))
+    return digest.hexdigest()
+
+
 def _content(folder: str, prefix: str, parents: tuple[tuple[int, int], ...]) -> Iterator[tuple[str, int, int, int]]:
     """Yield path, size, modification and change time of each file, and the path with "/" of each folder."""
     try:

@@ -1,25 +1,26 @@
 """Model folders made from the files of a load request.
 
-They are temporary folders that only this user can enter. The paths come from clients: they are checked before the first
+The paths come from clients: they are checked before the first
 byte is written, and files are only created, never opened where one already exists.
 """
 
 import os
-import shutil
 import tempfile
 from collections.abc import Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 from charonia.core.errors import ServingError, internal, invalid
+from charonia.server.lifecycle.repository.private_folder import PrivateFolder
 
 FILES_MAX = 4096
 PATH_CHARS_MAX = 1024
+NAME_BYTES_MAX = 255
+"""Longest name of a file or folder, which is that of usual file systems."""
+
 TOTAL_BYTES_MAX = 8 * 1024**3
 
-FOLDER_PREFIX = "charonia-model-"
 
-
-def write_override(files: Mapping[str, bytes]) -> Path:
+def write_override(files: Mapping[str, bytes]) -> PrivateFolder:
     """Write the files into a new private folder and return it. Blocks on the disk.
 
     Args:
@@ -31,30 +32,19 @@ def write_override(files: Mapping[str, bytes]) -> Path:
     """
     contents = _checked(files)
     try:
-        folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
+        folder = PrivateFolder()
     except OSError as error:
         raise _failed(error) from error
     try:
         for relative, content in contents.items():
-            path = folder / relative
+            path = folder.path / relative
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with path.open("xb") as file:
                 file.write(content)
     except OSError as error:
-        remove_override(folder)
+        folder.remove()
         raise _failed(error) from error
     return folder
-
-
-def remove_override(folder: Path) -> None:
-    """Remove a folder that `write_override` made. Blocks on the disk.
-
-    Raises:
-        ServingError: INTERNAL when it is not such a folder. A file that cannot be removed stays, without an error.
-    """
-    if not folder.name.startswith(FOLDER_PREFIX):
-        raise internal(f"'{folder}' is not a folder of model overrides")
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _checked(files: Mapping[str, bytes]) -> dict[PurePosixPath, bytes]:
@@ -78,14 +68,19 @@ def _checked(files: Mapping[str, bytes]) -> dict[PurePosixPath, bytes]:
 
 def _inside(path: str) -> PurePosixPath:
     if len(path) > PATH_CHARS_MAX:
-        raise invalid(f"model override file: expected a path of at most {PATH_CHARS_MAX} characters, got {len(path)}")
-    relative = PurePosixPath(path)
-    if relative.is_absolute() or ".." in relative.parts:
-        raise invalid(f"model override file '{path}' must stay within model directory")
+        raise invalid(f"Invalid file path: expected at most {PATH_CHARS_MAX} characters, got {len(path)}")
+    relative = PurePosixPath(path.lstrip("/"))  # clients write /1/model.onnx, too
+    if ".." in relative.parts:
+        raise invalid(f"Invalid file path '{path}': it must stay within model directory")
     if not relative.parts or path.endswith("/"):
-        raise invalid(f"model override file '{path}': expected the path of a file")
+        raise invalid(f"Invalid file path '{path}': expected the path of a file")
     if "\\" in path or not path.isprintable():
-        raise invalid(f"model override file {path!a}: expected a path of printable characters and '/'")
+        raise invalid(f"Invalid file path {path!a}: expected printable characters and '/'")
+    longest = max(relative.parts, key=lambda part: len(part.encode()))
+    if len(longest.encode()) > NAME_BYTES_MAX:
+        raise invalid(
+            f"Invalid file path: expected names of at most {NAME_BYTES_MAX} bytes, got {len(longest.encode())}"
+        )
     return relative
 
 

@@ -1,0 +1,50 @@
+"""The errors of loads: how they begin, which code they have, and their line in the log."""
+
+import logging
+from typing import TypeVar
+
+from charonia.core.errors import Code, ServingError, internal
+
+_log = logging.getLogger(__name__)
+
+_Error = TypeVar("_Error", bound=BaseException)
+
+
+class PollError(ServingError):
+    """What a repository or a load request has of a model cannot be used: nothing of it was loaded.
+
+    The code is INTERNAL and the message has a fixed start, for which programs look; UNAVAILABLE where a store cannot be
+    reached, so that a later attempt may succeed.
+
+    Attributes:
+        reason: The error of the part that failed, with its hint.
+    """
+
+    def __init__(self, name: str, error: ServingError) -> None:
+        """Make the error of the model `name` from that of the part which failed."""
+        start = f"failed to load '{name}', failed to poll from model repository: "
+        code = Code.UNAVAILABLE if error.code is Code.UNAVAILABLE else Code.INTERNAL
+        super().__init__(code, start + error.message.removeprefix(start), hint=error.hint)
+        self.reason = str(error)
+
+
+def load_error(name: str, reason: str, error: Exception) -> ServingError:
+    """Return the error of a load of the model `name` that failed for `reason`, because of `error`."""
+    if isinstance(error, PollError):
+        return error
+    if isinstance(error, ServingError):
+        code = Code.INVALID_ARG if error.code is Code.NOT_FOUND else error.code
+        return ServingError(code, f"load failed for model '{name}': {reason}")
+    _log.warning("loading '%s'", name, exc_info=error)
+    return internal(f"load failed for model '{name}': {reason}")
+
+
+def reason_of(error: BaseException) -> str:
+    """Return why something failed, for a message."""
+    return str(error) if isinstance(error, ServingError) else f"{type(error).__name__}: {error}"
+
+
+def logged(error: _Error) -> _Error:
+    """Write the error of a load into the log, and return it."""
+    _log.error("%s", reason_of(error))
+    return error

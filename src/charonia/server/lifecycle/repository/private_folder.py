@@ -1,0 +1,57 @@
+"""Temporary folders of models' files that only this user can enter, and that do not outlast their process for long.
+
+The process that made a folder holds a lock on it as long as it lives, however it ends. The next server of the same user
+removes the folders that no process holds.
+"""
+
+import contextlib
+import fcntl
+import logging
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+_log = logging.getLogger(__name__)
+
+PREFIX = "charonia-files-"
+
+
+class PrivateFolder:
+    """A new folder. Making and removing it blocks on the disk.
+
+    Attributes:
+        path: The folder.
+
+    Raises:
+        OSError: It cannot be made.
+    """
+
+    def __init__(self) -> None:
+        while True:
+            self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
+            self._fd = os.open(self.path, os.O_RDONLY)
+            fcntl.flock(self._fd, fcntl.LOCK_EX)
+            if self.path.exists():  # else another process found it before it was locked
+                break
+            os.close(self._fd)
+
+    def remove(self) -> None:
+        """Remove it with its files. A file that cannot be removed stays, without an error. May be called twice."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+def remove_abandoned() -> None:
+    """Remove the folders of processes that have ended without removing them. Blocks on the disk."""
+    for path in sorted(Path(tempfile.gettempdir()).glob(PREFIX + "*")):
+        with contextlib.suppress(OSError):  # of another user, or removed meanwhile
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path)
+                _log.info("removed '%s', which a process that has ended left behind", path)
+            finally:
+                os.close(fd)
