@@ -1,7 +1,8 @@
 # make demo       build a repository of real models, serve it, send real inputs, print what came back
 # make test-fast  the tests that need neither processes nor files of models: under a minute, for the inner loop
 # make test       all tests
-# make check      format, lint, types, import contracts, architecture tests, coverage of the pure core
+# make check      format, lint, types, import contracts, architecture tests, coverage of the pure core, packages
+# make release  wheel and source distribution in dist/, checked; UPLOAD=yes sends them to the package index
 # make mutants    put faults into the files changed since HEAD~1, print those that no test detects (tools/mutants.py);
 #                 make mutants MUTANTS_ARGS='src/charonia/core/names.py --count 60 --seed 7'
 #
@@ -34,7 +35,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # from PyTorch's own index: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make test
 TORCH ?= torch==2.13.0
 
-.PHONY: demo test-fast test check mutants clean
+.PHONY: demo test-fast test check packages release mutants clean
 
 demo: $(DEMO_READY)
 	$(dir $(DEMO_READY))bin/charonia demo --once
@@ -45,7 +46,7 @@ test-fast: $(READY)
 test: $(READY)
 	$(BIN)/pytest $(PYTEST_ARGS)
 
-check: $(READY)
+check: $(READY) packages
 	$(BIN)/ruff format --check src tests bench examples tools
 	$(BIN)/ruff check src tests bench examples tools
 	$(BIN)/mypy
@@ -54,11 +55,19 @@ check: $(READY)
 	$(BIN)/coverage run -m pytest $(PURE_TESTS)
 	$(BIN)/coverage report --fail-under=$(COVERAGE_MIN)
 
+packages: $(READY)
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist . >/dev/null
+	$(BIN)/twine check --strict dist/*
+
+release: check test
+	$(if $(UPLOAD),$(BIN)/twine upload dist/*)
+
 mutants: $(READY)
 	$(BIN)/python tools/mutants.py $(MUTANTS_ARGS)
 
 clean:
-	rm -rf .venv .venv-demo demo-repository
+	rm -rf .venv .venv-demo demo-repository dist
 
 # uv resolves these dependencies in seconds, pip alone takes minutes; where uv cannot be installed, pip does it all.
 $(READY): pyproject.toml

@@ -256,6 +256,32 @@ def test_a_wrong_command_line_says_why(arguments: list[str], message: str) -> No
     assert message in problems(*arguments)
 
 
+def test_shapes_are_given_one_by_one_or_as_a_list(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("shape: ['a:1,2', 'b:3']", encoding="utf-8")
+
+    for arguments in (["--shape", "a:1,2", "--shape", "b:3"], ["-f", str(path)]):
+        assert parse_profile([*BASE, *arguments]).options.measure.shapes == ("a:1,2", "b:3")
+    assert "--shape: expected NAME:D1,D2,..." in problems(*BASE, "--shape", "a:x")
+
+
+TWO_LISTS = """
+model_repository: R
+run_config_profile_models_concurrently_enable: true
+profile_models: {a: {parameters: {concurrency: [2]}}, b: {parameters: {concurrency: [8]}}}
+"""
+
+
+def test_models_measured_at_the_same_time_have_one_list_of_loads(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(TWO_LISTS, encoding="utf-8")
+
+    assert "expected one list of concurrency, got [2] for 'a', [8] for 'b'" in problems("-f", str(path))
+
+    path.write_text(TWO_LISTS.replace("true", "false"), encoding="utf-8")
+    assert [model.concurrency for model in parse_profile(["-f", str(path)]).options.models.profile] == [(2,), (8,)]
+
+
 def test_a_unique_prefix_of_an_option_is_enough() -> None:
     assert parse_profile([*BASE, "--latency-b", "20"]).options.goal.latency_budget_ms == 20
 

@@ -1,6 +1,7 @@
 """gRPC for load: what becomes of calls, over real sockets."""
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
@@ -10,11 +11,14 @@ import numpy as np
 import pytest
 from tests.support.client_servers import Answers, Talk, ask, identity_request, scripted, served
 
+from charonia.client import grpc_call
+from charonia.client.grpc_transport import GrpcTransport
 from charonia.core.errors import Code, ServingError
 from charonia.core.response import InferResponse
 from charonia.server.grpc.limits import GrpcLimits
 from charonia.tools.perf.worker import connect
-from charonia.wire.grpc_codec import decode_response, decode_stream_response
+from charonia.wire.endpoint import parse_url
+from charonia.wire.grpc_codec import GrpcRequest, decode_response, decode_stream_response
 from charonia.wire.transport import Answer, Failure, RequestForm, Transport, WireOptions
 
 Play = Callable[[Coroutine[Any, Any, None]], None]
@@ -43,10 +47,57 @@ def test_a_call_is_answered(play: Play, coding: str) -> None:
 
             assert output(answer) == list(range(640))
             assert answer.final
-            assert 0 < answer.sent_ns <= answer.send_end_ns <= answer.first_byte_ns <= answer.done_ns
+            assert 0 < answer.sent_ns <= answer.send_end_ns <= answer.done_ns - answer.receive_ns
             await transport.close()
 
     play(scenario())
+
+
+def test_a_request_counts_as_sent_once_it_is_in_frames_whatever_is_written_first(play: Play) -> None:
+    async def scenario() -> None:
+        async with served() as server:
+            transport = GrpcTransport(parse_url(server.urls["grpc"]), WireOptions())
+            await transport.open(1)
+            answers = Answers()
+
+            call = transport.send(transport.prepare(identity_request()), answers.take)
+            sent_by_ns = time.monotonic_ns()  # before the loop wrote anything
+
+            assert 0 < call.send_end_ns <= sent_by_ns
+            assert (await answers.final()).send_end_ns == call.send_end_ns
+            await transport.close()
+
+    play(scenario())
+
+
+def test_waiting_for_the_rest_of_a_response_is_no_time_of_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_ns = 0
+    monkeypatch.setattr(grpc_call, "_now_ns", lambda: now_ns)
+    answers = Answers()
+    call = grpc_call.GrpcCall(UnusedOwner(), GrpcRequest((), []), answers.take, keep_body=True)
+
+    parts: list[Callable[[], None]] = [
+        lambda: call.headers_received(HEAD),
+        lambda: call.data_received(b"\0\0\0\0\4ab"),
+        lambda: call.data_received(b"cd"),
+        lambda: call.trailers_received(OK),
+    ]
+    for part in parts:
+        now_ns += 1000
+        part()
+
+    (answer,) = answers.all
+    assert (bytes(answer.body), answer.done_ns, answer.receive_ns) == (b"abcd", 4000, 0)
+
+
+class UnusedOwner:
+    def __init__(self) -> None:
+        self.endpoint = parse_url("grpc://localhost:1")
+        self.options = WireOptions()
+        self.failures: dict[Failure, int] = {}
+
+    def send_again(self, call: grpc_call.GrpcCall) -> None:
+        raise AssertionError("nothing fails")
 
 
 def test_responses_that_the_server_compresses_are_read(play: Play) -> None:
@@ -135,7 +186,7 @@ def test_a_stream_gives_each_response_and_then_its_end(play: Play) -> None:
             assert end.is_empty
             ids = [decode_stream_response(answer.body) for answer in answers.all[:-1]]
             assert [response.id for response in ids if isinstance(response, InferResponse)] == ["0", "1", "2"]
-            assert all(0 < answer.first_byte_ns <= answer.done_ns for answer in answers.all[:-1])
+            assert all(0 < answer.send_end_ns <= answer.done_ns - answer.receive_ns for answer in answers.all[:-1])
             await transport.close()
 
     play(scenario())

@@ -183,7 +183,7 @@ def test_metrics_of_a_model_are_on_the_page_until_its_process_ends(server: Serve
 
 
 def test_a_family_that_contradicts_another_models_is_refused(server: ServeProcess) -> None:
-    with pytest.raises(InferenceServerException, match="exists with kind counter and description 'Pages read'"):
+    with pytest.raises(InferenceServerException, match="exists with kind counter, got kind gauge"):
         ask(server, "conflict")
 
 

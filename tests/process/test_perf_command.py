@@ -116,6 +116,19 @@ def test_a_sweep_over_http_prints_every_level_and_writes_a_row_for_each(server: 
     assert {row["Verdict"] for row in rows} == {"stable"}
 
 
+def test_a_condition_that_is_true_fails_the_run_and_is_told(server: ServeProcess, tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    conditions = ("--fail-if", "p99 > 1ns", "--fail-if", "throughput < 0.001", "--fail-if", "errors > 0%")
+
+    done = perf("-m", "identity", "-u", server.http, "--json", file, *conditions, *FAST)
+
+    (line,) = done.err.splitlines()
+    assert done.status == 3
+    assert line.startswith("failed: p99 > 1ns: ")
+    assert line.endswith(" at concurrency 1.")
+    assert json.loads(file.read_text())["notes"][-1] == line.replace("failed", "Failed")
+
+
 def test_an_ensemble_over_grpc_with_data_names_its_models(server: ServeProcess, tmp_path: Path) -> None:
     data = tmp_path / "real_data.json"
     steps = [{"INPUT0": [number] * 16} for number in range(3)]

@@ -397,5 +397,11 @@ def test_a_shape_that_is_missing_is_asked_for_where_it_can_be_given(tmp_path: Pa
 
     done = tune(tmp_path, "-m", str(tmp_path / "models"), "--run-config-search-disable")
 
-    assert done.returncode == 3
-    assert 'profile_models: {m: {perf_analyzer_flags: {shape: "INPUT0:D1,D2,..."}}}' in done.stdout
+    assert done.returncode == 99
+    assert done.stderr.count("--shape INPUT0:D1,D2,... says which to send") == 1
+    assert done.stdout == ""
+
+    # Nothing of the run that failed is in the way of the next one.
+    done = tune(tmp_path, "-m", str(tmp_path / "models"), "--run-config-search-disable", "--shape", "INPUT0:4")
+
+    assert done.returncode == 0, done.stderr

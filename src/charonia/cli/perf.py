@@ -16,6 +16,7 @@ from charonia.cli.perf_options import LINE, OLD_NAMES
 from charonia.core.errors import ServingError
 from charonia.tools.perf.api import RunSettings
 from charonia.tools.perf.options import RANGES, PerfOptions, run_settings
+from charonia.tools.report.failures import failures
 from charonia.tools.results.records import LoadMode, PerfRun, Verdict
 
 _WAYS = (LoadMode.CONCURRENCY, LoadMode.PERIODIC, LoadMode.REQUEST_RATE, LoadMode.INTERVALS)
@@ -28,6 +29,7 @@ class ExitStatus(IntEnum):
     FAILED_REQUESTS = 1
     UNSTABLE = 2
     NO_REQUESTS = 3
+    """No request was answered, or a condition of `--fail-if` is true."""
     OVERLOADED = 4
     REFUSED = 99
     INTERRUPTED = 130
@@ -83,10 +85,15 @@ def run(arguments: Sequence[str]) -> int:
     from charonia.cli.perf_run import measure
 
     try:
-        return status_of(measure(parsed.options, parsed.settings))
+        measured = measure(parsed.options, parsed.settings)
     except ServingError as error:
         complain("error", error)
         return ExitStatus.REFUSED
+    failed = failures(parsed.options.report.fail_if, measured)
+    for sentence in failed:
+        print(f"failed: {sentence}", file=sys.stderr)
+    status = status_of(measured)
+    return ExitStatus.NO_REQUESTS if failed and status is not ExitStatus.INTERRUPTED else status
 
 
 def parse(arguments: Sequence[str]) -> Parsed:
@@ -130,7 +137,8 @@ def status_of(run: PerfRun) -> ExitStatus:
         return ExitStatus.FAILED_REQUESTS
     if Verdict.OVERLOADED in verdicts:
         return ExitStatus.OVERLOADED
-    return ExitStatus.UNSTABLE if Verdict.UNSTABLE in verdicts else ExitStatus.MEASURED
+    is_settled = verdicts.isdisjoint((Verdict.UNSTABLE, Verdict.DISTURBED))
+    return ExitStatus.MEASURED if is_settled else ExitStatus.UNSTABLE
 
 
 def _with_new_names(given: Given) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from charonia.cli.command_line import CommandLine, Option, carry_out, flag
 from charonia.cli.values import number
+from charonia.core.errors import unavailable
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,7 @@ class CompareOptions:
     before: Path = Path()
     after: Path = Path()
     json: bool = False
+    html: Path | None = None
     confidence: float = 95.0
     threshold: float = 2.0
     any_model: bool = False
@@ -35,6 +37,9 @@ Compare two runs level by level: significant changes, and noise.
             Option("BEFORE", "before", Path, "BEFORE", "File that `charonia perf --json` wrote", default=""),
             Option("AFTER", "after", Path, "AFTER", "File of a later run", default=""),
             flag("--json", "json", True, "Print JSON instead of a table"),
+            Option(
+                "--html", "html", Path, "FILE", "Also write a page: the changes, and both runs with plots", default=""
+            ),
             Option(
                 *("--confidence -c", "confidence", number(50, 99.99), "PERCENT"),
                 "Probability that all intervals hold",
@@ -57,11 +62,19 @@ def _compare(given: CompareOptions) -> int:
     # Imported late, because `--help` does not need numpy.
     from charonia.tools.report.compare import Criteria, Outcome, compare
     from charonia.tools.report.compare_text import as_json, as_text
-    from charonia.tools.report.run_files import read_run
+    from charonia.tools.report.run_files import read_run, write_whole
 
     before, after = (read_run(path) for path in (given.before, given.after))
     criteria = Criteria(given.confidence / 100, given.threshold / 100)
     found = compare(before, after, criteria, any_model=given.any_model)
     show = as_json if given.json else as_text
-    print(show(found, (str(given.before), str(given.after))))
+    names = (str(given.before), str(given.after))
+    if given.html is not None:
+        from charonia.tools.report.compare_html import comparison_page
+
+        try:
+            write_whole(given.html, comparison_page(found, (before, after), names))
+        except OSError as error:
+            raise unavailable(f"{given.html}: cannot be written: {error.strerror}") from None
+    print(show(found, names))
     return 1 if found.outcome in (Outcome.WORSE, Outcome.MIXED) else 0

@@ -9,6 +9,7 @@ from charonia.cli.command_line import NEVER, CommandLine, Option, flag, joined, 
 from charonia.cli.values import boolean, choice, filled, header, integer, number, seconds
 from charonia.tools.perf.api import Distribution, LoadPlan, MeasurementMode
 from charonia.tools.perf.options import CallStyle, PerfOptions, TargetOptions, WireProtocol
+from charonia.tools.results.conditions import Condition
 
 _NO_THREADS = "an event loop sends, not threads"
 _IS_DER = read.word(PEM=False, DER=True)
@@ -326,6 +327,13 @@ REPORT = (
         rank=1,
     ),
     Option("--html", "report.html", read.output_file, "FILE", "Write a page with plots", rank=1),
+    Option("--markdown", "report.markdown", read.output_file, "FILE", "Write a table in Markdown", rank=1),
+    Option(
+        *("--fail-if", "report.fail_if", Condition.parse, "CONDITION"),
+        "End with status 3 if a level has, e.g., 'p99 > 20ms', 'throughput < 500' or 'errors > 0.1%'; repeatable",
+        tuple,
+        rank=1,
+    ),
     flag(
         "--verbose -v", "report.verbosity", 1, "Print a line per window and more detail; repeat for more", sum, rank=1
     ),
@@ -393,7 +401,7 @@ Exit status:
    0  measured, and every level is stable
    1  measured, but requests failed or the server was lost
    2  measured, but a level is not stable
-   3  no request was answered
+   3  no request was answered, or a condition of --fail-if is true
    4  measured, but the server did not keep up with the offered rate
   99  wrong options or data, no such model, server not there
  130  interrupted; what was measured is reported

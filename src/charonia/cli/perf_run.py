@@ -30,6 +30,7 @@ from charonia.tools.perf.data.load import load_inputs
 from charonia.tools.perf.data.spec import model_spec
 from charonia.tools.perf.options import CallStyle, PerfOptions, ReportOptions, is_decoupled, is_sequence, target
 from charonia.tools.perf.run import Subject, ask, run, stopped_by_signals
+from charonia.tools.report import markdown
 from charonia.tools.report.console import (
     Settings,
     View,
@@ -40,6 +41,7 @@ from charonia.tools.report.console import (
     summary_text,
 )
 from charonia.tools.report.csv import csv_files
+from charonia.tools.report.failures import failures
 from charonia.tools.report.quantities import clock, duration, number
 from charonia.tools.report.run_files import write_profile, write_run, write_whole
 from charonia.tools.results.json_form import to_json
@@ -96,6 +98,8 @@ def measure(options: PerfOptions, settings_for: Callable[[Mapping[str, Any]], Ru
             print(settings_text(printed_settings(options, subject.config)), file=out, flush=True)
         with stopped_by_signals() as stop, watched(options.report, printer) as progress:
             made = run(settings, source, client, subject, progress, stop)
+    failed = failures(options.report.fail_if, made)
+    made = replace(made, notes=(*made.notes, *(f"Failed: {sentence}" for sentence in failed)))
     if printer is not None:
         printer.end(made)
     write_reports(made, options, source)
@@ -333,7 +337,7 @@ def write_reports(run: PerfRun, options: PerfOptions, source: InputSource) -> No
         ServingError: UNAVAILABLE if a file cannot be written; the others are written anyway.
     """
     problems: list[str] = []
-    for write in (_write_json, _write_csv, _write_html, _write_profile):
+    for write in (_write_json, _write_csv, _write_html, _write_markdown, _write_profile):
         try:
             write(run, options, source)
         except OSError as error:
@@ -368,6 +372,11 @@ def _write_html(run: PerfRun, options: PerfOptions, source: InputSource) -> None
         from charonia.tools.report.html import render
 
         write_whole(path, render([run]))
+
+
+def _write_markdown(run: PerfRun, options: PerfOptions, source: InputSource) -> None:
+    if options.report.markdown is not None:
+        write_whole(options.report.markdown, markdown.render(run).encode())
 
 
 def _write_profile(run: PerfRun, options: PerfOptions, source: InputSource) -> None:

@@ -124,6 +124,14 @@ def shape(text: str) -> tuple[str, tuple[int, ...]]:
     return name, sizes
 
 
+def shapes(value: object) -> tuple[str, ...]:
+    """Read one or a list of `name:d1,d2,...`, and return their texts."""
+    texts = tuple(map(str, value)) if isinstance(value, list) else (str(value),)
+    for text in texts:
+        shape(text)
+    return texts
+
+
 def value_range(text: str) -> tuple[str, float, float]:
     """Read `name:low:high`; the name may contain colons."""
     name, _, high_text = text.rpartition(":")

@@ -13,7 +13,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from charonia.cli.command_line import CommandLine, Given, Option, unknown
+from charonia.cli.command_line import CommandLine, Given, Option, joined, unknown
+from charonia.cli.perf_values import shapes
 from charonia.cli.tune_yaml import (
     SETTINGS_WITHOUT_EFFECT,
     composing_models,
@@ -212,6 +213,12 @@ LOAD = (
     Option(
         *("--measurement-time", "measure.time_s", number(0, above=True), "SECONDS"),
         "Longest time of one measurement; it ends sooner where that is enough",
+    ),
+    Option(
+        *("--shape", "measure.shapes", shapes, "NAME:D1,D2,..."),
+        "Shape of an input with variable dimensions, without the batch dimension; repeatable",
+        joined,
+        default="",
     ),
     Option(
         *("--perf-analyzer-flags", "measure.perf_flags", pairs, "{NAME: VALUE}"),

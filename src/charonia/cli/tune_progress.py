@@ -15,7 +15,7 @@ from charonia.cli.perf_run import bar
 from charonia.tools.report.quantities import clock, number, signed_percent
 from charonia.tools.results.records import Estimate
 from charonia.tools.tune.api import Failed, Metric, Trial
-from charonia.tools.tune.decision import Ranked
+from charonia.tools.tune.decision import Ranked, loads_text
 from charonia.tools.tune.progress import Event, Noted, Progress, SearchDone, TrialBegun, TrialDone
 
 SHOWN_MAX = 8
@@ -75,7 +75,9 @@ class TunePrinter:
                 self._left = "" if event.left_s is None else f", {event.left_s:.0f} s left"
             case TrialDone():
                 name = self._names.get(event.trial.variant.key, str(event.trial.variant))
-                self._say(f"[{event.trial.number}] {name}, {_loads(event.trial)}: {self._found(event)}{self._left}")
+                self._say(
+                    f"[{event.trial.number}] {name}, {loads_text(event.trial.loads)}: {self._found(event)}{self._left}"
+                )
             case Noted():
                 self._say(event.text)
             case SearchDone():
@@ -144,7 +146,7 @@ class LiveTable:
     def _begun(self, event: TrialBegun) -> None:
         trial = event.trial
         self._names[trial.variant.key] = event.name
-        self._trying = ("now", self._name(trial), _loads(trial), "", "", trial.purpose)
+        self._trying = ("now", self._name(trial), loads_text(trial.loads), "", "", trial.purpose)
         elapsed = self._now() - self._begin
         left = event.left_s
         if left is None and self._measured_s:
@@ -162,17 +164,18 @@ class LiveTable:
             found = ("", "", f"failed: {outcome.reason.splitlines()[0] if outcome.reason else ''}")
         else:
             found = (*_values(outcome.metrics), trial.purpose + (" (journal)" if event.resumed else ""))
-        self._latest.append((str(trial.number), self._name(trial), _loads(trial), *found))
+        self._latest.append((str(trial.number), self._name(trial), loads_text(trial.loads), *found))
         if event.best is not None:
             self._best = self._best_line(event.best)
 
     def _best_line(self, best: Ranked) -> tuple[str, ...]:
-        loads = "; ".join(dict.fromkeys(map(str, best.loads)))
         why = "over a limit" if not best.keeps_constraints else ""
         if not why and best.gain is not None and not best.variant.is_default:
             why = f"{signed_percent(best.gain.value)} over the default"
+            if best.between_loads:
+                why += f" at {loads_text(best.base_loads)}"
         name = self._names.get(best.variant.key, str(best.variant))
-        return ("best", name, loads, *_values(best.metrics), why)
+        return ("best", name, loads_text(best.loads), *_values(best.metrics), why)
 
     def _name(self, trial: Trial) -> str:
         return self._names.get(trial.variant.key, str(trial.variant))
@@ -222,10 +225,6 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 def _plain(text: str) -> str:
     """Return a text without control characters."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
-
-
-def _loads(trial: Trial) -> str:
-    return "; ".join(dict.fromkeys(map(str, trial.loads)))
 
 
 def _values(metrics: Mapping[str, Mapping[str, Estimate]]) -> tuple[str, str]:

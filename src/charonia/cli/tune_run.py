@@ -19,7 +19,7 @@ from charonia.tools.perf.api import MeasuredTarget
 from charonia.tools.perf.data.load import load_inputs
 from charonia.tools.perf.data.spec import model_spec
 from charonia.tools.perf.options import WireProtocol, is_decoupled
-from charonia.tools.perf.run import ask, stopped_by_signals
+from charonia.tools.perf.run import Subject, ask, stopped_by_signals
 from charonia.tools.tune.api import LoadPoint
 from charonia.tools.tune.measure import Prepare, PreparedLoad
 from charonia.tools.tune.options import OutputSettings, TuneOptions, TuneRequest
@@ -214,7 +214,7 @@ def loads_of(options: TuneOptions) -> Prepare:
         if is_decoupled(subject.config) and "streaming" not in given:
             arguments.append("--streaming")
         try:
-            parsed = parse([*arguments, *_arguments(given)])
+            parsed = parse([*arguments, *_shapes(options.measure.shapes, subject), *_arguments(given)])
         except ServingError as error:
             raise ServingError(error.code, f"perf_analyzer_flags of '{load.model}': {error.message}") from None
         settings = parsed.settings(subject.config)
@@ -228,8 +228,16 @@ def loads_of(options: TuneOptions) -> Prepare:
     return prepare
 
 
+def _shapes(shapes: Sequence[str], subject: Subject) -> list[str]:
+    """Return those of the shapes that are of inputs of a model."""
+    inputs = {tensor.name for tensor in subject.metadata.inputs}
+    return [word for text in shapes if text.rpartition(":")[0] in inputs for word in ("--shape", text)]
+
+
 def _in_yaml(model: str, hint: str) -> str:
-    """Rephrase a hint about options of the load generator in terms of the YAML file."""
+    """Rephrase a hint about options of the load generator that are none here in terms of the YAML file."""
+    if hint.startswith("--shape "):
+        return hint
     flag, _, value = hint.removeprefix("--").partition(" ")
     if not hint.startswith("--") or not value:
         return hint

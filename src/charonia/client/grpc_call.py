@@ -50,11 +50,12 @@ class GrpcCall:
 
     __slots__ = (
         "_encoding",
-        "_first_byte_ns",
+        "_has_begun",
         "_messages",
         "_on_answer",
         "_owner",
         "_reader",
+        "_receive_ns",
         "_received",
         "_sent_ns",
         "_unary",
@@ -76,8 +77,9 @@ class GrpcCall:
         self._on_answer = on_answer
         self._reader: MessageReader | None = None
         self._encoding = b"identity"
-        self._first_byte_ns = 0
+        self._has_begun = False
         self._messages = 0
+        self._receive_ns = 0
         self._received = 0
         self._unary: Buffer = b""
         self.request = request
@@ -119,8 +121,7 @@ class GrpcCall:
 
     def headers_received(self, headers: Headers) -> None:
         """The response starts."""
-        if not self._first_byte_ns:
-            self._first_byte_ns = _now_ns()
+        self._has_begun = True
         fields = dict(headers)
         status = fields.get(b":status", b"")
         if status != b"200" or not fields.get(b"content-type", b"").startswith(b"application/grpc"):
@@ -136,8 +137,7 @@ class GrpcCall:
 
     def data_received(self, data: bytes) -> None:
         """A part of the response."""
-        if not self._first_byte_ns:
-            self._first_byte_ns = _now_ns()
+        begin_ns = _now_ns()
         reader = self._reader
         if reader is None:
             size = len(data) - PREFIX_BYTES
@@ -146,7 +146,7 @@ class GrpcCall:
                 and not data[0]
                 and int.from_bytes(data[1:PREFIX_BYTES], "big") == size <= self._owner.options.response_bytes_max
             ):
-                self._message_received(size, memoryview(data)[PREFIX_BYTES:])
+                self._message_received(size, memoryview(data)[PREFIX_BYTES:], begin_ns)
                 return
             reader = self._reader = MessageReader(self._encoding, self._owner.options.response_bytes_max)
         try:
@@ -155,7 +155,8 @@ class GrpcCall:
                 message = reader.next_message()
                 if message is None:
                     break
-                self._message_received(len(message), message)
+                self._message_received(len(message), message, begin_ns)
+                begin_ns = _now_ns()
         except RpcError as error:
             is_large = error.status is Status.RESOURCE_EXHAUSTED
             self.break_off(Failure.OVERSIZE if is_large else Failure.GARBLED, error.message)
@@ -197,7 +198,7 @@ class GrpcCall:
         if self.is_over:
             return
         # The code of streams that the server refuses, that a GOAWAY excludes, and that were never sent.
-        if code == ErrorCode.REFUSED_STREAM and not self._first_byte_ns:
+        if code == ErrorCode.REFUSED_STREAM and not self._has_begun:
             self.connection = None
             self._owner.send_again(self)
         elif code == ErrorCode.NO_ERROR:
@@ -205,9 +206,11 @@ class GrpcCall:
         else:
             self.fail(Failure.RESET, f"{self._owner.endpoint} reset the call, HTTP/2 error code {code}")
 
-    def _message_received(self, size: int, message: Buffer) -> None:
+    def _message_received(self, size: int, message: Buffer, begin_ns: int) -> None:
         self._messages += 1
         self._received += size
+        done_ns = _now_ns()
+        self._receive_ns = done_ns - begin_ns
         if not self.request.is_stream:
             if self._messages > 1:
                 self.break_off(Failure.GARBLED, "expected one response, got several")
@@ -215,11 +218,9 @@ class GrpcCall:
                 self._unary = message
             return
         answer = self._new_answer()
-        answer.done_ns = _now_ns()
-        answer.first_byte_ns = self._first_byte_ns or answer.done_ns  # several may arrive at once
+        answer.done_ns = done_ns
         answer.final = False
         answer.received_bytes = size
-        self._first_byte_ns = 0
         try:
             error = stream_error(message)
         except ServingError as problem:
@@ -247,7 +248,7 @@ class GrpcCall:
         self._finish(answer)
 
     def _new_answer(self) -> Answer:
-        return Answer(self._sent_ns, self.send_end_ns, self._first_byte_ns)
+        return Answer(self._sent_ns, self.send_end_ns, self._receive_ns)
 
     def _leave(self) -> None:
         if self.connection is not None:

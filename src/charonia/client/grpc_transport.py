@@ -56,7 +56,6 @@ class GrpcClientConnection(asyncio.Protocol):
         "_is_retired",
         "_owner",
         "_transport",
-        "_unsent",
         "is_lost",
     )
 
@@ -64,7 +63,6 @@ class GrpcClientConnection(asyncio.Protocol):
         self._owner = owner
         self._http2 = ClientConnection()
         self._calls: dict[int, GrpcCall] = {}
-        self._unsent: list[GrpcCall] = []
         self._transport: asyncio.Transport
         self._flush_is_due = False
         self._is_greeted = False
@@ -140,8 +138,8 @@ class GrpcClientConnection(asyncio.Protocol):
             return False
         call.connection = self
         call.stream_id = stream_id
+        call.send_end_ns = _now_ns()
         self._calls[stream_id] = call
-        self._unsent.append(call)
         self._schedule_flush()
         return True
 
@@ -164,7 +162,7 @@ class GrpcClientConnection(asyncio.Protocol):
         self._transport.abort()
 
     def _ended(self, call: GrpcCall, trailers: Headers) -> None:
-        if not call.send_end_ns:  # the server does not want the rest of the request
+        if self._http2.unsent_bytes(call.stream_id):  # the server does not want the rest of the request
             self._http2.reset(call.stream_id)
         call.trailers_received(trailers)
 
@@ -224,15 +222,6 @@ class GrpcClientConnection(asyncio.Protocol):
         output = self._http2.output()
         if output:
             self._transport.write(output)
-        if self._unsent:
-            now_ns = _now_ns()
-            left = []
-            for call in self._unsent:
-                if self._http2.unsent_bytes(call.stream_id):
-                    left.append(call)
-                else:
-                    call.send_end_ns = now_ns
-            self._unsent = left
         for event in self._http2.events():
             self._control(event)
 

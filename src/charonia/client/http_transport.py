@@ -70,7 +70,7 @@ class ClientExchange:
         """Answer with a failure."""
         if not self.is_over:
             self.owner.failures[failure] += 1
-            self.answer(failed(Answer(self.sent_ns, self.send_end_ns, self.first_byte_ns), failure, message))
+            self.answer(failed(Answer(self.sent_ns, self.send_end_ns), failure, message))
 
     def answer(self, answer: Answer) -> None:
         """Deliver the answer and end the exchange."""
@@ -207,7 +207,8 @@ class HttpClientConnection(asyncio.Protocol):
         exchange.answer(answer)
 
     def _answer(self, exchange: ClientExchange) -> Answer:
-        answer = Answer(exchange.sent_ns, exchange.send_end_ns, exchange.first_byte_ns, _now_ns())
+        now_ns = _now_ns()
+        answer = Answer(exchange.sent_ns, exchange.send_end_ns, now_ns - exchange.first_byte_ns, now_ns)
         reader = self._reader
         answer.received_bytes = reader.received
         head = reader.head

@@ -76,12 +76,14 @@ class WorkerState:
         memory_bytes: Resident memory of the process, 0 while there is none; what it has started itself is not included.
         restarts: How often it was started again since the model was loaded.
         problem: Why there is none that is ready, "" where there is.
+        cpu_seconds: CPU time of the process so far.
     """
 
     instance: str
     memory_bytes: int
     restarts: int
     problem: str
+    cpu_seconds: float = 0.0
 
 
 @dataclass(slots=True)

@@ -62,8 +62,10 @@ class Answer:
         final: Whether this is the last answer to its request.
         is_empty: Whether it only ends a stream and holds no response.
         sent_ns: When `send` was called.
-        send_end_ns: When the last byte was passed to the operating system.
-        first_byte_ns: When the first byte of this response arrived.
+        send_end_ns: When the last byte was passed to the operating system. Over gRPC, when the request was in frames:
+            they are written together with those of other calls.
+        receive_ns: Duration from the first byte of this response to its last. Over gRPC, that of taking the message out
+            of its frames.
         done_ns: When this answer was complete, or the request was abandoned.
         received_bytes: Size of the body, or of the gRPC message.
         json_bytes: Bytes of JSON at the start of `body`; -1 if all of it is JSON, or over gRPC.
@@ -76,17 +78,17 @@ class Answer:
         "done_ns",
         "failure",
         "final",
-        "first_byte_ns",
         "is_empty",
         "json_bytes",
         "message",
+        "receive_ns",
         "received_bytes",
         "send_end_ns",
         "sent_ns",
         "status",
     )
 
-    def __init__(self, sent_ns: int, send_end_ns: int = 0, first_byte_ns: int = 0, done_ns: int = 0) -> None:
+    def __init__(self, sent_ns: int, send_end_ns: int = 0, receive_ns: int = 0, done_ns: int = 0) -> None:
         self.failure: Failure | None = None
         self.code = Code.UNKNOWN
         self.status = 0
@@ -95,7 +97,7 @@ class Answer:
         self.is_empty = False
         self.sent_ns = sent_ns
         self.send_end_ns = send_end_ns
-        self.first_byte_ns = first_byte_ns
+        self.receive_ns = receive_ns
         self.done_ns = done_ns
         self.received_bytes = 0
         self.json_bytes = -1

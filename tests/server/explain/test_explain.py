@@ -134,6 +134,15 @@ def test_instances_are_at_most_doubled_and_only_as_far_as_cores_are_idle() -> No
     assert "count: 3" in change("busy", replace(SETUP, threads=2), activity(busy=0.95, idle_cores=3.0))
 
 
+def test_cores_that_others_took_come_before_more_cores() -> None:
+    full = activity(busy=0.95, idle_cores=0.1)
+
+    assert kinds(SETUP, full)[0] == "cores"
+    assert kinds(SETUP, replace(full, taken_cores=1.6))[0] == "taken"
+    assert "elsewhere" in change("taken", SETUP, replace(full, taken_cores=1.6))
+    assert kinds(SETUP, replace(full, idle_cores=1.5, taken_cores=1.6))[0] == "busy"
+
+
 def test_an_ensemble_is_limited_by_its_busiest_step() -> None:
     ensemble = ModelSetup("e", "1", instances=0, cores=4, steps=("a", "b"))
     done = replace(activity(), counts=Counts(success=10, request_ns=10 * MS))

@@ -10,7 +10,7 @@ import pytest
 from charonia.config.pbtxt import parse
 from charonia.core.errors import ServingError, not_found
 from charonia.server.execution.version_runner import Runner
-from charonia.server.explain.explainer import Explainer, setup_of
+from charonia.server.explain.explainer import CpuTimes, Explainer, setup_of
 from charonia.server.explain.rules import ModelSetup
 from charonia.server.lifecycle.loader import LoadedVersion, placements
 from charonia.server.metrics.model_metrics import ModelMetrics
@@ -94,6 +94,19 @@ def test_a_model_is_explained_by_what_came_between_the_marks() -> None:
     assert found.facts.activity.batch_count == 1
     assert found.facts.activity.queued == (5,)
     assert 0 <= found.facts.activity.idle_cores <= 4
+
+
+def test_cores_are_idle_or_ours_or_taken_by_others() -> None:
+    before, after = CpuTimes(idle_s=10, busy_s=100, own_s=20), CpuTimes(idle_s=11, busy_s=107, own_s=22)
+
+    assert after.since(before, 2.0) == (0.5, 2.5)
+    assert after.since(before, 0.0) == (0.0, 0.0)
+
+
+def test_a_worker_that_ended_is_no_negative_time_of_ours() -> None:
+    before, after = CpuTimes(idle_s=0, busy_s=100, own_s=50), CpuTimes(idle_s=0, busy_s=102, own_s=3)
+
+    assert after.since(before, 1.0) == (0.0, 2.0)
 
 
 def test_an_ensemble_is_explained_with_those_of_its_steps_that_are_there() -> None:

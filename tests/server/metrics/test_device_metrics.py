@@ -35,7 +35,7 @@ def test_memory_of_a_model_is_shown_by_device_and_instance() -> None:
 
     [found] = memory_families([ModelSample(metrics, {}, 0)])
 
-    assert [(sample.value, sample.labels["instance"], sample.labels["device"]) for sample in found.samples] == [
+    assert [(sample.value, sample.labels["model_instance"], sample.labels["device"]) for sample in found.samples] == [
         (500, "m_0", "1"),
         (500, "m_1", "1"),
     ]

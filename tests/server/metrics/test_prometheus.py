@@ -67,6 +67,13 @@ def test_every_line_is_valid_and_every_family_has_its_head() -> None:
     assert tuple(families) == metric_names()
 
 
+def test_no_label_is_one_that_prometheus_gives_to_what_it_scrapes() -> None:
+    labels = set(re.findall(r'[{,](\w+)="', page()))
+
+    assert {"model", "model_instance"} <= labels
+    assert not labels & {"instance", "job"}
+
+
 def test_values_carry_the_labels_of_the_model() -> None:
     labels = r'model="m",version="2",_team="a\"b\\c\n"'
     text = page()
@@ -103,7 +110,7 @@ def test_the_buckets_of_batch_sizes_are_powers_of_two() -> None:
 def test_each_worker_has_its_own_lines() -> None:
     text = page()
 
-    labels = r'model="m",version="2",_team="a\"b\\c\n",instance='
+    labels = r'model="m",version="2",_team="a\"b\\c\n",model_instance='
     assert f'charonia_worker_up{{{labels}"m_0_0"}} 1\ncharonia_worker_up{{{labels}"m_0_1"}} 0\n' in text
     assert f'charonia_worker_restarts_total{{{labels}"m_0_1"}} 7\n' in text
     assert f'charonia_worker_memory_bytes{{{labels}"m_0_0"}} 5000\n' in text

@@ -101,7 +101,7 @@ def test_who_holds_what_and_who_waits_can_be_seen_and_counted() -> None:
         {"model": n, "version": "1", "instance": f"{n}_0_0", "state": s, "priority": p, "executions": e}
         for n, s, p, e in (("a", "running", 1, 1), ("b", "waiting", 2, 0))
     ]
-    values = {(f.name, s.labels.get("instance", "")): s.value for f in families(limits.view()) for s in f.samples}
+    values = {(f.name, s.labels.get("model_instance", "")): s.value for f in families(limits.view()) for s in f.samples}
     assert values == {
         ("charonia_rate_limit_capacity", ""): 1,
         ("charonia_rate_limit_in_use", ""): 1,

@@ -37,6 +37,21 @@ def test_json_has_every_figure_with_its_interval(files: tuple[str, str], capsys:
     assert throughput["low"] < throughput["difference"] < throughput["high"] < 0
 
 
+def test_the_page_has_the_verdict_every_change_and_both_runs(
+    files: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "changes.html"
+
+    assert run([*files, "--html", str(page)]) == 1
+
+    text = page.read_text(encoding="utf-8")
+    printed = [line.split()[:4] for line in capsys.readouterr().out.splitlines() if "WORSE" in line]
+    assert '<span class="badge bad">worse</span> Throughput at the only level' in text
+    assert text.count("<span class='badge bad'>worse</span>") == len(printed)
+    assert all(f"{when}: {name}</h1>" in text for when, name in zip(("before", "after"), files, strict=True))
+    assert run([*files, "--html", str(tmp_path)]) == 2
+
+
 def test_a_threshold_above_the_change_makes_it_none(files: tuple[str, str]) -> None:
     assert run([*files, "--threshold", "50"]) == 0
 

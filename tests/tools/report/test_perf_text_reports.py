@@ -200,7 +200,7 @@ def test_what_went_wrong_is_said() -> None:
     )
 
     for line in (
-        "    Avg send request rate: 199.50 infer/sec",
+        "    Avg send request rate: 199.50 requests/sec",
         "    [WARNING] 25.76% of the requests were sent more than 1 ms after their scheduled time. "
         "Their latency counts from the scheduled time. ",
         "    Offered: 200 requests/sec, sent 199.5, answered 45.1, waiting 3 at the start and 17 at the end",

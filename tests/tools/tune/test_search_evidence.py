@@ -165,6 +165,30 @@ def test_a_clear_gain_is_told_with_its_interval_and_ties_are_named() -> None:
     assert decision.sentences[1] == "As good, as far as the measurements tell: instance_count 3."
 
 
+def test_a_comparison_between_different_loads_names_both_and_says_what_it_is_worth() -> None:
+    history = [told(DEFAULT, within(100, 2), at=2), told(OTHER, within(206, 2), at=64)]
+
+    unknown = decide(GOAL, history).sentences
+    known = decide(GOAL, [*history, told(DEFAULT, within(99, 2), at=64)]).sentences
+
+    assert "(at concurrency 64 against concurrency 2)" in unknown[0]
+    assert unknown[1] == (
+        "The default configuration was not measured at concurrency 64: a part of the difference may be the load's."
+    )
+    assert known[0] == unknown[0]
+    assert known[1] == (
+        "Each at the load that suits it best; the default configuration does no better at concurrency 64."
+    )
+
+
+def test_a_tie_at_another_load_says_so() -> None:
+    tie = Variant((ModelChange("m", instance_count=3),))
+    history = [told(DEFAULT, within(100, 2)), told(OTHER, within(150, 2))]
+    history += [told(tie, within(149, 2), repeat=repeat, at=16) for repeat in (0, 1)]
+
+    assert decide(GOAL, history).sentences[-1].endswith(": instance_count 3 (at concurrency 16 against concurrency 1).")
+
+
 def test_a_gain_within_the_noise_is_none() -> None:
     decision = decide(GOAL, [told(DEFAULT, within(100, 5)), told(OTHER, within(104, 5))])
 
@@ -172,6 +196,14 @@ def test_a_gain_within_the_noise_is_none() -> None:
     assert decision.best == decision.default
     assert [each.variant for each in decision.ranking] == [OTHER, DEFAULT]
     assert decision.sentences[0] == "No significant gain over the default configuration: keep it."
+
+
+def test_a_gain_that_may_be_large_or_chance_is_no_verdict() -> None:
+    decision = decide(GOAL, [told(DEFAULT, within(100, 5)), told(OTHER, within(220, 200))])
+
+    assert decision.conclusion is Conclusion.UNDECIDED
+    assert decision.best == decision.default
+    assert decision.sentences[0].startswith("Undecided: 'instance_count 2' came to 120 % (")
 
 
 def test_a_default_that_is_alone_is_not_called_the_best() -> None:

@@ -79,7 +79,8 @@ def test_a_small_space_of_equal_variants_needs_few_measurements() -> None:
 
     # Five configurations under two loads, and each of four once more.
     assert median(counts) <= 16
-    assert max(counts) <= 24
+    # What seems clearly better by chance is measured again, three times with the default one.
+    assert max(counts) <= 24 + 2 * OPTIONS.repeats_max
 
 
 def test_large_gains_are_written_out() -> None:

@@ -392,3 +392,19 @@ def test_requests_of_several_sizes_have_a_plot_that_comes_first_in_the_offline_p
     assert offline.index("g0-sizes") < offline.index("g0-latency")
     assert "for batches of work (offline)" in Page(offline.encode()).text
     assert "offline" not in Page(online.encode()).text
+
+
+def test_a_gain_between_different_loads_names_them_wherever_it_is_shown() -> None:
+    group = group_of(better_run())
+    best = group.decision.best
+    assert best
+    elsewhere = replace(best, base_loads=(replace(best.loads[0], value=3),))
+    ranking = (elsewhere, *group.decision.ranking[1:])
+    moved = replace(group, decision=replace(group.decision, best=elsewhere, ranking=ranking))
+
+    text = Page(render(replace(better_run(), groups=(moved,)))).text.replace("\N{NO-BREAK SPACE}", " ")
+
+    assert f"(at {best.loads[0]} against concurrency 3)" in headline(moved)
+    assert headline(moved) in text
+    assert "/s at concurrency 3" in text  # below the recommended configuration's throughput
+    assert "default at concurrency 3" in text  # in the table

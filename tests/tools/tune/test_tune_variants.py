@@ -212,6 +212,18 @@ def test_folders_of_the_same_run_are_gone_on_with_and_those_of_another_are_not(t
         OutputRepository(out, None, override=False).open(["m"], "another scope")
 
 
+def test_folders_of_a_run_that_measured_nothing_are_in_no_later_runs_way(tmp_path: Path) -> None:
+    failed = OutputRepository(tmp_path, None, override=False)
+    failed.open(["m"], "one scope")
+    failed.write("m", "m_config_default", BATCHING)
+
+    failed.discard(["m"])
+
+    later = OutputRepository(tmp_path, None, override=False)
+    later.open(["m"], "another scope")
+    assert [entry.name for entry in tmp_path.iterdir()] == [LIST]
+
+
 def test_a_folder_that_the_tool_did_not_make_is_never_touched(tmp_path: Path) -> None:
     (tmp_path / "m_config_0").mkdir()
 

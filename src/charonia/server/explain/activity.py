@@ -63,6 +63,7 @@ class Mark:
         queued: Requests that wait.
         idle_cores: Idle cores of the server since the previous mark, on average.
         shortage: The rate limiter's resources that instances wait for.
+        taken_cores: Cores that other programs and the hypervisor took since then.
     """
 
     at_ns: int
@@ -70,6 +71,7 @@ class Mark:
     queued: int
     idle_cores: float
     shortage: Shortage = NO_SHORTAGE
+    taken_cores: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,7 @@ class Activity:
         short: Share of the active seconds in which an instance waited for resources of the rate limiter.
         resources: These resources, the most often missing first; all that instances need where none was missing.
         holders: The models that held them, in the same order.
+        taken_cores: Cores that other programs and the hypervisor took in the active seconds, on average.
     """
 
     seconds: float = 0.0
@@ -98,6 +101,7 @@ class Activity:
     short: float = 0.0
     resources: tuple[str, ...] = ()
     holders: tuple[str, ...] = ()
+    taken_cores: float = 0.0
 
     @property
     def batch_count(self) -> int:
@@ -147,7 +151,13 @@ class History:
         self._wait_bounds_ns: tuple[int, ...] = ()
 
     def mark(
-        self, metrics: ModelMetrics, at_ns: int, queued: int, idle_cores: float, shortage: Shortage = NO_SHORTAGE
+        self,
+        metrics: ModelMetrics,
+        at_ns: int,
+        queued: int,
+        idle_cores: float,
+        shortage: Shortage = NO_SHORTAGE,
+        taken_cores: float = 0.0,
     ) -> None:
         """Take a snapshot.
 
@@ -157,13 +167,14 @@ class History:
             queued: Requests that wait.
             idle_cores: Idle cores since the previous mark, on average.
             shortage: The rate limiter's resources that instances wait for.
+            taken_cores: Cores that other programs and the hypervisor took since the previous mark, on average.
         """
         statistics = metrics.statistics
         seen = statistics.success.count, statistics.fail.count, statistics.execution_count
         counts = self._marks[-1].counts if seen == self._seen else counts_of(metrics)
         self._seen = seen
         self._wait_bounds_ns = metrics.queue_ns.bounds
-        self._marks.append(Mark(at_ns, counts, queued, idle_cores, shortage))
+        self._marks.append(Mark(at_ns, counts, queued, idle_cores, shortage, taken_cores))
 
     def activity(self) -> Activity:
         """Return what happened since the oldest mark."""
@@ -186,6 +197,7 @@ class History:
             min(1.0, short_ns / active_ns) if active_ns else 0.0,
             _by_frequency(name for shortage in shortages for name in shortage.resources) or shortages[-1].needs,
             _by_frequency(name for shortage in shortages for name in shortage.holders),
+            sum(mark.taken_cores for _, mark in active) / len(active),
         )
 
 

@@ -1,7 +1,9 @@
 """Marks the counters of every loaded version once a second, and explains them."""
 
 import asyncio
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import psutil
@@ -43,7 +45,7 @@ class Explainer:
         self._find = find
         self._cores = cores
         self._histories: WeakKeyDictionary[ModelMetrics, History] = WeakKeyDictionary()
-        self._idle_s = _idle_seconds()
+        self._times = CpuTimes.read(0.0)
         self._at_ns = now_ns()
 
     async def run(self) -> None:
@@ -54,17 +56,19 @@ class Explainer:
 
     def mark(self) -> None:
         """Mark the counters of all versions."""
-        now, idle_s = now_ns(), _idle_seconds()
-        passed_s = (now - self._at_ns) / 1e9
-        idle = min(float(self._cores), max(0.0, idle_s - self._idle_s) / passed_s) if passed_s > 0 else 0.0
-        self._at_ns, self._idle_s = now, idle_s
-        for version in self._loaded():
+        loaded = self._loaded()
+        workers_s = sum(worker.cpu_seconds for version in loaded for worker in version.workers())
+        now, times = now_ns(), CpuTimes.read(workers_s)
+        idle, taken = times.since(self._times, (now - self._at_ns) / 1e9)
+        idle = min(float(self._cores), idle)
+        self._at_ns, self._times = now, times
+        for version in loaded:
             runner = version.runner
             history = self._histories.get(runner.metrics)
             if history is None:
                 history = self._histories[runner.metrics] = History()
             shortage = version.claim.shortage(now) if version.claim is not None else NO_SHORTAGE
-            history.mark(runner.metrics, now, runner.pending or 0, idle, shortage)
+            history.mark(runner.metrics, now, runner.pending or 0, idle, shortage, taken)
 
     def explain(self, name: str, version: str = "") -> Explanation:
         """Explain a model version, an ensemble with the models of its steps.
@@ -124,7 +128,33 @@ def _steps(config: ModelConfig) -> tuple[str, ...]:
     return tuple(dict.fromkeys(key_of(step) for step in scheduling_of(config).step))
 
 
-def _idle_seconds() -> float:
-    """Return the total idle time of all cores of the machine."""
-    times = psutil.cpu_times()
-    return float(times.idle + getattr(times, "iowait", 0.0))
+@dataclass(frozen=True, slots=True)
+class CpuTimes:
+    """CPU time so far, in seconds of all cores of the machine together.
+
+    Attributes:
+        idle_s: Time that nothing ran.
+        busy_s: Time that programs ran, or would have run had the hypervisor not taken the core.
+        own_s: Time of this server and the workers of its models.
+    """
+
+    idle_s: float
+    busy_s: float
+    own_s: float
+
+    @classmethod
+    def read(cls, workers_s: float) -> "CpuTimes":
+        """Return the times as they are now, given those of the workers."""
+        times = psutil.cpu_times()
+        idle_s = float(times.idle + getattr(times, "iowait", 0.0))
+        # Guests are part of `user`.
+        all_s = float(sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0))
+        return cls(idle_s, all_s - idle_s, time.process_time() + workers_s)
+
+    def since(self, before: "CpuTimes", seconds: float) -> tuple[float, float]:
+        """Return the cores that were idle, and those that others than this server took, since an earlier reading."""
+        if seconds <= 0:
+            return 0.0, 0.0
+        own_s = max(0.0, self.own_s - before.own_s)  # less if a worker has ended
+        others_s = self.busy_s - before.busy_s - own_s
+        return max(0.0, self.idle_s - before.idle_s) / seconds, max(0.0, others_s) / seconds

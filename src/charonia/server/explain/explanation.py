@@ -70,7 +70,11 @@ def explanation_json(explanation: Explanation) -> dict[str, object]:
             "resources": list(activity.resources),
             "holders": list(activity.holders),
         },
-        "cores": {"count": setup.cores, "idle": round(activity.idle_cores, 1)},
+        "cores": {
+            "count": setup.cores,
+            "idle": round(activity.idle_cores, 1),
+            "taken": round(activity.taken_cores, 1),
+        },
         "configuration": {
             "max_batch_size": setup.batch_max,
             "dynamic_batching": setup.batches,

@@ -24,6 +24,9 @@ MANY = 0.3
 
 DELAY_US_MAX = 10_000
 DELAY_US_MIN = 50
+TAKEN = 0.25
+"""Cores that other programs take, from which on they come before the cure for too few cores."""
+
 _ALONE = 1.5
 _NEARLY_BUSY = 0.7
 _OFTEN = 0.01
@@ -229,6 +232,9 @@ def _saturated(facts: Facts) -> Finding | None:
         return Finding("busy", says, "fill the batches first (below); another instance shares the same GPU")
     if spare < 1:
         says += f" The {setup.cores} cores had {activity.idle_cores:.1f} to spare."
+        if activity.taken_cores >= TAKEN:
+            says += f" Other programs, or the hypervisor, took {activity.taken_cores:.1f} cores of the machine."
+            return Finding("taken", says, "run these elsewhere and look again; then larger batches or more cores")
         return Finding("cores", says, "larger batches (below), a cheaper model, or more cores")
     count = setup.instances + min(spare, setup.instances)
     says += f" {activity.idle_cores:.1f} of {setup.cores} cores were idle."

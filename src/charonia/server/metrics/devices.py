@@ -92,7 +92,7 @@ def memory_families(models: Iterable[ModelSample]) -> list[Family]:
                 **sample.metrics.labels(sample.tags),
                 "type": usage.type,
                 "device": str(usage.id),
-                "instance": usage.instance,
+                "model_instance": usage.instance,
             },
         )
         for sample in models

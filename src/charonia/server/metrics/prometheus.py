@@ -219,7 +219,7 @@ def _workers(lines: list[str], labelled: Sequence[tuple[str, ModelSample]]) -> N
             kind,
             help_text,
             (
-                (f'{labels},instance="{_escape(worker.instance)}"', int(value(worker)))
+                (f'{labels},model_instance="{_escape(worker.instance)}"', int(value(worker)))
                 for labels, sample in labelled
                 for worker in sample.workers
             ),

@@ -88,7 +88,7 @@ def view_json(view: RateLimitView) -> dict[str, object]:
 def families(view: RateLimitView) -> list[Family]:
     """Return the metrics of a view."""
     pools = [(pool, {"resource": pool.name, "device": _device(pool.device)}) for pool in view.pools]
-    members = [(i, {"model": i.model, "version": i.version, "instance": i.instance}) for i in view.instances]
+    members = [(i, {"model": i.model, "version": i.version, "model_instance": i.instance}) for i in view.instances]
     return [
         family(
             *("charonia_rate_limit_capacity", "gauge", "Capacity of a resource"),

@@ -360,6 +360,7 @@ def _result(context: Context, load: RunningLoad, span: ResultSpan) -> LevelResul
         observer.resources(begin_ns, end_ns),
         gpus,
         metrics,
+        observer.machine_load(begin_ns, end_ns),
     )
     return level_result(
         load.level, span, load.ledger, settings.measure, context.batch_size, settings.target.streaming, seen

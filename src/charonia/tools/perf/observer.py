@@ -15,8 +15,10 @@ from charonia.client.sync_client import Client
 from charonia.core.errors import ServingError, unavailable
 from charonia.tools.perf import metrics_page, resources, statistics
 from charonia.tools.perf.api import RunSettings
+from charonia.tools.perf.machine_load import MachineWatch
 from charonia.tools.perf.statistics import Reading
-from charonia.tools.results.server import Gpu, Resources, ServerModel, ServerSide
+from charonia.tools.results.server import Gpu, MachineLoad, Resources, ServerModel, ServerSide
+from charonia.wire.endpoint import parse_url
 
 SAMPLE_S = 0.5
 """Time between two samples of the server's processes."""
@@ -59,12 +61,17 @@ class Observer:
         self._metrics_problem = ""
         self._reads: list[_Read] = []
         self._samples: list[resources.Sample] = []
+        # A server on this machine that cannot be seen would count among the other programs.
+        is_seen = processes is not None or not resources.is_here(parse_url(settings.target.url).host)
+        self._machine = MachineWatch(processes) if is_seen else None
         self._pages: list[tuple[int, metrics_page.Page]] = []
         self._next_sample = self._next_page = 0.0
 
     def begin(self) -> None:
         """Discard all observations before a new load."""
         self._reads, self._samples, self._pages = [], [], []
+        if self._machine is not None:
+            self._machine.begin()
         self._next_sample = self._next_page = 0.0
         self.mark()
 
@@ -136,6 +143,10 @@ class Observer:
             process_count=last[3],
         )
 
+    def machine_load(self, begin_ns: int, end_ns: int) -> MachineLoad | None:
+        """Return who used the cores of this machine in an interval, None if that is unknown."""
+        return self._machine.load(begin_ns, end_ns) if self._machine is not None else None
+
     def metrics(self, begin_ns: int, end_ns: int) -> tuple[tuple[Gpu, ...], metrics_page.Page]:
         """Return the GPUs on the metrics page in an interval, and all numbers of the last page."""
         inside = [page for at, page in self._pages if begin_ns <= at <= end_ns]
@@ -143,6 +154,8 @@ class Observer:
         return metrics_page.gpus(inside), dict(inside[-1]) if inside else {}
 
     def _sample(self) -> None:
+        if self._machine is not None:
+            self._machine.sample()
         if self._processes is not None:
             sample = resources.timed(self._processes)
             if sample is not None and (not self._samples or sample[0] > self._samples[-1][0]):

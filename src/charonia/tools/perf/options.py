@@ -22,6 +22,7 @@ from charonia.tools.perf.api import (
     ServerPlan,
     SharedMemory,
 )
+from charonia.tools.results.conditions import Condition
 from charonia.tools.results.records import LoadMode
 from charonia.wire.endpoint import parse_url
 from charonia.wire.transport import TlsOptions, WireOptions
@@ -139,10 +140,12 @@ class ReportOptions:
         profile_export: JSON file of every request.
         json: JSON file of the whole result, "-" for stdout.
         html: HTML page.
+        markdown: Markdown file.
         verbosity: 0, 1 for a line per window, 2 for more.
         quiet: Whether stdout gets only the final table.
         progress: Whether to show progress if stderr is a terminal.
         call_style: The call style of perf_analyzer; None for the one that the model needs.
+        fail_if: What makes the run a failure.
     """
 
     csv: Path | None = None
@@ -150,10 +153,12 @@ class ReportOptions:
     profile_export: Path | None = None
     json: Path | None = None
     html: Path | None = None
+    markdown: Path | None = None
     verbosity: int = 0
     quiet: bool = False
     progress: bool = True
     call_style: CallStyle | None = None
+    fail_if: tuple[Condition, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

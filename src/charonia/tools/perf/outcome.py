@@ -42,7 +42,7 @@ from charonia.tools.results.records import (
     Verdict,
     Window,
 )
-from charonia.tools.results.server import Gpu, Resources, ServerSide
+from charonia.tools.results.server import Gpu, MachineLoad, Resources, ServerSide
 
 _POINTS = 64
 _GROWTH_MIN = 0.03
@@ -129,12 +129,24 @@ class Seen:
         resources: Its processes.
         gpus: Its GPUs.
         metrics: Its metrics page.
+        machine_load: Who used the cores of this machine.
     """
 
     server: ServerSide
     resources: Resources | None
     gpus: tuple[Gpu, ...]
     metrics: dict[str, float]
+    machine_load: MachineLoad | None = None
+
+
+def judged(verdict: Verdict, reasons: tuple[str, ...], load: MachineLoad | None) -> tuple[Verdict, tuple[str, ...]]:
+    """Return a verdict and its reasons, in view of who else used the cores."""
+    disturbance = load.disturbance if load is not None else ""
+    if not disturbance:
+        return verdict, reasons
+    if verdict is Verdict.UNSTABLE:
+        return Verdict.DISTURBED, (disturbance, *reasons, "Measure again when the machine is quiet.")
+    return verdict, (*reasons, disturbance)
 
 
 def level_result(
@@ -147,11 +159,12 @@ def level_result(
     duration_ns = max(span.used_end_ns - span.used_begin_ns, 0)
     rate = intervals.rate_interval(good[:, DONE], span.used_begin_ns, span.used_end_ns, plan.confidence)
     first = good[good[:, FIRST] > 0]
+    verdict, reasons = judged(span.verdict, span.reasons, seen.machine_load)
     is_lost = span.verdict is Verdict.SERVER_LOST  # its failures follow the measured interval
     return LevelResult(
         level=level,
-        verdict=span.verdict if len(good) else _without_requests(span.verdict),
-        reasons=span.reasons if len(good) else (*span.reasons, "No request was answered successfully."),
+        verdict=verdict if len(good) else _without_requests(verdict),
+        reasons=reasons if len(good) else (*reasons, "No request was answered successfully."),
         duration_ns=duration_ns,
         request_count=len(good),
         throughput=scaled(rate, batch_size),
@@ -174,6 +187,7 @@ def level_result(
         metrics=seen.metrics,
         requests=ledger.requests(span.used_begin_ns, span.used_end_ns),
         epoch_ns=ledger.epoch_ns(span.begin_ns),
+        machine_load=seen.machine_load,
     )
 
 

@@ -21,6 +21,13 @@ class ServerProcesses:
         self._spent_by_gone = 0.0
         self._last: dict[int, float] = {}
 
+    def is_within(self, process: psutil.Process) -> bool:
+        """Whether a process has started the server, or is the server."""
+        try:
+            return process in (self._root, *self._root.parents())
+        except psutil.Error:
+            return False
+
     def sample(self) -> tuple[float, int, int] | None:
         """Return CPU seconds so far, resident bytes and number of processes; None if the server has exited."""
         try:
@@ -42,10 +49,14 @@ class ServerProcesses:
         return self._spent_by_gone + sum(now.values()), rss, len(now)
 
 
+_RELAYS = frozenset({"docker-proxy", "rootlessport", "slirp4netns", "pasta", "kubectl", "ssh"})
+"""Programs that listen on behalf of a server elsewhere: in a container, or on another machine."""
+
+
 def find(url: str) -> ServerProcesses | None:
     """Return the processes of the server at a URL; None if it is on another machine, or not visible."""
     endpoint = parse_url(url)
-    if not _is_here(endpoint.host):
+    if not is_here(endpoint.host):
         return None
     try:
         listening = [
@@ -56,12 +67,14 @@ def find(url: str) -> ServerProcesses | None:
         if not listening:
             return None
         # Of processes that share a port, the oldest has started the others.
-        return ServerProcesses(min(map(psutil.Process, set(listening)), key=lambda process: process.create_time()))
+        root = min(map(psutil.Process, set(listening)), key=lambda process: process.create_time())
+        return None if root.name() in _RELAYS else ServerProcesses(root)
     except psutil.Error:
         return None
 
 
-def _is_here(host: str) -> bool:
+def is_here(host: str) -> bool:
+    """Return whether a host is this machine."""
     try:
         addresses = {str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
     except OSError:

@@ -139,7 +139,7 @@ class SentRequest:
                 self.first_ns = done_ns
             self.last_ns = done_ns
             self.response_count += 1
-            self.receive_ns += done_ns - answer.first_byte_ns
+            self.receive_ns += answer.receive_ns
             if self.sender.inspects:
                 self.sender.inspect(self, answer)
             if self.responded is not None:

@@ -18,7 +18,7 @@ def as_text(comparison: Comparison, names: tuple[str, str]) -> str:
         comparison: The comparison.
         names: Names of the two runs.
     """
-    rows = [row for level in comparison.levels for row in _rows(level)]
+    rows = [row for level in comparison.levels for row in rows_of(level)]
     criteria = comparison.criteria
     return "\n".join(
         [
@@ -39,6 +39,13 @@ def as_text(comparison: Comparison, names: tuple[str, str]) -> str:
 
 def _doubts(comparison: Comparison) -> list[str]:
     return [f"{level.level}: {doubt}" for level in comparison.levels for doubt in level.doubts]
+
+
+def cautions(comparison: Comparison) -> list[str]:
+    """Return everything that a reader has to know beside the figures, a sentence each."""
+    only = [f"{level}: only in the run before." for level in comparison.only_before]
+    only += [f"{level}: only in the run after." for level in comparison.only_after]
+    return [*comparison.setup, *comparison.notes, *_doubts(comparison), *only]
 
 
 def verdict(comparison: Comparison) -> str:
@@ -110,7 +117,8 @@ def _of(count: int, total: int) -> str:
     return f"all {total} levels" if count == total else f"{count} of {total} levels"
 
 
-def _rows(level: LevelChange) -> Iterator[tuple[str, ...]]:
+def rows_of(level: LevelChange) -> Iterator[tuple[str, ...]]:
+    """Yield the cells of each figure: level (only of the first), figure, values, change, interval, what it means."""
     for place, change in enumerate(level.changes):
         low, high = (_difference(change, end) for end in (change.difference.low, change.difference.high))
         known = change.outcome is not Outcome.UNKNOWN

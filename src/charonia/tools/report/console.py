@@ -287,7 +287,7 @@ def _client_lines(result: LevelResult, view: View) -> Iterator[str]:
     yield f"Request count: {result.request_count}"
     offered = result.offered
     if offered is not None and offered.delayed_share > DELAYED_SHARE_MAX:
-        yield f"Avg send request rate: {offered.sent_rate:.2f} infer/sec"
+        yield f"Avg send request rate: {offered.sent_rate:.2f} requests/sec"
         yield (
             f"[WARNING] {offered.delayed_share:.2%} of the requests were sent more than 1 ms after their scheduled "
             "time. Their latency counts from the scheduled time. "
@@ -387,7 +387,7 @@ def _table(levels: Sequence[LevelResult]) -> Iterator[str]:
     """Yield a table of the levels, numbers aligned to the right."""
     is_count = levels[0].level.mode in (LoadMode.CONCURRENCY, LoadMode.PERIODIC)
     head = [
-        "Concurrency" if is_count else "Rate",
+        "Concurrency" if is_count else "requests/sec",
         "infer/sec",
         "p50",
         "p90",

@@ -24,6 +24,10 @@ _UNKNOWN = "-"
 _Cell = Callable[[LevelResult], str]
 
 
+_COLUMNS_DENSE = 11
+"""A table of more columns is set narrower, so that it fits a usual window."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Column:
     """A column: its title, the markup of its cells, and whether they are text, not numbers."""
@@ -36,7 +40,7 @@ class _Column:
 def levels_table(run: PerfRun) -> str:
     """Return a table with a row per level: throughput, latencies, errors, verdict."""
     columns = [
-        _Column("Level", lambda result: escape(str(result.level)), is_text=True),
+        _level_column(run),
         _Column("Verdict", _verdict, is_text=True),
         _Column("Inferences/s", _throughput),
         *(_Column(f"p{percent:g}", _percentile(percent)) for percent in PERCENTILES),
@@ -47,6 +51,14 @@ def levels_table(run: PerfRun) -> str:
     ]
     best = best_level(run) if len(run.levels) > 1 else None
     return _table(columns, run.levels, best)
+
+
+def _level_column(run: PerfRun) -> _Column:
+    """Return the column of the load: its value alone where all levels are of one kind, as this table is the widest."""
+    kinds = {str(result.level).rpartition(" ")[0] for result in run.levels}
+    if len(kinds) != 1:
+        return _Column("Level", lambda result: escape(str(result.level)), is_text=True)
+    return _Column(kinds.pop().capitalize(), lambda result: f"{result.level.value:g}", is_text=True)
 
 
 def resources_table(run: PerfRun) -> str:
@@ -105,7 +117,8 @@ def trials_tables(run: PerfRun) -> Iterator[str]:
 def _table(columns: Sequence[_Column], rows: Sequence[LevelResult], best: LevelResult | None) -> str:
     head = "".join(f"<th scope='col'{_class(column)}>{escape(column.title)}</th>" for column in columns)
     body = "".join(f"<tr{' class=best' if row is best else ''}>{_cells(columns, row)}</tr>" for row in rows)
-    return scrolling(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
+    kind = " class='dense'" if len(columns) > _COLUMNS_DENSE else ""
+    return scrolling(f"<table{kind}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
 
 
 def _cells(columns: Sequence[_Column], row: LevelResult) -> str:

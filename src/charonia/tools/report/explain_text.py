@@ -111,7 +111,8 @@ def _place(document: Mapping[str, Any]) -> Iterator[str]:
         yield _line(
             "Resources", f"{', '.join(limiter['resources'])}, waited for {limiter['waiting']:.0%} of the time{held}"
         )
-    yield _line("Cores", f"{cores['count']}, {cores['idle']:.1f} of them idle")
+    taken = f", {cores['taken']:.1f} taken by other programs or the hypervisor" if cores["taken"] else ""
+    yield _line("Cores", f"{cores['count']}, {cores['idle']:.1f} of them idle{taken}")
     batching = "no dynamic batching"
     if configuration["dynamic_batching"]:
         batching = f"dynamic batching, max_queue_delay_microseconds {configuration['max_queue_delay_microseconds']}"

@@ -15,17 +15,22 @@ from charonia.tools.report.summary import VERDICT_TEXTS, best_level, headline, i
 from charonia.tools.results.records import LevelResult, PerfRun
 
 
-def render(runs: Sequence[PerfRun]) -> bytes:
+def render(runs: Sequence[PerfRun], names: Sequence[str] = (), lead: Sequence[str] = ()) -> bytes:
     """Return the page of one run, or of several for comparison, as UTF-8.
+
+    Args:
+        runs: The runs.
+        names: Their names, () for those of model and server.
+        lead: Markup that comes before them.
 
     Raises:
         ServingError: INVALID_ARG without a run.
     """
     if not runs:
         raise invalid("the page: expected at least one run, got none")
-    names = _names(runs)
+    names = names or _names(runs)
     title = " and ".join(dict.fromkeys(run.model.name for run in runs))
-    body = [*_sections(runs, names), *_ending(runs, names)]
+    body = [*lead, *_sections(runs, names), *_ending(runs, names)]
     script = asset("charonia.tools.report", "page.js")
     return document(f"{title}: load test", body, plot_data(runs, names), script=script)
 

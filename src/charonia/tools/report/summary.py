@@ -4,12 +4,13 @@ from charonia.tools.report.quantities import duration, number
 from charonia.tools.results.records import LevelResult, LoadMode, PerfRun, Verdict
 
 _TRUSTED = (Verdict.STABLE, Verdict.COMPLETE)
-_SUSTAINED = (*_TRUSTED, Verdict.UNSTABLE)
+_SUSTAINED = (*_TRUSTED, Verdict.UNSTABLE, Verdict.DISTURBED)
 
 VERDICT_TEXTS = {
     Verdict.STABLE: "stable",
     Verdict.COMPLETE: "complete",
     Verdict.UNSTABLE: "unstable",
+    Verdict.DISTURBED: "disturbed",
     Verdict.OVERLOADED: "overloaded",
     Verdict.INTERRUPTED: "interrupted",
     Verdict.SERVER_LOST: "server lost",

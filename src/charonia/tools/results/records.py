@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from charonia.core.latency import LatencyHistogram
-from charonia.tools.results.server import Gpu, ModelInfo, Resources, ServerInfo, ServerSide
+from charonia.tools.results.server import Gpu, MachineLoad, ModelInfo, Resources, ServerInfo, ServerSide
 
 FORMAT = "charonia-perf"
 VERSION = 1
@@ -36,6 +36,8 @@ class Verdict(Enum):
     """The requested number of requests was sent and answered."""
     UNSTABLE = "unstable"
     """The limit of windows or time came first."""
+    DISTURBED = "disturbed"
+    """The same, while other programs or the hypervisor took cores."""
     OVERLOADED = "overloaded"
     """The server did not keep up with the offered rate, and a backlog built up."""
     INTERRUPTED = "interrupted"
@@ -196,8 +198,9 @@ class ClientTimes:
     """The client's own times, over the requests of the result.
 
     Attributes:
-        send_ns: Mean time to pass a request to the operating system.
-        receive_ns: Mean time from the first byte of a response to its last.
+        send_ns: Mean time to pass a request to the operating system. Over gRPC, to put it into frames (marshalling).
+        receive_ns: Mean time from the first byte of a response to its last. Over gRPC, to take it out of its frames
+            (unmarshalling).
         overhead: CPU utilisation of the busiest worker, from 0 to 1.
         cpu_seconds: CPU time of all workers.
         process_count: Number of workers.
@@ -261,6 +264,7 @@ class LevelResult:
         metrics: Other numbers of the metrics page at the end of the level, by name with labels.
         requests: All requests, if they are kept; not part of the JSON form.
         epoch_ns: Start of the level, nanoseconds since the epoch.
+        machine_load: Who used the cores of the client's machine, None if it is unknown.
     """
 
     level: LoadLevel
@@ -288,6 +292,7 @@ class LevelResult:
     metrics: dict[str, float] = field(default_factory=dict)
     requests: tuple[RequestRecord, ...] = field(default=(), metadata={"json": False})
     epoch_ns: int = 0
+    machine_load: MachineLoad | None = None
 
     def percentile(self, percent: float) -> int:
         """Return the response time at a percentile, in nanoseconds."""

@@ -115,6 +115,45 @@ class Resources:
     process_count: int
 
 
+OTHERS_MIN = 0.2
+"""Cores that other programs take, from which on they may have disturbed a measurement that needed all cores."""
+
+IDLE_SHARE_MAX = 0.15
+"""Share of idle cores above which other programs have taken nothing that was needed."""
+
+STOLEN_SHARE_MIN = 0.03
+"""Share of the cores that the hypervisor takes, from which on that is worth a remark."""
+
+
+@dataclass(frozen=True, slots=True)
+class MachineLoad:
+    """Who used the cores of the client's machine over the windows of the result; CPU time per second.
+
+    Attributes:
+        core_count: Cores that the load generator may use.
+        idle_cores: Not used.
+        other_cores: Used by programs other than the load generator and the server.
+        stolen_cores: Given to other virtual machines by the hypervisor, although a program wanted to run here.
+    """
+
+    core_count: int
+    idle_cores: float
+    other_cores: float
+    stolen_cores: float
+
+    @property
+    def disturbance(self) -> str:
+        """Who took cores that the measurement needed, in a sentence; "" if it had what it needed."""
+        took = []
+        if self.other_cores >= OTHERS_MIN and self.idle_cores <= IDLE_SHARE_MAX * self.core_count:
+            took.append(f"other programs took {self.other_cores:.1f}")
+        if self.stolen_cores >= STOLEN_SHARE_MIN * self.core_count:
+            took.append(f"the hypervisor took {self.stolen_cores:.2g} (steal time)")
+        if not took:
+            return ""
+        return f"Of {self.core_count} cores, {' and '.join(took)} during the measurement."
+
+
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
     """The measured server.

@@ -25,6 +25,7 @@ class Ranked:
         violation: How far the constraints are missed: sum of the relative distances, 0 where they are kept.
         gain: Relative gain over the default configuration's best, with its interval (0.1: 10 % better);
             None where the default configuration was not measured.
+        base_loads: The loads of the default configuration's best, which the gain is over.
     """
 
     variant: Variant
@@ -34,6 +35,12 @@ class Ranked:
     keeps_constraints: bool
     violation: float
     gain: Estimate | None = None
+    base_loads: tuple[LoadPoint, ...] = ()
+
+    @property
+    def between_loads(self) -> str:
+        """Which loads the gain is between, "" if both are the same: `at concurrency 64 against concurrency 2`."""
+        return between_loads(self.loads, self.base_loads) if self.base_loads else ""
 
 
 class Conclusion(StrEnum):
@@ -41,6 +48,8 @@ class Conclusion(StrEnum):
 
     BETTER = "better"
     """The best variant is significantly better than the default configuration."""
+    UNDECIDED = "undecided"
+    """A variant may be clearly better than the default configuration, or have been lucky."""
     NO_GAIN = "no_gain"
     """No significant gain over the default configuration."""
     NO_OTHER = "no_other"
@@ -59,7 +68,8 @@ class Decision:
 
     Attributes:
         conclusion: What it is.
-        best: The recommended variant under its best load; the default one on `NO_GAIN` and `NO_OTHER`.
+        best: The recommended variant under its best load; the default one on `NO_GAIN`, `UNDECIDED` and
+            `NO_OTHER`.
         default: The default configuration under its best load.
         ranking: Every variant under its best load, best first.
         ties: Variants that are not significantly worse than the best one, without it.
@@ -93,10 +103,13 @@ def decide(goal: Goal, history: Sequence[Told], options: SearchOptions = _USUAL)
     # Repeated points decide. A point measured once that seems better was not repeated only for lack of time.
     ranking = tuple(_ranked(point, default, level) for point in points)
     conclusion, best = _conclude(points, default, level)
+    rival = _open_rival(ranking) if conclusion is Conclusion.NO_GAIN else None
+    conclusion = conclusion if rival is None else Conclusion.UNDECIDED
     tied = [point for point in points if point.variant != best.variant and _is_tie(point, best, level)]
     ties = tuple(_ranked(point, default, level) for point in tied)
     chosen, base = _ranked(best, default, level), _ranked(default, default, level) if default else None
-    sentences = (*_verdict(conclusion, chosen, base, goal), *_tie_sentences(ties))
+    sentences = (*_verdict(conclusion, chosen, base, goal, rival), *_load_sentences(evidence, chosen, base))
+    sentences += _tie_sentences(ties, chosen)
     return Decision(conclusion, chosen, base, ranking, ties, sentences)
 
 
@@ -129,10 +142,29 @@ def _ranked(point: Point, default: Point | None, level: float) -> Ranked:
         not point.violation,
         point.violation,
         gain(point, default, level) if default else None,
+        default.loads if default else (),
     )
 
 
-def _verdict(conclusion: Conclusion, best: Ranked, default: Ranked | None, goal: Goal) -> tuple[str, ...]:
+OPEN = 0.05
+"""A gain beyond this that may be chance leaves the verdict open: it is not the same as no gain."""
+
+_NO_GAIN = Estimate(0.0, 0.0, 0.0, 0.0)
+
+
+def _open_rival(ranking: Sequence[Ranked]) -> Ranked | None:
+    """Return the variant that may be clearly better than the default although that is not certain."""
+    rivals = [each for each in ranking if each.gain and each.gain.value > OPEN and not each.variant.is_default]
+    return max((each for each in rivals if each.keeps_constraints), key=_gain_value, default=None)
+
+
+def _gain_value(ranked: Ranked) -> float:
+    return ranked.gain.value if ranked.gain else 0.0
+
+
+def _verdict(
+    conclusion: Conclusion, best: Ranked, default: Ranked | None, goal: Goal, rival: Ranked | None
+) -> tuple[str, ...]:
     if conclusion is Conclusion.CONSTRAINTS_NOT_MET:
         missed = missed_constraints(best, goal)
         return (f"No configuration keeps the constraints. The closest is '{best.variant}': {'; '.join(missed)}.",)
@@ -140,16 +172,47 @@ def _verdict(conclusion: Conclusion, best: Ranked, default: Ranked | None, goal:
         return (f"Best is '{best.variant}'. The default configuration could not be measured, so the gain is unknown.",)
     if conclusion is Conclusion.NO_OTHER:
         return ("Only the default configuration was measured: there is nothing to compare it with.",)
+    if rival is not None:
+        return (
+            f"Undecided: '{rival.variant}' came to {percent(rival.gain or _NO_GAIN)} over the default configuration, "
+            "which may be chance. More time, or a quieter machine, would tell.",
+        )
     if conclusion is Conclusion.NO_GAIN or best.gain is None:
         return ("No significant gain over the default configuration: keep it.",)
     if default and not default.keeps_constraints:
         missed = missed_constraints(default, goal)
         return (f"'{best.variant}' keeps the constraints, the default does not: {'; '.join(missed)}.",)
-    return (f"'{best.variant}' is {percent(best.gain)} better than the default configuration.",)
+    loads = f" ({best.between_loads})" if best.between_loads else ""
+    return (f"'{best.variant}' is {percent(best.gain)} better than the default configuration{loads}.",)
 
 
-def _tie_sentences(ties: Sequence[Ranked]) -> tuple[str, ...]:
-    others = [str(tie.variant) for tie in ties if len(tie.trial_numbers) > 1][:_TIES_NAMED_MAX]
+def loads_text(loads: Sequence[LoadPoint]) -> str:
+    """Return the loads of all models in words: `concurrency 8`."""
+    return "; ".join(dict.fromkeys(map(str, loads)))
+
+
+def between_loads(loads: Sequence[LoadPoint], others: Sequence[LoadPoint]) -> str:
+    """Return which loads a comparison is between, "" if both are the same."""
+    return "" if tuple(loads) == tuple(others) else f"at {loads_text(loads)} against {loads_text(others)}"
+
+
+def _load_sentences(evidence: Evidence, best: Ranked, default: Ranked | None) -> tuple[str, ...]:
+    """Say what a comparison between different loads is worth."""
+    if default is None or not best.between_loads:
+        return ()
+    text = loads_text(best.loads)
+    same = evidence.point(default.variant, best.loads)
+    if same is None:
+        return (f"The default configuration was not measured at {text}: a part of the difference may be the load's.",)
+    return (f"Each at the load that suits it best; the default configuration does no better at {text}.",)
+
+
+def _tie_sentences(ties: Sequence[Ranked], best: Ranked) -> tuple[str, ...]:
+    others = [
+        f"{tie.variant} ({between})" if (between := between_loads(tie.loads, best.loads)) else str(tie.variant)
+        for tie in ties
+        if len(tie.trial_numbers) > 1
+    ][:_TIES_NAMED_MAX]
     return (f"As good, as far as the measurements tell: {'; '.join(others)}.",) if others else ()
 
 

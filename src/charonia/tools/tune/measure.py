@@ -61,6 +61,8 @@ def outcome_of(
             notes.append(f"{model}: {result.error_share:.1%} of the requests failed: {kinds}.")
         if result.verdict is Verdict.OVERLOADED:
             notes.append(f"{model}: the server did not keep up with the offered rate.")
+        if result.machine_load is not None and result.machine_load.disturbance:
+            notes.append(f"{model}: {result.machine_load.disturbance}")
         metrics[model] = metrics_of(result, percentiles.get(model))
     return Measured(metrics, elapsed_s, tuple(notes))
 

@@ -242,9 +242,10 @@ def gain(one: Point, other: Point, confidence: float) -> Estimate:
 def confidence_of_looks(goal: Goal, options: SearchOptions) -> float:
     """Return the confidence of one comparison of finalists, so that all of them together have the goal's (Bonferroni).
 
-    They are compared after each round of repeats: so many looks find a difference by chance more often than one.
+    They are compared after each round of repeats, and the best with the default one when what looks better is measured
+    again: so many looks find a difference by chance more often than one.
     """
-    looks = max(1, options.finalist_count) * max(1, options.repeats_max - 1)
+    looks = max(1, options.finalist_count) * max(1, options.repeats_max - 1) + options.repeats_max
     return 1 - (1 - goal.confidence) / looks
 
 

@@ -126,6 +126,7 @@ class MeasureSettings:
         time_s: Longest time of a measurement.
         metrics_interval_s: Interval between readings of the metrics page.
         perf_flags: Options of `charonia perf` by name without dashes.
+        shapes: Shapes of inputs with variable dimensions, as `NAME:D1,D2`; of models that have such an input.
     """
 
     protocol: WireProtocol = WireProtocol.GRPC
@@ -135,6 +136,7 @@ class MeasureSettings:
     time_s: float = 0.8
     metrics_interval_s: float = 1.0
     perf_flags: tuple[tuple[str, str], ...] = ()
+    shapes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,4 +325,14 @@ def _load_problems(options: TuneOptions) -> list[str]:
         for model in options.models.profile
         if model.concurrency and model.request_rate
     ]
+    if options.search.together:
+        for name in ("concurrency", "request_rate", "batch_sizes"):
+            lists = {model.name: getattr(model, name) for model in options.models.profile if getattr(model, name)}
+            if len(set(lists.values())) > 1:
+                shown = ", ".join(f"{list(values)} for '{model}'" for model, values in lists.items())
+                problems.append(
+                    f"profile_models: models that are measured at the same time get the same load: expected one list "
+                    f"of {name}, got {shown} (hint: without run_config_profile_models_concurrently_enable, each model "
+                    "is measured alone under its own)"
+                )
     return problems

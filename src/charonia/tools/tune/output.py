@@ -117,6 +117,14 @@ class OutputRepository:
             raise _unwritable(folder, error) from error
         return folder
 
+    def discard(self, models: Iterable[str]) -> None:
+        """Remove the folders that this run wrote for some models."""
+        for model in models:
+            for name in self._written.pop(model, []):
+                _remove(self.path / name)
+                del self._listed[name]
+        self._write_list()
+
     def _add_files(self, model: str, folder: Path, written: list[str]) -> None:
         source = self._source / model if self._source is not None else None
         if source is None or not source.is_dir():

@@ -24,8 +24,10 @@ from charonia.tools.perf import metrics_page, resources
 from charonia.tools.perf.api import StopRequest
 from charonia.tools.perf.observer import read_page
 from charonia.tools.perf.run import machine
+from charonia.tools.results.records import LoadMode
 from charonia.tools.results.server import Gpu, ServerInfo
-from charonia.tools.tune.api import MemoryLimit, Metric
+from charonia.tools.tune.api import LoadPoint, MemoryLimit, Metric
+from charonia.tools.tune.decision import Conclusion
 from charonia.tools.tune.deployment import Deployment
 from charonia.tools.tune.group import GroupSearch, SearchContext, SearchEnd
 from charonia.tools.tune.journal import Journal, content_of, scope_of
@@ -148,6 +150,11 @@ class _Run:
         measurer = None
         try:
             bases = self._bases(requests)
+            for request in requests:
+                # What no configuration changes, such as a shape that is missing, is one error now, not one a variant.
+                self.prepare(
+                    self.context.server.client, LoadPoint(request.name, LoadMode.CONCURRENCY, 1.0), self.context.server
+                )
             scope = self._scope(bases, requests)
             if not self.options.launch.reload_disabled:
                 self.context.output.open(bases, scope)
@@ -172,7 +179,10 @@ class _Run:
                 *(self.context, problem, bases, scope, measurer),
                 loads_variants=not self.options.launch.reload_disabled,
             )
-            return search.run()
+            ended = search.run()
+            if ended.group.decision.conclusion is Conclusion.NOTHING_MEASURED:
+                self.context.output.discard(bases)  # or the next run would take them for those of another
+            return ended
         finally:
             if measurer is not None:
                 measurer.close()

@@ -119,6 +119,23 @@ class GroupRecord:
         measured, tried = sum(trial.measured is not None for trial in self.trials), len(self.variants)
         return f"{measured} measurement{'s' * (measured != 1)} of {tried} configuration{'s' * (tried != 1)}"
 
+    @property
+    def disturbance(self) -> str:
+        """In how many measurements other programs or the hypervisor took cores, in a sentence; "" for none."""
+        loads = [
+            next((level.machine_load for level in trial.levels.values() if level.machine_load is not None), None)
+            for trial in self.trials
+        ]
+        known = [load for load in loads if load is not None]
+        disturbed = [load for load in known if load.disturbance]
+        if not disturbed:
+            return ""
+        taken = sum(load.other_cores + load.stolen_cores for load in disturbed) / len(disturbed)
+        return (
+            f"During {len(disturbed)} of {len(known)} measurements, other programs or the hypervisor took "
+            f"{taken:.1f} of {disturbed[0].core_count} cores: tune again when the machine is quiet."
+        )
+
     def variant(self, variant: Variant) -> VariantRecord | None:
         """Return the record of a variant, None where it was not tried."""
         return next((each for each in self.variants if each.variant.key == variant.key), None)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from charonia.tools.results.records import Estimate
 from charonia.tools.tune.api import Metric
-from charonia.tools.tune.decision import Conclusion, Ranked
+from charonia.tools.tune.decision import Conclusion, Ranked, loads_text
 from charonia.tools.tune.result import GroupRecord, TuneRun
 
 _COLUMNS = ("configuration", "instances", "max batch", "load", "infer/s", "p99 ms", "memory MB", "over default")
@@ -46,7 +46,7 @@ def _group(group: GroupRecord, configs_per_model: int, names: Sequence[str]) -> 
     resumed = sum(trial.is_resumed for trial in group.trials)
     if resumed:
         head += f", {resumed} of them from the journal"
-    blocks = [head, "\n".join(decision.sentences)]
+    blocks = [head, "\n".join((*decision.sentences, *filter(None, [group.disturbance])))]
     shown = _shown(group, configs_per_model, names)
     if shown:
         blocks.append(table([_COLUMNS, *(_line(group, ranked) for ranked in shown)]))
@@ -78,12 +78,18 @@ def _line(group: GroupRecord, ranked: Ranked) -> list[str]:
         f"{'*' if is_best else ' '} {_name(group, ranked)}",
         ",".join(config.instance_group for config in tuned),
         ",".join(str(config.max_batch_size) for config in tuned),
-        "; ".join(dict.fromkeys(str(load) for load in ranked.loads)),
+        loads_text(ranked.loads),
         _metric(ranked, Metric.THROUGHPUT, 0),
         _metric(ranked, Metric.LATENCY_P99, 2),
         _metric(ranked, Metric.CPU_USED_RAM, 0).partition("; ")[0],  # the server's, the same for every model
-        "" if ranked.gain is None or ranked.variant.is_default else _percent(ranked.gain),
+        _over_default(ranked),
     ]
+
+
+def _over_default(ranked: Ranked) -> str:
+    if ranked.gain is None or ranked.variant.is_default:
+        return ""
+    return _percent(ranked.gain) + (", other load" if ranked.between_loads else "")
 
 
 def _metric(ranked: Ranked, metric: Metric, digits: int) -> str:

@@ -204,7 +204,10 @@ class PythonModel:
 
     def workers(self) -> list[WorkerState]:
         """Return the current state of each instance's worker."""
-        return [WorkerState(i.name, i.resident_bytes(), i.health.restarts, i.health.problem) for i in self._instances]
+        return [
+            WorkerState(i.name, i.resident_bytes(), i.health.restarts, i.health.problem, i.cpu_seconds())
+            for i in self._instances
+        ]
 
     async def is_ready(self) -> bool:
         """Return whether the models of all running workers report that they are ready."""

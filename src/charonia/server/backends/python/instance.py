@@ -124,6 +124,11 @@ class PythonInstance:
         link = self._supervisor.link
         return link.process.resident_bytes() if link is not None else 0
 
+    def cpu_seconds(self) -> float:
+        """Return the CPU time of the worker process so far."""
+        link = self._supervisor.link
+        return link.process.cpu_seconds() if link is not None else 0.0
+
     async def aclose(self) -> None:
         """Let the model finalize, if it is initialized, and end the worker."""
         await self._supervisor.close()

@@ -166,6 +166,14 @@ class WorkerProcess:
         except psutil.Error:
             return 0
 
+    def cpu_seconds(self) -> float:
+        """Return the CPU time of the process so far."""
+        try:
+            times = psutil.Process(self._process.pid).cpu_times()
+            return float(times.user + times.system)
+        except psutil.Error:
+            return 0.0
+
     def send(self, header: tuple[object, ...], outgoing: Outgoing | None = None, *, at_once: bool = False) -> None:
         """Send a message, together with others of the same iteration of the event loop.
 

@@ -1,6 +1,9 @@
 "use strict";
 // Line plots in SVG: axes, lines, a cursor with a tooltip for mouse, finger and keyboard. Names reach the page as text only.
 
+// Width of a letter of a label, in pixels, rather more than less.
+const LETTER = 6.6;
+
 const SVG = "http://www.w3.org/2000/svg";
 const HEIGHT = 300;
 
@@ -162,20 +165,28 @@ function axes(svg, spec, frame, x, y, bounds) {
     const left = Math.max(x(from), frame.left);
     svg.append(shape("rect", { class: "shade", x: left, y: frame.top, width: Math.max(0, Math.min(x(to), frame.right) - left), height: frame.bottom - frame.top }));
   }
+  // A label that would touch the one before it is left out; its line stays.
+  let above = Infinity;
   for (const tick of TICKS[spec.y.kind](bounds.yLow, bounds.yHigh, (frame.bottom - frame.top) / 38)) {
     svg.append(shape("line", { class: "grid", x1: frame.left, x2: frame.right, y1: y(tick), y2: y(tick) }));
+    if (y(tick) > above - 14) continue;
+    above = y(tick);
     svg.append(shape("text", { x: frame.left - 8, y: y(tick) + 4, "text-anchor": "end" }, UNITS[spec.y.unit](tick)));
   }
+  let end = -Infinity;
   for (const tick of TICKS[spec.x.kind](bounds.xLow, bounds.xHigh, (frame.right - frame.left) / (bounds.narrow ? 70 : 90))) {
     svg.append(shape("line", { class: "grid", x1: x(tick), x2: x(tick), y1: frame.top, y2: frame.bottom }));
-    svg.append(shape("text", { x: x(tick), y: frame.bottom + 18, "text-anchor": "middle" }, UNITS[spec.x.unit](tick)));
+    const text = UNITS[spec.x.unit](tick);
+    if (x(tick) - LETTER * text.length / 2 < end + LETTER) continue;
+    end = x(tick) + LETTER * text.length / 2;
+    svg.append(shape("text", { x: x(tick), y: frame.bottom + 18, "text-anchor": "middle" }, text));
   }
   let free = -Infinity;
   for (const [at, text] of spec.marks || []) {
     svg.append(shape("line", { class: "axis", x1: x(at), x2: x(at), y1: frame.top - 6, y2: frame.bottom }));
     if (!text || x(at) < free) continue;
     svg.append(shape("text", { x: x(at) + 4, y: frame.top - 8 - (spec.y.name ? 16 : 0) }, text));
-    free = x(at) + 16 + 6.6 * text.length;
+    free = x(at) + 16 + LETTER * text.length;
   }
   svg.append(shape("line", { class: "axis", x1: frame.left, x2: frame.right, y1: frame.bottom, y2: frame.bottom }));
   if (spec.y.name) svg.append(shape("text", { class: "name", x: 0, y: 12 }, spec.y.name));

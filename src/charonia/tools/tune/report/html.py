@@ -10,7 +10,7 @@ from html import escape
 from charonia.tools.report.document import asset, document
 from charonia.tools.report.quantities import clock, number, size
 from charonia.tools.tune.api import Metric
-from charonia.tools.tune.decision import Conclusion, Ranked
+from charonia.tools.tune.decision import Conclusion, Ranked, loads_text
 from charonia.tools.tune.report.plot_data import TITLES, plot_data
 from charonia.tools.tune.report.tables import diff_markup, failures_table, ranking_table, variant_section
 from charonia.tools.tune.report.view import (
@@ -133,8 +133,7 @@ def _summary(group: GroupRecord, views: Sequence[VariantView]) -> Iterator[str]:
     if group.decision.conclusion is Conclusion.NOTHING_MEASURED:
         notes = group.decision.sentences[1:]
     else:
-        ties = [view for view in views if view.role is Role.TIE]
-        notes = (*_tie_note(ties), *group.notes)
+        notes = (*filter(None, [group.disturbance]), *group.decision.sentences[1:], *group.notes)
     if not group.is_complete:
         notes = ("The search did not come to its end.", *notes)
     if notes:
@@ -145,6 +144,7 @@ def _summary(group: GroupRecord, views: Sequence[VariantView]) -> Iterator[str]:
 _BADGES = {
     Conclusion.BETTER: ("good", "better"),
     Conclusion.NO_GAIN: ("plain", "no gain"),
+    Conclusion.UNDECIDED: ("plain", "undecided"),
     Conclusion.NO_OTHER: ("plain", "no comparison"),
     Conclusion.NO_DEFAULT: ("plain", "no comparison"),
     Conclusion.CONSTRAINTS_NOT_MET: ("bad", "limits not met"),
@@ -152,16 +152,11 @@ _BADGES = {
 }
 
 
-def _tie_note(ties: Sequence[VariantView]) -> tuple[str, ...]:
-    names = ", ".join(view.record.name for view in ties)
-    return (f"As good, as far as the measurements tell: {names}.",) if ties else ()
-
-
 def _tiles(group: GroupRecord, best: Ranked) -> Iterator[str]:
     default = group.decision.default
     record = group.variant(best.variant)
-    load = "; ".join(dict.fromkeys(map(str, best.loads)))
-    yield _tile("Closest" if not has_recommendation(group) else "Recommended", record.name if record else "", load)
+    title = "Recommended" if has_recommendation(group) else "Closest"
+    yield _tile(title, record.name if record else "", loads_text(best.loads))
     for metric in (Metric.THROUGHPUT, latency_metric(group), *MEMORIES):
         estimate = overall(best, metric)
         if estimate is None or (metric is Metric.CPU_USED_RAM and _has_gpu(best)):
@@ -170,6 +165,8 @@ def _tiles(group: GroupRecord, best: Ranked) -> Iterator[str]:
         below = f"{value_text(metric, estimate.low)} to {value_text(metric, estimate.high)}"
         if base is not None:
             below = f"default {value_text(metric, base.value)}"
+            if best.between_loads:
+                below += " " + f"at {loads_text(best.base_loads)}".replace(" ", "\N{NO-BREAK SPACE}")
         name = METRIC_NAMES[metric]
         title = name if metric in LATENCIES else f"{name[:1].upper()}{name[1:]}"
         yield _tile(title, value_text(metric, estimate.value), below)

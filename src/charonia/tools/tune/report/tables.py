@@ -7,7 +7,7 @@ from charonia.tools.report.document import scrolling
 from charonia.tools.report.quantities import percent
 from charonia.tools.results.records import Estimate
 from charonia.tools.tune.api import Metric
-from charonia.tools.tune.decision import Ranked
+from charonia.tools.tune.decision import Ranked, loads_text
 from charonia.tools.tune.report.view import LATENCIES, MEMORIES, Role, VariantView, latency_metric, overall
 from charonia.tools.tune.report.wording import change, settings_of, value_text
 from charonia.tools.tune.result import GroupRecord, ModelConfigRecord
@@ -56,14 +56,20 @@ def _row(view: VariantView, best: Ranked, metrics: tuple[Metric, Metric | None],
     name = f"<a href='#{identity}'>{escape(view.record.name)}</a>{role_badge(view)}"
     settings = f"<br><small>{escape(settings_of(view.record.variant))}</small>"
     cells = [
-        f"<td class='text gain'>{_gain(view, best.gain, span)}</td>",
+        f"<td class='text gain'>{_gain(view, best.gain, span)}{_other_load(view, best)}</td>",
         f"<td>{measured(Metric.THROUGHPUT, overall(best, Metric.THROUGHPUT))}</td>",
         f"<td>{measured(latency, overall(best, latency))}</td>",
         f"<td>{measured(memory, overall(best, memory), is_plain=True)}</td>" if memory is not None else "",
-        f"<td>{escape('; '.join(dict.fromkeys(map(str, best.loads))))}</td>",
+        f"<td>{escape(loads_text(best.loads))}</td>",
     ]
     kind = " class='best'" if view.role in first else ""
     return f"<tr{kind}><th scope='row'>{name}{settings}</th>{''.join(cells)}</tr>"
+
+
+def _other_load(view: VariantView, best: Ranked) -> str:
+    if view.is_default or not best.between_loads:
+        return ""
+    return f"<small>default at {escape(loads_text(best.base_loads))}</small>"
 
 
 def role_badge(view: VariantView) -> str:
@@ -120,7 +126,7 @@ def failures_table(group: GroupRecord) -> str:
             continue
         record = group.variant(trial.trial.variant)
         name = record.name if record is not None else settings_of(trial.trial.variant)
-        load = "; ".join(dict.fromkeys(map(str, trial.trial.loads)))
+        load = loads_text(trial.trial.loads)
         rows.append(
             f"<tr><th scope='row'>{escape(name)}</th><td class='text'>{escape(load)}</td>"
             f"<td class='text message'>{escape(trial.failed.reason)}</td></tr>"

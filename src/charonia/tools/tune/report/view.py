@@ -114,6 +114,7 @@ def has_recommendation(group: GroupRecord) -> bool:
     return group.decision.conclusion in (
         Conclusion.BETTER,
         Conclusion.NO_GAIN,
+        Conclusion.UNDECIDED,
         Conclusion.NO_OTHER,
         Conclusion.NO_DEFAULT,
     )

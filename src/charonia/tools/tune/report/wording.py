@@ -42,12 +42,15 @@ def headline(group: GroupRecord) -> str:
         first = decision.sentences[0]
         if not others or others[0].gain is None:
             return first
-        return f"{first} The best of the others, {settings_of(others[0].variant)}, came to {change(others[0].gain)}."
+        loads = f" {others[0].between_loads}" if others[0].between_loads else ""
+        settings = settings_of(others[0].variant)
+        return f"{first} The best of the others, {settings}, came to {change(others[0].gain)}{loads}."
     is_measured = best is not None and best.gain is not None and default is not None and default.keeps_constraints
     if decision.conclusion is not Conclusion.BETTER or not is_measured or best is None or best.gain is None:
         return " ".join(decision.sentences[:1])
     settings = settings_of(best.variant)
-    return f"{settings[:1].upper()}{settings[1:]}: {_more(group, best.gain)}{_within(group)}."
+    more = _more(group, best.gain) + (f" ({best.between_loads})" if best.between_loads else "")
+    return f"{settings[:1].upper()}{settings[1:]}: {more}{_within(group)}."
 
 
 def _more(group: GroupRecord, gain: Estimate) -> str:

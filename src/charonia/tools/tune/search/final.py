@@ -9,6 +9,9 @@ from charonia.tools.tune.search.trial_driver import USUAL, Steps, TrialDriver
 TIE = 0.02
 """Variants are equally good if the interval of their difference lies within this share."""
 
+CLEAR = 0.05
+"""A configuration that looks better than the recommended one by more than this is measured again."""
+
 _REFINED_MAX = 12
 _REPEATS_MIN = 2
 
@@ -60,6 +63,43 @@ def repeat(driver: TrialDriver) -> Steps[None]:
         if finalists and (len(points) <= 1 or _settled(driver, points, left)):
             return
         running = [(point.variant, point.loads) for point in points]
+
+
+def settle(driver: TrialDriver) -> Steps[None]:
+    """Measure again what looks clearly better than the configuration that would be recommended now, and that one.
+
+    So a report does not recommend one configuration and show a better one: what was lucky in a brief look falls back,
+    and what is better wins.
+    """
+    rounds = 0
+    while rounds < driver.options.repeats_max and (champion := _champion(driver)) is not None:
+        rivals = [point for point in driver.evidence.ranking() if _challenges(driver, point, champion)]
+        if not rivals:
+            return
+        # What was only looked at briefly comes first; each such variant comes once.
+        rival = min(rivals, key=lambda point: (point.effort, -point.score.value))
+        if rival.effort < driver.repeat_effort:
+            yield from driver.again(rival.variant, rival.loads, driver.repeat_effort, "whether it is better")
+            continue
+        rounds += 1
+        for point in (rival, champion):
+            yield from driver.again(point.variant, point.loads, driver.repeat_effort, "whether it is better")
+
+
+def _champion(driver: TrialDriver) -> Point | None:
+    """Return what a verdict would recommend now, None if there is no default configuration to compare with."""
+    default, first = driver.evidence.best(driver.default), driver.evidence.ranking()[0]
+    if default is None or default.violation or first.violation:
+        return None
+    return first if gain(first, default, _level(driver)).low > 0 else default
+
+
+def _challenges(driver: TrialDriver, point: Point, champion: Point) -> bool:
+    return (
+        point.variant != champion.variant
+        and not point.violation
+        and gain(point, champion, _level(driver)).value > CLEAR
+    )
 
 
 def _is_early_enough(driver: TrialDriver, points: list[Point], left: int) -> bool:

@@ -1,6 +1,7 @@
 """Hill climbing on the grid of variants, starting from the smallest values. Pure.
 
-Each point is measured under one load that fills its batches. A few points around the current one give the direction,
+Each point is measured under one load that fills its batches, or, where the loads are given, under those of them that
+come closest to it. A few points around the current one give the direction,
 and their gain gives the length of the next step. When steps no longer improve, the direct neighbours decide: the climb
 ends on a point that is better than all of its neighbours.
 """
@@ -47,14 +48,14 @@ class _Climber:
         self._points: dict[Coordinate, Point | None] = {}
 
     def visit(self, coordinate: Coordinate) -> Steps[Point | None]:
-        """Measure a point under the load that fills its batches."""
+        """Measure a point."""
         if coordinate not in self._points:
-            driver = self._bench
+            driver, loads = self._bench, self._bench.grid.space.load
             variant = driver.grid.variant(coordinate)
-            if driver.grid.space.load.mode is LoadMode.REQUEST_RATE:
+            if loads.values or loads.mode is LoadMode.REQUEST_RATE:
                 yield from load.climb(driver, variant, USUAL, "hill climbing")
             else:
-                for batch_size in driver.grid.space.load.batch_sizes:
+                for batch_size in loads.batch_sizes:
                     yield from driver.measure(variant, driver.formula(variant, batch_size), USUAL, "hill climbing")
             self._points[coordinate] = driver.evidence.best(variant)
         return self._points[coordinate]

@@ -14,8 +14,8 @@ _EXPLORE: dict[SearchMode, Callable[[TrialDriver], Steps[None]]] = {
     SearchMode.OPTUNA: optuna_search.explore,
 }
 
-_TIME_SHARES = (0.6, 0.75, 1.0)
-"""Shares of the time budget by which the search, the limits of the constraints and the repeats have to end."""
+_TIME_SHARES = (0.6, 0.75, 1.0, 1.0)
+"""Shares of the time budget by which the phases have to end."""
 
 _TRIALS_SHARE = 0.5
 """Share of the measurements reserved for the phases after the search."""
@@ -47,6 +47,7 @@ def _steps(driver: TrialDriver) -> Steps[None]:
         ("search", _explore, min(later, 2 * finalists)),
         ("search for the edges of the constraints", final.refine, min(later, finalists)),
         ("repeats of the finalists", final.repeat, 0),
+        ("comparison with what looks better", final.settle, 0),
     )
     for (name, phase, reserve), share in zip(phases, _TIME_SHARES, strict=True):
         driver.begin(share, reserve)

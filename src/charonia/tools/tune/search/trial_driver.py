@@ -91,7 +91,7 @@ class TrialDriver:
         edges = 2 * space.load.binary_steps_max
         each = (2 * loads + edges) * len(space.load.batch_sizes)
         delays = (options.finalist_count + 1) * sum(len(model.queue_delays_us) for model in space.models)
-        return (math.prod(self.grid.shape) + 1) * each + (options.finalist_count + 2) * options.repeats_max + delays
+        return (math.prod(self.grid.shape) + 1) * each + (options.finalist_count + 6) * options.repeats_max + delays
 
     def begin(self, share: float, reserve: int) -> None:
         """Start a phase with a share of the time budget, and reserve a number of trials for later phases."""

@@ -1,0 +1,51 @@
+"""A run as Markdown: for a comment in a review, or a page of a wiki. Pure."""
+
+from charonia.tools.report.quantities import duration, number, percent
+from charonia.tools.report.summary import VERDICT_TEXTS, headline
+from charonia.tools.results.records import LevelResult, PerfRun
+
+_PERCENTILES = (50.0, 90.0, 99.0, 99.9)
+
+
+def render(run: PerfRun) -> str:
+    """Return a heading, the result in a sentence, a table of the levels, and the notes."""
+    server = f"{run.server.name} {run.server.version}".strip() or "a server"
+    head = ["Level", "Inferences/s", *(f"p{percent_:g}" for percent_ in _PERCENTILES), "Errors", "Verdict"]
+    lines = [
+        f"## {_plain(run.model.name)}",
+        "",
+        _plain(headline(run)),
+        "",
+        _row(head),
+        _row(["---", *["---:"] * (len(head) - 2), "---"]),
+        *(_row(_cells(result)) for result in run.levels),
+        "",
+    ]
+    lines += [f"- {_plain(note)}" for note in [*run.notes, *_reasons(run)]]
+    lines += ["", f"{_plain(server)}, {run.began_at}, {run.machine.core_count} cores ({_plain(run.machine.processor)})"]
+    return "\n".join(lines) + "\n"
+
+
+def _cells(result: LevelResult) -> list[str]:
+    return [
+        str(result.level),
+        number(result.throughput.value),
+        *(duration(result.percentile(percent_)) if result.request_count else "-" for percent_ in _PERCENTILES),
+        percent(result.error_share),
+        VERDICT_TEXTS[result.verdict],
+    ]
+
+
+def _reasons(run: PerfRun) -> list[str]:
+    """Return the reasons to doubt a level."""
+    loads = [(result.level, result.machine_load) for result in run.levels]
+    return [f"{level}: {load.disturbance}" for level, load in loads if load is not None and load.disturbance]
+
+
+def _row(cells: list[str]) -> str:
+    return f"| {' | '.join(_plain(cell) for cell in cells)} |"
+
+
+def _plain(text: str) -> str:
+    """Return text that Markdown shows as it is."""
+    return "".join(f"\\{letter}" if letter in "\\`*_[]<>|#" else letter for letter in text.replace("\n", " "))
