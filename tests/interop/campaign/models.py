@@ -145,7 +145,7 @@ class TritonPythonModel:
 
     def called(self, answer):
         if answer.has_error():
-            return answer.error().code()
+            return int(answer.error().code())
         return [[t.name(), list(t.as_numpy().shape), plain(t.as_numpy())] for t in answer.output_tensors()]
 '''
 
@@ -186,6 +186,7 @@ class Model:
                 files[f"{version}/"] = ""
             else:
                 files[f"{version}/{self.config.default_model_filename or 'model.py'}"] = self._code()
+                files[f"{version}/__pycache__"] = ""  # Triton takes the folder that Python makes for a change
         return {f"{self.name}/{path}": text for path, text in files.items()}
 
     def _code(self) -> str:
@@ -293,8 +294,7 @@ def _scheduling(rng: Random, size: int) -> str:
             control = f"kind: CONTROL_SEQUENCE_{name} {values}: [ 0, 1 ]"
             parts.append(f'control_input {{ name: "{name}" control {{ {control} }} }}')
     if rng.random() < 0.5:
-        # Triton cannot give texts to models without batching.
-        kind = rng.choice(["UINT64", "INT64", "UINT32", "INT32", "STRING" if size else "INT32"])
+        kind = rng.choice(["UINT64", "INT64", "UINT32", "INT32", "STRING"])
         control = f"kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_{kind}"
         parts.append(f'control_input {{ name: "CORRID" control {{ {control} }} }}')
     return f"sequence_batching {{ max_sequence_idle_microseconds: 60000000 {' '.join(parts)} }}"
