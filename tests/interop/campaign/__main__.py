@@ -11,8 +11,8 @@ def main(first: int, count: int = 1) -> None:
     """Run `count` scenarios, from the seed `first` on."""
     with tempfile.TemporaryDirectory() as folder:
         for seed, found in run(range(first, first + count), Path(folder)):
-            if isinstance(found, DiedError) or found.rule is None:
-                print(f"seed {seed}: {found}", flush=True)
+            known = None if isinstance(found, DiedError) else found.rule
+            print(f"seed {seed}: {known or found}", flush=True)
 
 
 if __name__ == "__main__":

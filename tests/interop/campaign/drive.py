@@ -179,7 +179,7 @@ def _campaign(folder: Path) -> Iterator[Campaign]:
         sides = []
         for kind in (ServeProcess, TritonProcess):
             repository = Path(stack.enter_context(TemporaryDirectory(dir=folder)))
-            server = stack.enter_context(kind(repository, *FLAGS))
+            server: ServeProcess | TritonProcess = stack.enter_context(kind(repository, *FLAGS))
             channel = stack.enter_context(grpc.insecure_channel(server.grpc))
             sides.append(Side(server, repository, GRPCInferenceServiceStub(channel)))
         yield Campaign(*sides)
