@@ -92,7 +92,7 @@ class Side:
 
 
 class DiedError(Exception):
-    """A server has ended: of Triton's crashes the campaign can only keep clear."""
+    """Triton has ended: the campaign can only keep clear of what does that."""
 
 
 class Campaign:
@@ -153,7 +153,8 @@ class Campaign:
         answers = list(self._pool.map(lambda side: side.make(call), self._sides))
         for side in self._sides:
             if side.server.process.poll() is not None:
-                raise DiedError(f"{type(side.server).__name__} ended with {side.server.process.poll()} at {call}")
+                kind = DiedError if isinstance(side.server, TritonProcess) else RuntimeError
+                raise kind(f"{type(side.server).__name__} ended with {side.server.process.poll()} at {call}")
         return answers
 
 
