@@ -23,7 +23,7 @@ from charonia.core.errors import ServingError
 from charonia.core.metadata import ModelIndexEntry, ModelState
 from charonia.server.lifecycle.repository.scan import scan
 from charonia.server.lifecycle.repository.stores.location import is_store
-from charonia.server.machine.memory import keep_freed_memory
+from charonia.server.machine.memory import give_back_idle_memory, keep_freed_memory
 from charonia.server.options import ServerOptions
 
 _log = logging.getLogger(__name__)
@@ -171,7 +171,9 @@ async def serve(options: ServerOptions, make_server: Callable[[ServerOptions], R
         gc.collect()
         gc.freeze()
         _announce(options, server)
+        giving_back = asyncio.create_task(give_back_idle_memory())
         await waiting
+        giving_back.cancel()
     waiting.cancel()
     finished = await server.shutdown()
     # Last, so that the messages of unloaded models do not hide it.

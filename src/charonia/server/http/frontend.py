@@ -4,7 +4,7 @@ import asyncio
 import logging
 import ssl
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 
 from charonia.core.response import InferResponse
 from charonia.server.access.rules import Gate
@@ -14,7 +14,8 @@ from charonia.server.http.connection import READ_BYTES, HttpConnection
 from charonia.server.http.control import ControlHandlers, SharedMemoryHandlers, StatusHandlers
 from charonia.server.http.exchange import Exchange, Tasks
 from charonia.server.http.inference import InferenceHandlers
-from charonia.server.http.parser import HttpLimits
+from charonia.server.http.limits import HttpLimits
+from charonia.server.http.parser import JSON_SIZE
 from charonia.server.http.routes import Route, Router, RouteTarget, on_demand
 from charonia.server.listening import cannot_listen, drain
 
@@ -42,7 +43,9 @@ class HttpEndpoint:
         is_logged: Whether there is an access log.
         is_traced: Whether requests may be traced.
         keeps_names: Whether requests keep the original spelling of header names.
+        singular: Header fields that a request must not give twice with different values.
         handle: Answers a request, now or later. Never raises.
+        call_soon: Calls a function in the next round of the event loop.
         port: Listening port, once started.
     """
 
@@ -73,7 +76,10 @@ class HttpEndpoint:
         self.is_logged = access_log is not None
         self.is_traced = False
         self.keeps_names = False
-        self.handle = Router(routes, hint, gate=gate, is_exiting=is_exiting).handle
+        self.singular: Set[bytes] = frozenset({JSON_SIZE}) | (gate.singular if gate is not None else frozenset())
+        self._router = Router(routes, hint, gate=gate, is_exiting=is_exiting)
+        self.handle = self._router.handle
+        self.call_soon: Callable[[Callable[[], None]], object] = _call_soon
         self.port = 0
         self._access_log = access_log
         self._connections: set[HttpConnection] = set()
@@ -107,6 +113,11 @@ class HttpEndpoint:
             self._server.close()
         for connection in list(self._connections):
             connection.wind_down()
+
+    def recheck(self) -> None:
+        """End the event streams that are no longer permitted: keys have changed."""
+        for connection in list(self._connections):
+            connection.recheck(self._router.refusal)
 
     async def drain(self, timeout_s: float) -> bool:
         """Wait for clients to receive their responses, up to a limit; return whether all did."""
@@ -164,6 +175,10 @@ class HttpEndpoint:
             except Exception:  # a bug: it must not stop the sweep
                 _log.exception("%r is closed after a fault", connection)
                 connection.abort()
+
+
+def _call_soon(callback: Callable[[], None]) -> asyncio.Handle:
+    return asyncio.get_running_loop().call_soon(callback)
 
 
 class HttpFrontend(HttpEndpoint):

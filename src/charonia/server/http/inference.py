@@ -21,7 +21,8 @@ from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse
 from charonia.server.facade import Engine, Services, first_error
 from charonia.server.http.exchange import CONTENT_ENCODING, JSON_TYPE, Exchange, Tasks
-from charonia.server.http.parser import DIGITS_MAX, JSON_SIZE, HttpLimits
+from charonia.server.http.limits import HttpLimits
+from charonia.server.http.parser import DIGITS_MAX, JSON_SIZE
 from charonia.server.http.routes import Route, RouteTarget
 from charonia.server.single_response import SingleResponse
 from charonia.server.tracing.requests import EventNames, begin
@@ -158,7 +159,7 @@ class InferenceHandlers:
         return decode_generate(config, target.version, exchange.request.body, self._limits.body_bytes_max)
 
     def _stream(self, exchange: Exchange, request: InferRequest, encode: Encode) -> None:
-        stream = _EventStream(exchange, encode, self._limits.stream_unsent_bytes_max)
+        stream = exchange.stream = _EventStream(exchange, encode, self._limits.stream_unsent_bytes_max)
         self._submit(exchange, request, stream.reply)
         stream.is_asked = True
 
@@ -249,7 +250,24 @@ class _EventStream:
         if final:
             exchange.end()
         elif exchange.unsent_bytes > self._unsent_bytes_max:
-            self._give_up()
+            self.stop(
+                unavailable(
+                    f"the request is aborted: more than {self._unsent_bytes_max} bytes of responses wait for the "
+                    "client",
+                    hint="read the events as they arrive",
+                )
+            )
+
+    def stop(self, error: ServingError, status: int = 0) -> None:
+        """End the response with an error, and cancel its inference; `status` counts if the response has not begun."""
+        ticket = self._exchange.ticket
+        if self._exchange.has_begun:
+            self._send(error)
+            self._exchange.end()
+        else:
+            self._exchange.fail(error, status)
+        if ticket is not None:
+            ticket.cancel()
 
     def _send(self, outcome: InferResponse | ServingError) -> None:
         exchange = self._exchange
@@ -265,18 +283,6 @@ class _EventStream:
             exchange.begin(STATUS[outcome.code] if isinstance(outcome, ServingError) else 200, _EVENT_TYPE)
         exchange.send(b"data: %b\n\n" % data)
 
-    def _give_up(self) -> None:
-        ticket = self._exchange.ticket
-        self._send(
-            unavailable(
-                f"the request is aborted: more than {self._unsent_bytes_max} bytes of responses wait for the client",
-                hint="read the events as they arrive",
-            )
-        )
-        self._exchange.end()
-        if ticket is not None:
-            ticket.cancel()
-
 
 async def _respond_compressed(
     exchange: Exchange, body: list[bytes | memoryview], coding: str, content_type: bytes, extra: bytes
@@ -291,7 +297,6 @@ def _broken(exchange: Exchange, fault: Exception) -> ServingError:
 
 
 def _json_size(text: bytes) -> int:
-    text = text.rstrip()  # the parser keeps trailing white space
     if not text.isdigit() or len(text) >= DIGITS_MAX:
         raise invalid(
             f"Inference-Header-Content-Length: expected a number of bytes, got '{text[:DIGITS_MAX].decode('latin-1')}'"
