@@ -109,7 +109,8 @@ class Campaign:
         on, and the counts of models whose answers differed are not compared.
 
         Raises:
-            DiedError: A server has ended.
+            DiedError: Triton has ended.
+            RuntimeError: Charonia has ended.
         """
         for side in self._sides:
             for entry in scenario.models:
@@ -180,7 +181,7 @@ def _campaign(folder: Path) -> Iterator[Campaign]:
         sides = []
         for kind in (ServeProcess, TritonProcess):
             repository = Path(stack.enter_context(TemporaryDirectory(dir=folder)))
-            server: ServeProcess | TritonProcess = stack.enter_context(kind(repository, *FLAGS))
+            server: Any = stack.enter_context(kind(repository, *FLAGS))
             channel = stack.enter_context(grpc.insecure_channel(server.grpc))
             sides.append(Side(server, repository, GRPCInferenceServiceStub(channel)))
         yield Campaign(*sides)
