@@ -273,7 +273,8 @@ class _Source:
         return self._changes(entry)
 
     def _over_a_protocol(self, inference: Inference) -> Call:
-        if inference.decoupled and self._rng.random() < 0.9:
+        # Outside of a stream Triton refuses it, where Charonia may have begun a sequence.
+        if inference.decoupled and (self._rng.random() < 0.9 or "sequence_id" in inference.parameters):
             return Stream((self._streamed(inference),))
         if self._rng.random() < 0.55:
             return inference.http(self._rng)
