@@ -139,10 +139,9 @@ def comparable(scenario: Scenario, call: Call, answer: Any) -> Any:
         return sorted([name, float(count)] for name, count in own if float(count))
     if isinstance(call, Http) and call.path.endswith("/index"):
         own = [entry for entry in answer["body"] or [] if entry["name"].startswith(f"s{scenario.seed}_")]
-        failed = [
-            entry for entry in own if entry.get("reason", "unloaded") != "unloaded"
-        ]  # Triton forgets some of them
-        return sorted({_text(_bare({"name": entry["name"]} if entry in failed else entry)) for entry in own})
+        # Some of the models that did not load Triton forgets.
+        loaded = [entry for entry in own if "state" in entry and entry.get("reason", "unloaded") == "unloaded"]
+        return sorted(map(_bare, loaded), key=_text)
     if isinstance(call, Http) and call.path.endswith("generate_stream") and answer["status"] == 200:
         return [_bare(json.loads(frame.removeprefix("data: "))) for frame in answer["body"].split("\n\n")[:-1]]
     if isinstance(call, Http) and (answer["status"] != 200 or not answer["body"]):

@@ -119,7 +119,7 @@ class TritonPythonModel:
                     dtype = pb_utils.triton_string_to_numpy(output["data_type"])
                     array = np.zeros(([rows] if batches else []) + dims, dtype)
             if todo.get("mistype") == name:
-                array = array.astype(np.float64)
+                array = np.zeros(array.shape, np.float64)
             if todo.get("misshape") == name:
                 array = np.stack([array, array])
             outputs.append(pb_utils.Tensor(name, array))
