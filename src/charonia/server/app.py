@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from charonia import __version__
+from charonia.config.model import ModelConfig
 from charonia.core.errors import ServingError, invalid, unavailable
 from charonia.core.metadata import ModelIndexEntry, ServerMetadata
 from charonia.server.access.key_file import KeyFile
@@ -224,6 +225,14 @@ class InferenceServer:
         """Return every model with the state of its versions, for the table at start."""
         return self.engine.repository_index() if self.engine.is_live() else []
 
+    def model_config(self, name: str) -> ModelConfig:
+        """Return the complete configuration of a model.
+
+        Raises:
+            ServingError: It is not ready.
+        """
+        return self.engine.model_config(name)
+
     def _keys_changed(self) -> None:
         """End the open streams of keys that are gone."""
         for front_end in (self.http, self.grpc):
@@ -268,8 +277,10 @@ class InferenceServer:
             regions=RegionRegistry(options.client_shm_bytes_max) if options.client_shm else None,
             rate_limits=self._limits.view if self._limits is not None else None,
             demand=self._demand.demand if self._demand is not None else None,
+            page_scheme=("https" if options.http.tls.active else "http") if options.http.page else "",
             sequences=self.engine.sequences,
             explain=self._explainer.explain,
+            cors_origins=options.http.cors_origins,
         )
         if options.grpc.enabled:
             self.grpc = GrpcFrontend(self.engine, GrpcLimits.of(options.grpc), access_log=access_log, services=services)

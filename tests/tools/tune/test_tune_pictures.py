@@ -4,6 +4,7 @@ import pytest
 from tests.support.tune_runs import synthetic_tune_run
 
 from charonia.core.errors import ServingError
+from charonia.install_hint import extra_hint
 from charonia.tools.tune.report.pictures import pictures, require_matplotlib
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -40,4 +41,4 @@ def test_without_matplotlib_the_hint_says_what_to_install(monkeypatch: pytest.Mo
     with pytest.raises(ServingError, match="matplotlib") as caught:
         require_matplotlib()
 
-    assert "charonia[plots]" in caught.value.hint
+    assert extra_hint("plots") in caught.value.hint

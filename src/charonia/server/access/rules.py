@@ -228,6 +228,11 @@ class Gate:
             KEY_HEADERS if keys is not None else frozenset()
         )
 
+    @property
+    def has_keys(self) -> bool:
+        """Whether calls need a key."""
+        return self._keys is not None
+
     def check(self, operation: Operation, header: Header) -> Refusal | None:
         """Return why a call is refused, None if it is permitted."""
         restriction = self._by_api.get(operation.api)

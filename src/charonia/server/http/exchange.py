@@ -69,6 +69,7 @@ class Exchange:
     Attributes:
         request: The request.
         connection: The `Connection` header line of the response, b"" for none.
+        headers: Further header lines of whatever response it gets, each with its line end.
         keep_alive: Whether the connection stays open afterwards.
         response: Parts of the complete response, None until it is ready; of a streamed response, the rest.
         is_open: Whether the client still waits for the response, or the rest of it.
@@ -95,6 +96,7 @@ class Exchange:
         "bytes_out",
         "connection",
         "has_begun",
+        "headers",
         "is_open",
         "is_over",
         "keep_alive",
@@ -115,6 +117,7 @@ class Exchange:
         self._outlet = outlet
         self.request = request
         self.connection = b""
+        self.headers = b""
         self.keep_alive = True
         self.has_begun = False
         self.is_open = True
@@ -165,7 +168,8 @@ class Exchange:
             length += len(part)
         if length:
             extra += b"Content-Type: %b\r\n" % content_type
-        head = b"%b%b%bContent-Length: %d\r\n\r\n" % (_STATUS_LINES[status], extra, self.connection, length)
+        lines = (_STATUS_LINES[status], self.headers, extra, self.connection, length)
+        head = b"%b%b%b%bContent-Length: %d\r\n\r\n" % lines
         self.status = status
         self.bytes_out = length
         if length < JOIN_BELOW_BYTES:
@@ -182,6 +186,7 @@ class Exchange:
         if not self.request.knows_chunks:
             framing = b""
             self.end_connection()  # which marks the end of the body
+        extra = self.headers + extra
         head = b"%b%bContent-Type: %b\r\n%b%b\r\n"
         self.status = status
         self.has_begun = True

@@ -12,9 +12,11 @@ from charonia.server.access_log import AccessEntry, AccessLog
 from charonia.server.facade import NO_SERVICES, Engine, Services
 from charonia.server.http.connection import READ_BYTES, HttpConnection
 from charonia.server.http.control import ControlHandlers, SharedMemoryHandlers, StatusHandlers
+from charonia.server.http.cors import CrossOrigin
 from charonia.server.http.exchange import Exchange, Tasks
 from charonia.server.http.inference import InferenceHandlers
 from charonia.server.http.limits import HttpLimits
+from charonia.server.http.page import PageHandlers
 from charonia.server.http.parser import JSON_SIZE
 from charonia.server.http.routes import Route, Router, RouteTarget, on_demand
 from charonia.server.listening import cannot_listen, drain
@@ -208,6 +210,8 @@ class HttpFrontend(HttpEndpoint):
             access_log=access_log,
             is_exiting=engine.is_exiting,
         )
+        if services.cors_origins:
+            self.handle = CrossOrigin(services.cors_origins, self.handle).handle
         self.is_traced = services.tracer is not None
         self.keeps_names = services.http_headers is not None
 
@@ -220,6 +224,7 @@ def protocol_routes(engine: Engine, limits: HttpLimits, services: Services = NO_
         *StatusHandlers(engine, services, tasks).routes(),
         *ControlHandlers(engine, services, tasks).routes(),
         *SharedMemoryHandlers(services.regions, tasks).routes(),
+        *PageHandlers(engine, limits, services, tasks).routes(),
     ]
     return on_demand(routes, services.demand, tasks) if services.demand is not None else routes
 
