@@ -239,6 +239,17 @@ def document(
     ).encode("utf-8", "replace")
 
 
+def separated(facts: Sequence[str]) -> str:
+    """Return facts in a line; where it is broken, no dot comes first."""
+    *others, final = (escape(fact) for fact in facts)
+    return " ".join([*(f"<span>{fact} ·</span>" for fact in others), f"<span>{final}</span>"])
+
+
+def moment(iso: str) -> str:
+    """Return a time in ISO format for people: `2026-01-02 03:04:05 UTC`."""
+    return iso.replace("T", " ", 1).replace("+00:00", " UTC")
+
+
 def asset(package: str, name: str) -> str:
     """Return a file of the folder `page` of a package."""
     return (files(package) / "page" / name).read_text(encoding="utf-8")

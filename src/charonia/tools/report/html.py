@@ -8,7 +8,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
 from charonia.core.errors import invalid
-from charonia.tools.report.document import asset, document, errors_table, levels_table, resources_table, trials_tables
+from charonia.tools.report.document import (
+    asset,
+    document,
+    errors_table,
+    levels_table,
+    moment,
+    resources_table,
+    separated,
+    trials_tables,
+)
 from charonia.tools.report.plot_data import TITLES, plot_data
 from charonia.tools.report.quantities import clock, duration, number, percent, size
 from charonia.tools.report.summary import VERDICT_TEXTS, best_level, headline, is_trusted
@@ -112,7 +121,7 @@ def _measured(run: PerfRun) -> str:
         run.began_at.replace("T", " ", 1)[:16],
         *([f"measured for {clock(run.duration_ns / 1e9)}"] if run.levels else []),
     ]
-    return " · ".join(f"<span>{escape(fact)}</span>" for fact in facts)
+    return separated(facts)
 
 
 def _tiles(run: PerfRun, best: LevelResult) -> Iterator[str]:
@@ -202,4 +211,4 @@ def _facts(run: PerfRun) -> Iterator[tuple[str, str]]:
     yield "Memory", size(run.machine.memory_bytes)
     yield "System", run.machine.system
     yield "Python", run.machine.python
-    yield "Began", run.began_at.replace("T", " ", 1).replace("+00:00", " UTC")
+    yield "Began", moment(run.began_at)
