@@ -7,10 +7,25 @@ from charonia.core.errors import Code, ServingError
 if TYPE_CHECKING:
     from charonia.server.embedding import Server
     from charonia.server.options import ServerOptions
+    from charonia.service import BadRequest, Shape, call, call_async, model, serve
 
     __version__: str
 
-__all__ = ["Code", "Server", "ServerOptions", "ServingError", "__version__"]
+__all__ = [
+    "BadRequest",
+    "Code",
+    "Server",
+    "ServerOptions",
+    "ServingError",
+    "Shape",
+    "__version__",
+    "call",
+    "call_async",
+    "model",
+    "serve",
+]
+
+_SERVICE = frozenset({"BadRequest", "Shape", "call", "call_async", "model", "serve"})
 
 
 def __getattr__(name: str) -> Any:
@@ -27,4 +42,8 @@ def __getattr__(name: str) -> Any:
         from charonia.server.options import ServerOptions
 
         return ServerOptions
+    if name in _SERVICE:
+        from charonia import service
+
+        return getattr(service, name)
     raise AttributeError(f"module 'charonia' has no attribute {name!r}")

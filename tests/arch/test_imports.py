@@ -14,20 +14,32 @@ SOURCE = Path(__file__).parents[2] / "src" / "charonia"
 INTERNAL = {
     "core": set(),
     "die_with_parent": set(),
+    "install_hint": set(),
     "schema": {"core"},
     "config": {"core", "schema"},
     "wire": {"core", "config", "schema"},
     "client": {"core", "wire"},
-    "cli": {"__version__", "core", "config", "wire", "client", "server", "tools"},
+    # The public name of what lies beside the worker's script, because workers need it without this package.
+    "service": {"server.backends.python.worker.charonia_service"},
+    "cli": {"__version__", "install_hint", "core", "config", "wire", "client", "server", "tools"},
     "__main__": {"cli.main"},
     # The first tower, from the bottom up.
     "server.scheduling": {"core", "config"},
     "server.metrics": {"core", "config", "server.scheduling.api"},
     "server.machine": {"core", "config", "server.metrics"},
     "server.access": {"core"},
-    "server.tracing": {"core", "config", "wire.trace_settings"},
-    "server.backends": {"core", "config", "wire.tensors", "die_with_parent", "server.machine", "server.metrics"}
+    "server.tracing": {"core", "config", "install_hint", "wire.trace_settings"},
+    "server.backends": {
+        "core",
+        "config",
+        "wire.tensors",
+        "die_with_parent",
+        "install_hint",
+        "server.machine",
+        "server.metrics",
+    }
     | {"server.ragged.batch"},
+    "server.page": {"core", "config", "wire"},
     "server.explain": {"core", "config", "server.scheduling.api", "server.metrics", "server.execution"}
     | {"server.ensembles", "server.lifecycle.loader", "server.rate_limiter.overview"},
     "server.rate_limiter": {"core", "config", "server.scheduling", "server.metrics", "server.backends.api"},
@@ -37,25 +49,42 @@ INTERNAL = {
     "server.sequences": {"core", "config", "server.scheduling", "server.metrics", "server.backends.api"}
     | {"server.execution", "server.rate_limiter"},
     "server.ensembles": {"core", "config", "server.metrics", "server.execution"},
-    "server.response_cache": {"core", "config", "server.scheduling", "server.metrics", "server.execution"},
-    "server.lifecycle": {"core", "config", "server.scheduling", "server.metrics", "server.machine", "server.backends"}
+    "server.response_cache": {
+        "install_hint",
+        "core",
+        "config",
+        "server.scheduling",
+        "server.metrics",
+        "server.execution",
+    },
+    "server.lifecycle": {
+        "install_hint",
+        "core",
+        "config",
+        "server.scheduling",
+        "server.metrics",
+        "server.machine",
+        "server.backends",
+    }
     | {"server.execution", "server.sequences", "server.ensembles", "server.ragged", "server.rate_limiter"}
     | {"server.response_cache", "server.options"},
     # The driver of GPUs has one binding, which workers need without the package.
     "server.shared_memory": {"core", "wire", "server.backends.python.worker.charonia_cuda"},
     "server.http": {"core", "config", "wire", "server", "server.access", "server.metrics", "server.tracing"}
     | {"server.explain.explanation", "server.rate_limiter.overview", "server.sequences.overview"}
-    | {"server.shared_memory.registry"},
+    | {"server.shared_memory.registry", "server.page"},
     "server.grpc": {"core", "config", "wire", "server", "server.access", "server.metrics", "server.tracing"}
     | {"server.shared_memory.registry"},
-    "server.doctor": {"__version__", "core", "config", "server.options", "server.backends.registry"}
+    # Before there is a server: it writes the repository that the server then reads.
+    "server.files": {"core", "config", "server.backends"},
+    "server.doctor": {"__version__", "install_hint", "core", "config", "server.options", "server.backends.registry"}
     | {"server.lifecycle", "server.machine"},
     "server": {"__version__", "core", "config", "wire", "server"},
     # The second tower.
     "tools.results": {"core"},
-    "tools.report": {"core", "tools.results"},
-    "tools.perf": {"__version__", "core", "config", "wire", "client", "tools.results"},
-    "tools.tune": {"__version__", "core", "config", "wire", "client", "die_with_parent", "tools.perf"}
+    "tools.report": {"core", "install_hint", "tools.results"},
+    "tools.perf": {"__version__", "core", "config", "install_hint", "wire", "client", "tools.results"},
+    "tools.tune": {"__version__", "core", "config", "install_hint", "wire", "client", "die_with_parent", "tools.perf"}
     | {"tools.report", "tools.results"},
 }
 
@@ -80,6 +109,7 @@ CALCULATION = {
     "decimal",
     "difflib",
     "enum",
+    "fnmatch",
     "fractions",
     "functools",
     "gzip",
@@ -98,11 +128,13 @@ CALCULATION = {
     # Drawn at random by generators with a seed only: the functions of `random` itself share one without.
     "random.Random",
     "re",
+    "shlex",
     "statistics",
     "string",
     "struct",
     "sys",
     "textwrap",
+    "tomllib",
     "types",
     "typing",
     "urllib.parse",

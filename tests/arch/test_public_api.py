@@ -5,7 +5,19 @@ import inspect
 import charonia
 import charonia.client
 
-PUBLIC = ["Code", "Server", "ServerOptions", "ServingError", "__version__"]
+PUBLIC = [
+    "BadRequest",
+    "Code",
+    "Server",
+    "ServerOptions",
+    "ServingError",
+    "Shape",
+    "__version__",
+    "call",
+    "call_async",
+    "model",
+    "serve",
+]
 CLIENT = [
     "AsyncClient",
     "Client",

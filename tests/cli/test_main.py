@@ -42,7 +42,7 @@ def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None
             "--http-port",
             "charonia: unknown option '--http-port' (hint: options follow the command: charonia serve --http-port)",
         ),
-        ("xyzzy", "charonia: unknown command 'xyzzy' (hint: known are serve, perf, "),
+        ("xyzzy", "charonia: unknown command 'xyzzy' (hint: known are serve, infer, "),
     ],
 )
 def test_an_unknown_command_is_misuse(name: str, reaction: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,6 @@ from charonia.core.errors import ServingError
 from charonia.tools.perf.api import InputSource
 from charonia.tools.perf.options import PerfOptions, ReportOptions, TargetOptions
 
-
 # No file that is written here has the inputs of requests.
 NO_INPUTS = cast(InputSource, None)
 

@@ -1,6 +1,7 @@
 import asyncio
 import logging
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -12,9 +13,11 @@ import pytest
 from charonia.cli import logs
 from charonia.cli import serve as command
 from charonia.cli.logs import BLOCK
-from charonia.core.errors import invalid
+from charonia.config.model import ModelConfig, ModelInput, ModelOutput, TransactionPolicy
+from charonia.core.dtypes import DataType
+from charonia.core.errors import ServingError, invalid, not_found
 from charonia.core.metadata import ModelIndexEntry, ModelState
-from charonia.server.options import HttpOptions, MetricsOptions, ServerOptions
+from charonia.server.options import EndpointTls, HttpOptions, MetricsOptions, ServerOptions
 
 OPTIONS = ServerOptions(http=HttpOptions(address="127.0.0.1"), metrics=MetricsOptions(enabled=False))
 
@@ -52,6 +55,19 @@ class FakeServer:
 
     def models(self) -> list[ModelIndexEntry]:
         return [ModelIndexEntry("bert", "1", ModelState.READY)]
+
+    def model_config(self, name: str) -> ModelConfig:
+        if name != "bert":
+            raise not_found(f"model '{name}' is not found")
+        return ModelConfig(
+            name=name,
+            max_batch_size=4,
+            input=(
+                ModelInput("x", DataType.FP32, dims=(2,)),
+                ModelInput("y", DataType.BYTES, dims=(1,), optional=True),
+            ),
+            output=(ModelOutput("z", DataType.INT64, dims=(-1,)),),
+        )
 
 
 def send(number: int) -> Callable[[], object]:
@@ -209,3 +225,67 @@ def test_a_server_without_models_says_what_a_repository_is(caplog: pytest.LogCap
     asyncio.run(command.serve(OPTIONS, Empty(send(signal.SIGTERM))))
 
     assert caplog.messages[0].startswith("no models: a repository is a folder of model folders")
+
+
+def test_models_of_files_are_shown_with_requests_that_work() -> None:
+    server = FakeServer()
+    server.http = FakeEndpoint(9000)
+
+    shown = command.shown_models(ServerOptions(), server, ["bert", "failed"])
+
+    assert shown.startswith(
+        "\nbert: x FP32[-1,2], y? BYTES[-1,1] -> z INT64[-1,-1]\n\n    charonia infer bert -u localhost:9000"
+    )
+    assert "curl http://localhost:9000/v2/models/bert/generate" in shown
+    assert 'Client("localhost:9000")' in shown
+    assert "failed" not in shown
+
+
+@pytest.mark.parametrize(
+    ("http", "url"),
+    [
+        (HttpOptions(address="10.0.0.1"), "http://10.0.0.1:9000/"),
+        (HttpOptions(address="::1"), "http://[::1]:9000/"),
+        (HttpOptions(tls=EndpointTls(enabled=True, certificate="c", key="k")), "https://localhost:9000/"),
+    ],
+)
+def test_requests_name_the_address_that_the_server_listens_on(http: HttpOptions, url: str) -> None:
+    server = FakeServer()
+    server.http = FakeEndpoint(9000)
+
+    (curl,) = (
+        line for line in command.shown_models(ServerOptions(http=http), server, ["bert"]).splitlines() if "curl" in line
+    )
+    assert shlex.split(curl)[1].startswith(url)
+
+
+def test_a_stream_has_an_arrow_of_its_own() -> None:
+    config = ModelConfig(
+        output=(ModelOutput("z", DataType.BYTES, dims=(1,)),),
+        model_transaction_policy=TransactionPolicy(decoupled=True),
+    )
+
+    assert command.signature(config) == " ->> z BYTES[1]"
+
+
+def test_options_for_files_need_one(tmp_path: Path) -> None:
+    options, _ = command.parse([str(tmp_path), "--workers=2", "--name=a"], {})
+
+    with pytest.raises(ServingError, match="--name, --workers: expected a file to serve, got repositories only"):
+        command.sort_given(options)
+
+
+def test_short_options_set_several_and_the_long_ones_override_them() -> None:
+    options, _ = command.parse(
+        ["m", "--grpc-port=7", "--port=9000", "--host=::1", "--metrics-address=::", "--reload"], {}
+    )
+
+    assert (options.http.port, options.grpc.port, options.metrics.port) == (9000, 7, 9002)
+    assert (options.http.address, options.grpc.address, options.metrics_address) == ("::1", "::1", "::")
+    assert (options.models.control_mode.value, options.models.poll_secs) == ("poll", 1)
+    free, _ = command.parse(["m", "--port=0"], {})
+    assert (free.http.port, free.grpc.port, free.metrics.port) == (0, 0, 0)
+    with pytest.raises(
+        ServingError, match=r"--cors-origins: expected \* or origins such as https://example.org, got 'a.org'"
+    ):
+        command.parse(["m", "--cors-origins=https://b.org,a.org"], {})

@@ -234,6 +234,8 @@ def other_text(option: Option) -> str:
         return "health:key=value"
     if "|" in option.metavar:
         return next(word for word in option.metavar.split("|") if word != default)
+    if option.metavar.startswith("ORIGIN"):
+        return "https://example.org"
     texts = {"[BACKEND,]KEY=VALUE": "a=b", "NAME:COUNT[:DEVICE]": "R:2", "NAME,KEY=VALUE": "cpu,cpu-cores=0-1"}
     return texts.get(option.metavar, "other")
 

@@ -99,10 +99,10 @@ class ServeProcess:
         with self._changed:
             return "".join(self._lines)
 
-    def logs(self, text: str) -> bool:
+    def logs(self, text: str, times: int = 1) -> bool:
         """Return whether the log has the text, once it has: lines may arrive after the answer that they are about."""
         with self._changed:
-            return self._changed.wait_for(lambda: text in "".join(self._lines), _LOG_SECONDS_MAX)
+            return self._changed.wait_for(lambda: "".join(self._lines).count(text) >= times, _LOG_SECONDS_MAX)
 
     def pending(self, model: str) -> int:
         """Return how many requests wait in the queue of version 1 of a model."""

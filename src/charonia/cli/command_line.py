@@ -49,6 +49,11 @@ def joined(values: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
 class Fields(dict[str, object]):
     """Values by field, for an option that sets several fields."""
 
+    @classmethod
+    def merged(cls, values: Sequence["Fields"]) -> "Fields":
+        """Return the fields of all occurrences; the last one of each counts."""
+        return cls({name: value for fields in values for name, value in fields.items()})
+
 
 @dataclass(frozen=True, slots=True)
 class Option:

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from charonia.cli.command_line import CommandLine, Option, carry_out, flag
+from charonia.install_hint import extra_hint
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ def _run(given: DemoOptions) -> int:
     try:
         _demo(given.repository, given.once)
     except ModuleNotFoundError as error:
-        print(f"charonia demo: {error} (hint: pip install 'charonia[demo]')", file=sys.stderr)
+        print(f"charonia demo: {error} (hint: {extra_hint('demo')})", file=sys.stderr)
         return 1
     return 0
 

@@ -14,7 +14,8 @@ from importlib import import_module
 from charonia.cli.command_line import unknown
 
 COMMANDS = {
-    "serve": "Serve the models of a repository over HTTP and gRPC.",
+    "serve": "Serve models over HTTP and gRPC: a repository, a model's file, or a Python file with functions.",
+    "infer": "Send one request to a model and print the answer.",
     "perf": "Measure how fast a server answers: latency, throughput, under any load.",
     "tune": "Find the configuration of a model that gives the most within your limits.",
     "explain": "Show what a model did in the last minute, what limits it, and what to change.",

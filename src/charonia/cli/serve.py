@@ -9,22 +9,30 @@ import asyncio
 import gc
 import logging
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from textwrap import indent
 from typing import Protocol
 
 from charonia.cli import logs
 from charonia.cli.command_line import HELP_NAMES, complain
 from charonia.cli.serve_options import LINE
 from charonia.cli.serve_values import cache_folder, with_cache
-from charonia.core.errors import ServingError
+from charonia.config.model import ModelConfig, ModelInput, ModelOutput
+from charonia.core.errors import ServingError, invalid
 from charonia.core.metadata import ModelIndexEntry, ModelState
+from charonia.server.files.given import Given, Unserveable, sort
 from charonia.server.lifecycle.repository.scan import scan
 from charonia.server.lifecycle.repository.stores.location import is_store
-from charonia.server.machine.memory import keep_freed_memory
-from charonia.server.options import ServerOptions
+from charonia.server.machine.memory import give_back_idle_memory, keep_freed_memory
+from charonia.server.options import WILDCARD_ADDRESSES, ServerOptions
+from charonia.wire.example_request import example_request
 
 _log = logging.getLogger(__name__)
 
@@ -80,6 +88,10 @@ class RunningServer(Protocol):
         """Return every model with the state of its versions."""
         ...
 
+    def model_config(self, name: str) -> ModelConfig:
+        """Return the complete configuration of a model. Raises ServingError for one that is not ready."""
+        ...
+
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command and return its exit status."""
@@ -93,12 +105,19 @@ def run(arguments: Sequence[str]) -> int:
         complain("charonia serve", error)
         print("`charonia serve --help` lists the options.", file=sys.stderr)
         return 1
+    try:
+        given = sort_given(options)
+    except ServingError as error:
+        complain("charonia serve", error)
+        if isinstance(error, Unserveable):
+            print(f"These lines lead to something that is:\n\n{error.lines}\n", file=sys.stderr)
+        return 1
     for note in notes:
         _log.warning("%s", note)
     _allow_open_files()
     keep_freed_memory(os.environ)
     try:
-        folders = [path for path in options.models.repositories if not is_store(path)]
+        folders = [path for path in given.repositories if not is_store(path)]
         for note in scan(folders, fingerprints=False).notes:
             _log.warning("%s", note)
     except ServingError as error:
@@ -108,15 +127,64 @@ def run(arguments: Sequence[str]) -> int:
     # Imported late, so that invalid arguments are reported before backends and front ends are imported.
     from charonia.server.app import InferenceServer, new_event_loop
 
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        status, is_clean = runner.run(serve(options, partial(InferenceServer, log=log)))
+    with TemporaryDirectory(prefix="charonia-") as folder, asyncio.Runner(loop_factory=new_event_loop) as runner:
+        make_server = partial(InferenceServer, log=log)
+        status, is_clean = runner.run(serve_given(options, given, Path(folder), make_server))
         if not is_clean:
             # Threads that still compute would delay the exit.
+            shutil.rmtree(folder, ignore_errors=True)
             _end_now(status)
     # The loop gave its handlers back: a signal that is sent twice would end the process with another status.
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     return status
+
+
+def sort_given(options: ServerOptions) -> Given:
+    """Return what the paths of the command line are. Blocks on the disk.
+
+    Raises:
+        ServingError: One of them cannot be served, or an option needs a file and there is none.
+    """
+    given = sort(options.models.repositories)
+    if options.models.files.given and not given.files:
+        raise invalid(
+            f"{', '.join(options.models.files.given)}: expected a file to serve, got repositories only",
+            hint="the configurations of models in a repository say it: max_batch_size, instance_group { count: 2 }",
+        )
+    return given
+
+
+async def serve_given(
+    options: ServerOptions, given: Given, folder: Path, make_server: Callable[[ServerOptions], RunningServer]
+) -> tuple[int, bool]:
+    """Run a server as `serve` does, with files and folders of models in a repository that is made for them.
+
+    Args:
+        options: All options.
+        given: What to serve.
+        folder: Empty folder for the repository.
+        make_server: Makes the server.
+    """
+    if not given.needs_repository:
+        return await serve(options, make_server)
+    # Imported late: it needs the backends.
+    from charonia.server.backends.api import BackendSettings
+    from charonia.server.backends.python.describe import describe
+    from charonia.server.files.repository import make_repository
+
+    values = {**options.backends.get("", {}), **options.backends.get("python", {})}
+    try:
+        names = await make_repository(
+            given, options.models.files, folder, partial(describe, settings=BackendSettings(values))
+        )
+    except ServingError as error:
+        _log.error(
+            "the server cannot start%s", f" ({error.hint})" if error.hint else "", extra={logs.BLOCK: error.message}
+        )
+        return 1, True
+    models = replace(options.models, repositories=(*given.repositories, str(folder)))
+    return await serve(replace(options, models=models), make_server, show=names)
 
 
 def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[ServerOptions, tuple[str, ...]]:
@@ -135,15 +203,24 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[Ser
         updates.setdefault("models.stores.cache", str(cache / "stores"))
     options = LINE.filled(updates, given)
     if not options.models.repositories and not given.problems:
-        given.problems.append("--model-repository must be specified, e.g. `charonia serve models`")
+        given.problems.append(
+            "--model-repository must be specified, e.g. `charonia serve models` or `charonia serve model.onnx`"
+        )
     if not (options.http.enabled or options.grpc.enabled):
         given.problems.append("at least one of --allow-http and --allow-grpc must be true")
     given.check()
     return options, tuple(given.notes)
 
 
-async def serve(options: ServerOptions, make_server: Callable[[ServerOptions], RunningServer]) -> tuple[int, bool]:
+async def serve(
+    options: ServerOptions, make_server: Callable[[ServerOptions], RunningServer], *, show: Sequence[str] = ()
+) -> tuple[int, bool]:
     """Run a server until it fails to start or a signal arrives.
+
+    Args:
+        options: All options.
+        make_server: Makes the server.
+        show: Models to print on standard output when they are ready, with requests.
 
     Returns:
         The exit status, and whether the shutdown was clean.
@@ -171,7 +248,11 @@ async def serve(options: ServerOptions, make_server: Callable[[ServerOptions], R
         gc.collect()
         gc.freeze()
         _announce(options, server)
+        if show:
+            print(shown_models(options, server, show), flush=True)
+        giving_back = asyncio.create_task(give_back_idle_memory())
         await waiting
+        giving_back.cancel()
     waiting.cancel()
     finished = await server.shutdown()
     # Last, so that the messages of unloaded models do not hide it.
@@ -233,6 +314,42 @@ def _announce(options: ServerOptions, server: RunningServer) -> None:
     ):
         if endpoint is not None:
             _log.info("%s", started_line(service, address, endpoint.port))
+
+
+def shown_models(options: ServerOptions, server: RunningServer, names: Sequence[str]) -> str:
+    """Return each model's signature and a request for it, as printed when the server has started."""
+    address = options.http.address if options.http.address not in WILDCARD_ADDRESSES else "localhost"
+    host = f"[{address}]" if ":" in address else address
+    scheme = "https://" if options.http.tls.active else ""
+    url = f"{scheme}{host}:{server.http.port}" if server.http is not None else ""
+    blocks = []
+    for name in names:
+        try:
+            config = server.model_config(name)
+        except ServingError:
+            continue  # it has failed, as the table says
+        lines = [f"{name}: {signature(config)}"]
+        if url:
+            request = example_request(config, url=url)
+            forms = (request.infer_command(), request.curl(), request.python())
+            lines += [indent(form, "    ") for form in forms if form]
+        blocks.append("\n\n".join(line.rstrip() for line in lines))
+    return "\n" + "\n\n".join(blocks) + "\n"
+
+
+def signature(config: ModelConfig) -> str:
+    """Return inputs and outputs of a model: "x FP32[-1,3] -> y FP32[-1,10]"."""
+    lead = (-1,) if config.max_batch_size > 0 else ()
+
+    def tensors(ports: Sequence[ModelInput | ModelOutput]) -> str:
+        return ", ".join(
+            f"{port.name}{'?' * getattr(port, 'optional', False)} {port.data_type.wire if port.data_type else '?'}"
+            f"[{','.join(map(str, (*lead, *port.dims)))}]"
+            for port in ports
+        )
+
+    arrow = " ->> " if config.is_decoupled else " -> "
+    return f"{tensors(config.input)}{arrow}{tensors(config.output)}"
 
 
 def _log_failure(error: BaseException | None) -> None:

@@ -5,16 +5,20 @@ scripts use options that do not apply here: one that only tunes tritonserver's i
 the log; one that requests an unsupported behaviour is refused, unless its value turns it off.
 """
 
-from charonia.cli.command_line import CommandLine, Fields, Option, flag, refused, without_effect
+from charonia.cli.command_line import CommandLine, Fields, Option, flag, joined, refused, without_effect
 from charonia.cli.serve_values import (
     METRICS_SETTINGS,
     TRACE_SETTINGS,
+    address,
     all_levels,
     backend_settings,
     cache_fields,
     cache_setting,
     log_frequency,
     negated,
+    origins,
+    ports,
+    reloading,
     repository,
     resource_limit,
     setting,
@@ -26,6 +30,7 @@ from charonia.cli.serve_values import (
 )
 from charonia.cli.values import FALSE, assignment, boolean, choice, filled, integer
 from charonia.server.access.options import read_restriction
+from charonia.server.files.options import BATCH_SIZE_MAX, WORKERS_MAX
 from charonia.server.lifecycle.repository.options import DOWNLOADS_MAX, MEMORY_MB_MAX, WAIT_SECS_MAX, WAITING_MAX
 from charonia.server.machine.cores import read_policies
 from charonia.server.options import (
@@ -46,6 +51,24 @@ _CLIENT_SHM_BYTES_MAX = 2**50
 _PORT = integer(0, PORT_MAX)
 _MS = integer(0)
 _BOOL = "true|false"
+
+FILES = (
+    Option("--name", "models.files.name", filled, "NAME", "Name of the model, where one file is served"),
+    Option(
+        *("--max-batch-size", "models.files.max_batch_size", integer(0, BATCH_SIZE_MAX), "N"),
+        "Largest batch of the models in the files, 0 for what a model allows",
+    ),
+    Option(
+        *("--workers", "models.files.workers", integer(0, WORKERS_MAX), "N"),
+        "Instances of each model in the files, processes for those of Python; 0 for one, or what a file says",
+    ),
+    Option(
+        *("--reload", "", reloading, ""),
+        "Load a model again when its file changes: --model-control-mode=poll --repository-poll-secs=1",
+        Fields.merged,
+        default="",
+    ),
+)
 
 MODELS = (
     Option(
@@ -182,6 +205,21 @@ SERVER = (
     ),
 )
 
+ADDRESS = (
+    Option(
+        *("--host", "", address, "ADDRESS"),
+        "Address of all endpoints: --http-address, --grpc-address and --metrics-address",
+        Fields.merged,
+        default="0.0.0.0",
+    ),
+    Option(
+        *("--port", "", ports, "PORT"),
+        "HTTP port; gRPC has the next one, and metrics the one after that; 0 for any free ones",
+        Fields.merged,
+        default="8000",
+    ),
+)
+
 HTTP = (
     Option("--allow-http", "http.enabled", boolean, _BOOL, "Serve HTTP"),
     Option("--http-address", "http.address", filled, "ADDRESS", "Address to listen on"),
@@ -195,6 +233,13 @@ HTTP = (
         "Largest request body, decompressed",
     ),
     Option(
+        "--allow-page",
+        "http.page",
+        boolean,
+        _BOOL,
+        "Serve a page at / to look at models and try them, and /openapi.json",
+    ),
+    Option(
         *("--http-restricted-api", "http.access.restricted", read_restriction, "API[,API]:HEADER=VALUE"),
         "Parts of the protocol that require a header; repeatable",
         tuple,
@@ -202,6 +247,12 @@ HTTP = (
     Option(
         *("--http-header-forward-pattern", "http.access.header_forward_pattern", str, "REGEX"),
         "Pattern of headers to forward as request parameters",
+    ),
+    Option(
+        *("--cors-origins", "http.cors_origins", origins, "ORIGIN[,ORIGIN]"),
+        "Sites whose pages may call the server from a browser, * for all; repeatable",
+        joined,
+        default="none",
     ),
     Option("--http-use-ssl", "http.tls.enabled", boolean, _BOOL, "Serve HTTPS instead of HTTP"),
     Option("--http-use-ssl-mutual", "http.tls.mutual", boolean, _BOOL, "Also require client certificates"),
@@ -389,14 +440,17 @@ UNSUPPORTED = (
 LINE = CommandLine(
     command="charonia serve",
     intro="""\
-usage: charonia serve [OPTIONS] REPOSITORY...
+usage: charonia serve [OPTIONS] PATH...
 
-Serve the models of a repository over HTTP and gRPC. REPOSITORY is the same as
---model-repository=REPOSITORY.
+Serve models over HTTP and gRPC. PATH is a model repository, as in
+--model-repository=PATH, one model's file or folder, or a Python file that
+defines models.
 """,
     groups={
+        "Files": FILES,
         "Models": MODELS,
         "Server": SERVER,
+        "Address": ADDRESS,
         "HTTP": HTTP,
         "gRPC": GRPC,
         "Metrics": METRICS,

@@ -11,6 +11,7 @@ from charonia.cli.values import FALSE, TRUE, assignment, boolean, choice, filled
 from charonia.core.errors import ServingError
 from charonia.core.trace import TraceLevel
 from charonia.server.lifecycle.repository.stores.location import is_store, parse_address
+from charonia.server.options import PORT_MAX, ControlMode
 from charonia.server.rate_limiter.options import ResourceLimit
 from charonia.server.response_cache.options import cache_options
 from charonia.server.tracing.options import TraceMode
@@ -19,6 +20,7 @@ CACHE_VARIABLE = "CHARONIA_CACHE"
 """Environment variable: folder of all disk caches of the server."""
 
 _CACHE_BACKEND, _CACHE_SETTING = "python", "environment-cache"
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s,]+", re.IGNORECASE)
 _NEXT_SETTING = re.compile(r",(?=[a-z_]+=)")
 _LEVELS = {
     **dict.fromkeys(("off", "false"), TraceLevel.OFF),
@@ -51,6 +53,35 @@ def repository(text: str) -> str:
         except ServingError as error:
             raise ValueError(error.message) from None
     return filled(text)
+
+
+def reloading(text: str) -> Fields:
+    """Return the fields of a server that loads what has changed."""
+    if text:
+        raise ValueError(f"expected no value, got '{text}'")
+    return Fields({"models.control_mode": ControlMode.POLL, "models.poll_secs": 1})
+
+
+def address(text: str) -> Fields:
+    """Read the address of all endpoints."""
+    return Fields(dict.fromkeys(("http.address", "grpc.address", "metrics.address"), filled(text)))
+
+
+def ports(text: str) -> Fields:
+    """Read the HTTP port; gRPC and metrics have the next ones."""
+    first = integer(0, PORT_MAX - 2)(text)
+    return Fields(
+        {f"{endpoint}.port": first + at * bool(first) for at, endpoint in enumerate(("http", "grpc", "metrics"))}
+    )
+
+
+def origins(text: str) -> tuple[str, ...]:
+    """Read origins of pages, separated by commas, or "*"."""
+    given = tuple(part.strip().rstrip("/") for part in text.split(","))
+    for origin in given:
+        if origin != "*" and not _ORIGIN.fullmatch(origin):
+            raise ValueError(f"expected * or origins such as https://example.org, got '{origin}'")
+    return given
 
 
 def backend_settings(values: Sequence[tuple[str, str, str]]) -> dict[str, dict[str, str]]:

@@ -106,7 +106,7 @@ def make_outputs(outputs: Outputs | None) -> tuple[RequestedOutput, ...]:
 
 def to_bfloat16(array: Array) -> Array:
     """Return the bit patterns, as uint16, of numbers rounded to BF16 (to the nearest, ties to even)."""
-    bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
+    bits = np.asarray(array, np.float32, order="C").view(np.uint32)
     rounded = (bits + (0x7FFF + ((bits >> 16) & 1)).astype(np.uint32)) >> 16
     quiet_nan = (bits >> 16) | 0x40  # rounding could turn a NaN into infinity
     return np.where(np.isnan(array), quiet_nan, rounded).astype(np.uint16)

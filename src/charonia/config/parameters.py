@@ -17,5 +17,8 @@ ADAPT_DELAY = "ADAPT_QUEUE_DELAY"
 PINNED = "pinned"
 """Model parameter: "true" keeps a model loaded in mode `auto`."""
 
-SERVER_PARAMETERS = frozenset({ADAPT_DELAY, PADDING, PINNED, CUSTOM_BATCHING, PYTHON_STRATEGY})
+EXAMPLE = "EXAMPLE"
+"""Model parameter with an example request: a JSON object of plain values by input name."""
+
+SERVER_PARAMETERS = frozenset({ADAPT_DELAY, EXAMPLE, PADDING, PINNED, CUSTOM_BATCHING, PYTHON_STRATEGY})
 """All of them."""

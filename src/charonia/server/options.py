@@ -10,6 +10,7 @@ from enum import Enum
 
 from charonia.core.errors import invalid
 from charonia.server.access.options import AccessOptions
+from charonia.server.files.options import FileOptions
 from charonia.server.lifecycle.repository.options import AutoOptions, StoreSettings
 from charonia.server.machine.cores import HostPolicy
 from charonia.server.rate_limiter.options import RateLimitOptions
@@ -97,6 +98,8 @@ class HttpOptions:
         port: Port to listen on, 0 for any free one.
         reuse_port: Whether several processes may listen on the port.
         input_bytes_max: Largest request body, as received and after decompression, in bytes.
+        page: Whether there are a page that shows the models, and their OpenAPI document.
+        cors_origins: Origins of pages in browsers that may call the server; "*" for every one.
         tls: TLS.
         access: What is asked of callers.
     """
@@ -106,6 +109,8 @@ class HttpOptions:
     port: int = 8000
     reuse_port: bool = False
     input_bytes_max: int = 64 * 1024 * 1024
+    page: bool = True
+    cors_origins: tuple[str, ...] = ()
     tls: EndpointTls = EndpointTls()
     access: AccessOptions = field(default_factory=AccessOptions)
 
@@ -186,6 +191,7 @@ class ModelOptions:
 
     Attributes:
         repositories: Paths of model repositories, and URIs of those in object stores.
+        files: How files are served that the command line names in place of a repository.
         control_mode: When models are loaded.
         poll_secs: Polling interval of the repositories in modes POLL and AUTO, in seconds; read `poll_interval_secs`.
         load: Models to load at startup in modes EXPLICIT and AUTO; `ALL_MODELS` alone for every one.
@@ -201,6 +207,7 @@ class ModelOptions:
     """
 
     repositories: tuple[str, ...] = ()
+    files: FileOptions = field(default_factory=FileOptions)
     control_mode: ControlMode = ControlMode.NONE
     poll_secs: int = 15
     load: tuple[str, ...] = ()
@@ -221,6 +228,7 @@ class ModelOptions:
 
     def problems(self) -> Iterator[str]:
         """Yield what is wrong."""
+        yield from self.files.problems()
         if self.load and self.control_mode not in (ControlMode.EXPLICIT, ControlMode.AUTO):
             yield "Use of '--load-model' requires setting '--model-control-mode=explicit' as well."
         if ALL_MODELS in self.load and len(set(self.load)) > 1:

@@ -2,7 +2,7 @@
 
 A key that names an input of the model sets that tensor; every other key is a request parameter. `id` is the request's
 id, and `parameters` an object of further keys under the same rule. A response has a key for each output and parameter,
-and an array of one element is written as that element.
+and an array of one element is written as that element. An object for an input of strings is taken as its JSON text.
 
 A shape follows from the number of elements and the configuration: the last variable dimension takes all elements, the
 others are 1. Source: Triton's generate extension.
@@ -16,6 +16,7 @@ from math import isfinite, prod
 import numpy as np
 
 from charonia.config.model import ModelConfig
+from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError, invalid
 from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse
@@ -57,6 +58,8 @@ def decode_generate(config: ModelConfig, version: str, body: bytes | memoryview,
                 raise _repeated(key)
             else:
                 datatype, dims = given
+                if type(value) is dict and datatype is DataType.BYTES:
+                    value = dump(value, literals=True).decode()
                 shape = infer_shape(key, (*lead, *dims), _count(value))
                 tensors[key] = decode_data(key, datatype, shape, value, tensor_bytes_max)
     request = InferRequest(config.name, tensors, model_version=version)

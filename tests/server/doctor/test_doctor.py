@@ -9,6 +9,7 @@ import pytest
 from charonia.cli import doctor as command
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import InstanceGroup, ModelConfig
+from charonia.install_hint import extra_hint
 from charonia.server.doctor import machine, repository
 from charonia.server.doctor.machine import (
     gpus,
@@ -110,7 +111,7 @@ def test_gpus_that_cannot_be_read_are_a_problem(monkeypatch: pytest.MonkeyPatch)
 
     assert not none.problem
     assert silent.problem == "the driver does not answer"
-    assert missing.hint == "pip install 'charonia[gpu]'"
+    assert missing.hint == extra_hint("gpu")
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from charonia.core.trace import (
     TraceLevel,
     TraceTree,
 )
+from charonia.install_hint import extra_hint
 from charonia.server.tracing import otel
 from charonia.server.tracing.options import OtelOptions
 from charonia.server.tracing.otel import OtelExport
@@ -165,7 +166,7 @@ def test_without_the_sdk_the_server_says_what_to_install(monkeypatch: pytest.Mon
         OtelExport(OtelOptions())
 
     assert caught.value.code is Code.UNSUPPORTED
-    assert caught.value.hint == "pip install 'charonia[otel]'"
+    assert caught.value.hint == extra_hint("otel")
 
 
 def test_numbers_of_the_environment_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

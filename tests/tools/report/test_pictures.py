@@ -9,6 +9,7 @@ import pytest
 from tests.support.runs import synthetic_run
 
 from charonia.core.errors import ServingError
+from charonia.install_hint import extra_hint
 from charonia.tools.report.drawing import require_matplotlib
 from charonia.tools.report.pictures import pictures
 from charonia.tools.results.records import LoadLevel, LoadMode
@@ -43,4 +44,4 @@ def test_without_matplotlib_the_hint_says_what_to_install(monkeypatch: pytest.Mo
     with pytest.raises(ServingError, match="matplotlib") as caught:
         require_matplotlib()
 
-    assert "charonia[plots]" in caught.value.hint
+    assert extra_hint("plots") in caught.value.hint

@@ -8,6 +8,7 @@ import pytest
 from tests.support.tuning import SimulatedServer
 
 from charonia.core.errors import ServingError
+from charonia.install_hint import extra_hint
 from charonia.tools.results.records import Estimate, LoadMode
 from charonia.tools.results.student import student
 from charonia.tools.tune.api import (
@@ -342,7 +343,7 @@ def test_optuna_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(ServingError, match="needs the library optuna") as caught:
         make_search(SearchSpace((FACTS,), ()), GOAL, SearchOptions(SearchMode.OPTUNA))
 
-    assert "charonia[tune]" in caught.value.hint
+    assert extra_hint("tune") in caught.value.hint
 
 
 def test_the_simulated_server_answers_the_same_trial_the_same() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import cast
 
 from charonia.core.errors import ServingError, internal, unsupported
+from charonia.install_hint import extra_hint
 from charonia.server.backends.api import Backend
 
 _log = logging.getLogger(__name__)
@@ -70,7 +71,7 @@ def _from_path(path: str) -> Callable[[], Backend]:
                 raise
             raise unsupported(
                 f"the backend of this model needs the package '{error.name}', which is not installed",
-                hint=f"pip install 'charonia[{extra}]'",
+                hint=extra_hint(extra),
             ) from error
 
     return make

@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 
 from charonia import __version__
+from charonia.install_hint import extra_hint
 from charonia.server.doctor.report import Check, Section, bytes_text
 from charonia.server.machine.cores import usable_cores
 from charonia.server.machine.gpus import Nvml, visible_gpus
@@ -144,7 +145,7 @@ def gpus(nvml: Nvml | None, device_files: int, environment: Mapping[str, str] = 
         else:
             yield Check(
                 *("NVIDIA", f"{device_files}", "nothing can be read: nvidia-ml-py is not installed"),
-                "pip install 'charonia[gpu]'",
+                extra_hint("gpu"),
             )
     else:
         driver, cuda = nvml.driver()
@@ -200,7 +201,7 @@ def _module(name: str) -> Any:
 def _packages() -> Iterator[Check]:
     for name, purpose, extra in PACKAGES:
         found = _installed(name)
-        yield Check(name, found or f"none: for {purpose}, pip install 'charonia[{extra}]'")
+        yield Check(name, found or f"none: for {purpose}, {extra_hint(extra)}")
 
 
 def _installed(name: str) -> str:

@@ -27,6 +27,7 @@ import orjson
 from charonia.core.dtypes import BY_WIRE, DataType
 from charonia.core.errors import unsupported
 from charonia.core.tensor import Array, Tensor
+from charonia.install_hint import extra_hint
 from charonia.server.metrics.metric_families import Family
 from charonia.server.response_cache.api import CachedResponse, CacheKey
 from charonia.server.response_cache.metrics import CacheCounters, cache_families, remote_families
@@ -353,9 +354,7 @@ def _client(options: RedisOptions) -> "Redis":
     try:
         from redis.asyncio import BlockingConnectionPool, Connection, Redis, SSLConnection  # an extra
     except ImportError as error:
-        raise unsupported(
-            "--cache-config=redis needs the Python package redis", hint="pip install 'charonia[redis]'"
-        ) from error
+        raise unsupported("--cache-config=redis needs the Python package redis", hint=extra_hint("redis")) from error
 
     class NamedSslConnection(SSLConnection):
         """A TLS connection that requests and expects a name other than the host's."""

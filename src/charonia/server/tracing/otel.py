@@ -21,6 +21,7 @@ from charonia.core.trace import (
     TraceTree,
     ordered,
 )
+from charonia.install_hint import extra_hint
 from charonia.server.tracing.options import OtelOptions
 from charonia.server.tracing.sampling import Sampling
 
@@ -61,7 +62,7 @@ class OtelExport:
         except ImportError as error:
             raise unsupported(
                 f"--trace-config mode=opentelemetry needs the OpenTelemetry SDK: {error}",
-                hint="pip install 'charonia[otel]'",
+                hint=extra_hint("otel"),
             ) from error
         # The command line takes precedence over OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME.
         named = Resource.create({})

@@ -12,6 +12,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from charonia.core.errors import unsupported
+from charonia.install_hint import extra_hint
 from charonia.tools.report.document import asset
 from charonia.tools.report.plot_data import PARTS
 
@@ -67,7 +68,7 @@ def require_matplotlib() -> None:
     except ImportError:
         raise unsupported(
             "pictures of the plots need the library matplotlib, which is not installed",
-            hint="pip install 'charonia[plots]', or do without --png: the page of --html has the same plots",
+            hint=f"{extra_hint('plots')}, or do without --png: the page of --html has the same plots",
         ) from None
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError
+from charonia.install_hint import package_hint
 from charonia.tools.perf.data.files import read_path
 from charonia.tools.perf.data.load import load_inputs
 from charonia.tools.perf.data.spec import ModelSpec, TensorSpec
@@ -244,7 +245,7 @@ def test_without_pillow_it_says_what_to_install(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setitem(sys.modules, "PIL", None)
 
     assert refused(tmp_path / "p.png", model(PICTURE)) == (
-        "p.png: input 'P': pictures need the package Pillow (hint: pip install pillow)"
+        f"p.png: input 'P': pictures need the package Pillow (hint: {package_hint('pillow')})"
     )
 
 

@@ -13,6 +13,7 @@ from charonia.config.complete import Signature, SignatureTensor
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError, invalid, unsupported
 from charonia.core.tensor import Array
+from charonia.install_hint import package_hint
 from charonia.server.backends.onnxruntime.model_file import read_external
 from charonia.server.backends.onnxruntime.options import CPU, Provider, SessionPlan
 
@@ -50,8 +51,8 @@ _LFS_POINTER = b"version https://git-lfs"
 _LOAD_HINTS = {
     "Protobuf parsing failed": "the file is not an ONNX model, or is incomplete",
     "Missing model IR version": "the file is not an ONNX model",
-    "Unsupported model IR version": "a newer onnxruntime reads it: pip install -U onnxruntime",
-    "stamped with official released onnx opset": "a newer onnxruntime reads it: pip install -U onnxruntime",
+    "Unsupported model IR version": f"a newer onnxruntime reads it: {package_hint('-U', 'onnxruntime')}",
+    "stamped with official released onnx opset": f"a newer onnxruntime reads it: {package_hint('-U', 'onnxruntime')}",
     "escapes model directory": "put the file of the weights beside the model, not a link to another folder",
     "External data path": "the weights are in a separate file, which belongs beside the model",
     "External initializer": "the file of the weights is incomplete, or a Git LFS pointer",

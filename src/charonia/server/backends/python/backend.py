@@ -15,6 +15,7 @@ from charonia.core.caller import CallFrame
 from charonia.core.errors import invalid, unsupported
 from charonia.core.statistics import MemoryUsage, WorkerState
 from charonia.server.backends.api import AsyncInstance, BackendSettings, Completion, ModelFiles, Placement
+from charonia.server.backends.python.describe import ask_worker, described
 from charonia.server.backends.python.environment import (
     BUILDER,
     ENVIRONMENT,
@@ -22,6 +23,7 @@ from charonia.server.backends.python.environment import (
     SERVER_ENVIRONMENT,
     Environment,
     environment_of,
+    read_inline,
     requirements_of,
 )
 from charonia.server.backends.python.instance import PythonInstance
@@ -44,11 +46,11 @@ START_S_DEFAULT = 600.0
 EXECUTE_SECONDS = "EXECUTE_TIMEOUT_SECONDS"
 """Model parameter: time limit of a batch, after which its worker counts as hung and is replaced. Default: no limit."""
 
-COMPLETE_S_MAX = 120.0
-"""Time that `auto_complete_config` has."""
-
 CPU_INPUTS = "FORCE_CPU_ONLY_INPUT_TENSORS"
 """Model parameter: whether inputs in GPU memory are copied to the CPU."""
+
+SERVICE_PATH = "SERVICE_PATH"
+"""Model parameter: file to use in place of `model.py` in the version's folder."""
 
 MODE = "EXECUTION_MODE"
 """Model parameter: where instances run."""
@@ -78,39 +80,19 @@ class PythonBackend:
     async def complete(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Completion:
         """Ask the model's `auto_complete_config`, where it has one, in a worker that ends afterwards."""
         path = self._model_path(files, config)
-        environment = await _environment(files, config, settings, self._folder)
-        answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-
-        def message(received: Incoming) -> None:
-            kind, text = received.header[:2]
-            if not answer.done():
-                if kind == "completed":
-                    answer.set_result(text)
-                else:
-                    answer.set_exception(invalid(f"auto_complete_config of model '{config.name}' failed: {text}"))
-
-        def end(reason: str) -> None:
-            if not answer.done():
-                answer.set_exception(invalid(f"model '{config.name}' cannot be imported: {reason}"))
-
-        process = WorkerProcess(
-            f"{config.name} (auto-complete)",
-            environment=environment or SERVER_ENVIRONMENT,
-            on_message=message,
-            on_end=end,
-        )
-        try:
+        environment = await _environment(files, config, settings, path, self._folder)
+        result = described(path, config)
+        if result is None:
             text = orjson.dumps(to_json(config)).decode()
-            process.send(("complete", str(path), str(files.version_dir), str(files.model_dir), text))
-            completed = await asyncio.wait_for(answer, COMPLETE_S_MAX)
-        except TimeoutError:
-            raise invalid(
-                f"auto_complete_config of model '{config.name}' did not finish within {COMPLETE_S_MAX:g} s"
-            ) from None
-        finally:
-            process.kill("auto-complete is over")
-            await process.stop(0)
-        result = from_json(completed) if completed else config
+            completed = await ask_worker(
+                f"{config.name} (auto-complete)",
+                environment or SERVER_ENVIRONMENT,
+                ("complete", str(path), str(files.version_dir), str(files.model_dir), text),
+                failed=f"auto_complete_config of model '{config.name}' failed",
+                lost=f"model '{config.name}' cannot be imported",
+                late=f"auto_complete_config of model '{config.name}' did not finish",
+            )
+            result = from_json(completed) if completed else config
         notes = [] if result == config else [f"completed by auto_complete_config in {path.name}"]
         if not (result.input or result.output):
             notes.append(
@@ -123,7 +105,7 @@ class PythonBackend:
     ) -> "PythonModel | ThreadedPythonModel":
         """Check the settings and prepare the environment; the model itself is imported by each instance."""
         path = self._model_path(files, config)
-        environment = await _environment(files, config, settings, self._folder)
+        environment = await _environment(files, config, settings, path, self._folder)
         metrics = settings.metrics if settings.metrics is not None else CustomMetrics()
         server = ServerServices(
             CallFrame(config.name, str(files.version)), settings.models, metrics, settings.busy_poll
@@ -143,6 +125,8 @@ class PythonBackend:
     def _model_path(self, files: ModelFiles, config: ModelConfig) -> Path:
         if self._folder is not None:
             return self._folder / DEFAULT_FILE
+        if SERVICE_PATH in config.parameters:
+            return _service_path(files, config)
         path = files.version_dir / (config.default_model_filename or DEFAULT_FILE)
         if not path.is_file():
             raise invalid(f"model '{config.name}': there is no file '{path.name}' in version {files.version}")
@@ -275,8 +259,18 @@ def _what_to_load(
     return str(path), str(files.version_dir), str(files.model_dir), arguments
 
 
+def _service_path(files: ModelFiles, config: ModelConfig) -> Path:
+    path = files.model_dir / config.parameters[SERVICE_PATH]
+    if not path.is_file():
+        raise invalid(
+            f"model '{config.name}': parameter {SERVICE_PATH}: there is no file '{path}'",
+            hint="relative paths begin at the model's folder",
+        )
+    return path
+
+
 async def _environment(
-    files: ModelFiles, config: ModelConfig, settings: BackendSettings, backend_dir: Path | None
+    files: ModelFiles, config: ModelConfig, settings: BackendSettings, source: Path, backend_dir: Path | None
 ) -> Environment | None:
     """Return the environment of a model's processes, None where it runs in threads of the server.
 
@@ -285,7 +279,7 @@ async def _environment(
     """
     mode = config.parameters.get(MODE, PROCESS)
     if mode == PROCESS:
-        return await environment_of(files, config, settings, backend_dir)
+        return await environment_of(files, config, settings, backend_dir, source)
     if mode != THREAD:
         raise invalid(f"model '{config.name}': parameter {MODE}: expected {PROCESS} or {THREAD}, got '{mode}'")
     for parameter, reason in (
@@ -302,6 +296,13 @@ async def _environment(
             f"model '{config.name}': {REQUIREMENTS} cannot be met with {MODE} {THREAD}: a thread of the server has the "
             "server's packages",
             hint=f"install them where the server runs and remove the file, or set {MODE} to {PROCESS}",
+        )
+    inline = await asyncio.to_thread(read_inline, source)
+    if settings.values.get(BUILDER) != "none" and inline is not None and inline.dependencies:
+        raise unsupported(
+            f"model '{config.name}': the dependencies in {source.name} cannot be met with {MODE} {THREAD}: a thread of "
+            "the server has the server's packages",
+            hint=f"install them where the server runs and remove the block, or set {MODE} to {PROCESS}",
         )
     return None
 

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from charonia.core.errors import invalid, unsupported
 from charonia.die_with_parent import with_parent_death_signal
+from charonia.server.backends.python.inline_metadata import InlineMetadata
 
 BUILD_S_MAX = 1800.0
 """Time limit for one environment, downloads included."""
@@ -120,13 +121,26 @@ def _listing(folder: Path) -> Iterator[str]:
             yield f"{os.path.relpath(path, folder)} {status.st_size} {status.st_mtime_ns}"
 
 
-async def build_requirements(requirements: Path, folder: Path, builder: str) -> None:
+def inline_key(wanted: InlineMetadata) -> str:
+    """Return the key of the environment for inline metadata: it depends on that, and on interpreter and platform."""
+    digest = hashlib.sha256()
+    own = (_RECIPE, sys.version, sys.base_prefix, sysconfig.get_platform())
+    for part in (*own, wanted.requires_python, *sorted(wanted.dependencies)):
+        digest.update(part.encode() + b"\0")
+    return "inline-" + digest.hexdigest()[:KEY_LETTERS]
+
+
+async def build_requirements(
+    requirements: Path, folder: Path, builder: str, *, python: str = "", what: str = ""
+) -> None:
     """Build the environment for a requirements.txt, with numpy, which workers need.
 
     Args:
         requirements: The file.
         folder: Folder of the new environment.
         builder: "uv", "pip", or "auto" for uv if it is found.
+        python: Specifier of the version of its interpreter, "" for the server's interpreter; only uv finds others.
+        what: What the requirements are of, for messages; "" for the file.
 
     Raises:
         ServingError: With the builder's output.
@@ -136,20 +150,28 @@ async def build_requirements(requirements: Path, folder: Path, builder: str) -> 
         raise invalid(
             "environments are to be built with uv, which is neither on PATH nor installed in the server's Python"
         )
-    python = str(folder / "bin" / "python")
+    if python and not uv:
+        version = ".".join(map(str, sys.version_info[:3]))
+        raise invalid(
+            f"requires-python is '{python}', and the server's Python is {version}",
+            hint="install uv, which finds or fetches other versions of Python",
+        )
+    what = what or requirements.name
+    interpreter = str(folder / "bin" / "python")
     if uv:
-        make = [*uv, "venv", "--no-project", "--python", sys.executable, str(folder)]
-        install = [*uv, "pip", "install", "--python", python]
+        make = [*uv, "venv", "--no-project", "--python", python or sys.executable, str(folder)]
+        install = [*uv, "pip", "install", "--python", interpreter]
     else:
         make = [sys.executable, "-m", "venv", str(folder)]
-        install = [python, "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
+        install = [interpreter, "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
     install += ["-r", requirements.name]
-    await _run(make, requirements, "check that Python's module venv is installed completely, or install uv")
-    await _run(install, requirements)
+    place = requirements.parent
+    await _run(make, place, what, "check that Python's module venv is installed completely, or install uv")
+    await _run(install, place, what)
     try:
-        await run_command([python, "-c", "import numpy"], limit_s=BUILD_S_MAX, env=_variables())
+        await run_command([interpreter, "-c", "import numpy"], limit_s=BUILD_S_MAX, env=_variables())
     except CommandError:
-        await _run([*install, "numpy"], requirements, "workers need numpy: add it to requirements.txt")
+        await _run([*install, "numpy"], place, what, f"workers need numpy: add it to {what}")
 
 
 def _find_uv() -> list[str]:
@@ -163,13 +185,11 @@ def _variables() -> dict[str, str]:
     return {key: value for key, value in os.environ.items() if key not in _FOREIGN_VARIABLES}
 
 
-async def _run(command: list[str], requirements: Path, hint: str = "") -> None:
+async def _run(command: list[str], place: Path, what: str, hint: str = "") -> None:
     try:
-        await run_command(command, limit_s=BUILD_S_MAX, env=_variables(), cwd=requirements.parent)
+        await run_command(command, limit_s=BUILD_S_MAX, env=_variables(), cwd=place)
     except CommandError as error:
-        raise invalid(
-            f"the environment of '{requirements.name}' cannot be built: {error}\n{error.output}", hint=hint
-        ) from error
+        raise invalid(f"the environment of '{what}' cannot be built: {error}\n{error.output}", hint=hint) from error
 
 
 async def unpack_archive(path: Path, folder: Path) -> None:

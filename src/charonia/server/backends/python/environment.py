@@ -1,4 +1,6 @@
-"""The Python environment of a model: the server's own, a prepared one, or one built from its requirements.txt.
+"""The Python environment of a model: the server's own, a prepared one, or one built for what the model requires.
+
+What it requires stands in a requirements.txt, or in the model's file as inline script metadata.
 
 A prepared environment is a folder (`venv`, unpacked conda-pack) or an archive that is unpacked into the cache. Its
 interpreter may have another version than the server's. Before a worker starts in it, its version and numpy are checked,
@@ -37,10 +39,12 @@ from charonia.server.backends.python.build import (
     KEY_LETTERS,
     CommandError,
     build_requirements,
+    inline_key,
     requirements_key,
     run_command,
     unpack_archive,
 )
+from charonia.server.backends.python.inline_metadata import InlineMetadata, inline_metadata
 
 _log = logging.getLogger(__name__)
 
@@ -177,11 +181,16 @@ class EnvironmentCache:
 
 
 async def environment_of(
-    files: ModelFiles, config: ModelConfig, settings: BackendSettings, backend_dir: Path | None = None
+    files: ModelFiles,
+    config: ModelConfig,
+    settings: BackendSettings,
+    backend_dir: Path | None = None,
+    source: Path | None = None,
 ) -> Environment:
     """Return the environment of a model version; unpack or build it if needed.
 
-    The model's own parameter and files take precedence over `backend_dir`, the folder of a backend written in Python.
+    The model's own parameter and files take precedence over `backend_dir`, the folder of a backend written in Python,
+    and a requirements.txt over what `source`, the file of the model, says in itself.
 
     Raises:
         ServingError: It cannot be found, unpacked or built, or workers cannot run in it, with the reason.
@@ -201,9 +210,49 @@ async def environment_of(
         requirements = requirements_of(files, backend_dir)
         if requirements is not None:
             return await _built(requirements, config.name, settings)
+        return await environment_of_file(source, settings) if source is not None else SERVER_ENVIRONMENT
     except ServingError as error:
         raise ServingError(error.code, f"model '{config.name}': {error.message}", hint=error.hint) from error
-    return SERVER_ENVIRONMENT
+
+
+async def environment_of_file(source: Path, settings: BackendSettings) -> Environment:
+    """Return the environment that a Python file asks for in itself, the server's own where it asks for none.
+
+    Raises:
+        ServingError: It cannot be built, with the reason.
+    """
+    wanted = await asyncio.to_thread(read_inline, source)
+    if wanted is None or (not wanted.dependencies and wanted.accepts(sys.version_info[:3])):
+        return SERVER_ENVIRONMENT
+    builder = _builder(settings)
+    if builder == "none":
+        _log.info("the dependencies in %s are ignored: %s is none", source.name, BUILDER)
+        return SERVER_ENVIRONMENT
+    python = "" if wanted.accepts(sys.version_info[:3]) else wanted.requires_python
+
+    async def build(folder: Path) -> None:
+        requirements = folder.with_suffix(".txt")
+        requirements.write_text("".join(f"{line}\n" for line in wanted.dependencies))
+        try:
+            await build_requirements(requirements, folder, builder, python=python, what=source.name)
+        finally:
+            requirements.unlink()
+        await _probe(_in_folder(folder, source.name))
+
+    folder = await _cache(settings).get(inline_key(wanted), build, what=f"'{source.name}'")
+    return _in_folder(folder, source.name)
+
+
+def read_inline(source: Path) -> InlineMetadata | None:
+    """Return the inline metadata of a Python file, None where it has none. Blocks on the disk.
+
+    Raises:
+        ServingError: INVALID_ARG for metadata that is none.
+    """
+    try:
+        return inline_metadata(source.read_text(encoding="utf-8", errors="replace"), f"'{source.name}'")
+    except OSError as error:
+        raise invalid(f"'{source}' cannot be read: {error.strerror}") from error
 
 
 def requirements_of(files: ModelFiles, backend_dir: Path | None = None) -> Path | None:
@@ -235,9 +284,7 @@ async def _prepared(path: Path, files: ModelFiles, settings: BackendSettings) ->
 
 
 async def _built(requirements: Path, model: str, settings: BackendSettings) -> Environment:
-    builder = settings.values.get(BUILDER, "auto")
-    if builder not in BUILDERS:
-        raise invalid(f"--backend-config python,{BUILDER}: expected one of {', '.join(BUILDERS)}, got '{builder}'")
+    builder = _builder(settings)
     if builder == "none":
         _log.info("%s of model '%s' is ignored: %s is none", REQUIREMENTS, model, BUILDER)
         return SERVER_ENVIRONMENT
@@ -249,6 +296,13 @@ async def _built(requirements: Path, model: str, settings: BackendSettings) -> E
     key = await asyncio.to_thread(requirements_key, requirements)
     folder = await _cache(settings).get(key, build, what=f"{REQUIREMENTS} of model '{model}'")
     return _in_folder(folder, REQUIREMENTS)
+
+
+def _builder(settings: BackendSettings) -> str:
+    builder = settings.values.get(BUILDER, "auto")
+    if builder not in BUILDERS:
+        raise invalid(f"--backend-config python,{BUILDER}: expected one of {', '.join(BUILDERS)}, got '{builder}'")
+    return builder
 
 
 def _cache(settings: BackendSettings) -> EnvironmentCache:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from charonia.core.errors import Code, ServingError, invalid, unsupported
+from charonia.install_hint import package_hint
 from charonia.server.backends.pytorch.archive import FileKind, file_kind
 from charonia.server.backends.pytorch.failures import plain_error, plain_text
 from charonia.server.backends.pytorch.naming import Parameter, ParameterKind
@@ -122,7 +123,7 @@ def _read_weights(path: Path, *, unpickles: bool) -> dict[str, Any]:
         try:
             from safetensors.torch import load_file  # only models that have such a file need it
         except ImportError:
-            raise unsupported(f"{path.name}: safetensors is not installed", hint="pip install safetensors") from None
+            raise unsupported(f"{path.name}: safetensors is not installed", hint=package_hint("safetensors")) from None
         try:
             return load_file(path)
         except Exception as error:  # safetensors' errors have no common base class

@@ -25,6 +25,7 @@ from charonia.wire.tensors import bytes_array
 if TYPE_CHECKING:
     from PIL.Image import Image
 from charonia.core.errors import ServingError
+from charonia.install_hint import package_hint
 from charonia.tools.perf.data.convert import from_list, from_raw, to_datatype
 from charonia.tools.perf.data.json_file import read_json
 from charonia.tools.perf.data.spec import FILE_BYTES_MAX, InputStep, ModelSpec, Stream, names
@@ -96,7 +97,7 @@ def _opened(path: Path, where: str) -> "Image":
     try:
         from PIL import Image, UnidentifiedImageError
     except ModuleNotFoundError:
-        raise unsupported(f"{where}: pictures need the package Pillow", hint="pip install pillow") from None
+        raise unsupported(f"{where}: pictures need the package Pillow", hint=package_hint("pillow")) from None
     try:
         with Image.open(path) as image:
             if image.width * image.height > PIXELS_MAX:

@@ -5,6 +5,7 @@ from random import Random
 from typing import Any
 
 from charonia.core.errors import unsupported
+from charonia.install_hint import extra_hint
 from charonia.tools.tune.objective import Loads, Point
 from charonia.tools.tune.search.trial_driver import USUAL, Steps, TrialDriver
 from charonia.tools.tune.space import Coordinate, load_values
@@ -55,7 +56,7 @@ def load_library() -> Any:
     except ImportError:
         raise unsupported(
             "search mode 'optuna' needs the library optuna, which is not installed",
-            hint="pip install 'charonia[tune]', or choose another search mode",
+            hint=f"{extra_hint('tune')}, or choose another search mode",
         ) from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna

@@ -11,11 +11,24 @@ import threading
 import types
 from typing import TYPE_CHECKING
 
+if TYPE_CHECKING or __package__:
+    from charonia.server.backends.python.worker import charonia_service as service
+else:  # a sibling of the worker's script; the package is not there
+    import charonia_service as service
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
+    from charonia.server.backends.python.worker.charonia_service import Definition
+
 PB_UTILS = "triton_python_backend_utils"
+
+SERVICE = "charonia.service"
+"""The module that service files import."""
+
+PYTHON_MIN = (3, 10)
+"""Oldest Python that service files run on: typing.Annotated, and records in annotations."""
 
 _PACKAGE = "charonia_model_"
 
@@ -47,13 +60,14 @@ class ModelImports:
         if not shares_process:
             sys.path[:0] = self._folders
             sys.modules[PB_UTILS] = pb_utils
+            _offer_service()
 
     def load(self, path: str) -> Any:
-        """Import the file of a model and return its class.
+        """Import the file of a model and return its class, or the models that a service file defines.
 
         Raises:
             ImportError: It is no Python file.
-            AttributeError: It has no class TritonPythonModel.
+            AttributeError: It has neither.
         """
         folder = os.path.dirname(path)
         if folder not in self._folders:  # that of a backend which all its models share
@@ -69,11 +83,18 @@ class ModelImports:
             raise ImportError(f"{path} is not a Python file")
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module
-        with self.visible():
+        definitions: list[Definition]
+        with self.visible(), service.collecting() as definitions:
             spec.loader.exec_module(module)
-        if not hasattr(module, "TritonPythonModel"):
-            raise AttributeError(f"{path} has no class TritonPythonModel")
-        return module.TritonPythonModel
+        if hasattr(module, "TritonPythonModel"):
+            return module.TritonPythonModel
+        if not definitions:
+            raise AttributeError(
+                f"{path} has no class TritonPythonModel, and no function or class with @charonia.model"
+            )
+        if sys.version_info < PYTHON_MIN:
+            raise ImportError("service files need Python {}.{} or newer".format(*PYTHON_MIN))
+        return definitions
 
     @contextlib.contextmanager
     def visible(self) -> Iterator[None]:
@@ -115,3 +136,13 @@ class ModelImports:
             sys.modules[PB_UTILS] = before[PB_UTILS]
         else:
             del sys.modules[PB_UTILS]
+
+
+def _offer_service() -> None:
+    """Let files import `charonia` as in the server's environment, also where that package is not there."""
+    sys.modules[SERVICE] = service
+    if importlib.util.find_spec("charonia") is None:
+        package = types.ModuleType("charonia")
+        package.__path__ = []
+        package.__dict__.update({name: getattr(service, name) for name in service.__all__}, service=service)
+        sys.modules["charonia"] = package

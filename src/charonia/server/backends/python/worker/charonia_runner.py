@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -66,7 +67,7 @@ class PythonModelRunner:
         imports = self._make_imports(version_dir, model_dir)
         self._binding.is_decoupled = is_decoupled
         try:
-            model = imports.load(path)()
+            model = self._load(imports, path)()
             if not callable(getattr(model, "execute", None)):
                 raise AttributeError(f"TritonPythonModel in {path} has no method 'execute'")
             if hasattr(model, "initialize"):
@@ -86,7 +87,7 @@ class PythonModelRunner:
         Raises:
             BaseException: Any exception of the model.
         """
-        model = self._make_imports(version_dir, model_dir).load(path)
+        model = self._load(self._make_imports(version_dir, model_dir), path)
         if not hasattr(model, "auto_complete_config"):
             return ""
         completed = model.auto_complete_config(pb_utils.ModelConfig(json.loads(config_json)))
@@ -96,6 +97,24 @@ class PythonModelRunner:
                 f"got {type(completed).__name__}"
             )
         return json.dumps(completed.as_dict())
+
+    def describe(self, path: str, template_json: str) -> str:
+        """Return the models of a service file: complete configurations by name; of any other Python model none.
+
+        Args:
+            path: The file.
+            template_json: What their configurations have in common.
+
+        Raises:
+            BaseException: Any exception of the file.
+        """
+        folder = os.path.dirname(path)
+        model = self._load(self._make_imports(folder, folder), path)
+        described = {}
+        for definition in getattr(model, "definitions", ()):
+            config = pb_utils.ModelConfig({**json.loads(template_json), "name": definition.name})
+            described[definition.name] = model.auto_complete_config(config).as_dict()
+        return json.dumps(described)
 
     def finalize(self) -> None:
         """Let the model finalize."""
@@ -183,6 +202,18 @@ class PythonModelRunner:
         finally:
             binding.running = 0
         return results, output_start
+
+    def _load(self, imports: ModelImports, path: str) -> Any:
+        """Return the class of a model."""
+        loaded = imports.load(path)
+        if not isinstance(loaded, list):
+            return loaded
+        # Imported late: most models are classes themselves, and need none of it.
+        if TYPE_CHECKING or __package__:
+            from charonia.server.backends.python.worker.charonia_functions import bound_to_file
+        else:
+            from charonia_functions import bound_to_file
+        return bound_to_file(loaded, self._host, self._request_class)
 
     def _make_imports(self, version_dir: str, model_dir: str) -> ModelImports:
         self._binding.model_dir = version_dir

@@ -27,6 +27,7 @@ else:  # siblings of this script; the package is not there
     from charonia_runner import PythonModelRunner
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 _PR_SET_PDEATHSIG = 1
@@ -61,7 +62,9 @@ class Worker:
             elif kind == "initialize":
                 self._initialize(*content)
             elif kind == "complete":
-                self._complete(*content)
+                self._complete(self._runner.complete, *content)
+            elif kind == "describe":
+                self._complete(self._runner.describe, *content)
             elif kind == "is_ready":
                 writer.send(("answer_ready", *content, self._runner.readiness()))
             elif kind == "finalize":
@@ -94,9 +97,9 @@ class Worker:
         gc.freeze()
         self.connection.writer.send(("ready", capabilities))
 
-    def _complete(self, path: str, version_dir: str, model_dir: str, config_json: str) -> None:
+    def _complete(self, ask: Callable[..., str], *content: str) -> None:
         try:
-            completed = self._runner.complete(path, version_dir, model_dir, config_json)
+            completed = ask(*content)
         except BaseException as error:
             self.connection.writer.send(("failed", describe(error)))
             raise SystemExit(1) from error

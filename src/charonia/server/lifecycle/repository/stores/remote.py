@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Protocol, cast
 
 from charonia.core.errors import invalid, unavailable
+from charonia.install_hint import extra_hint
 from charonia.server.lifecycle.repository.stores.location import (
     FILE_VARIABLE,
     StoreAddress,
@@ -96,7 +97,7 @@ class ObjectStore:
         except ImportError:
             raise invalid(
                 f"model repository '{address.uri}': object stores need the package obstore",
-                hint="pip install charonia[stores]",
+                hint=extra_hint("stores"),
             ) from None
         self.uri = address.uri
         self._prefix = address.prefix + "/" if address.prefix else ""

@@ -1,0 +1,246 @@
+"""What a definition of a service file says: its configuration, and arguments and results of its calls."""
+
+from __future__ import annotations
+
+import base64
+import inspect
+import json
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING or __package__:
+    from charonia.server.backends.python.worker import charonia_signature as signatures
+    from charonia.server.backends.python.worker.charonia_kinds import Kind
+    from charonia.server.backends.python.worker.charonia_records import built
+    from charonia.server.backends.python.worker.charonia_service import BadRequest
+    from charonia.server.backends.python.worker.charonia_signature import Port, Signature
+else:  # siblings of the worker's script; the package is not there
+    import charonia_signature as signatures
+    from charonia_kinds import Kind
+    from charonia_records import built
+    from charonia_service import BadRequest
+    from charonia_signature import Port, Signature
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+    from charonia.server.backends.python.worker.charonia_datatypes import Array
+    from charonia.server.backends.python.worker.charonia_model_config import ModelConfig
+    from charonia.server.backends.python.worker.charonia_service import Definition
+
+EXAMPLE = "EXAMPLE"
+"""Model parameter with an example request."""
+
+
+class Function:
+    """What a definition says about calls, without an instance."""
+
+    def __init__(self, definition: Definition) -> None:
+        self.definition = definition
+        self.is_batched = definition.max_batch_size > 0
+        self.columns: list[str] = []  # of a data frame
+        if definition.is_object:
+            self.signature = self._of_object()
+        elif definition.example is not None and not _annotations(definition.target):
+            self.signature = self._of_example(dict(definition.example))
+        else:
+            target = definition.target
+            function = _call_of(target) if inspect.isclass(target) else target
+            self.signature = signatures.signature_of(function, definition.name, is_batched=self.is_batched)
+
+    def complete(self, config: ModelConfig) -> None:
+        """Complete a configuration."""
+        definition, given = self.definition, config.as_dict()
+        if given.get("max_batch_size") and not self.is_batched:
+            raise ValueError(
+                f"model '{definition.name}' takes one request at a time, and the configuration says max_batch_size "
+                f"{given['max_batch_size']}: give the decorator max_batch_size=, and the function a batch"
+            )
+        if not given.get("max_batch_size"):
+            config.set_max_batch_size(definition.max_batch_size)
+        if self.is_batched and not given.get("sequence_batching"):
+            config.set_dynamic_batching()
+            if definition.max_delay_ms and given["dynamic_batching"] is not None:
+                delay_us = int(definition.max_delay_ms * 1000)
+                given["dynamic_batching"]["max_queue_delay_microseconds"] = (
+                    given["dynamic_batching"].get("max_queue_delay_microseconds") or delay_us
+                )
+        if self.signature.is_stream:
+            config.set_model_transaction_policy({"decoupled": True})
+        for port in self.signature.inputs:
+            properties = {"name": port.name, "data_type": port.kind.data_type, "dims": list(port.kind.dims)}
+            config.add_input({**properties, "optional": True} if not port.is_required else properties)
+        for port in self.signature.outputs:
+            config.add_output({"name": port.name, "data_type": port.kind.data_type, "dims": list(port.kind.dims)})
+        if definition.instances and not given.get("instance_group"):
+            given["instance_group"] = [{"count": definition.instances}]
+        example = self._example_text()
+        if example and EXAMPLE not in given.setdefault("parameters", {}):
+            given["parameters"][EXAMPLE] = {"string_value": example}
+
+    def _of_object(self) -> Signature:
+        """Call an object with its example."""
+        definition = self.definition
+        if isinstance(definition.example, (list, tuple)):
+            definition.example = np.asarray(definition.example)
+        example = definition.example
+        self.columns = [str(column) for column in getattr(example, "columns", ())]
+        if self.columns:
+            inputs = [Port(name, self._kind(example[name])) for name in self.columns]
+        else:
+            inputs = [Port(signatures.OBJECT_INPUT, self._kind(example))]
+        returned = self.bound(definition.target)(example)
+        return Signature(inputs, [Port(signatures.OUTPUT, self._kind(returned))], None, "one", False)
+
+    def _of_example(self, example: dict[str, Any]) -> Signature:
+        """Call a function without annotations with its example."""
+        function: Any = self.definition.target
+        if inspect.isclass(function):
+            function = function()
+        returned = function(**example)
+        if inspect.isgenerator(returned) or inspect.isawaitable(returned) or inspect.isasyncgen(returned):
+            raise TypeError(
+                f"model '{self.definition.name}': annotate parameters and result of an async or generator function"
+            )
+        inputs = [Port(name, self._kind(value)) for name, value in example.items()]
+        return Signature(inputs, [Port(signatures.OUTPUT, self._kind(returned))], None, "one", False)
+
+    def _kind(self, value: Any) -> Kind:
+        try:
+            return signatures.kind_of_value(value, is_batch=self.is_batched)
+        except TypeError as error:
+            raise TypeError(f"model '{self.definition.name}': {error}") from None
+
+    def bound(self, target: Any) -> Callable[..., Any]:
+        """Return what is called of an instance."""
+        called: Callable[..., Any] = getattr(target, self.definition.method) if self.definition.method else target
+        return called
+
+    def _example_text(self) -> str:
+        """Return the example request as JSON, "" for none."""
+        example = self.definition.example
+        if example is None:
+            return ""
+        if self.columns:
+            values = {name: np.asarray(example[name]) for name in self.columns}
+        else:
+            values = {signatures.OBJECT_INPUT: example} if self.definition.is_object else dict(example)
+        plain = {}
+        for port in self.signature.inputs:
+            if port.name in values:
+                value = values[port.name]
+                if self.is_batched and self.definition.is_object:
+                    value = value[:1]  # one item is example enough
+                elif self.is_batched and not isinstance(value, (list, np.ndarray)):
+                    value = [value]
+                array = port.kind.write_batch(value) if self.is_batched else port.kind.write(value)
+                plain[port.name] = _json(array)
+        return json.dumps(plain)
+
+    def read(self, tensors: Mapping[str, Array]) -> dict[str, Any]:
+        """Return the arguments of a call.
+
+        Raises:
+            BadRequest: An input is no such value.
+        """
+        values = {}
+        for port in self.signature.inputs:
+            if port.name in tensors:
+                array = tensors[port.name]
+                try:
+                    values[port.name] = port.kind.read_batch(array) if self.is_batched else port.kind.read(array)
+                except BadRequest as error:
+                    raise BadRequest(f"input '{port.name}': {error}") from None
+        return values
+
+    def arguments(self, values: dict[str, Any], size: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return values as positional and keyword arguments.
+
+        Args:
+            values: Values by input.
+            size: Items of a batch.
+
+        Raises:
+            BadRequest: They make no record.
+        """
+        record = self.signature.record
+        if self.definition.is_object:
+            if self.columns:
+                frame = type(self.definition.example)
+                return (frame({name: values[name].reshape(-1) for name in self.columns}),), {}
+            return (values[signatures.OBJECT_INPUT],), {}
+        if record is None:
+            return (), values
+        if not self.is_batched:
+            return (built(record, values),), {}
+        rows = [{name: column[at] for name, column in values.items()} for at in range(size)]
+        return ([built(record, row) for row in rows],), {}
+
+    def write(self, returned: Any, size: int = 0) -> list[tuple[str, Array]]:
+        """Return the outputs of a call.
+
+        Args:
+            returned: What the function has returned, or yielded.
+            size: Items of the batch.
+
+        Raises:
+            TypeError: It is not what the annotation says.
+            ValueError: As above.
+        """
+        written = []
+        for at, port in enumerate(self.signature.outputs):
+            try:
+                value = self._part(returned, at, port.name)
+                array = port.kind.write_batch(value) if self.is_batched else port.kind.write(value)
+            except (TypeError, ValueError, AttributeError, KeyError, IndexError) as error:
+                shown = f"{type(error).__name__}: {error}"
+                raise TypeError(f"what '{self.definition.name}' returned is no '{port.name}': {shown}") from error
+            if self.is_batched and len(array) != size:
+                raise ValueError(f"'{self.definition.name}' got a batch of {size} and returned {len(array)}")
+            written.append((port.name, array))
+        return written
+
+    def _part(self, returned: Any, at: int, name: str) -> Any:
+        """Return the value of one output; of a batch, a value an item."""
+        returns = self.signature.returns
+        if returns == "one":
+            return returned.to_numpy() if hasattr(returned, "to_numpy") else returned
+        if returns == "tuple":
+            return returned[at]
+        if self.is_batched:
+            return [_field(record, name) for record in returned]
+        return _field(returned, name)
+
+
+def _field(record: Any, name: str) -> Any:
+    return record[name] if isinstance(record, dict) else getattr(record, name)
+
+
+def _annotations(target: Any) -> bool:
+    function = target.__call__ if inspect.isclass(target) else target
+    return bool(getattr(function, "__annotations__", None))
+
+
+def _call_of(target: type) -> Callable[..., Any]:
+    """Return `__call__` of a class, without `self`."""
+    call = inspect.getattr_static(target, "__call__", None)
+    if not inspect.isfunction(call):
+        raise TypeError(f"class '{target.__name__}' has no method __call__, which answers requests")
+    return call.__get__(object())
+
+
+def _json(array: Array) -> Any:
+    """Return an array as JSON has it."""
+    if array.dtype != np.object_:
+        return array.tolist()
+    flat = [_readable(element) for element in array.ravel().tolist()]
+    return np.array(flat, np.object_).reshape(array.shape).tolist()
+
+
+def _readable(element: bytes) -> str:
+    try:
+        return element.decode()
+    except UnicodeDecodeError:
+        return base64.b64encode(element).decode()

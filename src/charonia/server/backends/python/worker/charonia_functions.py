@@ -1,0 +1,336 @@
+"""Functions and objects as Python models: the methods of `TritonPythonModel` over the definitions of a service file.
+
+A function is called in the thread of `execute`. Coroutines and asynchronous generators run on an event loop in a thread
+of their own, several at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING or __package__:
+    from charonia.server.backends.python.worker.charonia_errors import (
+        TritonError,
+        TritonModelException,
+        describe,
+        traced,
+    )
+    from charonia.server.backends.python.worker.charonia_function import Function
+    from charonia.server.backends.python.worker.charonia_host import Inbox
+    from charonia.server.backends.python.worker.charonia_responses import FINAL, InferenceResponse
+    from charonia.server.backends.python.worker.charonia_service import BadRequest, running
+    from charonia.server.backends.python.worker.charonia_signature import kind_of_value
+    from charonia.server.backends.python.worker.charonia_tensor import Tensor
+else:  # siblings of the worker's script; the package is not there
+    from charonia_errors import TritonError, TritonModelException, describe, traced
+    from charonia_function import Function
+    from charonia_host import Inbox
+    from charonia_responses import FINAL, InferenceResponse
+    from charonia_service import BadRequest, running
+    from charonia_signature import kind_of_value
+    from charonia_tensor import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Mapping, Sequence
+    from typing import Any, ClassVar
+
+    from charonia.server.backends.python.worker.charonia_datatypes import Array
+    from charonia.server.backends.python.worker.charonia_host import Host
+    from charonia.server.backends.python.worker.charonia_model_config import ModelConfig
+    from charonia.server.backends.python.worker.charonia_requests import InferenceRequest
+    from charonia.server.backends.python.worker.charonia_service import Definition
+
+END_S_MAX = 5.0
+"""Time that coroutines have to end when the instance does."""
+
+_DEVICES = {"GPU": "cuda:{}"}
+
+
+class FunctionModel:
+    """A `TritonPythonModel` for the definitions of one file; `bound_to_file` makes the class of a file."""
+
+    definitions: ClassVar[list[Definition]] = []
+    host: ClassVar[Host]
+    request_class: ClassVar[type[InferenceRequest]]
+
+    @classmethod
+    def named(cls, name: str) -> Definition:
+        """Return the definition for a model: of its name, or the only one.
+
+        Raises:
+            ValueError: There are several, of other names.
+        """
+        if len(cls.definitions) == 1:
+            return cls.definitions[0]
+        for definition in cls.definitions:
+            if definition.name == name:
+                return definition
+        names = ", ".join(definition.name for definition in cls.definitions)
+        raise ValueError(f"the file of model '{name}' has no model of this name; it has {names}")
+
+    @classmethod
+    def auto_complete_config(cls, config: ModelConfig) -> ModelConfig:
+        """Complete the configuration from the annotations."""
+        Function(cls.named(config.as_dict().get("name", ""))).complete(config)
+        return config
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Make the instance."""
+        definition = self.named(args["model_name"])
+        self._function = function = Function(definition)
+        target = definition.target
+        if inspect.isclass(target) and not definition.is_object:
+            make: Any = target
+            device = _DEVICES.get(args["model_instance_kind"], "cpu").format(args["model_instance_device_id"])
+            takes_device = "device" in inspect.signature(target).parameters
+            target = make(device=device) if takes_device else make()
+        self._target = target
+        self._call = function.bound(target)
+        code = self._call if inspect.isroutine(self._call) else type(self._call).__call__
+        self._is_async = inspect.iscoroutinefunction(code) or inspect.isasyncgenfunction(code)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._running = 0
+        self._left: Inbox[None] = Inbox()
+        self._calls = _Calls(self.request_class, {d.name: d for d in self.definitions})
+
+    def execute(
+        self, requests: list[InferenceRequest]
+    ) -> list[InferenceResponse | None] | Coroutine[Any, Any, Any] | None:
+        """Call the function."""
+        if self._function.is_batched and self._is_async:
+            return self._batches_async(requests)
+        token = running.set(self._calls)
+        try:
+            if self._function.is_batched:
+                return self._batches(requests)
+            if self._is_async:
+                for request in requests:
+                    self._start(request)
+                return None
+            if self._function.signature.is_stream:
+                for request in requests:
+                    self._stream(request)
+                return None
+            return [self._single(request) for request in requests]
+        finally:
+            running.reset(token)
+
+    def finalize(self) -> None:
+        """End the instance: its `close`, where it is of a class that has one."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(END_S_MAX)
+        close = getattr(self._target, "close", None)
+        if inspect.isclass(self._function.definition.target) and callable(close):
+            close()
+
+    def _single(self, request: InferenceRequest) -> InferenceResponse:
+        try:
+            positional, named = self._function.arguments(self._function.read(_tensors(request)), 0)
+            return _response(self._function.write(self._call(*positional, **named)))
+        except BadRequest as error:
+            return _refusal(error)
+
+    def _stream(self, request: InferenceRequest) -> None:
+        sender = request.get_response_sender()
+        try:
+            positional, named = self._function.arguments(self._function.read(_tensors(request)), 0)
+            items = self._call(*positional, **named)
+            for item in items:
+                if sender.is_cancelled():
+                    if hasattr(items, "close"):
+                        items.close()
+                    break
+                sender.send(_response(self._function.write(item)))
+        except BadRequest as error:
+            sender.send(_refusal(error))
+        sender.send(flags=FINAL)
+
+    def _batches(self, requests: list[InferenceRequest]) -> list[InferenceResponse | None]:
+        batches = _Batches(self._function, requests)
+        for positional, named, places in batches.calls:
+            batches.answer(places, self._call(*positional, **named))
+        return batches.responses
+
+    async def _batches_async(self, requests: list[InferenceRequest]) -> list[InferenceResponse | None]:
+        running.set(self._calls)  # in the context of this task
+        batches = _Batches(self._function, requests)
+        for positional, named, places in batches.calls:
+            batches.answer(places, await self._call(*positional, **named))
+        return batches.responses
+
+    def _start(self, request: InferenceRequest) -> None:
+        """Start the coroutine for a request; wait while there are too many."""
+        request.get_response_sender()
+        while self._running >= self._function.definition.concurrency:
+            self.host.wait(self._left)
+            self._count_left()
+        self._count_left()
+        self._running += 1
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=_run, args=(self._loop,), name="execute", daemon=True)
+            self._thread.start()
+        asyncio.run_coroutine_threadsafe(self._answer(request), self._loop)
+
+    def _count_left(self) -> None:
+        while self._left.items:
+            self._left.items.popleft()
+            self._running -= 1
+
+    async def _answer(self, request: InferenceRequest) -> None:
+        running.set(self._calls)
+        sender = request.get_response_sender()
+        is_stream = self._function.signature.is_stream
+        try:
+            positional, named = self._function.arguments(self._function.read(_tensors(request)), 0)
+            returned = self._call(*positional, **named)
+            if is_stream:
+                async for item in returned:
+                    if sender.is_cancelled():
+                        await returned.aclose()
+                        break
+                    sender.send(_response(self._function.write(item)))
+            else:
+                sender.send(_response(self._function.write(await returned)), FINAL)
+        except BadRequest as error:
+            sender.send(_refusal(error), 0 if is_stream else FINAL)
+        except (Exception, asyncio.CancelledError) as error:
+            self.host.raised([request.request_id()], traced(error))
+            text = f"Failed to process the request(s) for model '{self.host.name}', message: {describe(error)}"
+            sender.send(InferenceResponse(error=TritonError(text)), 0 if is_stream else FINAL)
+        finally:
+            if is_stream:
+                sender.send(flags=FINAL)
+            self._left.put(None)
+
+
+class _Batches:
+    """The calls for requests that came as a batch, and their responses.
+
+    One call takes all requests that have the same inputs; that is one call but for optional inputs.
+
+    Attributes:
+        calls: Positional and keyword arguments, and of which requests: index and number of items.
+        responses: A response for each request.
+    """
+
+    def __init__(self, function: Function, requests: Sequence[InferenceRequest]) -> None:
+        self._function = function
+        self.responses: list[InferenceResponse | None] = [None] * len(requests)
+        self.calls: list[tuple[tuple[Any, ...], dict[str, Any], list[tuple[int, int]]]] = []
+        groups: dict[tuple[str, ...], list[tuple[int, int, dict[str, Any]]]] = {}
+        for index, request in enumerate(requests):
+            tensors = _tensors(request)
+            size = len(next(iter(tensors.values()))) if tensors else 1
+            try:
+                values = function.read(tensors)
+                if function.signature.record is not None:
+                    function.arguments(values, size)  # a request that makes no record must not fail the others
+            except BadRequest as error:
+                self.responses[index] = _refusal(error)
+                continue
+            groups.setdefault(tuple(values), []).append((index, size, values))
+        for names, members in groups.items():
+            joined = {name: _joined([values[name] for _, _, values in members]) for name in names}
+            places = [(index, size) for index, size, _ in members]
+            self.calls.append((*function.arguments(joined, sum(size for _, size in places)), places))
+
+    def answer(self, places: list[tuple[int, int]], returned: Any) -> None:
+        """Split what a call has returned."""
+        written = self._function.write(returned, sum(size for _, size in places))
+        start = 0
+        for index, size in places:
+            self.responses[index] = _response([(name, array[start : start + size]) for name, array in written])
+            start += size
+
+
+class _Calls:
+    """Calls other models for a model of a service file.
+
+    Args:
+        request_class: The request class of the model.
+        siblings: The definitions of its file.
+    """
+
+    def __init__(self, request_class: type[InferenceRequest], siblings: Mapping[str, Definition]) -> None:
+        self._request_class = request_class
+        self._siblings = siblings
+        self._functions: dict[str, Function] = {}
+
+    def call(self, model: str, inputs: Mapping[str, object]) -> dict[str, Array]:
+        """Call a model and wait."""
+        return _outputs(self._request(model, inputs).exec())
+
+    async def call_async(self, model: str, inputs: Mapping[str, object]) -> dict[str, Array]:
+        """Call a model."""
+        return _outputs(await self._request(model, inputs).async_exec())
+
+    def _request(self, model: str, inputs: Mapping[str, object]) -> InferenceRequest:
+        if model in self._siblings and model not in self._functions:
+            self._functions[model] = Function(self._siblings[model])
+        function = self._functions.get(model)
+        kinds = {port.name: port.kind for port in function.signature.inputs} if function is not None else {}
+        tensors = []
+        for name, value in inputs.items():
+            if isinstance(value, np.ndarray):
+                array = value
+            elif function is not None and name in kinds:
+                array = kinds[name].write(value)
+                array = array[np.newaxis] if function.is_batched else array
+            else:
+                array = kind_of_value(value, is_batch=False).write(value)
+            tensors.append(Tensor(name, array))
+        return self._request_class(model_name=model, inputs=tensors, requested_output_names=[])
+
+
+def bound_to_file(
+    definitions: list[Definition], host: Host, request_class: type[InferenceRequest]
+) -> type[FunctionModel]:
+    """Return the class `TritonPythonModel` of a file with definitions."""
+    body = {"definitions": definitions, "host": host, "request_class": request_class}
+    return type("TritonPythonModel", (FunctionModel,), body)
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    """Run an event loop until it is stopped, and cancel what is left in it."""
+    loop.run_forever()
+    left = asyncio.all_tasks(loop)
+    for task in left:
+        task.cancel()
+    if left:
+        loop.run_until_complete(asyncio.wait(left))
+    loop.close()
+
+
+def _tensors(request: InferenceRequest) -> dict[str, Array]:
+    return {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+
+
+def _response(outputs: list[tuple[str, Array]]) -> InferenceResponse:
+    return InferenceResponse([Tensor(name, array) for name, array in outputs])
+
+
+def _refusal(error: BadRequest) -> InferenceResponse:
+    return InferenceResponse(error=TritonError(str(error), TritonError.INVALID_ARG))
+
+
+def _outputs(response: Any) -> dict[str, Array]:
+    error = response.error()
+    if error is not None:
+        raise TritonModelException(error.message())
+    return {tensor.name(): tensor.as_numpy() for tensor in response.output_tensors()}
+
+
+def _joined(values: list[Any]) -> Any:
+    """Return the batch of several batches."""
+    if len(values) == 1:
+        return values[0]
+    if isinstance(values[0], np.ndarray):
+        return np.concatenate(values)
+    return [item for batch in values for item in batch]

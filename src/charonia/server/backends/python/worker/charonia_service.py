@@ -1,0 +1,274 @@
+"""The API of service files: plain functions, classes and objects as models.
+
+A decorated function stays the function that it was. While a file is imported for a server, `collecting` gathers what it
+defines. What a definition means for a server is in `charonia_signature` and `charonia_functions`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, TypeVar, overload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from typing import Any, Protocol
+
+    from charonia.server.backends.python.worker.charonia_datatypes import Array
+
+    class Caller(Protocol):
+        """What calls other models for the model that runs."""
+
+        def call(self, model: str, inputs: Mapping[str, object]) -> dict[str, Array]:
+            """Call a model and wait."""
+            ...
+
+        async def call_async(self, model: str, inputs: Mapping[str, object]) -> dict[str, Array]:
+            """Call a model."""
+            ...
+
+
+__all__ = ["BadRequest", "Shape", "call", "call_async", "model", "serve"]
+
+CONCURRENCY = 100
+"""Default limit of requests that one instance of an async function works on."""
+
+OBJECT_BATCH_SIZE = 256
+"""Default of `max_batch_size` of an object such as a scikit-learn estimator."""
+
+T = TypeVar("T")
+
+
+class BadRequest(ValueError):
+    """Raise it to answer a request with an error of the caller: 400, INVALID_ARGUMENT."""
+
+
+class Shape:
+    """The shape of an array, in an annotation: `Annotated[NDArray[np.float32], Shape(3, 224, 224)]`.
+
+    Args:
+        dims: The dimensions; -1, None or a name for one of any size.
+    """
+
+    def __init__(self, *dims: int | str | None) -> None:
+        for dim in dims:
+            if isinstance(dim, bool) or not (
+                dim is None or isinstance(dim, str) or (isinstance(dim, int) and _fits(dim))
+            ):
+                raise TypeError(f"Shape: expected sizes, and -1, None or a name for a variable one, got {dim!r}")
+        self.dims = tuple(dim if isinstance(dim, int) else -1 for dim in dims)
+
+    def __repr__(self) -> str:
+        return f"Shape{self.dims}"
+
+
+class Definition:
+    """One model of a service file.
+
+    Attributes:
+        target: The function, class or object.
+        name: Name of the model.
+        max_batch_size: Largest batch, 0 for a target that takes one request at a time.
+        max_delay_ms: Longest time that a request waits for others of its batch.
+        instances: Number of instances, 0 for what the server says.
+        concurrency: Limit of requests that an instance of an async function works on.
+        example: An example request, None for none: values by input, or the batch that an object gets.
+        method: Method of an object to call, "" for the target itself.
+        is_object: Whether `target` is a ready object rather than a function or class.
+    """
+
+    def __init__(
+        self,
+        target: Any,
+        *,
+        name: str,
+        max_batch_size: int,
+        max_delay_ms: float,
+        instances: int,
+        concurrency: int = CONCURRENCY,
+        example: Any = None,
+        method: str = "",
+        is_object: bool = False,
+    ) -> None:
+        if not isinstance(name, str) or not name or "/" in name:
+            raise ValueError(f"name of a model: expected text without '/', got {name!r}")
+        for what, value, lowest in (
+            ("max_batch_size", max_batch_size, 0),
+            ("instances", instances, 0),
+            ("concurrency", concurrency, 1),
+        ):
+            if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
+                raise ValueError(f"model '{name}': {what}: expected an integer of at least {lowest}, got {value!r}")
+        if max_delay_ms < 0 or (max_delay_ms and not max_batch_size):
+            raise ValueError(f"model '{name}': max_delay_ms: expected at least 0, and max_batch_size with it")
+        self.target = target
+        self.name = name
+        self.max_batch_size = max_batch_size
+        self.max_delay_ms = max_delay_ms
+        self.instances = instances
+        self.concurrency = concurrency
+        self.example = example
+        self.method = method
+        self.is_object = is_object
+
+
+@overload
+def model(target: T, /) -> T: ...
+
+
+@overload
+def model(
+    *,
+    name: str = "",
+    max_batch_size: int = 0,
+    max_delay_ms: float = 0,
+    instances: int = 0,
+    concurrency: int = CONCURRENCY,
+    example: Mapping[str, object] | None = None,
+) -> Callable[[T], T]: ...
+
+
+def model(
+    target: Any = None,
+    /,
+    *,
+    name: str = "",
+    max_batch_size: int = 0,
+    max_delay_ms: float = 0,
+    instances: int = 0,
+    concurrency: int = CONCURRENCY,
+    example: Mapping[str, object] | None = None,
+) -> Any:
+    """Make a model of a function, or of a class whose instances can be called. Returns it unchanged.
+
+    Args:
+        target: The function or class, where the decorator is used without arguments.
+        name: Name of the model; by default that of the function or class.
+        max_batch_size: Largest batch. With it, the function gets the inputs of several requests at once, and its
+            annotations are those of a batch: `list[str]`, or an array whose first dimension is the batch. 0: one
+            request at a time.
+        max_delay_ms: How long a request may wait for others to share its batch with.
+        instances: Number of worker processes, each with an instance of its own; 0 for what the server says.
+        concurrency: Limit of requests that one instance of an async function works on at the same time.
+        example: Plain values by input: what pages and commands show and send as an example.
+    """
+
+    def decorate(target: Any) -> Any:
+        if not callable(target):
+            raise TypeError(f"@model: expected a function or a class, got {type(target).__name__}")
+        _add(
+            Definition(
+                target,
+                name=name or target.__name__,
+                max_batch_size=max_batch_size,
+                max_delay_ms=max_delay_ms,
+                instances=instances,
+                concurrency=concurrency,
+                example=example,
+            )
+        )
+        return target
+
+    return decorate if target is None else decorate(target)
+
+
+def serve(
+    target: T,
+    /,
+    *,
+    example: object,
+    name: str = "",
+    method: str = "",
+    max_batch_size: int = OBJECT_BATCH_SIZE,
+    max_delay_ms: float = 0,
+    instances: int = 0,
+) -> T:
+    """Make a model of an object with `predict`, such as a scikit-learn estimator, or of any callable. Returns it.
+
+    In a script that is run with Python, the server starts here, as `charonia serve SCRIPT` does.
+
+    Args:
+        target: The object.
+        example: A batch to call it with, such as `X[:2]`: an array, or a data frame, whose columns become inputs. It
+            tells names, datatypes and shapes, and is shown as an example request.
+        name: Name of the model; by default that of the object's class, in lower case.
+        method: Method to call; by default `predict`, or the object itself where it has none.
+        max_batch_size: Largest batch, 0 to take one request at a time.
+        max_delay_ms: How long a request may wait for others to share its batch with.
+        instances: Number of worker processes, each with an object of its own; 0 for what the server says.
+    """
+    method = method or ("predict" if hasattr(target, "predict") else "")
+    if not callable(getattr(target, method, None) if method else target):
+        raise TypeError(f"serve: expected an object with {method or 'predict'}(), got {type(target).__name__}")
+    _add(
+        Definition(
+            target,
+            name=name or type(target).__name__.lower(),
+            max_batch_size=max_batch_size,
+            max_delay_ms=max_delay_ms,
+            instances=instances,
+            example=example,
+            method=method,
+            is_object=True,
+        )
+    )
+    caller = sys._getframe(1).f_globals
+    if _collected.get() is None and caller.get("__name__") == "__main__" and "__file__" in caller:
+        os.execv(sys.executable, [sys.executable, "-m", "charonia", "serve", os.path.abspath(caller["__file__"])])
+    return target
+
+
+def call(model: str, /, **inputs: object) -> dict[str, Array]:
+    """Call another model of the server by its name, and return its outputs by name.
+
+    Inputs are arrays, or strings, numbers and lists. Arrays have the batch dimension of a model that has one; plain
+    values for a model of the same file need none. Strings in outputs are `bytes`.
+
+    Raises:
+        TritonModelException: The other model's error.
+    """
+    return _caller().call(model, inputs)
+
+
+async def call_async(model: str, /, **inputs: object) -> dict[str, Array]:
+    """Call another model, in an async function; see `call`."""
+    return await _caller().call_async(model, inputs)
+
+
+running: ContextVar[Caller | None] = ContextVar("charonia_running", default=None)
+"""What calls other models for the model that runs in this thread or task."""
+
+_collected: ContextVar[list[Definition] | None] = ContextVar("charonia_collected", default=None)
+
+
+@contextlib.contextmanager
+def collecting() -> Iterator[list[Definition]]:
+    """Gather the definitions of a file that is imported meanwhile."""
+    found: list[Definition] = []
+    token = _collected.set(found)
+    try:
+        yield found
+    finally:
+        _collected.reset(token)
+
+
+def _add(definition: Definition) -> None:
+    found = _collected.get()
+    if found is None:
+        return
+    if any(other.name == definition.name for other in found):
+        raise ValueError(f"two models are called '{definition.name}': give one another name, with name=")
+    found.append(definition)
+
+
+def _caller() -> Caller:
+    caller = running.get()
+    if caller is None:
+        raise RuntimeError("call works only in a model that a server runs, and in threads that it did not start itself")
+    return caller
+
+
+def _fits(dim: int) -> bool:
+    return dim == -1 or dim > 0

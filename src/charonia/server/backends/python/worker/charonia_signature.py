@@ -1,0 +1,272 @@
+"""What annotations mean: the tensors of a function.
+
+    bool int float          BOOL, INT64, FP64; a numpy scalar type its own datatype          [1]
+    str bytes               BYTES                                                            [1]
+    NDArray[np.float32]     that datatype, of one dimension or those of a `Shape`
+    list of these           one variable dimension a level
+    PIL.Image.Image         BYTES: an encoded image, base64 text or data URL of one; as an output always a data URL
+    record, dict            BYTES: JSON. A record that is the only parameter, or what is returned: a tensor a field.
+
+A record is a dataclass, a pydantic model, a TypedDict or a NamedTuple.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import inspect
+import typing
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING or __package__:
+    from charonia.server.backends.python.worker import charonia_datatypes as datatypes
+    from charonia.server.backends.python.worker.charonia_kinds import (
+        OBJECT,
+        ArrayKind,
+        BytesKind,
+        FlatKind,
+        ImageKind,
+        JsonKind,
+        Kind,
+        ListKind,
+        ScalarKind,
+        TextKind,
+    )
+    from charonia.server.backends.python.worker.charonia_records import fields_of, hints_of, is_record, without_none
+    from charonia.server.backends.python.worker.charonia_service import Shape
+else:  # siblings of the worker's script; the package is not there
+    import charonia_datatypes as datatypes
+    from charonia_kinds import (
+        OBJECT,
+        ArrayKind,
+        BytesKind,
+        FlatKind,
+        ImageKind,
+        JsonKind,
+        Kind,
+        ListKind,
+        ScalarKind,
+        TextKind,
+    )
+    from charonia_records import fields_of, hints_of, is_record, without_none
+    from charonia_service import Shape
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+OUTPUT = "output"
+"""Name of the output of a function that returns one value; several have a number behind it."""
+
+OBJECT_INPUT = "x"
+"""Name of the input of an object that takes one array."""
+
+_SCALARS = {bool: np.dtype(np.bool_), int: np.dtype(np.int64), float: np.dtype(np.float64)}
+_STREAMS = (
+    collections.abc.Iterator,
+    collections.abc.Iterable,
+    collections.abc.Generator,
+    collections.abc.AsyncIterator,
+    collections.abc.AsyncIterable,
+    collections.abc.AsyncGenerator,
+)
+
+
+class Port(typing.NamedTuple):
+    """An input or output of a model; an input that is not required may be missing from a request."""
+
+    name: str
+    kind: Kind
+    is_required: bool = True
+
+
+class Signature(typing.NamedTuple):
+    """The inputs and outputs of a function.
+
+    Attributes:
+        inputs: Its inputs.
+        outputs: Its outputs.
+        record: The class of its only parameter, whose fields are the inputs; None for a parameter an input.
+        returns: How what is returned has the outputs: "one" value, a "tuple" or a "record".
+        is_stream: Whether it yields any number of responses.
+    """
+
+    inputs: list[Port]
+    outputs: list[Port]
+    record: Any
+    returns: str
+    is_stream: bool
+
+
+def signature_of(function: Callable[..., Any], name: str, *, is_batched: bool) -> Signature:
+    """Return the signature that the annotations of a function say.
+
+    Raises:
+        TypeError: An annotation is missing or means no tensor.
+    """
+    parameters = [
+        p for p in inspect.signature(function).parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]
+    hints = hints_of(function if inspect.isroutine(function) else type(function).__call__)
+    record = None
+    inputs = []
+    if len(parameters) == 1:
+        only = (
+            _item(hints.get(parameters[0].name), parameters[0].name, name)
+            if is_batched
+            else hints.get(parameters[0].name)
+        )
+        record = only if is_record(only) else None
+    if record is not None:
+        inputs = [Port(field, _kind(hint, field, name), required) for field, hint, required in fields_of(record)]
+    else:
+        for parameter in parameters:
+            if parameter.name not in hints:
+                raise TypeError(_missing(name, f"parameter '{parameter.name}'"))
+            hint, is_optional = without_none(hints[parameter.name])
+            kind = _batch_kind(hint, parameter.name, name) if is_batched else _kind(hint, parameter.name, name)
+            inputs.append(Port(parameter.name, kind, parameter.default is parameter.empty))
+            if is_optional and parameter.default is parameter.empty:
+                raise TypeError(f"model '{name}': parameter '{parameter.name}' may be None: give it the default None")
+    if "return" not in hints:
+        raise TypeError(_missing(name, "what it returns"))
+    returned, is_stream = hints["return"], False
+    if typing.get_origin(returned) in _STREAMS:
+        returned, is_stream = typing.get_args(returned)[0], True
+    if is_stream and is_batched:
+        raise TypeError(
+            f"model '{name}': a stream has no batches: leave out max_batch_size, or return instead of yield"
+        )
+    outputs, returns = _outputs(returned, name, is_batched)
+    return Signature(inputs, outputs, record, returns, is_stream)
+
+
+def _outputs(returned: Any, name: str, is_batched: bool) -> tuple[list[Port], str]:
+    if typing.get_origin(returned) is tuple and Ellipsis not in typing.get_args(returned):
+        make = _batch_kind if is_batched else _kind
+        kinds = [make(each, f"{OUTPUT}{at}", name) for at, each in enumerate(typing.get_args(returned))]
+        return [Port(f"{OUTPUT}{at}", kind) for at, kind in enumerate(kinds)], "tuple"
+    item = _item(returned, OUTPUT, name) if is_batched else returned
+    if is_record(item):
+        ports = [Port(field, _kind(hint, field, name)) for field, hint, _ in fields_of(item)]
+        return ports, "record"
+    return [Port(OUTPUT, (_batch_kind if is_batched else _kind)(returned, OUTPUT, name))], "one"
+
+
+def _missing(name: str, what: str) -> str:
+    return f"model '{name}': {what} has no type; annotate it, or give an example of all inputs: @model(example={{...}})"
+
+
+def _item(annotation: Any, what: str, name: str) -> Any:
+    """Return the type of one item of a batch that is annotated as a list."""
+    if typing.get_origin(annotation) is list:
+        return typing.get_args(annotation)[0]
+    return None
+
+
+def _batch_kind(annotation: Any, what: str, name: str) -> Kind:
+    """Return the kind of one item of a batch: of a list, or of an array whose first dimension is the batch."""
+    item = _item(annotation, what, name)
+    if item is not None:
+        return _kind(item, what, name)
+    kind = _kind(annotation, what, name)
+    if not isinstance(kind, ArrayKind):
+        raise TypeError(
+            f"model '{name}': {what}: with max_batch_size, expected a list, or an array whose first dimension is the "
+            f"batch, got {_shown(annotation)}: write list[{_shown(annotation)}]"
+        )
+    if len(kind.dims) == 1 and not _has_shape(annotation):
+        return ArrayKind(kind.dtype, (-1,))  # no Shape: a vector an item
+    if kind.dims[:1] != (-1,):
+        raise TypeError(
+            f"model '{name}': {what}: the first dimension is that of the batch, which varies: expected Shape(-1, ...), "
+            f"got Shape{kind.dims}"
+        )
+    return ArrayKind(kind.dtype, kind.dims[1:] or (1,)) if len(kind.dims) > 1 else FlatKind(kind.dtype)
+
+
+def _has_shape(annotation: Any) -> bool:
+    return any(isinstance(extra, Shape) for extra in getattr(annotation, "__metadata__", ()))
+
+
+def _kind(annotation: Any, what: str, name: str) -> Kind:
+    shape = next((extra for extra in getattr(annotation, "__metadata__", ()) if isinstance(extra, Shape)), None)
+    plain = without_none(annotation.__origin__ if hasattr(annotation, "__metadata__") else annotation)[0]
+    origin, arguments = typing.get_origin(plain), typing.get_args(plain)
+    if origin is np.ndarray:
+        element = typing.get_args(arguments[1])[0]
+        return ArrayKind(_dtype(element, what, name), shape.dims if shape is not None else (-1,))
+    if shape is not None:
+        raise TypeError(f"model '{name}': {what}: Shape is for arrays: expected NDArray[...], got {_shown(plain)}")
+    if origin is typing.Literal:
+        return _kind(type(arguments[0]), what, name)
+    if origin is list:
+        depth, inner = 1, arguments[0]
+        while typing.get_origin(inner) is list:
+            depth, inner = depth + 1, typing.get_args(inner)[0]
+        element = _kind(inner, what, name)
+        return ListKind(element, depth) if type(element) in (ScalarKind, TextKind, BytesKind) else JsonKind(plain)
+    if origin is dict or plain in (dict, typing.Any) or is_record(plain):
+        return JsonKind(plain)
+    return _class_kind(plain, what, name)
+
+
+def _class_kind(plain: Any, what: str, name: str) -> Kind:
+    if plain in _SCALARS:
+        return ScalarKind(_SCALARS[plain], plain)
+    if plain is str:
+        return TextKind()
+    if plain is bytes:
+        return BytesKind()
+    if isinstance(plain, type) and issubclass(plain, np.generic):
+        return ScalarKind(_dtype(plain, what, name), plain)
+    if isinstance(plain, type) and plain.__module__.startswith("PIL."):
+        return ImageKind()
+    raise TypeError(
+        f"model '{name}': {what}: {_shown(plain)} is no type of a tensor: expected bool, int, float, str, bytes, "
+        "NDArray[...], list[...], PIL.Image.Image, dict or a record"
+    )
+
+
+def _dtype(element: Any, what: str, name: str) -> np.dtype[Any]:
+    if isinstance(element, type) and issubclass(element, (np.str_, np.bytes_, np.object_)):
+        return OBJECT
+    dtype: np.dtype[Any]
+    try:
+        dtype = np.dtype(element)
+    except TypeError:
+        dtype = np.dtype(np.void)
+    if dtype not in datatypes.WIRE:
+        raise TypeError(
+            f"model '{name}': {what}: an array needs a dtype that tensors have, such as NDArray[np.float32], got "
+            f"{_shown(element)}"
+        )
+    return dtype
+
+
+def kind_of_value(value: Any, *, is_batch: bool) -> Kind:
+    """Return the kind of an example's values.
+
+    Raises:
+        TypeError: They are no tensor.
+    """
+    if hasattr(value, "to_numpy"):
+        value = value.to_numpy()
+    if isinstance(value, np.ndarray) or hasattr(value, "__array__"):
+        array = np.asarray(value)
+        dtype = OBJECT if array.dtype.kind in "OSU" else array.dtype.newbyteorder("=")
+        if dtype != OBJECT and dtype not in datatypes.WIRE:
+            raise TypeError(f"an array of dtype {dtype} is no tensor")
+        if is_batch:
+            return ArrayKind(dtype, array.shape[1:]) if array.ndim > 1 else FlatKind(dtype)
+        return ArrayKind(dtype, array.shape or (1,))
+    if is_batch and isinstance(value, list) and value:
+        return _kind(type(value[0]), "example", "")
+    if isinstance(value, list) and value and not isinstance(value[0], (dict, list)):
+        return ListKind(_kind(type(value[0]), "example", ""), 1)
+    return _kind(type(value), "example", "")
+
+
+def _shown(annotation: Any) -> str:
+    return getattr(annotation, "__name__", None) or str(annotation)

@@ -1,0 +1,348 @@
+"""What people have: the forms of models, how each is recognised, and how it comes to be served. Pure.
+
+One table. A form with a `filename` is served from a version's folder under that name; a form without one is recognised,
+and its lines, to be pasted into a shell, lead to something that is served. A backend that learns to serve a form gives
+it a `filename`.
+"""
+
+import json
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import PurePosixPath
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One form of a model.
+
+    Attributes:
+        title: What it is: "an ONNX model".
+        suffixes: Suffixes of its file, or of its folder's name.
+        members: Patterns of names in its folder, all of which are there.
+        start: What its content begins with, where the suffix alone does not tell; b"" for anything.
+        filename: Its name in a version's folder, "" where no backend serves it.
+        lines: Lines for a shell that lead to something that is served: templates with `{path}`, `{name}` and others of
+            `advice`.
+    """
+
+    title: str
+    suffixes: tuple[str, ...] = ()
+    members: tuple[str, ...] = ()
+    start: bytes = b""
+    filename: str = ""
+    lines: str = ""
+
+    def fits(self, name: str, entries: Sequence[str] | None, start: bytes) -> bool:
+        """Return whether a file, or a folder with these entries, has this form."""
+        if self.suffixes and PurePosixPath(name).suffix.lower() not in self.suffixes:
+            return False
+        if self.start and not start.startswith(self.start):
+            return False
+        if self.members:
+            return entries is not None and all(any(fnmatchcase(e, m) for e in entries) for m in self.members)
+        return entries is None
+
+
+def _service(dependencies: str, code: str) -> str:
+    """Return the lines that write a service file and serve it; the file ends with `code`."""
+    header = f"# /// script\n# dependencies = [{dependencies}]\n# ///\n"
+    return f"cat > service.py <<'EOF'\n{header}{code.strip()}\nEOF\ncharonia serve service.py"
+
+
+def _converted(options: str) -> str:
+    return (
+        "pip install tf2onnx tensorflow\n"
+        f"python -m tf2onnx.convert {options} {{path}} --output {{name}}.onnx\n"
+        "charonia serve {name}.onnx"
+    )
+
+
+SERVED = tuple(
+    Form(title, suffixes, filename=filename)
+    for title, suffixes, filename in (
+        ("an ONNX model", (".onnx",), "model.onnx"),
+        ("a PyTorch model", (".pt", ".pth", ".torchscript"), "model.pt"),
+        ("a PyTorch program", (".pt2",), "model.pt2"),
+        ("a Python file", (".py",), "model.py"),
+    )
+)
+"""The forms that are served."""
+
+RECOGNISED = (
+    Form(
+        "a TensorFlow SavedModel",
+        members=("saved_model.pb*",),
+        lines=_converted("--saved-model"),
+    ),
+    Form(
+        "a Hugging Face model",
+        members=("config.json", "*.safetensors"),
+        lines=_service(
+            '"transformers", "torch", "pillow"',
+            """
+import charonia
+from transformers import pipeline
+
+@charonia.model
+class {class_name}:
+    def __init__(self, device: str):
+        self.pipe = pipeline("{task}", model={path_text}, device=device)
+
+    def __call__(self, {parameter}) -> list:
+        return self.pipe({argument})
+""",
+        ),
+    ),
+    Form("a Hugging Face model", members=("config.json", "pytorch_model*.bin"), lines="hugging face"),
+    Form(
+        "an MLflow model",
+        members=("MLmodel",),
+        lines=_service(
+            '"mlflow"',
+            """
+import charonia
+import mlflow.pyfunc
+
+model = mlflow.pyfunc.load_model({path_text})
+charonia.serve(model, example=model.input_example, name="{name}")
+""",
+        ),
+    ),
+    Form(
+        "a GGUF model, for llama.cpp",
+        (".gguf",),
+        lines=_service(
+            '"llama-cpp-python"',
+            """
+from collections.abc import Iterator
+
+import charonia
+from llama_cpp import Llama
+
+@charonia.model
+class {class_name}:
+    def __init__(self):
+        self.llama = Llama({path_text}, verbose=False)
+
+    def __call__(self, prompt: str, max_tokens: int = 200) -> Iterator[str]:
+        for part in self.llama(prompt, max_tokens=max_tokens, stream=True):
+            yield part["choices"][0]["text"]
+""",
+        ),
+    ),
+    Form("a TensorFlow Lite model", (".tflite",), lines=_converted("--tflite")),
+    Form(
+        "a Keras model",
+        (".keras", ".h5"),
+        lines=(
+            "pip install keras tensorflow tf2onnx\n"
+            "python - <<'EOF'\n"
+            "import keras\n\n"
+            'keras.saving.load_model({path_text}).export("{name}.onnx", format="onnx")\n'
+            "EOF\n"
+            "charonia serve {name}.onnx"
+        ),
+    ),
+    Form(
+        "a pickled Python object",
+        (".pkl", ".pickle", ".joblib"),
+        lines=_service(
+            '"joblib", "scikit-learn"',
+            """
+import charonia
+import joblib
+
+model = joblib.load({path_text})
+rows = [[0.0] * model.n_features_in_] * 2  # or two rows of your data
+charonia.serve(model, example=rows, name="{name}")
+""",
+        ),
+    ),
+    Form(
+        "an XGBoost model",
+        (".ubj", ".xgb", ".bst"),
+        lines=_service(
+            '"xgboost"',
+            """
+import charonia
+import numpy as np
+import xgboost
+
+booster = xgboost.Booster(model_file={path_text})
+rows = np.zeros((2, booster.num_features()), np.float32)
+charonia.serve(booster.inplace_predict, example=rows, name="{name}")
+""",
+        ),
+    ),
+    Form(
+        "a LightGBM model",
+        (".txt",),
+        start=b"tree\n",
+        lines=_service(
+            '"lightgbm"',
+            """
+import charonia
+import lightgbm
+import numpy as np
+
+booster = lightgbm.Booster(model_file={path_text})
+rows = np.zeros((2, booster.num_feature()), np.float32)
+charonia.serve(booster, example=rows, name="{name}")
+""",
+        ),
+    ),
+    Form(
+        "a CatBoost model",
+        (".cbm",),
+        lines=_service(
+            '"catboost"',
+            """
+import catboost
+import charonia
+import numpy as np
+
+model = catboost.CatBoost().load_model({path_text})
+rows = np.zeros((2, len(model.feature_names_)), np.float32)
+charonia.serve(model, example=rows, name="{name}")
+""",
+        ),
+    ),
+    Form("weights without their model", (".safetensors", ".ckpt", ".bin", ".msgpack", ".npz"), lines="weights"),
+    Form("a TensorRT engine", (".plan", ".engine", ".trt"), lines="source"),
+    Form("an OpenVINO model", (".xml",), start=b"<", lines="source"),
+    Form("a Core ML model", (".mlmodel", ".mlpackage"), lines="source"),
+    Form("a PaddlePaddle model", (".pdmodel", ".pdiparams"), lines="paddle"),
+    Form("a TensorFlow graph", (".pb", ".graphdef"), lines="graph"),
+)
+"""The forms that are recognised only."""
+
+_HUGGING_FACE = next(form.lines for form in RECOGNISED if form.members == ("config.json", "*.safetensors"))
+
+_SHARED = {
+    "hugging face": _HUGGING_FACE,
+    "weights": _service(
+        '"torch", "safetensors"',
+        """
+from typing import Annotated
+
+import charonia
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file
+
+from mymodel import Network  # the class that the weights belong to
+
+@charonia.model(max_batch_size=16)
+class {class_name}:
+    def __init__(self, device: str):
+        self.network = Network().to(device).eval()
+        self.network.load_state_dict(load_file({path_text}))
+
+    def __call__(
+        self, x: Annotated[NDArray[np.float32], charonia.Shape(-1, 3, 224, 224)]
+    ) -> Annotated[NDArray[np.float32], charonia.Shape(-1, 1000)]:
+        with torch.inference_mode():
+            return self.network(torch.from_numpy(x)).numpy()
+""",
+    ),
+    "source": "charonia serve {name}.onnx    # the ONNX model that it was made from",
+    "paddle": (
+        "pip install paddle2onnx\n"
+        "paddle2onnx --model_dir {folder} --model_filename {stem}.pdmodel --params_filename {stem}.pdiparams "
+        "--save_file {name}.onnx\n"
+        "charonia serve {name}.onnx"
+    ),
+    "graph": (
+        "pip install tf2onnx tensorflow\n"
+        "python -m tf2onnx.convert --graphdef {path} --output {name}.onnx --inputs INPUT:0 --outputs OUTPUT:0\n"
+        "charonia serve {name}.onnx"
+    ),
+}
+"""Lines that several forms have in common, by the word that stands for them in the table."""
+
+_TASKS = {
+    "ForSequenceClassification": "text-classification",
+    "ForTokenClassification": "token-classification",
+    "ForMaskedLM": "fill-mask",
+    "ForCausalLM": "text-generation",
+    "ForConditionalGeneration": "text2text-generation",
+    "LMHeadModel": "text-generation",
+    "ForImageClassification": "image-classification",
+    "ForObjectDetection": "object-detection",
+    "ForCTC": "automatic-speech-recognition",
+}
+"""Task of `transformers.pipeline` by the end of the architecture's name; others compute features."""
+
+_PICTURES = ("image-classification", "object-detection")
+
+
+def form_of(name: str, entries: Sequence[str] | None, start: bytes = b"") -> Form | None:
+    """Return the form of a file or folder, None for none that is known.
+
+    Args:
+        name: Its name.
+        entries: Names in the folder, None for a file.
+        start: The first bytes of a file.
+    """
+    return next((form for form in (*SERVED, *RECOGNISED) if form.fits(name, entries, start)), None)
+
+
+def advice(form: Form, path: str, config: str = "") -> str:
+    """Return the lines for a shell that lead to something that is served.
+
+    Args:
+        form: The form of what is at `path`.
+        path: Where it is.
+        config: Text of the `config.json` of a Hugging Face model.
+    """
+    name = model_name(path)
+    task = _task(config)
+    is_picture = task in _PICTURES
+    values = {
+        "path": shlex.quote(path),
+        "path_text": json.dumps(path, ensure_ascii=False),
+        "folder": shlex.quote(str(PurePosixPath(path).parent)),
+        "stem": PurePosixPath(path).stem,
+        "name": name,
+        "class_name": "".join(word.capitalize() for word in re.split(r"\W|_", name) if word) or "Model",
+        "task": task,
+        "parameter": "image: Image" if is_picture else "text: str",
+        "argument": "image" if is_picture else "text",
+    }
+    lines = _SHARED.get(form.lines, form.lines)
+    if is_picture:
+        lines = lines.replace("import charonia\n", "import charonia\nfrom PIL.Image import Image\n", 1)
+    for key, value in values.items():
+        lines = lines.replace(f"{{{key}}}", value)
+    return lines
+
+
+def model_name(path: str) -> str:
+    """Return the name of a model for the path of its file or folder."""
+    file = PurePosixPath(path)
+    known = {suffix for form in (*SERVED, *RECOGNISED) for suffix in form.suffixes}
+    stem = file.stem if file.suffix.lower() in known else file.name
+    return re.sub(r"[^\w.-]+", "_", stem).strip("._-") or "model"
+
+
+def suffixes() -> str:
+    """Return the suffixes of files that are served, for messages."""
+    return ", ".join(suffix for form in SERVED for suffix in form.suffixes)
+
+
+def is_model_folder(entries: Sequence[str]) -> bool:
+    """Return whether a folder with these entries may be one model of a repository: it has something like a version."""
+    return any(re.fullmatch("[1-9][0-9]*", entry) for entry in entries)
+
+
+def _task(config: str) -> str:
+    try:
+        names = json.loads(config)["architectures"]
+        architecture = str(names[0])
+    except (ValueError, TypeError, LookupError):
+        return "feature-extraction"
+    return next((task for end, task in _TASKS.items() if architecture.endswith(end)), "feature-extraction")

@@ -1,0 +1,127 @@
+"""What the paths are that a command line gives to be served. Light to import."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from charonia.core.errors import ServingError, invalid, not_found, unsupported
+from charonia.server.files.forms import SERVED, Form, advice, form_of, is_model_folder, suffixes
+
+ENTRIES_MAX = 10_000
+"""Entries of a folder that are read to recognise it."""
+
+START_BYTES = 64
+"""Bytes of a file that are read to recognise it."""
+
+CONFIG_BYTES_MAX = 1024 * 1024
+"""Largest `config.json` that is read."""
+
+
+class Unserveable(ServingError):  # noqa: N818 # an error like any other, with lines to paste
+    """What was given is recognised, and no backend serves it.
+
+    Attributes:
+        lines: Lines for a shell that lead to something that is served.
+    """
+
+    def __init__(self, error: ServingError, lines: str) -> None:
+        super().__init__(error.code, error.message, hint=error.hint)
+        self.lines = lines
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What was given to be served, in the order in which it was given.
+
+    Attributes:
+        repositories: Repositories, as they were given.
+        models: Folders of single models.
+        files: Files, with the form of each.
+    """
+
+    repositories: tuple[str, ...]
+    models: tuple[Path, ...]
+    files: tuple[tuple[Path, Form], ...]
+
+    @property
+    def needs_repository(self) -> bool:
+        """Whether a repository must be made."""
+        return bool(self.models or self.files)
+
+
+def sort(paths: Sequence[str]) -> Given:
+    """Return what each path is. Blocks on the disk.
+
+    Args:
+        paths: Paths of this machine, and URIs of stores, which are repositories.
+
+    Raises:
+        Unserveable: Something is recognised and cannot be served.
+        ServingError: A file is missing, or has no known form.
+    """
+    repositories, models, files = list[str](), list[Path](), list[tuple[Path, Form]]()
+    for given in dict.fromkeys(paths):
+        path = Path(given).expanduser()
+        entries = _entries(path)
+        form = form_of(path.name, entries, _start(path))
+        if form is not None and form not in SERVED:
+            raise _unserveable(path, form)
+        if "://" in given or (entries is not None and not _is_model(path, entries)):
+            repositories.append(given)
+        elif entries is not None:
+            models.append(path.absolute())
+        elif path.is_file() and form is not None:
+            files.append((path.absolute(), form))
+        elif path.is_file():
+            raise invalid(
+                f"'{given}' is no model that is known here: expected a folder of models, or a file that ends with "
+                f"one of {suffixes()}"
+            )
+        elif form is not None:
+            raise not_found(f"there is no file '{given}'", hint=_near(path))
+        else:
+            repositories.append(given)  # that it is missing is reported with the other repositories
+    return Given(tuple(repositories), tuple(models), tuple(files))
+
+
+def _unserveable(path: Path, form: Form) -> Unserveable:
+    config = path / "config.json"
+    text = ""
+    if form.members and config.is_file() and config.stat().st_size <= CONFIG_BYTES_MAX:
+        text = config.read_text(encoding="utf-8", errors="replace")
+    error = unsupported(f"'{path}' is {form.title}, which no backend here serves as it is")
+    return Unserveable(error, advice(form, str(path), text))
+
+
+def _entries(path: Path) -> list[str] | None:
+    """Return the names in a folder, None if it is none."""
+    try:
+        with os.scandir(path) as entries:
+            return [entry.name for entry in islice(entries, ENTRIES_MAX)]
+    except OSError:
+        return None
+
+
+def _start(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(START_BYTES)
+    except OSError:
+        return b""
+
+
+def _is_model(path: Path, entries: Sequence[str]) -> bool:
+    """Return whether a folder is one model: it has a version that holds a model's file."""
+    if not is_model_folder(entries):
+        return False
+    own = {form.filename for form in SERVED}
+    versions = [path / entry for entry in entries if entry.isdecimal()]
+    return any(own & set(_entries(version) or ()) for version in versions)
+
+
+def _near(path: Path) -> str:
+    """Return a hint with files of the same kind in the folder of a missing one."""
+    same = sorted(each.name for each in islice(path.parent.glob(f"*{path.suffix}"), ENTRIES_MAX))
+    return f"'{path.parent}' has {', '.join(same[:10])}" if same else ""

@@ -1,0 +1,14 @@
+"""Functions, classes and objects as models: what a file for `charonia serve FILE` imports.
+
+    import charonia
+
+    @charonia.model
+    def greet(name: str) -> str:
+        return f"Hello, {name}!"
+
+It has no other imports than numpy, and works in the environments of models too, where the rest of this package is not.
+"""
+
+from charonia.server.backends.python.worker.charonia_service import BadRequest, Shape, call, call_async, model, serve
+
+__all__ = ["BadRequest", "Shape", "call", "call_async", "model", "serve"]

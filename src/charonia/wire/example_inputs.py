@@ -1,0 +1,121 @@
+"""Example inputs that fit a model's signature: what a page, a start message or a command sends when nothing is given.
+
+Shapes: what the model's first warm-up sample says, else 1 for a batch, and for other variable dimensions the size
+that models of such a rank and datatype most often take: 224 pixels, 512 audio samples, 8 tokens.
+Values: the model parameter `EXAMPLE`, else one value for a whole input: 1 for integers, which is a valid id, mask and
+count, 0 for the type of a token and for a state, a half for floating-point numbers, and a word for text.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from charonia.config.model import ModelConfig, ModelInput
+from charonia.config.parameters import EXAMPLE
+from charonia.core.dtypes import DataType
+from charonia.core.errors import ServingError
+from charonia.core.tensor import Array, Tensor
+from charonia.wire.v2_generate import decode_generate
+
+PIXELS = 224
+SAMPLES = 512
+TOKENS = 8
+COLOURS = 3
+
+WORD = b"hello"
+
+SAMPLE_RATE_HZ = 16000
+
+BYTES_MAX = 1 << 28
+"""Limit of an example tensor in bytes."""
+
+_HALF_BITS = 0x3F00
+"""A half as the bit pattern of BF16."""
+
+
+def example_inputs(config: ModelConfig) -> dict[str, Tensor]:
+    """Return a tensor for each required input of a model, with a batch of one if it has a batch dimension."""
+    made = _declared(config)
+    return {
+        given.name: made.get(given.name) or example_tensor(config, given)
+        for given in config.input
+        if given.data_type is not None and (given.name in made or not given.optional)
+    }
+
+
+def example_tensor(config: ModelConfig, given: ModelInput) -> Tensor:
+    """Return a tensor for one input of a model."""
+    datatype = given.data_type or DataType.FP32
+    warm = config.model_warmup[0].inputs.get(given.name) if config.model_warmup else None
+    if warm is not None and -1 not in warm.dims and len(warm.dims) == len(given.dims):
+        dims = warm.dims
+    else:
+        dims = example_dims(given.dims, datatype, batched=config.max_batch_size > 0)
+    shape = (1, *dims) if config.max_batch_size > 0 else dims
+    return Tensor(given.name, datatype, filled(shape, datatype, given.name))
+
+
+def example_dims(dims: Sequence[int], datatype: DataType, *, batched: bool) -> tuple[int, ...]:
+    """Return the dimensions of an input with a size for each variable one.
+
+    Args:
+        dims: The dimensions, -1 for variable ones.
+        datatype: Datatype of the input.
+        batched: Whether the server adds a batch dimension, so that it is not the first of `dims`.
+    """
+    lead = 0 if batched else 1
+    inner = dims[lead:]
+    if not dims or datatype is DataType.BYTES:
+        return tuple(1 if dim == -1 else dim for dim in dims)
+    if len(dims) == lead:
+        return tuple(TOKENS if dim == -1 else dim for dim in dims)
+    is_state = not batched and dims[0] > 1
+    sizes = [dim if dim != -1 else _inner_size(inner, at, datatype, is_state) for at, dim in enumerate(inner)]
+    return (*(1 if dim == -1 else dim for dim in dims[:lead]), *sizes)
+
+
+def _inner_size(inner: Sequence[int], index: int, datatype: DataType, is_state: bool) -> int:
+    """Return the size of a variable dimension behind that of the batch."""
+    if len(inner) == 3 and _is_picture(datatype):
+        channels = 2 if inner[2] in (1, COLOURS, 4) else 0
+        return COLOURS if index == channels else PIXELS
+    if len(inner) == 1 and datatype.numpy.kind == "f":
+        return SAMPLES
+    if is_state and index == 0:
+        return 1  # [layers, batch, hidden]
+    return TOKENS
+
+
+def _is_picture(datatype: DataType) -> bool:
+    return datatype.numpy.kind == "f" or datatype in (DataType.UINT8, DataType.BF16)
+
+
+def filled(shape: Sequence[int], datatype: DataType, name: str) -> Array:
+    """Return an array of one value that suits a datatype and the name of an input."""
+    value: object = 1
+    lower = name.lower()
+    if datatype is DataType.BYTES:
+        value = WORD
+    elif datatype is DataType.BF16:
+        value = _HALF_BITS
+    elif "state" in lower or "token_type" in lower or "segment" in lower:
+        value = 0
+    elif datatype.numpy.kind == "f":
+        value = 0.5
+    elif lower in ("sr", "sample_rate", "sampling_rate") and datatype.byte_size > 1:
+        value = SAMPLE_RATE_HZ
+    array: Array = np.empty(tuple(shape), datatype.numpy)
+    array.fill(value)
+    return array
+
+
+def _declared(config: ModelConfig) -> Mapping[str, Tensor]:
+    """Return the tensors of the model parameter, none if there is none or it does not fit."""
+    text = config.parameters.get(EXAMPLE, "")
+    if not text:
+        return {}
+    try:
+        inputs = decode_generate(config, "", text.encode(), BYTES_MAX).inputs
+    except ServingError:
+        return {}  # the value of a parameter is the author's: a page that shows an example must not fail for it
+    return inputs

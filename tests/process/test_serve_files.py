@@ -1,0 +1,128 @@
+"""Files in place of a repository, as a user serves them, and requests from the command line."""
+
+import json
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.support.onnx_writer import GraphWriter
+from tests.support.process import ServeProcess
+
+from charonia.client import Client
+from charonia.core.dtypes import DataType
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "functions" / "service.py"
+
+
+def charonia(*arguments: str, status: int = 0, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run the command line."""
+    command = [sys.executable, "-m", "charonia", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, cwd=cwd)
+    assert done.returncode == status, done.stderr
+    return done
+
+
+def post(address: str, path: str, document: object) -> dict[str, object]:
+    request = urllib.request.Request(f"http://{address}/v2/models/{path}", json.dumps(document).encode())
+    with urllib.request.urlopen(request, timeout=60) as response:
+        answer: dict[str, object] = json.load(response)
+    return answer
+
+
+def test_the_example_of_functions_answers_as_its_page_says() -> None:
+    with ServeProcess(EXAMPLE, "--workers=2") as server:
+        texts = ("-i", "first=The harbour is closed.", "-i", "second=The harbor was closed")
+        similar = charonia("infer", "Similar", "-u", server.http, *texts)
+        assert similar.stdout == "similarity FP64[1]: 0.689359\nsame BOOL[1]: True\n"
+
+        refused = charonia("infer", "Similar", "-u", server.http, "-i", "first= ", status=1)
+        assert refused.stderr == "charonia infer: first, second: expected some letters\n"
+
+        words = ("-u", f"grpc://{server.grpc}", "-i", "text=one word after the other")
+        assert charonia("infer", "words", *words).stdout == "one word after the other \n"
+        assert len(charonia("infer", "words", *words, "--json").stdout.splitlines()) == 5
+
+        assert post(server.http, "average/generate", {"x": [1, 2, 6]})["output"] == 3.0
+        with Client(f"grpc://{server.grpc}") as client:
+            vectors = client.infer("features", {"text": [["a"], ["b"]]})["output"]
+            assert vectors.shape == (2, 256)
+            instances = client.model_config("features")["instance_group"]
+        assert [group["count"] for group in instances] == [2]  # type: ignore[attr-defined]
+
+        curl = charonia("infer", "average", "-u", server.http, "--curl").stdout
+        assert curl == f"""curl http://{server.http}/v2/models/average/generate -d '{{"x":[1.0,2.0,6.0]}}'\n"""
+
+
+def test_an_onnx_file_and_a_folder_of_a_model_are_served_beside_a_repository(tmp_path: Path) -> None:
+    graph = GraphWriter()
+    graph.node("Neg", [graph.input("x", DataType.FP32, ["n", 2])], "y")
+    graph.output("y", DataType.FP32, ["n", 2])
+    (tmp_path / "net.onnx").write_bytes(graph.model())
+    inside = tmp_path / "models" / "inside" / "1"
+    inside.mkdir(parents=True)
+    (inside / "model.onnx").write_bytes(graph.model())
+
+    with ServeProcess(tmp_path / "net.onnx", str(tmp_path / "models" / "inside"), "--port=0") as server:
+        for model in ("net", "inside"):
+            answer = charonia("infer", model, "-u", server.http, "-i", "x=1,2")
+            assert answer.stdout == "y FP32[1,2]\n  -1  -2\n"
+
+
+def test_a_file_that_changes_is_loaded_again(tmp_path: Path) -> None:
+    service, helper = tmp_path / "service.py", tmp_path / "helper.py"
+    helper.write_text("NAME = 'first'\n")
+    service.write_text(
+        "import charonia\nfrom helper import NAME\n\n@charonia.model\ndef who() -> str:\n    return NAME\n"
+    )
+
+    with ServeProcess(service, "--reload") as server:
+        assert post(server.http, "who/generate", {})["output"] == "first"
+        helper.write_text("NAME = 'the second'\n")
+        assert server.logs("successfully loaded 'who'", times=2)
+        assert post(server.http, "who/generate", {})["output"] == "the second"
+
+
+def test_what_no_backend_serves_ends_the_command_with_lines_to_paste(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+
+    done = charonia("serve", "model.gguf", status=1, cwd=tmp_path)
+
+    assert done.stderr.startswith("charonia serve: 'model.gguf' is a GGUF model, for llama.cpp, which no backend")
+    assert "\ncat > service.py <<'EOF'\n" in done.stderr
+    assert done.stderr.rstrip().endswith("\ncharonia serve service.py")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("service.py",), "'service.py' cannot be served: TypeError: model 'f': parameter 'x' has no type"),
+        (("broken.py",), "SyntaxError"),
+        (("missing.onnx",), "there is no file 'missing.onnx'"),
+        ((".", "--workers=2"), "--workers: expected a file to serve, got repositories only"),
+    ],
+)
+def test_what_cannot_be_served_says_why(tmp_path: Path, arguments: tuple[str, ...], reason: str) -> None:
+    (tmp_path / "service.py").write_text("import charonia\n\n@charonia.model\ndef f(x) -> int:\n    return 1\n")
+    (tmp_path / "broken.py").write_text("def f(:\n")
+
+    assert reason in charonia("serve", *arguments, "--port=0", status=1, cwd=tmp_path).stderr
+
+
+def test_infer_says_what_is_wrong() -> None:
+    with ServeProcess(EXAMPLE) as server:
+        missing = charonia("infer", "nothing", "-u", server.http, status=1).stderr
+        assert "Request for unknown model: 'nothing' is not found" in missing
+        wrong = charonia("infer", "average", "-u", server.http, "-i", "y=1", status=1).stderr
+        assert wrong == "charonia infer: model 'average' has no input 'y': it has x\n"
+        address = server.http
+    assert "(hint: -u names the address of a server)" in charonia("infer", "average", "-u", address, status=1).stderr
+
+
+def test_outputs_go_to_files(tmp_path: Path) -> None:
+    with ServeProcess(EXAMPLE) as server:
+        charonia("infer", "features", "-u", server.http, "-o", f"output={tmp_path / 'v.npy'}")
+
+    assert np.load(tmp_path / "v.npy").shape == (1, 256)

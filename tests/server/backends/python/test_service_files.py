@@ -1,0 +1,553 @@
+"""Functions, classes and objects as models: their configurations, and what they do with requests."""
+
+import asyncio
+import gc
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+import charonia
+from charonia.server.backends.python.worker.charonia_errors import TritonError
+from charonia.server.backends.python.worker.charonia_host import Inbox, ModelBatch, ModelCall
+from charonia.server.backends.python.worker.charonia_responses import InferenceResponse, result_of
+from charonia.server.backends.python.worker.charonia_runner import PythonModelRunner
+from charonia.server.backends.python.worker.charonia_tensor import Tensor
+
+HEAD = """
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator, Iterator
+from typing import Annotated, Any, Literal, NamedTuple, TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+import charonia
+from charonia import BadRequest, Shape, model, serve
+"""
+
+
+class Host:
+    """Notes responses, and answers calls of other models with their inputs."""
+
+    name = "m_0_0"
+
+    def __init__(self) -> None:
+        self.responses: list[tuple[int, Any, bool]] = []
+        self.final = threading.Semaphore(0)
+        self.calls: list[ModelCall] = []
+        self.exceptions: list[str] = []
+
+    def respond(self, batch: ModelBatch, index: int, result: Any, final: bool) -> None:
+        self.responses.append((index, result, final))
+        if final:
+            self.final.release()
+
+    def poll(self) -> None:
+        pass
+
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        pass
+
+    def wait(self, inbox: Inbox[Any]) -> None:
+        inbox.wait()
+
+    def begin(self, call: ModelCall) -> None:
+        self.calls.append(call)
+        names = tuple(tensor.name() for tensor in call.inputs)
+        call.inbox.put((result_of(InferenceResponse(call.inputs), names), True))
+
+    def end(self, call: ModelCall) -> None:
+        pass
+
+    def raised(self, requests: list[str], text: str) -> None:
+        self.exceptions.append(text)
+
+    def later(self, action: Callable[[], None]) -> None:
+        action()
+
+
+class Service:
+    """A service file, with one of its models loaded."""
+
+    loaded: ClassVar[list["Service"]] = []
+
+    def __init__(self, folder: Path, code: str, name: str = "f", *, config: dict[str, Any] | None = None) -> None:
+        path = folder / "service.py"
+        path.write_text(HEAD + code)
+        self.host = Host()
+        place = (str(path), str(folder), str(folder))
+        asked = PythonModelRunner(self.host, shares_process=True)  # type: ignore[arg-type]  # what the tests need of it
+        self.config = json.loads(asked.complete(*place, json.dumps({"name": name, **(config or {})})))
+        self.runner = PythonModelRunner(self.host, shares_process=True)  # type: ignore[arg-type]
+        arguments = {"model_name": name, "model_instance_kind": "GPU", "model_instance_device_id": "1"}
+        self.is_decoupled = bool(self.config.get("model_transaction_policy", {}).get("decoupled"))
+        self.runner.initialize(*place, arguments, self.is_decoupled)
+        self.outputs = tuple(output["name"] for output in self.config["output"])
+        self.loaded.append(self)
+
+    def run(self, *requests: dict[str, Any]) -> list[Any]:
+        """Return what a batch of requests with these inputs gets: outputs by name, or code and text of an error."""
+        fields = ("", 0, 0, 0, 0, "{}", self.outputs, "")
+        sent = [(fields, [Tensor(name, np.asarray(value)) for name, value in inputs.items()]) for inputs in requests]
+        results, _ = self.runner.execute(ModelBatch(1, len(requests)), sent)
+        del sent
+        gc.collect()
+        return [None if result is None else shown(result) for result in results]
+
+    def signature(self) -> dict[str, tuple[str, list[int]]]:
+        tensors = [*self.config.get("input", ()), *self.config["output"]]
+        return {each["name"]: (each["data_type"].removeprefix("TYPE_"), each["dims"]) for each in tensors}
+
+    def answers(self) -> list[Any]:
+        """Return the responses that were sent, when the last of one request is there."""
+        assert self.host.final.acquire(timeout=30)
+        return [shown(result) for _, result, _ in self.host.responses if result is not None]
+
+
+@pytest.fixture(autouse=True)
+def _finalize_services() -> Iterator[None]:
+    yield
+    for service in Service.loaded:
+        service.runner.finalize()
+    Service.loaded.clear()
+
+
+def shown(result: Any) -> Any:
+    if result[0] >= 0:
+        return result
+    return {tensor.name(): tensor.as_numpy().tolist() for tensor in result[1]}
+
+
+def one(**inputs: Any) -> dict[str, Any]:
+    """Inputs of plain values, as a request carries them."""
+    return {name: np.array([value.encode() if isinstance(value, str) else value]) for name, value in inputs.items()}
+
+
+def objects(*elements: bytes) -> np.ndarray[Any, Any]:
+    return np.array(elements, object)
+
+
+def test_plain_types_are_tensors_of_one_element(tmp_path: Path) -> None:
+    code = """
+@model
+def f(a: int, b: float, c: bool, d: str, e: bytes, g: np.float32 = 2) -> str:
+    return repr((a, b, c, d, e, g))
+"""
+    service = Service(tmp_path, code)
+
+    assert service.signature() == {
+        "a": ("INT64", [1]),
+        "b": ("FP64", [1]),
+        "c": ("BOOL", [1]),
+        "d": ("STRING", [1]),
+        "e": ("STRING", [1]),
+        "g": ("FP32", [1]),
+        "output": ("STRING", [1]),
+    }
+    assert [each["name"] for each in service.config["input"] if each.get("optional")] == ["g"]
+    assert service.config["max_batch_size"] == 0
+    inputs = one(a=1, b=0.5, c=True) | {"d": objects("ü".encode()), "e": objects(b"\xff")}
+    assert service.run(inputs) == [{"output": [repr((1, 0.5, True, "ü", b"\xff", 2)).encode()]}]
+
+
+@pytest.mark.parametrize(
+    ("annotation", "datatype", "dims"),
+    [
+        ("NDArray[np.float32]", "FP32", [-1]),
+        ("Annotated[NDArray[np.float16], Shape(3, None, 'w')]", "FP16", [3, -1, -1]),
+        ("Annotated[NDArray[np.str_], Shape(2)]", "STRING", [2]),
+        ("list[int]", "INT64", [-1]),
+        ("list[list[float]]", "FP64", [-1, -1]),
+        ("list[str]", "STRING", [-1]),
+        ("dict[str, int]", "STRING", [1]),
+        ("list[dict]", "STRING", [1]),
+        ("Literal['a', 'b']", "STRING", [1]),
+        ("int | None", "INT64", [1]),
+        ("np.uint8", "UINT8", [1]),
+    ],
+)
+def test_annotations_say_datatype_and_dims(tmp_path: Path, annotation: str, datatype: str, dims: list[int]) -> None:
+    code = f"@model\ndef f(x: {annotation} = None) -> int:\n    return 1\n"
+
+    assert Service(tmp_path, code).signature()["x"] == (datatype, dims)
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("@model\ndef f(x) -> int: ...", "parameter 'x' has no type"),
+        ("@model\ndef f(x: int): ...", "what it returns has no type"),
+        ("@model\ndef f(x: complex) -> int: ...", "x: complex is no type of a tensor"),
+        ("@model\ndef f(x: NDArray[np.complex64]) -> int: ...", "an array needs a dtype that tensors have"),
+        ("@model\ndef f(x: Annotated[int, Shape(3)]) -> int: ...", "Shape is for arrays"),
+        ("@model\ndef f(x: int | None) -> int: ...", "may be None: give it the default None"),
+        ("@model(max_batch_size=2)\ndef f(x: int) -> list[int]: ...", "write list[int]"),
+        ("@model(max_batch_size=2)\ndef f(x: list[int]) -> Iterator[int]: ...", "a stream has no batches"),
+        (
+            "@model(max_batch_size=2)\ndef f(x: Annotated[NDArray[np.int8], Shape(3, 4)]) -> list[int]: ...",
+            "the first dimension is that of the batch",
+        ),
+        ("@model\nclass f:\n    pass", "has no method __call__"),
+        ("@model(max_batch_size=-1)\ndef f() -> int: ...", "max_batch_size: expected an integer of at least 0, got -1"),
+        (
+            "@model(max_delay_ms=1)\ndef f() -> int: ...",
+            "expected at least 0, and max_batch_size with it",
+        ),
+        ("@model(name='a/b')\ndef f() -> int: ...", "expected text without '/'"),
+        ("@model\ndef f() -> int: ...\n@model(name='f')\ndef g() -> int: ...", "two models are called 'f'"),
+        ("x = 1", "no class TritonPythonModel, and no function or class with @charonia.model"),
+        ("@model\ndef a() -> int: ...\n@model\ndef b() -> int: ...", "no model of this name; it has a, b"),
+    ],
+)
+def test_what_cannot_be_a_model_says_why(tmp_path: Path, code: str, reason: str) -> None:
+    with pytest.raises((TypeError, ValueError, AttributeError)) as caught:
+        Service(tmp_path, code)
+
+    assert reason in str(caught.value)
+
+
+def test_requests_of_a_batch_share_one_call(tmp_path: Path) -> None:
+    code = """
+calls = []
+
+@model(max_batch_size=8, max_delay_ms=1.5, instances=3)
+def f(text: list[str], x: Annotated[NDArray[np.float32], Shape(-1, 2)]) -> tuple[list[int], NDArray[np.float32]]:
+    calls.append(len(text))
+    return [len(calls)] * len(text), x * 2
+"""
+    service = Service(tmp_path, code)
+
+    assert service.config["max_batch_size"] == 8
+    assert service.config["dynamic_batching"] == {"max_queue_delay_microseconds": 1500}
+    assert service.config["instance_group"] == [{"count": 3}]
+    assert service.signature()["output1"] == ("FP32", [-1])
+    first = {"text": objects(b"a").reshape(1, 1), "x": np.ones((1, 2), np.float32)}
+    second = {"text": objects(b"b", b"c").reshape(2, 1), "x": np.full((2, 2), 3, np.float32)}
+    assert service.run(first, second) == [
+        {"output0": [[1]], "output1": [[2, 2]]},
+        {"output0": [[1], [1]], "output1": [[6, 6], [6, 6]]},
+    ]
+
+
+def test_a_number_an_item_is_an_array_of_one_dimension(tmp_path: Path) -> None:
+    code = """
+@model(max_batch_size=8)
+def f(x: Annotated[NDArray[np.int32], Shape(-1)]) -> Annotated[NDArray[np.int32], Shape(-1)]:
+    assert x.ndim == 1
+    return x + 1
+"""
+    service = Service(tmp_path, code)
+
+    assert service.signature() == {"x": ("INT32", [1]), "output": ("INT32", [1])}
+    assert service.run({"x": np.array([[1], [2]], np.int32)}) == [{"output": [[2], [3]]}]
+
+
+def test_a_batch_of_another_size_is_an_error(tmp_path: Path) -> None:
+    service = Service(tmp_path, "@model(max_batch_size=8)\ndef f(x: list[int]) -> list[int]:\n    return x[:1]\n")
+
+    ((code, text),) = service.run({"x": np.array([[1], [2]])})
+
+    assert code == TritonError.INTERNAL
+    assert "'f' got a batch of 2 and returned 1" in text
+
+
+def test_requests_with_other_optional_inputs_are_called_apart(tmp_path: Path) -> None:
+    code = """
+@model(max_batch_size=8)
+def f(x: list[int], y: list[int] = None) -> list[int]:
+    return [a + b for a, b in zip(x, y or [100] * len(x))]
+"""
+    service = Service(tmp_path, code)
+
+    requests = [{"x": np.array([[1]]), "y": np.array([[2]])}, {"x": np.array([[3]])}]
+    assert service.run(*requests) == [{"output": [[3]]}, {"output": [[103]]}]
+
+
+RECORDS = """
+@dataclasses.dataclass
+class Order:
+    item: str
+    count: int = 1
+
+    def __post_init__(self):
+        if self.count < 1:
+            raise ValueError("count: expected at least 1")
+
+class Bill(NamedTuple):
+    text: str
+    parts: dict[str, float]
+"""
+
+
+def test_the_fields_of_a_record_are_inputs_and_outputs(tmp_path: Path) -> None:
+    code = (
+        RECORDS + "@model\ndef f(order: Order) -> Bill:\n    return Bill(order.item, {order.item: order.count / 2})\n"
+    )
+    service = Service(tmp_path, code)
+
+    assert service.signature() == {
+        "item": ("STRING", [1]),
+        "count": ("INT64", [1]),
+        "text": ("STRING", [1]),
+        "parts": ("STRING", [1]),
+    }
+    pen = {"item": objects(b"pen")}
+    assert service.run(pen) == [{"text": [b"pen"], "parts": [b'{"pen": 0.5}']}]
+    assert service.run(pen | one(count=0)) == [(TritonError.INVALID_ARG, "count: expected at least 1")]
+
+
+def test_a_request_that_makes_no_record_does_not_fail_the_others_of_its_batch(tmp_path: Path) -> None:
+    code = RECORDS + "@model(max_batch_size=4)\ndef f(orders: list[Order]) -> list[int]:\n"
+    service = Service(tmp_path, code + "    return [order.count for order in orders]\n")
+
+    requests = [{"item": objects(b"pen").reshape(1, 1), "count": np.array([[count]])} for count in (2, 0, 3)]
+    first, second, third = service.run(*requests)
+
+    assert (first, third) == ({"output": [[2]]}, {"output": [[3]]})
+    assert second == (TritonError.INVALID_ARG, "count: expected at least 1")
+
+
+def test_a_record_among_others_is_json(tmp_path: Path) -> None:
+    code = RECORDS + "@model\ndef f(order: Order, times: int) -> list[Order]:\n    return [order] * times\n"
+    service = Service(tmp_path, code)
+
+    order = {"order": objects(b'{"item": "pen"}')} | one(times=2)
+    assert service.run(order) == [{"output": [b'[{"item": "pen", "count": 1}, {"item": "pen", "count": 1}]']}]
+    ((code_of_error, text),) = service.run({"order": objects(b"{")} | one(times=2))
+    assert code_of_error == TritonError.INVALID_ARG
+    assert text.startswith("input 'order': expected JSON: ")
+
+
+def test_images_are_files_base64_or_data_urls_and_come_back_as_data_urls(tmp_path: Path) -> None:
+    code = """
+from PIL.Image import Image
+
+@model
+def f(image: Image) -> Image:
+    assert image.size == (2, 1)
+    return image
+"""
+    import base64
+    import io
+
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.new("RGB", (2, 1), "red").save(file, "PNG")
+    text = base64.b64encode(file.getvalue())
+    service = Service(tmp_path, code)
+
+    for given in (file.getvalue(), text, b"data:image/png;base64," + text):
+        (answer,) = service.run({"image": objects(given)})
+        assert answer["output"][0].startswith(b"data:image/png;base64,")
+    ((code_of_error, message),) = service.run({"image": objects(b"no image")})
+    assert (code_of_error, message.startswith("input 'image': expected an image")) == (TritonError.INVALID_ARG, True)
+
+
+def test_a_class_is_made_once_an_instance_and_closed(tmp_path: Path) -> None:
+    code = """
+events = []
+
+@model
+class f:
+    def __init__(self, device: str):
+        events.append(device)
+
+    def __call__(self, x: int) -> list[str]:
+        return events
+
+    def close(self):
+        events.append("closed")
+"""
+    service = Service(tmp_path, code)
+
+    (answer,) = service.run(one(x=1))
+    assert service.run(one(x=1)) == [answer] == [{"output": [b"cuda:1"]}]
+    service.runner.finalize()
+    assert service.run(one(x=1)) == [{"output": [b"cuda:1", b"closed"]}]
+
+
+def test_a_bad_request_is_the_callers_error_and_anything_else_the_models(tmp_path: Path) -> None:
+    code = """
+@model
+def f(x: int) -> int:
+    if x == 1:
+        raise BadRequest("x must not be 1")
+    return 1 // x
+"""
+    service = Service(tmp_path, code)
+
+    assert service.run(one(x=1)) == [(TritonError.INVALID_ARG, "x must not be 1")]
+    ((code_of_error, text),) = service.run(one(x=0))
+    assert code_of_error == TritonError.INTERNAL
+    assert "ZeroDivisionError" in text
+    assert "service.py" in text
+
+
+def test_a_generator_is_a_stream(tmp_path: Path) -> None:
+    service = Service(tmp_path, "@model\ndef f(n: int) -> Iterator[int]:\n    yield from range(n)\n")
+
+    assert service.config["model_transaction_policy"] == {"decoupled": True}
+    assert service.run(one(n=3)) == [None]
+    assert service.answers() == [{"output": [0]}, {"output": [1]}, {"output": [2]}]
+    assert [final for _, _, final in service.host.responses] == [False, False, False, True]
+
+
+def test_an_asynchronous_generator_is_a_stream(tmp_path: Path) -> None:
+    code = """
+@model
+async def f(n: int) -> AsyncIterator[int]:
+    for i in range(n):
+        await asyncio.sleep(0)
+        if i == 2:
+            raise BadRequest("only two")
+        yield i
+"""
+    service = Service(tmp_path, code)
+
+    assert service.run(one(n=3)) == [None]
+    assert service.answers() == [{"output": [0]}, {"output": [1]}, (TritonError.INVALID_ARG, "only two")]
+
+
+def test_an_async_function_works_on_several_requests_at_a_time_up_to_a_limit(tmp_path: Path) -> None:
+    code = """
+met = asyncio.Barrier(2)
+
+@model(concurrency=2)
+async def f(x: int) -> int:
+    await met.wait()  # returns when two are here
+    return x
+"""
+    service = Service(tmp_path, code)
+
+    for x in range(4):  # the third begins when one of the first two has left
+        assert service.run(one(x=x)) == [None]
+
+    for _ in range(4):
+        assert service.host.final.acquire(timeout=30)
+    answers = [shown(result) for _, result, _ in service.host.responses]
+    assert sorted(answer["output"][0] for answer in answers) == [0, 1, 2, 3]
+
+
+def test_an_exception_in_an_async_function_is_the_error_of_its_request(tmp_path: Path) -> None:
+    service = Service(tmp_path, "@model\nasync def f(x: int) -> int:\n    return 1 // x\n")
+
+    service.run(one(x=0))
+
+    ((code, text),) = service.answers()
+    assert code == TritonError.INTERNAL
+    assert "ZeroDivisionError" in text
+    (logged,) = service.host.exceptions
+    assert "Traceback" in logged
+
+
+CALLS = """
+@model(max_batch_size=4)
+def other(text: list[str]) -> list[str]: ...
+
+@model
+{keyword}def f(x: int) -> str:
+    outputs = {call}("other", text="hello")
+    raw = {call}("resnet", x=np.ones((1, 2), np.float32), name="a", n=3)
+    return f"{{outputs['text'].tolist()}} {{raw['name'].tolist()}} {{raw['n'].tolist()}}"
+"""
+
+
+@pytest.mark.parametrize(("keyword", "call"), [("", "charonia.call"), ("async ", "await charonia.call_async")])
+def test_a_function_calls_other_models_by_name(tmp_path: Path, keyword: str, call: str) -> None:
+    service = Service(tmp_path, CALLS.format(keyword=keyword, call=call))
+
+    answers = service.run(one(x=1))
+    if keyword:
+        answers = service.answers()
+
+    # A model of the same file gets its batch dimension.
+    assert answers == [{"output": [b"[[b'hello']] [b'a'] [3]"]}]
+    assert [made.model_name for made in service.host.calls] == ["other", "resnet"]
+
+
+def test_an_object_says_its_tensors_by_example(tmp_path: Path) -> None:
+    code = """
+class Sum:
+    def predict(self, x):
+        return np.asarray(x).sum(axis=1)
+
+serve(Sum(), example=[[1.0, 2.0], [3.0, 4.0]], name="f")
+"""
+    service = Service(tmp_path, code)
+
+    assert service.signature() == {"x": ("FP64", [2]), "output": ("FP64", [1])}
+    assert service.config["max_batch_size"] == 256
+    assert json.loads(service.config["parameters"]["EXAMPLE"]["string_value"]) == {"x": [[1.0, 2.0]]}
+    assert service.run({"x": np.array([[1.0, 2.0], [5.0, 6.0]])}, {"x": np.array([[0.0, 1.0]])}) == [
+        {"output": [[3.0], [11.0]]},
+        {"output": [[1.0]]},
+    ]
+
+
+def test_the_columns_of_a_data_frame_are_inputs(tmp_path: Path) -> None:
+    code = """
+class Frame(dict):  # like that of pandas: columns by name, made from such a dictionary
+    columns = property(lambda self: list(self))
+
+class Model:
+    def predict(self, frame):
+        assert type(frame) is Frame
+        return np.array([f"{city} {age}" for city, age in zip(frame["city"], frame["age"])])
+
+serve(Model(), example=Frame(age=np.array([1, 2]), city=np.array(["Ulm", "Bonn"], object)), name="f")
+"""
+    service = Service(tmp_path, code)
+
+    assert service.signature() == {"age": ("INT64", [1]), "city": ("STRING", [1]), "output": ("STRING", [1])}
+    request = {"age": np.array([[7]]), "city": objects(b"Graz").reshape(1, 1)}
+    assert service.run(request) == [{"output": [[b"Graz 7"]]}]
+
+
+def test_an_example_says_the_types_of_a_function_without_annotations(tmp_path: Path) -> None:
+    code = "@model(example={'x': 2.0, 'name': 'a'})\ndef f(x, name):\n    return name * int(x)\n"
+    service = Service(tmp_path, code)
+
+    assert service.signature() == {"x": ("FP64", [1]), "name": ("STRING", [1]), "output": ("STRING", [1])}
+    assert json.loads(service.config["parameters"]["EXAMPLE"]["string_value"]) == {"x": [2.0], "name": ["a"]}
+
+
+def test_what_a_configuration_says_already_counts(tmp_path: Path) -> None:
+    code = "@model(max_batch_size=4, max_delay_ms=1, instances=2)\ndef f(x: list[int]) -> list[int]:\n    return x\n"
+    given = {
+        "max_batch_size": 16,
+        "instance_group": [{"count": 7}],
+        "dynamic_batching": {"max_queue_delay_microseconds": 5},
+        "input": [{"name": "x", "data_type": "TYPE_INT64", "dims": [1]}],
+    }
+
+    config = Service(tmp_path, code, config=given).config
+
+    assert {key: config[key] for key in ("max_batch_size", "instance_group", "dynamic_batching")} == {
+        key: given[key] for key in ("max_batch_size", "instance_group", "dynamic_batching")
+    }
+
+
+def test_a_batch_size_for_a_function_of_single_requests_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="takes one request at a time, and the configuration says max_batch_size 4"):
+        Service(tmp_path, "@model\ndef f(x: int) -> int:\n    return x\n", config={"max_batch_size": 4})
+
+
+def test_decorated_functions_and_classes_stay_what_they_are() -> None:
+    @charonia.model(max_batch_size=2)
+    def double(x: list[int]) -> list[int]:
+        return [2 * each for each in x]
+
+    assert double([1, 2]) == [2, 4]
+    served = object()
+    with pytest.raises(TypeError, match=r"expected an object with predict\(\), got object"):
+        charonia.serve(served, example=[1])
+    assert charonia.serve(sorted, example=[[2, 1]]) is sorted
+    with pytest.raises(RuntimeError, match="call works only in a model that a server runs"):
+        charonia.call("m")

@@ -1,0 +1,169 @@
+"""What paths of a command line are, and the repository that is made for them."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from charonia.config.model import ModelConfig
+from charonia.config.pbtxt import parse
+from charonia.core.errors import ServingError
+from charonia.server.files.given import Unserveable, sort
+from charonia.server.files.options import FileOptions
+from charonia.server.files.repository import make_repository
+
+
+def made(
+    folder: Path, *paths: Path, options: FileOptions | None = None, models: tuple[str, ...] = ()
+) -> dict[str, str]:
+    """Return the files of the repository for paths: what a link leads to, or the text of a configuration."""
+
+    async def describe(path: Path, start: ModelConfig) -> Mapping[str, ModelConfig]:
+        return {name: replace(start, name=name) for name in models}
+
+    repository = folder / "made"
+    repository.mkdir()
+    given = sort([str(path) for path in paths])
+    asyncio.run(make_repository(given, options or FileOptions(), repository, describe))
+    return {
+        str(path.relative_to(repository)): str(path.readlink()) if path.is_symlink() else path.read_text()
+        for path in sorted(repository.rglob("*"))
+        if path.is_symlink() or path.is_file()
+    }
+
+
+def file(path: Path, content: bytes = b"") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return path
+
+
+def refusal(*paths: object) -> ServingError:
+    with pytest.raises(ServingError) as caught:
+        sort([str(path) for path in paths])
+    return caught.value
+
+
+def test_files_become_models_of_their_names(tmp_path: Path) -> None:
+    onnx, torch = file(tmp_path / "a.onnx"), file(tmp_path / "b.pth")
+
+    files = made(tmp_path, onnx, torch, options=FileOptions(max_batch_size=8, workers=3))
+
+    assert files["a/1/model.onnx"] == str(onnx)
+    assert files["b/1/model.pt"] == str(torch)
+    config = parse(files["a/config.pbtxt"])
+    assert (config.name, config.max_batch_size, config.instance_group[0].count) == ("a", 8, 3)
+
+
+def test_a_name_may_be_given(tmp_path: Path) -> None:
+    files = made(tmp_path, file(tmp_path / "model.onnx"), options=FileOptions(name="resnet"))
+
+    assert list(files) == ["resnet/1/model.onnx", "resnet/config.pbtxt"]
+
+
+def test_weights_beside_a_model_stay_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    onnx = file(tmp_path / "data" / "net.onnx")
+    monkeypatch.setattr("charonia.server.files.repository.external_names", lambda path: ("net.data",))
+
+    files = made(tmp_path, onnx)
+
+    assert files["net/1"] == str(onnx.parent)
+    assert parse(files["net/config.pbtxt"]).default_model_filename == "net.onnx"
+
+
+def test_a_service_file_becomes_its_models_and_is_imported_from_where_it_is(tmp_path: Path) -> None:
+    service = file(tmp_path / "code" / "service.py")
+    helper = file(tmp_path / "code" / "helper.py")
+
+    files = made(tmp_path, service, models=("f", "g"))
+
+    assert {name: target for name, target in files.items() if "pbtxt" not in name} == {
+        f"{model}/1/{path.name}": str(path) for model in ("f", "g") for path in (service, helper)
+    }
+    config = parse(files["f/config.pbtxt"])
+    assert (config.backend, config.parameters) == ("python", {"SERVICE_PATH": str(service)})
+
+
+def test_another_python_file_is_one_model(tmp_path: Path) -> None:
+    files = made(tmp_path, file(tmp_path / "net.py"), options=FileOptions(max_batch_size=4))
+
+    assert parse(files["net/config.pbtxt"]).max_batch_size == 4
+
+
+@pytest.mark.parametrize(
+    ("models", "options", "reason"),
+    [
+        (("f", "g"), FileOptions(name="h"), "--name: service.py has 2 models, which have names: f, g"),
+        (("f",), FileOptions(max_batch_size=4), "--max-batch-size: service.py says it itself"),
+        (("a",), FileOptions(), "two models would be called 'a'"),
+    ],
+)
+def test_options_that_a_service_file_contradicts_are_refused(
+    tmp_path: Path, models: tuple[str, ...], options: FileOptions, reason: str
+) -> None:
+    paths = [file(tmp_path / "service.py"), *([] if options.given else [file(tmp_path / "a.onnx")])]
+
+    with pytest.raises(ServingError) as caught:
+        made(tmp_path, *paths, options=options, models=models)
+
+    assert caught.value.message == reason
+
+
+def test_a_name_is_for_one_file(tmp_path: Path) -> None:
+    with pytest.raises(ServingError, match="--name: expected one file that it is the name of, got 2"):
+        made(tmp_path, file(tmp_path / "a.onnx"), file(tmp_path / "b.onnx"), options=FileOptions(name="c"))
+
+
+def test_folders_of_models_and_repositories_are_told_apart(tmp_path: Path) -> None:
+    file(tmp_path / "models" / "resnet" / "1" / "model.onnx")
+
+    given = sort([str(tmp_path / "models"), "s3://bucket/models", str(tmp_path / "models" / "resnet")])
+
+    assert given.repositories == (str(tmp_path / "models"), "s3://bucket/models")
+    assert given.models == (tmp_path / "models" / "resnet",)
+    assert made(tmp_path, tmp_path / "models" / "resnet") == {"resnet": str(tmp_path / "models" / "resnet")}
+
+
+def test_what_no_backend_serves_is_recognised_with_lines_to_paste(tmp_path: Path) -> None:
+    error = refusal(file(tmp_path / "model.gguf", b"GGUF"))
+
+    assert isinstance(error, Unserveable)
+    assert (
+        error.message
+        == f"'{tmp_path / 'model.gguf'}' is a GGUF model, for llama.cpp, which no backend here serves as it is"
+    )
+    assert error.lines.startswith("cat > service.py <<'EOF'")
+
+
+def test_a_hugging_face_folder_gets_the_task_of_its_configuration(tmp_path: Path) -> None:
+    file(tmp_path / "bert" / "config.json", b'{"architectures": ["BertForMaskedLM"]}')
+    file(tmp_path / "bert" / "model.safetensors")
+
+    error = refusal(tmp_path / "bert")
+
+    assert isinstance(error, Unserveable)
+    assert '"fill-mask"' in error.lines
+
+
+def test_a_file_of_no_known_form_says_what_is_expected(tmp_path: Path) -> None:
+    assert refusal(file(tmp_path / "a.xyz")).message == (
+        f"'{tmp_path / 'a.xyz'}' is no model that is known here: expected a folder of models, or a file that ends with "
+        "one of .onnx, .pt, .pth, .torchscript, .pt2, .py"
+    )
+
+
+def test_a_missing_file_names_those_that_are_there(tmp_path: Path) -> None:
+    file(tmp_path / "resnet50.onnx")
+
+    error = refusal(tmp_path / "resnet.onnx")
+
+    assert (error.message, error.hint) == (
+        f"there is no file '{tmp_path / 'resnet.onnx'}'",
+        f"'{tmp_path}' has resnet50.onnx",
+    )
+
+
+def test_a_missing_folder_is_a_repository_that_is_reported_later() -> None:
+    assert sort(["no/such/models"]).repositories == ("no/such/models",)

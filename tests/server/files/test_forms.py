@@ -1,0 +1,104 @@
+"""The forms of models that are recognised, and the lines that lead to something that is served."""
+
+import ast
+import re
+import subprocess
+
+import pytest
+
+from charonia.config.platforms import FOREIGN_BACKENDS, FORMATS
+from charonia.server.files.forms import RECOGNISED, SERVED, Form, advice, form_of, model_name
+
+HERE_DOCUMENT = re.compile(r"<<'EOF'\n(.*?)\nEOF\n", re.DOTALL)
+
+
+def test_what_is_served_has_a_backend() -> None:
+    own = {entry.filename for entry in FORMATS if entry.backend not in FOREIGN_BACKENDS}
+
+    assert {form.filename for form in SERVED} <= own
+    assert not any(form.filename for form in RECOGNISED)
+
+
+@pytest.mark.parametrize(
+    ("name", "entries", "start", "title"),
+    [
+        ("a.onnx", None, b"", "an ONNX model"),
+        ("A.ONNX", None, b"", "an ONNX model"),
+        ("a.pt", None, b"", "a PyTorch model"),
+        ("a.pth", None, b"", "a PyTorch model"),
+        ("a.pt2", None, b"", "a PyTorch program"),
+        ("a.py", None, b"", "a Python file"),
+        ("a", ["saved_model.pb", "variables"], b"", "a TensorFlow SavedModel"),
+        ("a", ["config.json", "model-00001-of-00002.safetensors"], b"", "a Hugging Face model"),
+        ("a", ["config.json", "pytorch_model.bin"], b"", "a Hugging Face model"),
+        ("a", ["MLmodel"], b"", "an MLflow model"),
+        ("a.gguf", None, b"GGUF", "a GGUF model, for llama.cpp"),
+        ("a.tflite", None, b"", "a TensorFlow Lite model"),
+        ("a.keras", None, b"", "a Keras model"),
+        ("a.pkl", None, b"", "a pickled Python object"),
+        ("a.ubj", None, b"", "an XGBoost model"),
+        ("a.txt", None, b"tree\nversion=v4", "a LightGBM model"),
+        ("a.txt", None, b"hello", ""),
+        ("a.safetensors", None, b"", "weights without their model"),
+        ("a.plan", None, b"", "a TensorRT engine"),
+        ("a.xyz", None, b"", ""),
+        ("a", ["resnet", "bert"], b"", ""),
+        ("a.onnx", ["1"], b"", ""),
+    ],
+)
+def test_a_form_is_recognised_by_name_content_and_start(
+    name: str, entries: list[str] | None, start: bytes, title: str
+) -> None:
+    form = form_of(name, entries, start)
+
+    assert (form.title if form is not None else "") == title
+
+
+@pytest.mark.parametrize("form", RECOGNISED, ids=lambda form: form.title)
+def test_the_lines_for_a_form_can_be_pasted(form: Form) -> None:
+    path = f"my models/it's-a b{form.suffixes[0] if form.suffixes else ''}"
+
+    lines = advice(form, path, '{"architectures": ["ViTForImageClassification"]}')
+
+    assert subprocess.run(["bash", "-n"], input=lines, text=True, check=False).returncode == 0
+    assert re.search(r"\{\w+\}", lines.replace("{example}", "")) is None, "a placeholder is left"
+    assert re.search(r"^charonia serve \S+(\s+#.*)?$", lines.splitlines()[-1])
+    for script in HERE_DOCUMENT.findall(lines):
+        ast.parse(script)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "task"),
+    [
+        ("BertForSequenceClassification", "text-classification"),
+        ("LlamaForCausalLM", "text-generation"),
+        ("BertModel", "feature-extraction"),
+    ],
+)
+def test_the_task_of_a_hugging_face_model_is_that_of_its_architecture(architecture: str, task: str) -> None:
+    form = form_of("a", ["config.json", "model.safetensors"])
+    assert form is not None
+
+    assert f'pipeline("{task}", model=' in advice(form, "a", f'{{"architectures": ["{architecture}"]}}')
+
+
+@pytest.mark.parametrize("config", ["", "no JSON", "[]", '{"architectures": []}', '{"architectures": null}'])
+def test_a_config_that_says_no_architecture_is_for_features(config: str) -> None:
+    form = form_of("a", ["config.json", "model.safetensors"])
+    assert form is not None
+
+    assert 'pipeline("feature-extraction"' in advice(form, "a", config)
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("dir/model.onnx", "model"),
+        ("yolo v8 (n).onnx", "yolo_v8_n"),
+        ("resnet50-v1.5", "resnet50-v1.5"),
+        ("ch_v2.0_cls.onnx", "ch_v2.0_cls"),
+        ("(.onnx", "model"),
+    ],
+)
+def test_a_model_is_called_as_its_file(path: str, name: str) -> None:
+    assert model_name(path) == name

@@ -1,0 +1,282 @@
+"""Made-up requests: they fit the model, and every written form of them carries the same tensors."""
+
+import json
+import shlex
+import subprocess
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import charonia.client
+from charonia.client.requests import make_tensors
+from charonia.config.model import ModelConfig, ModelInput, ModelOutput, ModelWarmup, TransactionPolicy, WarmupInput
+from charonia.core.dtypes import DataType
+from charonia.core.metadata import ModelMetadata, TensorMetadata
+from charonia.core.tensor import Tensor
+from charonia.wire.example_inputs import example_dims, example_inputs
+from charonia.wire.example_request import ELEMENTS_MAX, ExampleRequest, example_request
+from charonia.wire.v2_generate import decode_generate
+from charonia.wire.v2_request import InferDecoder
+
+LIMIT = 1 << 28
+DIMS = st.lists(st.sampled_from([-1, 1, 3, 16]), max_size=3).map(tuple)
+INPUTS = st.lists(st.tuples(st.sampled_from(DataType), DIMS), min_size=1, max_size=3)
+
+
+def model(*inputs: tuple[DataType, tuple[int, ...]], batch: int = 0, decoupled: bool = False) -> ModelConfig:
+    return ModelConfig(
+        name="my model",
+        max_batch_size=batch,
+        input=tuple(ModelInput(f"in put{index}", kind, dims=dims) for index, (kind, dims) in enumerate(inputs)),
+        output=(ModelOutput("y", DataType.FP32, dims=(1,)),),
+        model_transaction_policy=TransactionPolicy(decoupled=True) if decoupled else None,
+    )
+
+
+def fits(config: ModelConfig, tensors: dict[str, Tensor]) -> None:
+    """Assert that tensors are what a model's configuration asks for."""
+    for given_input in config.input:
+        tensor = tensors[given_input.name]
+        dims = (-1, *given_input.dims) if config.max_batch_size else given_input.dims
+        assert tensor.datatype is given_input.data_type
+        assert len(tensor.shape) == len(dims)
+        assert all(dim in (-1, size) for dim, size in zip(dims, tensor.shape, strict=True))
+        assert tensor.array.size > 0
+
+
+def decoded(config: ModelConfig, body: bytes, length: int | None = None) -> dict[str, Tensor]:
+    return InferDecoder(LIMIT).decode(config.name, "", body, length).request.inputs
+
+
+def body_of(command: str) -> tuple[str, bytes, int | None]:
+    """Return the URL, the body and the length of the JSON part that a command for curl sends, by running it."""
+    script = 'curl() { printf "%s\\n" "$@" > /dev/fd/3; for last in "$@"; do :; done; [ ! -t 0 ] && cat; true; }\n'
+    done = subprocess.run(
+        ["bash", "-c", f"exec 3>&2\n{script}{command}"], capture_output=True, check=True, stdin=subprocess.DEVNULL
+    )
+    words = done.stderr.decode().splitlines()
+    url = next(word for word in words if word.startswith("http"))
+    if "-d" in words:
+        return url, words[words.index("-d") + 1].encode(), None
+    header = next(word for word in words if word.startswith("Inference-Header-Content-Length"))
+    return url, done.stdout, int(header.rpartition(" ")[2])
+
+
+@settings(max_examples=100)
+@given(inputs=INPUTS, batch=st.sampled_from([0, 4]))
+def test_a_made_up_request_fits_the_model_and_so_does_each_json_form(
+    inputs: list[tuple[DataType, tuple[int, ...]]], batch: int
+) -> None:
+    config = model(*inputs, batch=batch)
+    request = example_request(config)
+
+    fits(config, dict(request.inputs))
+    plain, full = request.generate_body(), request.infer_body()
+    if plain is not None:
+        same(decode_generate(config, "", json.dumps(plain).encode(), LIMIT).inputs, request)
+    if full is not None:
+        same(decoded(config, json.dumps(full).encode()), request)
+    else:
+        assert {DataType.FP16, DataType.BF16} & {kind for kind, _ in inputs}
+
+
+def same(tensors: dict[str, Tensor], request: ExampleRequest) -> None:
+    assert tensors.keys() == request.inputs.keys()
+    for name, tensor in tensors.items():
+        assert tensor.shape == request.inputs[name].shape
+        np.testing.assert_array_equal(tensor.array, request.inputs[name].array)
+
+
+@settings(max_examples=60)
+@given(inputs=INPUTS, batch=st.sampled_from([0, 4]))
+def test_the_python_program_sends_the_made_up_tensors(
+    inputs: list[tuple[DataType, tuple[int, ...]]], batch: int
+) -> None:
+    config = model(*inputs, batch=batch)
+    request = example_request(config)
+    sent = run_python(request)
+
+    same(make_tensors(config.name, sent, metadata(config)), request)
+
+
+def metadata(config: ModelConfig) -> ModelMetadata:
+    lead = (-1,) if config.max_batch_size else ()
+    inputs = tuple(TensorMetadata(i.name, i.data_type or DataType.FP32, (*lead, *i.dims)) for i in config.input)
+    return ModelMetadata(config.name, ("1",), "", inputs, ())
+
+
+def run_python(request: ExampleRequest) -> dict[str, Any]:
+    """Return the inputs that the program sends."""
+    calls: list[tuple[str, dict[str, Any]]] = []
+
+    class Client:
+        def __init__(self, url: str) -> None:
+            self.url = url
+
+        def __enter__(self) -> "Client":
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            pass
+
+        def infer(self, model_name: str, inputs: dict[str, Any]) -> dict[str, str]:
+            calls.append((model_name, inputs))
+            return {"y": "answer"}
+
+        def stream_infer(self, model_name: str, inputs: dict[str, Any]) -> list[dict[str, str]]:
+            return [self.infer(model_name, inputs)] if self.url.startswith("grpc://") else []
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(charonia.client, "Client", Client)
+        exec(compile(request.python(), "example", "exec"), {})
+    ((name, inputs),) = calls
+    assert name == request.config.name
+    return inputs
+
+
+def test_curl_sends_named_plain_values_where_the_shapes_follow_from_them() -> None:
+    config = model((DataType.BYTES, (1,)), (DataType.INT32, (-1,)), batch=4)
+
+    url, body, _ = body_of(example_request(config).curl())
+
+    assert url == "http://localhost:8000/v2/models/my%20model/generate"
+    assert json.loads(body) == {"in put0": "hello", "in put1": [1] * 8}
+
+
+@pytest.mark.parametrize("datatype", [DataType.FP16, DataType.FP32, DataType.BF16, DataType.BYTES, DataType.INT64])
+def test_curl_sends_a_long_input_as_zeros_beside_short_ones_in_json(datatype: DataType) -> None:
+    config = model((datatype, (3, 64)), (DataType.FP32, (1,)), batch=4)
+    request = example_request(config)
+
+    url, body, length = body_of(request.curl())
+
+    assert url.endswith("/infer")
+    tensors = decoded(config, body, length)
+    fits(config, tensors)
+    assert not tensors["in put0"].array.any()  # zeros, or empty strings
+    assert tensors["in put1"].array.tolist() == [[0.5]]
+
+
+def test_shapes_that_plain_values_do_not_tell_are_written_out() -> None:
+    config = model((DataType.INT64, (2, -1, 3)))
+    request = ExampleRequest(config, {"in put0": Tensor("in put0", DataType.INT64, np.ones((2, 2, 3), "<i8"))})
+    assert request.generate_body() is not None
+
+    request = ExampleRequest(
+        model((DataType.INT64, (-1, -1))), {"in put0": Tensor("in put0", DataType.INT64, np.ones((2, 2), "<i8"))}
+    )
+    url, body, _ = body_of(request.curl())
+
+    assert url.endswith("/infer")
+    assert json.loads(body)["inputs"][0]["shape"] == [2, 2]
+
+
+def test_outputs_that_json_cannot_carry_are_asked_for_in_binary_form() -> None:
+    config = ModelConfig(
+        name="m",
+        input=(ModelInput("x", DataType.FP32, dims=(1,)),),
+        output=(ModelOutput("y", DataType.FP16, dims=(1,)),),
+    )
+
+    curl = example_request(config).curl()
+
+    assert curl.endswith(" --output response.bin")
+    assert json.loads(shlex.split(curl)[3])["parameters"] == {"binary_data_output": True}
+
+
+def test_a_model_with_any_number_of_responses_is_asked_for_a_stream() -> None:
+    request = example_request(model((DataType.BYTES, (1,)), decoupled=True))
+
+    assert request.curl() == (
+        """curl -N http://localhost:8000/v2/models/my%20model/generate_stream -d '{"in put0":"hello"}'"""
+    )
+    assert run_python(request) == {"in put0": ["hello"]}
+    assert request.infer_command() == "charonia infer 'my model' -i 'in put0=hello' --stream"
+    assert example_request(model((DataType.FP16, (1,)), decoupled=True)).curl() == ""
+    assert 'Client("grpc://host:9001")' in example_request(request.config, url="http://host:9000").python()
+
+
+def test_the_command_names_short_inputs_only_and_a_server_that_is_not_the_default() -> None:
+    config = model((DataType.FP32, (ELEMENTS_MAX + 1,)), (DataType.INT32, (2,)))
+
+    assert example_request(config).infer_command() == "charonia infer 'my model' -i 'in put1=[1,1]'"
+    assert example_request(config, url="localhost:9000", version="2").infer_command() == (
+        "charonia infer 'my model' -u localhost:9000 --model-version 2 -i 'in put1=[1,1]'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("dims", "datatype", "batched", "expected"),
+    [
+        ((-1, 3, -1, -1), DataType.FP32, False, (1, 3, 224, 224)),
+        ((-1, -1, 3), DataType.UINT8, True, (224, 224, 3)),
+        ((-1, -1, -1), DataType.FP32, True, (3, 224, 224)),
+        ((-1, -1), DataType.INT64, False, (1, 8)),
+        ((-1,), DataType.INT64, True, (8,)),
+        ((-1,), DataType.INT64, False, (8,)),
+        ((-1, -1), DataType.FP32, False, (1, 512)),
+        ((2, -1, 128), DataType.FP32, False, (2, 1, 128)),
+        ((-1, -1, 80), DataType.FP32, False, (1, 8, 80)),
+        ((-1, -1), DataType.BYTES, False, (1, 1)),
+        ((), DataType.INT64, False, ()),
+    ],
+)
+def test_variable_dimensions_get_the_usual_sizes(
+    dims: tuple[int, ...], datatype: DataType, batched: bool, expected: tuple[int, ...]
+) -> None:
+    assert example_dims(dims, datatype, batched=batched) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "datatype", "value"),
+    [
+        ("input_ids", DataType.INT64, 1),
+        ("attention_mask", DataType.INT64, 1),
+        ("token_type_ids", DataType.INT64, 0),
+        ("sr", DataType.INT64, 16000),
+        ("state", DataType.FP32, 0),
+        ("text", DataType.BYTES, b"hello"),
+        ("flag", DataType.BOOL, True),
+    ],
+)
+def test_values_suit_the_names_of_inputs(name: str, datatype: DataType, value: object) -> None:
+    config = ModelConfig(name="m", input=(ModelInput(name, datatype, dims=(1,)),))
+
+    assert example_inputs(config)[name].array.tolist() == [value]
+
+
+def test_the_first_warm_up_sample_gives_the_shape() -> None:
+    config = ModelConfig(
+        name="m",
+        max_batch_size=2,
+        input=(ModelInput("x", DataType.FP32, dims=(-1,)),),
+        model_warmup=(ModelWarmup("w", 1, {"x": WarmupInput(DataType.FP32, (77,), zero_data=True)}),),
+    )
+
+    assert example_inputs(config)["x"].shape == (1, 77)
+
+
+def test_the_model_parameter_gives_values_also_of_an_optional_input() -> None:
+    config = ModelConfig(
+        name="m",
+        input=(
+            ModelInput("x", DataType.FP32, dims=(2,)),
+            ModelInput("y", DataType.BYTES, dims=(1,), optional=True),
+            ModelInput("z", DataType.BYTES, dims=(1,), optional=True),
+        ),
+        parameters={"EXAMPLE": '{"x": [3, 4], "y": "a"}'},
+    )
+
+    made = example_inputs(config)
+
+    assert {name: tensor.array.tolist() for name, tensor in made.items()} == {"x": [3, 4], "y": [b"a"]}
+
+
+@pytest.mark.parametrize("text", ["no JSON", '{"x": [1]}', "[]"])
+def test_a_model_parameter_that_does_not_fit_is_as_if_it_were_not_there(text: str) -> None:
+    config = ModelConfig(name="m", input=(ModelInput("x", DataType.FP32, dims=(2,)),), parameters={"EXAMPLE": text})
+
+    assert example_inputs(config)["x"].array.tolist() == [0.5, 0.5]
