@@ -142,7 +142,10 @@ class LiveRun:
                 now = self._now()
             yield f"data: {json.dumps(now | {'points': points}, separators=(',', ':'))}\n\n".encode()
             with self._changed:
-                self._changed.wait_for(lambda shown=page: self._page != shown, 0 if has_ended else PACE_S)
+                self._changed.wait_for(self._is_past(page), 0 if has_ended else PACE_S)
+
+    def _is_past(self, page: str) -> Callable[[], bool]:
+        return lambda: self._page != page
 
     @property
     def _page(self) -> str:
