@@ -64,7 +64,7 @@ class Option:
             separated by spaces: "--model -m". The name of a positional argument has no dashes.
         field: Path of the field that it sets, "" for none or several.
         read: Reads a value from the text of an argument, "" for an option without one; raises ValueError.
-        metavar: Placeholder of the argument, "" for an option without one.
+        metavar: Placeholder of the argument, "" for an option without one; in brackets, the argument may be missing.
         help: One sentence without a full stop.
         collect: Combines the values of all occurrences into that of the field, or into `Fields`.
         default: Default as text, None for that of the field.
@@ -412,7 +412,8 @@ def carry_out(line: CommandLine[T], arguments: Sequence[str], act: Callable[[T],
 
 def _take(given: Given, option: Option, text: str | None, rest: deque[str], known: Mapping[str, Option]) -> None:
     """Add an option with its value, which may be the next argument."""
-    if text is None and option.metavar:
+    may_lack = option.metavar.startswith("[") and (not rest or rest[0].startswith("-"))
+    if text is None and option.metavar and not may_lack:
         if not rest or rest[0].partition("=")[0] in known:
             given.problems.append(f"{option.name}: expected a value behind it, got none")
             given.unread += option.names.split()

@@ -20,12 +20,13 @@ from charonia.tools.perf.data.load import load_inputs
 from charonia.tools.perf.data.spec import model_spec
 from charonia.tools.perf.options import WireProtocol, is_decoupled
 from charonia.tools.perf.run import Subject, ask, stopped_by_signals
+from charonia.tools.report.drawing import require_matplotlib
 from charonia.tools.tune.api import LoadPoint
 from charonia.tools.tune.measure import Prepare, PreparedLoad
 from charonia.tools.tune.options import OutputSettings, TuneOptions, TuneRequest
 from charonia.tools.tune.profile import profile
 from charonia.tools.tune.report.html import render
-from charonia.tools.tune.report.pictures import pictures, require_matplotlib
+from charonia.tools.tune.report.pictures import pictures
 from charonia.tools.tune.result import TuneRun, exit_status, from_json, to_json
 from charonia.tools.tune.servers import MeasuredServer
 from charonia.tools.tune.summary import summary

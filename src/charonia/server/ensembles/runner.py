@@ -280,7 +280,7 @@ class EnsembleCall:
                 labels = self._plan.labels.get(output.name, ())
                 outputs[index] = classify(output, classes[output.name], labels, batched=self._plan.batches)
         record = ExecutionRecord("", self.batch_size, self._queue_ns, self._compute_ns)
-        parameters = _sequence_parameters(sequence)
+        parameters = _sequence_parameters(sequence) if outputs else {}
         return InferResponse(self._plan.config.name, self._runner.version, request.id, outputs, parameters, record)
 
     def _fail_step(self, route: StepRoute, error: ServingError) -> None:
