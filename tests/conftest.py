@@ -42,7 +42,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="random scenarios that tests/interop runs on Charonia and Triton, besides those that found something before",
+        help="random scenarios that tests/interop runs on Charonia and Triton, besides those kept as tests",
     )
 
 
