@@ -60,7 +60,7 @@ class Host:
     def begin(self, call: ModelCall) -> None:
         self.calls.append(call)
         names = tuple(tensor.name() for tensor in call.inputs)
-        call.inbox.put((result_of(InferenceResponse(call.inputs), names), True))
+        call.inbox.put((result_of(InferenceResponse(call.inputs), names, Binding(None)), True))
 
     def end(self, call: ModelCall) -> None:
         pass

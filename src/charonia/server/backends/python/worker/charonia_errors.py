@@ -52,14 +52,36 @@ RESCHEDULED = 8
 """Pseudo error code: the model reschedules the request."""
 
 
+class StepFailed(Exception):
+    """A step of a model's start has failed: the text says which, the cause why."""
+
+
+PACKAGES = {
+    "PIL": "pillow",
+    "bs4": "beautifulsoup4",
+    "cv2": "opencv-python-headless",
+    "dotenv": "python-dotenv",
+    "fitz": "pymupdf",
+    "skimage": "scikit-image",
+    "sklearn": "scikit-learn",
+    "yaml": "pyyaml",
+}
+"""Packages whose modules have another name, by that name."""
+
+
 def describe(error: BaseException) -> str:
     """Return type and text of an exception, and where the model's own code raised it."""
+    if isinstance(error, StepFailed) and error.__cause__ is not None:
+        return f"{error}: {describe(error.__cause__)}"
     frames = [f for f in traceback.extract_tb(error.__traceback__) if os.path.dirname(__file__) not in f.filename]
     frames = [f for f in frames if "importlib" not in f.filename]
     try:
         text = f"{type(error).__name__}: {error}"
     except Exception:  # a model's own exceptions may fail at this, too
         text = f"{type(error).__name__}, whose text cannot be had"
+    if isinstance(error, ModuleNotFoundError) and error.name and "." not in error.name:
+        line = PACKAGES.get(error.name, error.name)
+        text += f" (hint: add the line '{line}' to requirements.txt in the model's folder)"
     if frames:
         text += "\n\nAt:\n" + "\n".join(f"  {f.filename}({f.lineno}): {f.name}" for f in reversed(frames))
     return text

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING or __package__:
     from charonia.server.backends.python.worker import charonia_service as service
-else:  # a sibling of the worker's script; the package is not there
+    from charonia.server.backends.python.worker.charonia_errors import StepFailed
+else:  # siblings of the worker's script; the package is not there
     import charonia_service as service
+    from charonia_errors import StepFailed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,6 +68,7 @@ class ModelImports:
         """Import the file of a model and return its class, or the models that a service file defines.
 
         Raises:
+            StepFailed: Its code raises an exception.
             ImportError: It is no Python file.
             AttributeError: It has neither.
         """
@@ -85,7 +88,10 @@ class ModelImports:
         sys.modules[spec.name] = module
         definitions: list[Definition]
         with self.visible(), service.collecting() as definitions:
-            spec.loader.exec_module(module)
+            try:
+                spec.loader.exec_module(module)
+            except BaseException as error:
+                raise StepFailed(f"'{os.path.basename(path)}' cannot be imported") from error
         if hasattr(module, "TritonPythonModel"):
             return module.TritonPythonModel
         if not definitions:
