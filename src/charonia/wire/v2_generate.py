@@ -130,7 +130,7 @@ def _check_keys(config: ModelConfig, tensors: Mapping[str, Tensor], parameters: 
     near = difflib.get_close_matches(unknown, missing, n=1)
     inputs = ", ".join(given.name for given in config.input)
     raise invalid(
-        f"model '{config.name}' has no input '{unknown}', and its input {', '.join(map(repr, missing))} is missing",
+        f"model '{config.name}' has no input '{unknown}', and the request lacks {', '.join(missing)}",
         hint=f"its inputs are {inputs}" + (f"; did you mean '{near[0]}'?" if near else ""),
     )
 

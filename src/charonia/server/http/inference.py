@@ -27,9 +27,9 @@ from charonia.server.http.routes import Route, RouteTarget
 from charonia.server.single_response import SingleResponse
 from charonia.server.tracing.requests import EventNames, begin
 from charonia.wire.compression import COMPRESS_FROM_BYTES, choose_coding, compress
-from charonia.wire.example_request import example_request
+from charonia.wire.example_request import body_hint
 from charonia.wire.http_status import STATUS
-from charonia.wire.json_text import dump, encode_error
+from charonia.wire.json_text import encode_error
 from charonia.wire.v2_generate import decode_generate, encode_generated
 from charonia.wire.v2_request import HttpInferCall, InferDecoder, raw_call, raw_tensor
 from charonia.wire.v2_response import encode_response
@@ -42,9 +42,6 @@ _EVENT_TYPE = EVENT_STREAM + b"; charset=utf-8"
 
 FOREIGN_TYPES = ("multipart/", "application/x-www-form-urlencoded", "image/", "audio/", "video/", "text/html")
 """Beginnings of content types that are never a request."""
-
-EXAMPLE_CHARS_MAX = 2048
-"""Longest example of a body that an error shows."""
 
 TRACED = EventNames("HTTP_RECV_START", "HTTP_RECV_END", "HTTP_SEND_START", "HTTP_SEND_END")
 
@@ -133,10 +130,7 @@ class InferenceHandlers:
             message = f"expected the inputs as JSON, got a body of type '{kind}'"
         hint = ""
         with suppress(ServingError):  # the model may be one that is loaded by its first request
-            body = example_request(self._engine.model_config(*target)).infer_body()
-            text = dump(body).decode() if body is not None else ""
-            if 0 < len(text) <= EXAMPLE_CHARS_MAX:
-                hint = f"a body for this model: {text}"
+            hint = body_hint(self._engine.model_config(*target))
         return ServingError(error.code, message, hint=hint)
 
     async def _infer_compressed(self, exchange: Exchange, target: RouteTarget) -> None:

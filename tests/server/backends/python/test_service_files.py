@@ -13,7 +13,7 @@ import pytest
 
 import charonia
 from charonia.server.backends.python.worker.charonia_errors import TritonError
-from charonia.server.backends.python.worker.charonia_host import Inbox, ModelBatch, ModelCall
+from charonia.server.backends.python.worker.charonia_host import Binding, Inbox, ModelBatch, ModelCall
 from charonia.server.backends.python.worker.charonia_responses import InferenceResponse, result_of
 from charonia.server.backends.python.worker.charonia_runner import PythonModelRunner
 from charonia.server.backends.python.worker.charonia_tensor import Tensor

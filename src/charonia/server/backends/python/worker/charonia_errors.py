@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import traceback
 from typing import TYPE_CHECKING
@@ -52,8 +53,13 @@ RESCHEDULED = 8
 """Pseudo error code: the model reschedules the request."""
 
 
-class StepFailed(Exception):
-    """A step of a model's start has failed: the text says which, the cause why."""
+_STEP = "_charonia_step"
+
+
+def note_step(error: BaseException, step: str) -> None:
+    """Have `describe` say which step of a model's start an exception ended: "'model.py' cannot be imported"."""
+    with contextlib.suppress(Exception):  # a model's own exceptions may refuse it
+        setattr(error, _STEP, step)
 
 
 PACKAGES = {
@@ -71,8 +77,6 @@ PACKAGES = {
 
 def describe(error: BaseException) -> str:
     """Return type and text of an exception, and where the model's own code raised it."""
-    if isinstance(error, StepFailed) and error.__cause__ is not None:
-        return f"{error}: {describe(error.__cause__)}"
     frames = [f for f in traceback.extract_tb(error.__traceback__) if os.path.dirname(__file__) not in f.filename]
     frames = [f for f in frames if "importlib" not in f.filename]
     try:
@@ -82,6 +86,9 @@ def describe(error: BaseException) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name and "." not in error.name:
         line = PACKAGES.get(error.name, error.name)
         text += f" (hint: add the line '{line}' to requirements.txt in the model's folder)"
+    step = getattr(error, _STEP, "")
+    if step:
+        text = f"{step}: {text}"
     if frames:
         text += "\n\nAt:\n" + "\n".join(f"  {f.filename}({f.lineno}): {f.name}" for f in reversed(frames))
     return text

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING or __package__:
     from charonia.server.backends.python.worker import charonia_service as service
-    from charonia.server.backends.python.worker.charonia_errors import StepFailed
+    from charonia.server.backends.python.worker.charonia_errors import note_step
 else:  # siblings of the worker's script; the package is not there
     import charonia_service as service
-    from charonia_errors import StepFailed
+    from charonia_errors import note_step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,7 +68,6 @@ class ModelImports:
         """Import the file of a model and return its class, or the models that a service file defines.
 
         Raises:
-            StepFailed: Its code raises an exception.
             ImportError: It is no Python file.
             AttributeError: It has neither.
         """
@@ -91,7 +90,8 @@ class ModelImports:
             try:
                 spec.loader.exec_module(module)
             except BaseException as error:
-                raise StepFailed(f"'{os.path.basename(path)}' cannot be imported") from error
+                note_step(error, f"'{os.path.basename(path)}' cannot be imported")
+                raise
         if hasattr(module, "TritonPythonModel"):
             return module.TritonPythonModel
         if not definitions:

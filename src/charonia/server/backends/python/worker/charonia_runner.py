@@ -13,10 +13,10 @@ if TYPE_CHECKING or __package__:
     from charonia.server.backends.python.worker import triton_python_backend_utils as pb_utils
     from charonia.server.backends.python.worker.charonia_errors import (
         RESCHEDULED,
-        StepFailed,
         TritonError,
         TritonModelException,
         describe,
+        note_step,
         traced,
     )
     from charonia.server.backends.python.worker.charonia_host import Binding
@@ -24,7 +24,7 @@ if TYPE_CHECKING or __package__:
     from charonia.server.backends.python.worker.charonia_responses import InferenceResponse, result_of
 else:  # siblings of the worker's script; the package is not there
     import triton_python_backend_utils as pb_utils
-    from charonia_errors import RESCHEDULED, StepFailed, TritonError, TritonModelException, describe, traced
+    from charonia_errors import RESCHEDULED, TritonError, TritonModelException, describe, note_step, traced
     from charonia_host import Binding
     from charonia_imports import ModelImports
     from charonia_responses import InferenceResponse, result_of
@@ -95,7 +95,9 @@ class PythonModelRunner:
         try:
             completed = model.auto_complete_config(pb_utils.ModelConfig(json.loads(config_json)))
         except BaseException as error:
-            raise StepFailed("auto_complete_config failed") from error
+            if not hasattr(model, "definitions"):  # of a service file, nothing of this name is written there
+                note_step(error, "auto_complete_config failed")
+            raise
         if not isinstance(completed, pb_utils.ModelConfig):
             raise TritonModelException(
                 "auto_complete_config function must return a valid pb.ModelConfig object, "
