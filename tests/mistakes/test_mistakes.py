@@ -45,14 +45,14 @@ class Mistake(NamedTuple):
     sentence: str
 
 
-def tensor(name: str = "INPUT0", **changed: object) -> dict[str, object]:
+def tensor(name: object = "INPUT0", **changed: object) -> dict[str, object]:
     """Return an input of `add_sub`, with some members changed."""
     return {"name": name, "shape": [1, 16], "datatype": "FP32", "data": ROW} | changed
 
 
 def inputs(**changed: object) -> dict[str, object]:
     """Return a body for `add_sub`, with some members of its first input changed."""
-    return {"inputs": [tensor(**changed), tensor("INPUT1")]}
+    return {"inputs": [tensor() | changed, tensor("INPUT1")]}
 
 
 ADD_SUB = "/v2/models/add_sub"
