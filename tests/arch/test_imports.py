@@ -39,6 +39,7 @@ INTERNAL = {
         "server.metrics",
     }
     | {"server.ragged.batch"},
+    "server.page": {"core", "config", "wire"},
     "server.explain": {"core", "config", "server.scheduling.api", "server.metrics", "server.execution"}
     | {"server.ensembles", "server.lifecycle.loader", "server.rate_limiter.overview"},
     "server.rate_limiter": {"core", "config", "server.scheduling", "server.metrics", "server.backends.api"},
@@ -71,7 +72,7 @@ INTERNAL = {
     "server.shared_memory": {"core", "wire", "server.backends.python.worker.charonia_cuda"},
     "server.http": {"core", "config", "wire", "server", "server.access", "server.metrics", "server.tracing"}
     | {"server.explain.explanation", "server.rate_limiter.overview", "server.sequences.overview"}
-    | {"server.shared_memory.registry"},
+    | {"server.shared_memory.registry", "server.page"},
     "server.grpc": {"core", "config", "wire", "server", "server.access", "server.metrics", "server.tracing"}
     | {"server.shared_memory.registry"},
     # Before there is a server: it writes the repository that the server then reads.

@@ -33,7 +33,8 @@ def test_no_part_is_empty() -> None:
     assert {operation.api for operation in METHODS.values()} == set(Api)
 
 
-def test_only_health_is_open_without_a_key() -> None:
-    open_to_all = {o.api for table in (ROUTES, METHODS) for o in table.values() if o.scope is None}
+def test_only_health_and_the_files_of_the_page_are_open_without_a_key() -> None:
+    open_to_all = {name for table in (ROUTES, METHODS) for name, o in table.items() if o.scope is None}
+    health = {name for table in (ROUTES, METHODS) for name, o in table.items() if o.api is Api.HEALTH}
 
-    assert open_to_all == {Api.HEALTH}
+    assert open_to_all == health | {"/", "/page.css", "/page.js"}

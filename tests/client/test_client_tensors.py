@@ -103,6 +103,10 @@ def test_a_big_endian_array_is_turned() -> None:
     assert found.array.tobytes() == b"\x01\0\0\0\x02\0\0\0"
 
 
+def test_a_bfloat16_scalar_stays_one() -> None:
+    assert make_tensors("m", {"X": (np.array(0.5, np.float32), "BF16")}, None)["X"].shape == ()
+
+
 def test_bit_patterns_of_bfloat16_are_taken_as_they_are() -> None:
     found = make_tensors("m", {"X": (np.array([0x3FC0], np.uint16), "BF16")}, None)["X"]
 

@@ -226,14 +226,21 @@ def test_a_change_of_the_file_counts_without_a_restart(
         second = capsys.readouterr().out.strip()
         wait_for_log(server, "2 read from")
         assert infer(httpclient, client, {"x-api-key": second}) == {}
-        path.write_text("nonsense")
-        wait_for_log(server, "the keys read before stay")
-        assert infer(httpclient, client, {"x-api-key": first}) == {}
+        lines = path.read_text().splitlines()
+        path.write_text("\n".join(["nonsense", *lines[1:]]))
+        wait_for_log(server, "line 1: expected NAME SCOPES KEY")
+        assert infer(httpclient, client, {"x-api-key": second}) == {}
+        with pytest.raises(InferenceServerException, match="not known"):
+            infer(httpclient, client, {"x-api-key": first})
+        path.unlink()
+        wait_for_log(server, "there is none in")
+        with pytest.raises(InferenceServerException, match="not known"):
+            infer(httpclient, client, {"x-api-key": second})
     assert first not in server.log
     assert second not in server.log
 
 
-@pytest.mark.parametrize("content", [None, "", "a b c"])
+@pytest.mark.parametrize("content", [None, "a b c"])
 def test_a_file_that_cannot_be_used_is_reported_at_start(folder: Path, tmp_path: Path, content: str | None) -> None:
     path = tmp_path / "keys"
     if content is not None:

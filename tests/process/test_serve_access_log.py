@@ -161,6 +161,20 @@ def test_a_file_that_cannot_be_written_is_reported_at_start(repository: Path) ->
         pytest.fail("it started")
 
 
+def test_the_file_is_opened_anew_after_a_rename(tmp_path: Path, repository: Path) -> None:
+    file, old = tmp_path / "access.log", tmp_path / "access.log.1"
+    with (
+        ServeProcess(repository, "--access-log=text", f"--access-log-file={file}") as server,
+        httpclient.InferenceServerClient(server.http) as client,
+    ):
+        infer(client, httpclient, request_id="before")
+        file.rename(old)
+        infer(client, httpclient, request_id="after")
+
+    assert "id=before " in old.read_text()
+    assert "id=after " in file.read_text()
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a file without room is Linux's")
 def test_a_full_disk_costs_no_answer(repository: Path) -> None:
     with ServeProcess(repository, "--access-log=text", "--access-log-file=/dev/full") as server:

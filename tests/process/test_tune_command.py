@@ -60,10 +60,10 @@ ensemble_scheduling {
 """
 
 
-def write(folder: Path, content: str = PYTHON_IDENTITY, more: str = "") -> Path:
-    write_model(
-        folder / "models", "m", content, config=identity_pbtxt("python", dims=(4,), max_batch_size=0, more=more)
-    )
+def write(folder: Path, code: str = "", *, name: str = "m") -> Path:
+    """Write a Python model, or without code one that needs no worker processes, which start slowly."""
+    backend = "python" if code else "identity"
+    write_model(folder / "models", name, code, config=identity_pbtxt(backend, dims=(4,), max_batch_size=0))
     return folder / "models"
 
 
@@ -87,13 +87,15 @@ def result(folder: Path) -> dict[str, Any]:
 def tuned(tmp_path_factory: pytest.TempPathFactory) -> Tuned:
     """The folder of a run that tried two variants, and the run."""
     folder = tmp_path_factory.mktemp("tuned")
-    return folder, tune(folder, "-m", str(write(folder)), "--run-config-search-max-instance-count", "2", "-v")
+    return folder, tune(
+        folder, "-m", str(write(folder, PYTHON_IDENTITY)), "--run-config-search-max-instance-count", "2", "-v"
+    )
 
 
 @pytest.fixture
 def remote(tmp_path: Path) -> Iterator[ServeProcess]:
     repository = write(tmp_path)
-    write_model(repository, "other", PYTHON_IDENTITY, config=identity_pbtxt("python", dims=(4,), max_batch_size=0))
+    write(tmp_path, name="other")
     write_model(repository, "parent", b"", config=ENSEMBLE)
     with ServeProcess(repository, "--model-control-mode=explicit", "--load-model=*") as server:
         yield server
@@ -147,7 +149,7 @@ def test_the_variants_can_be_served_as_they_are(tuned: Tuned) -> None:
 
 
 def test_a_second_run_measures_nothing_again_and_a_changed_model_everything(tmp_path: Path) -> None:
-    repository = write(tmp_path)
+    repository = write(tmp_path, PYTHON_IDENTITY)
     arguments = ("-m", str(repository), "--run-config-search-disable", "-c", "1")
     assert tune(tmp_path, *arguments).returncode == 0
 
@@ -161,7 +163,7 @@ def test_a_second_run_measures_nothing_again_and_a_changed_model_everything(tmp_
 
 def test_a_remote_server_is_left_as_it_was(tmp_path: Path, remote: ServeProcess) -> None:
     with Client(remote.http) as client:
-        own = {**client.model_config("m"), "parameters": {"mine": {"string_value": "yes"}}}
+        own = {**client.model_config("m"), "parameters": {"creation_delay_sec": {"string_value": "0"}}}
         client.load_model("m", config=own)
     before = state(remote)
 

@@ -40,17 +40,23 @@ class MemoryTransport(asyncio.Transport):
         is_stuck: Whether the client does not read, so that closing has to wait for it.
         may_end: Whether the sending side can be ended alone, which it cannot with TLS.
         is_ended: Whether it was.
+        peername: Address and port of the client, None for none.
     """
 
     def __init__(self, protocol: asyncio.Protocol) -> None:
         super().__init__()
         self._protocol = protocol
+        self.peername: tuple[str, int] | None = None
         self.written = bytearray()
         self.is_closed = False
         self.is_reading_on = True
         self.is_stuck = False
         self.may_end = False
         self.is_ended = False
+
+    def get_extra_info(self, name: str, default: object = None) -> object:
+        """Return the client's address where it is asked for."""
+        return self.peername if name == "peername" else default
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Take bytes.

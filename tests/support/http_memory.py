@@ -1,11 +1,16 @@
 """An HTTP/1.1 client that talks to an endpoint's connection in memory: no socket, every byte in the test's hands."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
 
 import httptools
 
 from charonia.server.http.frontend import HttpEndpoint
+
+_DUE: WeakKeyDictionary[HttpEndpoint, list[Callable[[], None]]] = WeakKeyDictionary()
+"""What the connections of an endpoint want to be called for in the next round of the event loop."""
 
 
 @dataclass
@@ -120,6 +125,7 @@ class MemoryClient:
         transport: What is between.
         responses: Complete responses, in order.
         received: Everything that the server wrote.
+        waits_for_rounds: Whether what is due in the next round of the event loop waits for `run_round`.
     """
 
     def __init__(self, endpoint: HttpEndpoint) -> None:
@@ -133,6 +139,9 @@ class MemoryClient:
         self._current = Response()
         self._held = b""
         self._is_feeding = False
+        self._due = _DUE.setdefault(endpoint, [])
+        self.waits_for_rounds = False
+        endpoint.call_soon = self._due.append
         self._parser = httptools.HttpResponseParser(self)
         self.connection = endpoint.connect()
         self.transport = MemoryTransport(self)
@@ -160,7 +169,16 @@ class MemoryClient:
             buffer[:size] = self._held[:size]
             self._held = self._held[size:]
             self.connection.buffer_updated(size)
+            while self._due and not self.waits_for_rounds:
+                self.run_round()
         self._is_feeding = False
+
+    def run_round(self) -> None:
+        """Do what is due on all connections of the endpoint in the next round of the event loop."""
+        due = self._due[:]
+        self._due.clear()
+        for callback in due:
+            callback()
 
     def leave(self) -> None:
         """Close the connection from the client's side, or take note that the server closed it."""

@@ -116,7 +116,9 @@ def _infer(given: InferOptions) -> int:
                 _print_stream(streaming, request, given)
             return 0
         wanted = {output.name: CLASSES if output.label_filename and not given.json else 0 for output in config.output}
-        result = client.infer(config.name, _values(request), wanted, version=given.version)
+        result = client.infer(
+            *(config.name, _values(request), wanted), version=given.version, parameters=request.parameters
+        )
         _save(result, given)
         _print(result, given, {name for name, count in wanted.items() if count})
     return 0

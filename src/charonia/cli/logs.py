@@ -15,6 +15,7 @@ import sys
 from datetime import UTC, datetime
 
 from charonia.core.errors import invalid
+from charonia.server.log_file import LogFile
 from charonia.wire.log_settings import LogFormat, LogOptions
 
 BLOCK = "block"
@@ -116,10 +117,8 @@ def level_of(verbose: int) -> int:
 def _handler(path: str) -> logging.Handler:
     if not path:
         return logging.StreamHandler(sys.stderr)
-    from logging.handlers import WatchedFileHandler  # takes 10 ms to import, and most servers log to stderr
-
     try:
-        return WatchedFileHandler(path, encoding="utf-8", errors="backslashreplace")
+        return logging.StreamHandler(LogFile(path))
     except OSError as error:
         raise invalid(f"--log-file: cannot write '{path}': {(error.strerror or str(error)).lower()}") from error
 

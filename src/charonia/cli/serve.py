@@ -30,7 +30,7 @@ from charonia.core.metadata import ModelIndexEntry, ModelState
 from charonia.server.files.given import Given, Unserveable, sort
 from charonia.server.lifecycle.repository.scan import scan
 from charonia.server.lifecycle.repository.stores.location import is_store
-from charonia.server.machine.memory import keep_freed_memory
+from charonia.server.machine.memory import give_back_idle_memory, keep_freed_memory
 from charonia.server.options import WILDCARD_ADDRESSES, ServerOptions
 from charonia.wire.example_request import example_request
 
@@ -250,7 +250,9 @@ async def serve(
         _announce(options, server)
         if show:
             print(shown_models(options, server, show), flush=True)
+        giving_back = asyncio.create_task(give_back_idle_memory())
         await waiting
+        giving_back.cancel()
     waiting.cancel()
     finished = await server.shutdown()
     # Last, so that the messages of unloaded models do not hide it.

@@ -233,6 +233,13 @@ HTTP = (
         "Largest request body, decompressed",
     ),
     Option(
+        "--allow-page",
+        "http.page",
+        boolean,
+        _BOOL,
+        "Serve a page at / to look at models and try them, and /openapi.json",
+    ),
+    Option(
         *("--http-restricted-api", "http.access.restricted", read_restriction, "API[,API]:HEADER=VALUE"),
         "Parts of the protocol that require a header; repeatable",
         tuple,

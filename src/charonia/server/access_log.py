@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TextIO
+from typing import Protocol
 
 from charonia.core.response import ExecutionRecord
 
@@ -53,10 +53,20 @@ class AccessEntry:
     execution: ExecutionRecord | None = None
 
 
-class AccessLog:
-    """Writes entries to a text stream, which does the buffering and flushing."""
+class LogStream(Protocol):
+    """Takes the lines."""
 
-    def __init__(self, stream: TextIO, *, as_json: bool = False, wall_clock: Callable[[], float] = time.time) -> None:
+    def write(self, text: str, /) -> object:
+        """Write a line. Raises OSError if it is lost."""
+        ...
+
+
+class AccessLog:
+    """Writes entries to a stream, which does the buffering and flushing."""
+
+    def __init__(
+        self, stream: LogStream, *, as_json: bool = False, wall_clock: Callable[[], float] = time.time
+    ) -> None:
         """Make a log.
 
         Args:

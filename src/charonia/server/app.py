@@ -5,9 +5,8 @@ import logging
 import ssl
 import sys
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TextIO
 
 from charonia import __version__
 from charonia.config.model import ModelConfig
@@ -15,7 +14,7 @@ from charonia.core.errors import ServingError, invalid, unavailable
 from charonia.core.metadata import ModelIndexEntry, ServerMetadata
 from charonia.server.access.key_file import KeyFile
 from charonia.server.access.options import forwarded_headers, grpc_gate, http_gate
-from charonia.server.access_log import AccessLog
+from charonia.server.access_log import AccessLog, LogStream
 from charonia.server.backends.registry import installed_backends
 from charonia.server.engine import ModelEngine
 from charonia.server.execution.busy_poll import BusyPoll
@@ -30,6 +29,7 @@ from charonia.server.lifecycle.on_demand import DemandOptions, OnDemandLoader
 from charonia.server.lifecycle.repository.options import StoreSettings
 from charonia.server.lifecycle.repository.sources import StoreOptions
 from charonia.server.listening import GRACE_S, check_address
+from charonia.server.log_file import LogFile
 from charonia.server.machine.cores import policy_cores, usable_cores
 from charonia.server.machine.gauges import MachineSampler
 from charonia.server.machine.gpus import GpuSampler, Nvml, visible_gpus
@@ -182,7 +182,7 @@ class InferenceServer:
             )
         await self._open()
         if self._keys is not None:
-            self._key_watcher = asyncio.create_task(self._keys.watch())
+            self._key_watcher = asyncio.create_task(self._keys.watch(self._keys_changed))
         self._marking = asyncio.create_task(self._explainer.run())
         self.engine.started()
         if options.models.poll_interval_secs:
@@ -233,6 +233,12 @@ class InferenceServer:
         """
         return self.engine.model_config(name)
 
+    def _keys_changed(self) -> None:
+        """End the open streams of keys that are gone."""
+        for front_end in (self.http, self.grpc):
+            if front_end is not None:
+                front_end.recheck()
+
     async def _drain(self, timeout_s: float) -> bool:
         busy = self._lifecycle.table.in_flight()
         if busy:
@@ -271,6 +277,7 @@ class InferenceServer:
             regions=RegionRegistry(options.client_shm_bytes_max) if options.client_shm else None,
             rate_limits=self._limits.view if self._limits is not None else None,
             demand=self._demand.demand if self._demand is not None else None,
+            page_scheme=("https" if options.http.tls.active else "http") if options.http.page else "",
             sequences=self.engine.sequences,
             explain=self._explainer.explain,
             cors_origins=options.http.cors_origins,
@@ -330,14 +337,13 @@ class InferenceServer:
     def _access_log(self, log: LogOptions) -> AccessLog | None:
         if log.access is AccessLogFormat.NONE:
             return None
-        stream: TextIO = sys.stderr
+        stream: LogStream = sys.stderr
         if log.access_file:
             try:
-                file = Path(log.access_file).open("a", buffering=1, encoding="utf-8")  # noqa: SIM115 - by the stack
+                stream = file = LogFile(log.access_file)
             except OSError as error:
                 raise invalid(f"--access-log-file: cannot write '{log.access_file}': {error.strerror}") from error
-            self._files.callback(_close, file)
-            stream = file
+            self._files.callback(file.close)
         return AccessLog(stream, as_json=log.access is AccessLogFormat.JSON)
 
     async def _poll(self, interval_s: float) -> None:
@@ -350,11 +356,6 @@ class InferenceServer:
                 _log.error("looking for changed models failed: %s", error)
             except Exception:  # a bug of ours or of an agent must not end polling
                 _log.exception("looking for changed models failed")
-
-
-def _close(log: TextIO) -> None:
-    with suppress(OSError):  # the lines are lost, which the log has reported
-        log.close()
 
 
 def _make_cache(options: CacheOptions) -> LocalCache | RedisCache | None:

@@ -61,6 +61,7 @@ class Services:
         rate_limits: Returns the holders of the rate limiter's resources.
         demand: Loads a model that a request names; None where models are not loaded on demand.
         explain: Explains what limits a model, given by name and version, and what to change.
+        page_scheme: Scheme of the HTTP endpoint, "http" or "https", for the page that shows the models; "" for no page.
         sequences: Returns the slots and the backlog of a model, given by name and version, that works on sequences.
         cors_origins: Origins of pages in browsers that may call the server over HTTP.
     """
@@ -74,6 +75,7 @@ class Services:
     grpc_headers: HeaderForward | None = None
     rate_limits: Callable[[], RateLimitView] | None = None
     demand: EnsureLoaded | None = None
+    page_scheme: str = ""
     sequences: Callable[[str, str], ModelSequences] | None = None
     explain: Callable[[str, str], Explanation] | None = None
     cors_origins: tuple[str, ...] = ()

@@ -98,6 +98,7 @@ class HttpOptions:
         port: Port to listen on, 0 for any free one.
         reuse_port: Whether several processes may listen on the port.
         input_bytes_max: Largest request body, as received and after decompression, in bytes.
+        page: Whether there are a page that shows the models, and their OpenAPI document.
         cors_origins: Origins of pages in browsers that may call the server; "*" for every one.
         tls: TLS.
         access: What is asked of callers.
@@ -108,6 +109,7 @@ class HttpOptions:
     port: int = 8000
     reuse_port: bool = False
     input_bytes_max: int = 64 * 1024 * 1024
+    page: bool = True
     cors_origins: tuple[str, ...] = ()
     tls: EndpointTls = EndpointTls()
     access: AccessOptions = field(default_factory=AccessOptions)

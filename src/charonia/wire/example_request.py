@@ -7,8 +7,8 @@ carry, is sent in binary form: zeros from /dev/zero.
 
 import json
 import shlex
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import prod
 from urllib.parse import quote
 
@@ -17,6 +17,7 @@ import numpy as np
 from charonia.config.model import ModelConfig
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError
+from charonia.core.request import ParameterValue
 from charonia.core.tensor import Tensor
 from charonia.wire.endpoint import parse_url
 from charonia.wire.example_inputs import example_dims, example_inputs
@@ -28,7 +29,10 @@ URL = "localhost:8000"
 """Where a server answers by default; a URL of the client library."""
 
 ELEMENTS_MAX = 32
-"""Longest input that is written out."""
+"""Longest input that is written out if all its elements are the same."""
+
+EDITED_ELEMENTS_MAX = 1024
+"""Longest input that is written out if they differ."""
 
 HINT_ELEMENTS_MAX = 256
 """Most elements in a body that an error shows."""
@@ -45,12 +49,18 @@ class ExampleRequest:
         inputs: Its inputs by name.
         version: Model version, "" for the newest.
         url: Where the server answers: `HOST:PORT`, or with `http://` or `https://`.
+        files: Names of files by the inputs whose value they are.
+        parameters: Parameters of the request.
+        has_key: Whether the server asks for a key; code takes it from the variable KEY.
     """
 
     config: ModelConfig
     inputs: Mapping[str, Tensor]
     version: str = ""
     url: str = URL
+    files: Mapping[str, str] = field(default_factory=dict)
+    parameters: Mapping[str, ParameterValue] = field(default_factory=dict)
+    has_key: bool = False
 
     @property
     def path(self) -> str:
@@ -72,39 +82,52 @@ class ExampleRequest:
             if not fits:
                 return None
             body[name] = plain[0] if len(plain) == 1 else plain
-        return body
+        return {**body, **self.parameters}
 
     def infer_body(self) -> dict[str, object] | None:
         """Return the KServe v2 body with all data in JSON, None if JSON cannot carry it."""
         try:
-            return {"inputs": [{**_head(tensor), "data": _plain(tensor)} for tensor in self.inputs.values()]}
+            inputs = [{**_head(tensor), "data": _plain(tensor)} for tensor in self.inputs.values()]
         except ServingError:
             return None
+        return {"inputs": inputs, "parameters": dict(self.parameters)} if self.parameters else {"inputs": inputs}
 
     def curl(self) -> str:
-        """Return a command for a shell; "" for a stream of responses to inputs that JSON cannot carry."""
+        """Return a command for a shell; "" where curl cannot make the body.
+
+        These are streams of responses to inputs that JSON cannot carry, and files that are not the only input.
+        """
         base = f"{'' if '://' in self.url else 'http://'}{self.url}/{self.path}"
+        if self.files:
+            return self._curl_file(base)
         is_short = all(_is_short(tensor) for tensor in self.inputs.values())
         plain = self.generate_body() if is_short or self.config.is_decoupled else None
         if self.config.is_decoupled:
-            return f"curl -N {_word(base)}/generate_stream -d {_json(plain)}" if plain is not None else ""
+            return f"curl -N {_word(base)}/generate_stream{self._key} -d {_json(plain)}" if plain is not None else ""
         if plain is not None and not self._has_half_outputs:
-            return f"curl {_word(base)}/generate -d {_json(plain)}"
+            return f"curl {_word(base)}/generate{self._key} -d {_json(plain)}"
         return self._curl_infer(_word(base) + "/infer")
 
     def python(self) -> str:
-        """Return a program that uses `charonia.client`."""
-        url, stream = self.url, self.config.is_decoupled
-        lines = ["from charonia.client import Client", ""]
-        if any(_needs_numpy(tensor) for tensor in self.inputs.values()):
-            lines.insert(0, "import numpy as np")
-        inputs = [f"    {_quoted(name)}: {_python_value(tensor)}," for name, tensor in self.inputs.items()]
+        """Return a program that uses `charonia.client`; "" for files that have to be converted first."""
+        texts = {given.name for given in self.config.input if given.data_type is DataType.BYTES}
+        if any(name not in texts and not file.endswith(".npy") for name, file in self.files.items()):
+            return ""
+        stream = self.config.is_decoupled
+        url = grpc_url(self.url) if stream else self.url
+        values = {name: _python_value(tensor) for name, tensor in self.inputs.items()}
+        values |= {name: _python_file(file) for name, file in self.files.items()}
+        inputs = [f"    {_quoted(name)}: {value}," for name, value in values.items()]
+        lines = self._imports(list(values.values()))
         lines += ["inputs = {", *inputs, "}"] if inputs else ["inputs = {}"]
-        if stream:
-            url = grpc_url(url)
-        lines.append(f"with Client({_quoted(url)}) as client:")
+        options = ""
+        if self.has_key:
+            lines.append("""options = WireOptions(headers=[("Authorization", f"Bearer {os.environ['KEY']}")])""")
+            options = ", options=options"
+        lines.append(f"with Client({_quoted(url)}{options}) as client:")
         version = f", version={_quoted(self.version)}" if self.version else ""
-        arguments = f"{_quoted(self.config.name)}, inputs{version}"
+        parameters = f", parameters={dict(self.parameters)!r}" if self.parameters else ""
+        arguments = f"{_quoted(self.config.name)}, inputs{version}{parameters}"
         indent = "    "
         if stream:
             lines.append(f"    for result in client.stream_infer({arguments}):")
@@ -114,8 +137,18 @@ class ExampleRequest:
         lines += [f"{indent}print(result[{_quoted(given.name)}])" for given in self.config.output]
         return "\n".join(lines) + "\n"
 
+    def _imports(self, values: Sequence[str]) -> list[str]:
+        """Return the imports that a program needs, and an empty line."""
+        standard = ["import os"] if self.has_key else []
+        standard += ["from pathlib import Path"] if any(value.startswith("Path(") for value in values) else []
+        installed = ["import numpy as np"] if any("np." in value for value in values) else []
+        names = "Client, WireOptions" if self.has_key else "Client"
+        return [*standard, *([""] if standard else []), *installed, f"from charonia.client import {names}", ""]
+
     def infer_command(self) -> str:
-        """Return the command `charonia infer`, which makes up the inputs that are not given."""
+        """Return the command `charonia infer`, which makes up inputs that are not given; "" for other parameters."""
+        if dict(self.parameters) != example_parameters(self.config):
+            return ""
         words = ["charonia", "infer", self.config.name]
         if self.url != URL:
             words += ["-u", self.url]
@@ -124,11 +157,28 @@ class ExampleRequest:
         for name, tensor in self.inputs.items():
             if _is_short(tensor) and tensor.datatype not in _HALF:
                 words += ["-i", f"{name}={_argument(tensor)}"]
-        return shlex.join([*words, "--stream"] if self.config.is_decoupled else words)
+        for name, file in self.files.items():
+            words += ["-i", f"{name}=@{file}"]
+        return shlex.join([*words, "--stream"] if self.config.is_decoupled else words) + self._key
 
     @property
     def _has_half_outputs(self) -> bool:
         return any(output.data_type in _HALF for output in self.config.output)
+
+    @property
+    def _key(self) -> str:
+        return ' -H "Authorization: Bearer $KEY"' if self.has_key else ""
+
+    def _curl_file(self, base: str) -> str:
+        """Return a command that sends a file as it is, which is possible for the only input of a model."""
+        (file, *others) = self.files.values()
+        is_only = not others and len(self.config.input) == 1 and not self.parameters
+        if not is_only or self.config.is_decoupled or self.config.input[0].data_type is not DataType.BYTES:
+            return ""  # not BYTES: a picture or an array, which has to be read first
+        length = "'Inference-Header-Content-Length: 0'"
+        return (
+            f"curl {_word(base)}/infer{self._key} -H {length} --data-binary {_word('@' + file)} --output response.bin"
+        )
 
     def _curl_infer(self, url: str) -> str:
         entries, binary_bytes = list[dict[str, object]](), 0
@@ -140,15 +190,18 @@ class ExampleRequest:
                 entries.append({**_head(tensor), "parameters": {"binary_data_size": size}})
                 binary_bytes += size
         document: dict[str, object] = {"inputs": entries}
+        parameters = dict(self.parameters)
         tail = ""
         if self._has_half_outputs:
-            document["parameters"] = {"binary_data_output": True}
+            parameters["binary_data_output"] = True
             tail = " --output response.bin"
+        if parameters:
+            document["parameters"] = parameters
         if not binary_bytes:
-            return f"curl {url} -d {_json(document)}{tail}"
+            return f"curl {url}{self._key} -d {_json(document)}{tail}"
         length = len(dump(document))
         return (
-            f"(printf %s {_json(document)}; head -c {binary_bytes} /dev/zero) | curl {url}"
+            f"(printf %s {_json(document)}; head -c {binary_bytes} /dev/zero) | curl {url}{self._key}"
             f" -H 'Inference-Header-Content-Length: {length}' --data-binary @-{tail}"
         )
 
@@ -167,7 +220,14 @@ def example_request(config: ModelConfig, *, version: str = "", url: str = URL) -
         version: Model version, "" for the newest.
         url: Where the server answers, as `charonia.client.Client` takes it.
     """
-    return ExampleRequest(config, example_inputs(config), version, url)
+    return ExampleRequest(config, example_inputs(config), version, url, parameters=example_parameters(config))
+
+
+def example_parameters(config: ModelConfig) -> dict[str, ParameterValue]:
+    """Return the request parameters that a model needs: the id of a sequence that is whole with this one request."""
+    if config.sequence_batching is None:
+        return {}
+    return {"sequence_id": 1, "sequence_start": True, "sequence_end": True}
 
 
 def body_hint(config: ModelConfig) -> str:
@@ -202,7 +262,8 @@ def _plain(tensor: Tensor) -> list[object]:
 
 
 def _is_short(tensor: Tensor) -> bool:
-    return tensor.array.size <= ELEMENTS_MAX
+    size = tensor.array.size
+    return size <= ELEMENTS_MAX or (size <= EDITED_ELEMENTS_MAX and _constant(tensor) is None)
 
 
 def _json(document: object) -> str:
@@ -242,10 +303,16 @@ def _python_value(tensor: Tensor) -> str:
     if datatype is DataType.BYTES:
         return f"np.full({shape}, {_text(value or b'')!r}, object)"
     if datatype is DataType.BF16:
-        bits = np.asarray(value if value is not None else 0, np.uint32) << 16
-        return f"(np.full({shape}, {float(bits.astype(np.uint32).view(np.float32))}, np.float32), 'BF16')"
+        numbers = (np.atleast_1d(tensor.array).astype(np.uint32) << 16).view(np.float32)
+        if value is None and _is_short(tensor):
+            return f"(np.array({numbers.tolist()}, np.float32), 'BF16')"
+        return f"(np.full({shape}, {numbers.flat[0] if value is not None else 0.0}, np.float32), 'BF16')"
     name = "bool_" if datatype is DataType.BOOL else datatype.numpy.name
     return f"np.full({shape}, {value if value is not None else 0}, np.{name})"
+
+
+def _python_file(file: str) -> str:
+    return f"np.load({_quoted(file)})" if file.endswith(".npy") else f"Path({_quoted(file)}).read_bytes()"
 
 
 def _quoted(text: str) -> str:

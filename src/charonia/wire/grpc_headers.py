@@ -3,6 +3,8 @@
 Source: "gRPC over HTTP/2".
 """
 
+from collections.abc import Set
+
 from charonia.wire.grpc_framing import ENCODINGS
 from charonia.wire.grpc_status import RpcError, Status, percent_encoded
 
@@ -14,6 +16,8 @@ HEADER_OVERHEAD_BYTES = 32
 
 ACCEPT_ENCODING: Header = (b"grpc-accept-encoding", b",".join(ENCODINGS))
 OK_TRAILERS: Headers = ((b"grpc-status", b"0"),)
+
+NONE_SINGULAR: Set[bytes] = frozenset()
 
 _STATUS_200: Header = (b":status", b"200")
 _CONTENT_TYPE: Header = (b"content-type", b"application/grpc")
@@ -77,12 +81,13 @@ class CallHead:
         return next((value for key, value in reversed(self.headers) if key == name), None)
 
 
-def parse_head(headers: Headers, size_max: int) -> CallHead:
+def parse_head(headers: Headers, size_max: int, singular: Set[bytes] = NONE_SINGULAR) -> CallHead:
     """Parse the headers of a request.
 
     Args:
         headers: All of them, in order.
         size_max: Largest accepted size, as HTTP/2 computes it.
+        singular: Headers that must not be there twice with different values.
 
     Raises:
         NotGrpcError: The request is not a gRPC call.
@@ -91,6 +96,9 @@ def parse_head(headers: Headers, size_max: int) -> CallHead:
     size = sum(len(name) + len(value) + HEADER_OVERHEAD_BYTES for name, value in headers)
     if size > size_max:
         raise RpcError(Status.RESOURCE_EXHAUSTED, f"request headers: at most {size_max} bytes are accepted, got {size}")
+    for name in singular:
+        if len({value for key, value in headers if key == name}) > 1:
+            raise RpcError(Status.INVALID_ARGUMENT, f"the headers have more than one '{name.decode('latin-1')}'")
     head = CallHead()
     head.headers = headers
     method = content_type = timeout = b""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from charonia.core.errors import RefusalKind, ServingError
+from charonia.core.errors import RefusalKind
 from charonia.server.access.rules import (
     KEYS_MAX,
     Api,
@@ -28,7 +28,7 @@ def headers(**given: str) -> Header:
 
 
 def ring(*lines: str) -> KeyRing:
-    return KeyRing(parse_keys("\n".join(lines or (f"ci infer,read {KEY}",))), b"secret")
+    return KeyRing(parse_keys("\n".join(lines or (f"ci infer,read {KEY}",))).keys, b"secret")
 
 
 def gate(*restrictions: Restriction, keys: KeyRing | None = None, prefix: str = "") -> Gate:
@@ -117,7 +117,7 @@ def test_a_restriction_and_a_key_are_both_asked_for() -> None:
 def test_other_keys_take_the_place_of_those_there_were() -> None:
     keys = ring()
 
-    keys.replace(parse_keys("new infer another-key-of-sixteen"))
+    keys.replace(parse_keys("new infer another-key-of-sixteen").keys)
 
     assert keys.check(Scope.INFER, headers(x_api_key=KEY)) is not None
     assert keys.check(Scope.INFER, headers(x_api_key="another-key-of-sixteen")) is None
@@ -127,17 +127,23 @@ def test_a_file_holds_keys_or_their_digests_and_remarks() -> None:
     digest = digest_of("the-key-of-operations").upper().replace("SHA", "sha")
     text = f"# who\n\n  ci infer,read  {KEY}\nops\tadmin {digest}\n"
 
-    assert parse_keys(text) == [
-        ApiKey("ci", frozenset({Scope.INFER, Scope.READ}), bytes.fromhex(digest_of(KEY)[7:])),
-        ApiKey("ops", frozenset({Scope.ADMIN}), bytes.fromhex(digest_of("the-key-of-operations")[7:])),
-    ]
+    assert parse_keys(text) == (
+        [
+            ApiKey("ci", frozenset({Scope.INFER, Scope.READ}), bytes.fromhex(digest_of(KEY)[7:])),
+            ApiKey("ops", frozenset({Scope.ADMIN}), bytes.fromhex(digest_of("the-key-of-operations")[7:])),
+        ],
+        [],
+    )
+
+
+@pytest.mark.parametrize("text", ["", "# only\n", " \n"])
+def test_a_file_may_hold_no_key(text: str) -> None:
+    assert parse_keys(text) == ([], [])
 
 
 @pytest.mark.parametrize(
     ("text", "fragment"),
     [
-        ("", "the file contains no key"),
-        ("# only\n", "the file contains no key"),
         ("ci infer", "line 1: expected NAME SCOPES KEY, got 2 words"),
         (f"ci infer {KEY} more", "got 4 words"),
         (f"c!i infer {KEY}", "expected a name"),
@@ -148,17 +154,34 @@ def test_a_file_holds_keys_or_their_digests_and_remarks() -> None:
         ("ci infer schl\u00fcssel-der-lang-ist", "printable ASCII"),
         ("ci infer sha256:abc", "expected 64 hexadecimal digits"),
         (f"a infer {KEY}\nb read {digest_of(KEY)}", "line 2: the key of 'b' is also that of 'a'"),
-        ("x\ny", "line 1: expected NAME SCOPES KEY, got 1 words; line 2"),
+        ("x\ny", "line 1: expected NAME SCOPES KEY, got 1 words; line 2: expected NAME SCOPES KEY, got 1 words"),
     ],
 )
-def test_a_file_that_is_wrong_is_refused_with_every_line_but_never_a_key(text: str, fragment: str) -> None:
-    with pytest.raises(ServingError) as caught:
-        parse_keys(text)
+def test_every_wrong_line_is_reported_but_never_a_key_and_the_others_hold(text: str, fragment: str) -> None:
+    lines = parse_keys(f"good admin the-key-of-operations\n{text}")
 
-    assert fragment in caught.value.message
-    assert KEY not in str(caught.value)
+    reported = "; ".join(lines.problems)
+    assert fragment.replace("line 2", "line 3").replace("line 1", "line 2") in reported
+    assert KEY not in reported
+    assert lines.keys[0].name == "good"
+
+
+def test_the_first_owner_of_a_key_keeps_it() -> None:
+    assert [key.name for key in parse_keys(f"a infer {KEY}\nb admin {KEY}").keys] == ["a"]
 
 
 def test_there_is_a_limit_on_the_number_of_keys() -> None:
-    with pytest.raises(ServingError, match=f"at most {KEYS_MAX} keys"):
-        parse_keys("\n".join(f"k{n} read sha256:{n:064x}" for n in range(KEYS_MAX + 1)))
+    lines = parse_keys("\n".join(f"k{n} read sha256:{n:064x}" for n in range(KEYS_MAX + 2)))
+
+    assert len(lines.keys) == KEYS_MAX
+    assert lines.problems == [
+        f"line {KEYS_MAX + 1}: expected at most {KEYS_MAX} keys, this line and those below it are ignored"
+    ]
+
+
+def test_the_headers_of_keys_and_of_restrictions_must_not_differ() -> None:
+    restriction = Restriction((Api.INFERENCE,), "X-Key", "secret")
+
+    assert gate(restriction).singular == {b"x-key"}
+    assert gate(keys=ring()).singular == {b"authorization", b"x-api-key"}
+    assert gate(restriction, keys=ring(), prefix="p-").singular == {b"p-x-key", b"authorization", b"x-api-key"}

@@ -1,6 +1,7 @@
 """The file of API keys, read anew when it changes."""
 
 import asyncio
+import errno
 import logging
 import os
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from charonia.core.errors import ServingError
-from charonia.server.access.key_file import FILE_BYTES_MAX, KeyFile
+from charonia.server.access.key_file import FILE_BYTES_MAX, PROBLEMS_SHOWN, KeyFile
 from charonia.server.access.rules import Scope, digest_of
 
 FIRST, SECOND = "first-key-of-many-letters", "second-key-of-many-letters"
@@ -48,49 +49,104 @@ def test_a_change_counts_at_the_next_look(path: Path) -> None:
 def test_looks_are_repeated(path: Path) -> None:
     file = KeyFile(str(path))
 
+    changes: list[None] = []
+
     async def watch() -> None:
-        task = asyncio.create_task(file.watch(0.001))
+        task = asyncio.create_task(file.watch(lambda: changes.append(None), 0.001))
         write(path, SECOND)
         while not knows(file, SECOND):
             await asyncio.sleep(0.001)
         task.cancel()
 
     asyncio.run(asyncio.wait_for(watch(), 10))
+    assert len(changes) == 1
 
 
-def test_a_change_that_cannot_be_used_leaves_the_keys_and_is_reported_once(
+def test_good_lines_hold_and_bad_ones_are_reported_once(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = KeyFile(str(path))
+    path.write_bytes(f"# Schl\u00fcssel\nnew read {digest_of(SECOND)}\nnonsense\n".encode("latin-1"))
+
+    with caplog.at_level(logging.ERROR):
+        assert [file.refresh() for _ in range(3)] == [True, False, False]
+
+    assert knows(file, SECOND)
+    assert not knows(file, FIRST)
+    assert [record.message for record in caplog.records] == [
+        f"API keys: '{path}': line 3: expected NAME SCOPES KEY, got 1 words"
+    ]
+
+
+@pytest.mark.parametrize("content", [b"", b"# none\n", b"nonsense"])
+def test_a_file_without_keys_lets_no_caller_in_and_says_so(
+    path: Path, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = KeyFile(str(path))
+    path.write_bytes(content)
+
+    file.refresh()
+
+    assert not knows(file, FIRST)
+    assert "every call that needs one is refused" in caplog.messages[-1]
+
+
+def test_a_file_that_is_gone_takes_its_keys_along_and_is_reported_once(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = KeyFile(str(path))
-    path.write_text("nonsense")
+    path.unlink()
 
-    with caplog.at_level(logging.ERROR):
-        for _ in range(3):
-            file.refresh()
+    assert [file.refresh() for _ in range(3)] == [True, False, False]
 
+    assert not knows(file, FIRST)
+    assert [message.rpartition(": ")[2] for message in caplog.messages[:1]] == ["No such file or directory"]
+    assert len(caplog.records) == 2
+    write(path, FIRST)
+    assert file.refresh()
     assert knows(file, FIRST)
-    assert [record.message.partition(": ")[0] for record in caplog.records] == ["API keys"]
+
+
+def test_an_error_that_may_pass_leaves_the_keys_and_is_reported_once(
+    path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = KeyFile(str(path))
     write(path, SECOND)
-    file.refresh()
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(Path, "open", fail)
+        assert [file.refresh() for _ in range(3)] == [False] * 3
+    assert knows(file, FIRST)
+    assert len(caplog.records) == 1
+
+    assert file.refresh()
     assert knows(file, SECOND)
 
 
-def test_a_file_that_is_gone_leaves_the_keys_and_is_reported_once(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    file = KeyFile(str(path))
-    path.unlink()
+def test_what_follows_the_limit_of_the_file_is_ignored(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path.write_text(f"k read {digest_of(FIRST)}\n" + "#" * FILE_BYTES_MAX)
 
-    with caplog.at_level(logging.ERROR):
-        for _ in range(3):
-            file.refresh()
-
-    assert knows(file, FIRST)
-    assert len(caplog.records) == 1
-    write(path, FIRST)
-    file.refresh()
-    assert knows(file, FIRST)
+    assert knows(KeyFile(str(path)), FIRST)
+    assert f"expected at most {FILE_BYTES_MAX} bytes" in caplog.text
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"a b c", b"#" * (FILE_BYTES_MAX + 1)])
+def test_the_report_of_a_file_is_short(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path.write_text(f"k read {digest_of(FIRST)}\n" + "nonsense\n" * (PROBLEMS_SHOWN + 5))
+
+    KeyFile(str(path))
+
+    assert len(caplog.records) == PROBLEMS_SHOWN + 1
+    assert caplog.messages[-1].endswith("5 more lines are refused")
+
+
+def test_the_server_may_start_without_a_key(path: Path) -> None:
+    path.write_text("# later\n")
+
+    assert not knows(KeyFile(str(path)), FIRST)
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"a b c", b"#" * (FILE_BYTES_MAX + 1)])
 def test_a_file_that_holds_something_else_is_refused_at_start(path: Path, content: bytes) -> None:
     path.write_bytes(content)
 

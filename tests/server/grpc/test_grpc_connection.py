@@ -1,14 +1,17 @@
 """What a connection does about clients that break rules, and how it ends."""
 
 import asyncio
+import itertools
 from typing import Any
 
 import ngh2
 import pytest
 from tests.support.grpc_memory import MemoryResponse, MemoryTransport, frame, request_headers
+from tritonclient.grpc import service_pb2
 
 from charonia.server.grpc.frontend import GrpcLimits
 from charonia.server.grpc.http2 import PREFACE
+from charonia.server.grpc.intake import EVENTS_AT_ONCE, EVENTS_PER_ROUND
 from charonia.server.listening import GRACE_S
 from charonia.wire.grpc_status import Status
 
@@ -74,9 +77,10 @@ def test_a_violation_ends_the_connection_with_its_reason(play: Any, data: bytes,
     async def scenario(bench: Any) -> None:
         protocol, transport = raw_connection(bench)
         protocol.data_received(data)
+        while not transport.is_closed:
+            await asyncio.sleep(0)
 
         assert goaway_code(transport.take()) == code
-        assert transport.is_closed
 
     play(scenario)
 
@@ -500,3 +504,100 @@ def test_data_of_a_stream_that_was_answered_early_does_not_use_up_the_window(pla
         assert client.http2.remote_window_size > 16_000
 
     play(scenario, GrpcLimits(connection_window_bytes=65_535))
+
+
+def test_each_connection_has_some_calls_handled_in_a_round_of_the_loop(play: Any) -> None:
+    async def scenario(bench: Any) -> None:
+        bench.engine.hold = True
+        client, count = bench.client(), 200
+        for _ in range(count):
+            stream_id = client.http2.send_request(request_headers("ModelInfer"))
+            client.http2.send_data(stream_id, frame(INFER), end_stream=True)
+        client.feed(client.http2.data_to_send())
+
+        counts = [len(bench.engine.tickets)]
+        while counts[-1] < count:
+            assert not client.transport.is_reading_on
+            await asyncio.sleep(0)
+            counts.append(len(bench.engine.tickets))
+
+        assert client.transport.is_reading_on
+        assert counts[0] <= EVENTS_AT_ONCE
+        assert all(later - sooner <= EVENTS_PER_ROUND for sooner, later in itertools.pairwise(counts))
+
+    play(scenario)
+
+
+def test_a_large_tensor_needs_no_further_round(play: Any) -> None:
+    large = service_pb2.ModelInferRequest(model_name="identity", raw_input_contents=[bytes(4 * 150_000)])
+    large.inputs.add(name="INPUT0", datatype="FP32", shape=[1, 150_000])
+
+    async def scenario(bench: Any) -> None:
+        client = bench.client()
+        stream_id = client.http2.send_request(request_headers("ModelInfer"))
+        client.http2.send_data(stream_id, frame(large.SerializeToString()), end_stream=True)
+        client.feed(client.http2.data_to_send())
+
+        assert len(bench.engine.tickets) == 1
+        assert client.transport.is_reading_on
+
+    play(scenario)
+
+
+def test_calls_that_are_cancelled_with_what_began_them_never_begin_but_count(play: Any) -> None:
+    async def scenario(bench: Any) -> None:
+        protocol, transport = raw_connection(bench)
+        client = ngh2.Connection(ngh2.Role.CLIENT, ngh2.Configuration())
+        client.initiate_connection({})
+        client.receive_data(transport.take())
+
+        def send(cancelled: int) -> int:
+            parts = []
+            for _ in range(cancelled):
+                stream_id = client.send_request(request_headers("ModelInfer"))
+                client.send_data(stream_id, frame(INFER), end_stream=True)
+                parts.append(client.data_to_send())
+                client.reset_stream(stream_id)
+                parts.append(client.data_to_send())
+            kept: int = client.send_request(request_headers("ModelInfer"))
+            client.send_data(kept, frame(INFER), end_stream=True)
+            protocol.data_received(b"".join([*parts, client.data_to_send()]))
+            return kept
+
+        send(20)
+        await asyncio.sleep(0)
+        assert len(bench.engine.tickets) == 1
+        assert not transport.is_closed
+        send(11)
+        assert goaway_code(transport.take()) == ENHANCE_YOUR_CALM
+
+    play(scenario, GrpcLimits(resets_burst=30, resets_per_s=0))
+
+
+def test_the_next_connections_of_an_offender_wait_before_they_are_read(play: Any) -> None:
+    async def scenario(bench: Any) -> None:
+        limits = bench.frontend.limits
+
+        def connect(address: str) -> tuple[Any, MemoryTransport]:
+            protocol = bench.frontend.connect()
+            transport = MemoryTransport(protocol)
+            transport.peername = (address, 1)
+            protocol.connection_made(transport)
+            return protocol, transport
+
+        good_transport = connect("a")[1]
+        bad, bad_transport = connect("a")
+        bad.data_received(PREFACE + SETTINGS_FRAME + b"\0\0\x08\6\0\0\0\0\0abcdefgh" * 10)
+        await asyncio.sleep(0)
+        assert bad_transport.is_closed
+
+        again, other = connect("a")[1], connect("b")[1]
+        await asyncio.sleep(0)
+        assert (again.is_reading_on, other.is_reading_on, good_transport.is_reading_on) == (False, True, True)
+        await asyncio.sleep(limits.offender_wait_s + 0.1)
+        assert again.is_reading_on
+        for transport in (again, other, good_transport):
+            transport.abort()
+        await asyncio.sleep(0)
+
+    play(scenario)

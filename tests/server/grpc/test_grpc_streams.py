@@ -12,6 +12,8 @@ from tritonclient.grpc import service_pb2
 from charonia.config.model import ModelConfig, TransactionPolicy
 from charonia.core.errors import internal
 from charonia.core.response import InferResponse
+from charonia.server.access.rules import Gate, KeyRing, parse_keys
+from charonia.server.facade import Services
 from charonia.server.grpc.frontend import GrpcLimits
 from charonia.wire.grpc_status import Status
 
@@ -543,5 +545,49 @@ def test_when_the_server_stops_a_stream_ends_after_what_it_has_in_flight(play: A
         assert busy.response.status == Status.UNAVAILABLE
         await bench.frontend.drain(5.0)
         assert client.transport.is_closed
+
+    play(scenario)
+
+
+def test_an_open_stream_ends_when_its_key_goes_and_unary_calls_are_answered(play: Any) -> None:
+    lines = parse_keys("kept admin key-that-stays-valid\ngone infer key-that-is-revoked")
+    kept, gone = (b"x-api-key", b"key-that-stays-valid"), (b"x-api-key", b"key-that-is-revoked")
+
+    async def scenario(bench: Any) -> None:
+        ring = KeyRing(lines.keys, b"secret")
+        bench.frontend.services = Services(grpc_gate=Gate((), ring, what="protocol"))
+        bench.engine.hold = True
+        client = bench.client()
+        streams = [Stream(client, key) for key in (kept, gone)]
+        for stream in streams:
+            stream.send(infer_message())
+        unary = client.start("ModelInfer", infer_message(), gone)
+
+        ring.replace(lines.keys[:1])
+        bench.frontend.recheck()
+        await client.settle()
+
+        assert [stream.response.status for stream in streams] == [None, Status.UNAUTHENTICATED]
+        assert [ticket.cancelled for ticket in bench.engine.tickets] == [False, True, False]
+        bench.engine.release(2)
+        await client.settle()
+        assert client.responses[unary].status == Status.OK
+
+    play(scenario)
+
+
+def test_a_key_that_is_given_twice_must_be_the_same(play: Any) -> None:
+    lines = parse_keys("a infer key-that-stays-valid")
+    first, other = (b"x-api-key", b"key-that-stays-valid"), (b"x-api-key", b"key-that-is-another")
+
+    async def scenario(bench: Any) -> None:
+        bench.frontend.services = Services(grpc_gate=Gate((), KeyRing(lines.keys, b"secret"), what="protocol"))
+        client = bench.client()
+        for headers, status in (
+            ((first, first), Status.OK),
+            ((first, other), Status.INVALID_ARGUMENT),
+            ((other, first), Status.INVALID_ARGUMENT),
+        ):
+            assert (await client.call("ModelInfer", infer_message(), *headers)).status == status
 
     play(scenario)

@@ -15,7 +15,9 @@ from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError, internal, unavailable
 from charonia.core.response import InferResponse
 from charonia.core.tensor import Tensor
+from charonia.server.access.rules import Gate, KeyRing, parse_keys
 from charonia.server.access_log import AccessEntry
+from charonia.server.facade import Services
 from charonia.server.http.frontend import HttpFrontend, HttpLimits
 
 GENERATE = "/v2/models/m/generate"
@@ -352,3 +354,34 @@ def test_a_stream_has_one_line_in_the_access_log() -> None:
     (line,) = lines
     assert (line.status, line.model, line.request_id) == (200, "m", "a")
     assert line.bytes_out == len(client.responses[0].body)
+
+
+def test_an_open_stream_ends_when_its_key_goes_and_other_requests_are_answered() -> None:
+    lines = parse_keys("kept admin key-that-stays-valid\ngone infer key-that-is-revoked")
+    ring = KeyRing(lines.keys, b"secret")
+    fake = engine()
+    frontend = HttpFrontend(fake, HttpLimits(), services=Services(http_gate=Gate((), ring, what="API")))
+
+    def ask_with(key: str, url: str) -> MemoryClient:
+        client = MemoryClient(frontend)
+        document = {"X": 1} if url != INFER else INPUTS
+        client.send(post(url, document, {"x-api-key": key}))
+        return client
+
+    keys = "key-that-stays-valid", "key-that-is-revoked", "key-that-is-revoked", "key-that-is-revoked"
+    clients = [ask_with(key, url) for key, url in zip(keys, (STREAM, STREAM, STREAM, INFER), strict=True)]
+    for ticket in fake.tickets[:2]:
+        ticket.answer(response(1), False)
+
+    ring.replace(lines.keys[:1])
+    frontend.recheck()
+
+    assert [ticket.cancelled for ticket in fake.tickets] == [False, True, True, False]
+    for ticket in (fake.tickets[0], fake.tickets[3]):
+        ticket.answer(response(2), True)
+    kept, gone, not_begun, plain = (client.responses[0] for client in clients)
+    assert events(kept.body) == [generated(1), generated(2)]
+    assert gone.status == 200
+    assert events(gone.body) == [generated(1), {"error": "The API key is not known to this server"}]
+    assert not_begun.status == 401
+    assert plain.status == 200

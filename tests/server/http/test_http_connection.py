@@ -19,6 +19,7 @@ from charonia.core.response import InferResponse
 from charonia.server.access_log import AccessLog
 from charonia.server.http.connection import LINGER_S, READ_BYTES
 from charonia.server.http.frontend import HttpFrontend, HttpLimits
+from charonia.server.http.limits import CHUNKED_PIECE_BYTES
 from charonia.server.http.parser import DIRECT_BODY_BYTES, RequestParser
 
 INFER = "/v2/models/identity/infer"
@@ -776,7 +777,7 @@ def test_requests_with_a_header_that_comes_again_are_answered_like_those_that_ar
 
 
 def test_a_connection_says_its_state() -> None:
-    bench = Bench(HttpLimits(pipeline_max=2))
+    bench = Bench(HttpLimits(pipeline_max=3))
     bench.engine.hold = True
     client, large = bench.client, infer("b", size=10 * 2**20)
     assert repr(client.connection) == "<HttpConnection [idle]>"
@@ -784,7 +785,7 @@ def test_a_connection_says_its_state() -> None:
     assert repr(client.connection) == "<HttpConnection 127.0.0.1:5123 [idle]>"
 
     client.send(infer("a") + infer("b") + large[: 3 * 2**20])
-    shown = "receiving body directly 0/10 MiB | 2 exchanges in flight | reading paused"
+    shown = "receiving body directly 2/10 MiB | 2 exchanges in flight"
     assert repr(client.connection) == f"<HttpConnection 127.0.0.1:5123 [{shown}]>"
 
     client.transport.is_blocked = True
@@ -846,3 +847,60 @@ def test_a_client_does_not_wait_for_what_a_fault_has_lost(monkeypatch: pytest.Mo
         return received
 
     assert uvloop.run(run()) == b""
+
+
+@pytest.mark.parametrize("sent", [infer(), LIVE, infer(size=5000), b"GET /v2/health/live HTTP/1.1\r\n\r\n"])
+def test_each_connection_has_one_request_handled_in_a_round_of_the_loop(sent: bytes) -> None:
+    bench = Bench()
+    greedy, modest = bench.client, bench.connect()
+    greedy.waits_for_rounds = modest.waits_for_rounds = True
+
+    greedy.send(sent * (READ_BYTES // len(sent)))
+    modest.send(sent * 3)
+
+    for number in range(1, 30):
+        assert (len(greedy.responses), len(modest.responses)) == (number, min(number, 3))
+        bench.client.run_round()
+    assert greedy.transport.is_paused
+    assert not modest.transport.is_paused
+
+
+def test_a_body_of_tiny_chunks_is_parsed_in_many_rounds() -> None:
+    bench = Bench()
+    bench.client.waits_for_rounds = True
+    head = b"POST " + INFER.encode() + b" HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+    count = 60_000
+    bench.client.send(head + b"1\r\n \r\n" * count + b'e\r\n{"inputs": []}\r\n0\r\n\r\n')
+
+    rounds = 0
+    while not bench.client.responses:
+        bench.client.run_round()
+        rounds += 1
+
+    assert bench.client.responses[0].status == 200
+    assert rounds >= count * len(b"1\r\n \r\n") // CHUNKED_PIECE_BYTES - 5  # as each read begins with one
+
+
+def test_requests_beyond_the_limit_of_those_in_flight_wait() -> None:
+    bench = Bench(HttpLimits(pipeline_max=4))
+    bench.engine.hold = True
+
+    bench.client.send(infer() * 20)
+    assert len(bench.engine.tickets) == 4
+    for number in range(16):
+        bench.engine.release(number)
+        bench.client.run_round()
+        assert len(bench.engine.tickets) == min(number + 5, 20)
+
+
+def test_requests_that_wait_are_not_begun_for_a_client_that_does_not_read() -> None:
+    bench = Bench()
+    bench.client.transport.is_blocked = True
+
+    bench.client.send(infer() * 20)
+
+    assert len(bench.engine.tickets) == 1
+    bench.client.transport.unblock()
+    bench.client.feed()
+    bench.client.run_round()
+    assert len(bench.engine.tickets) > 1

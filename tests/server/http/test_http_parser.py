@@ -8,6 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.support.http_memory import request
 
+from charonia.server.http.limits import HttpLimits
 from charonia.server.http.parser import (
     CACHED_BYTES_MAX,
     DIRECT_BODY_BYTES,
@@ -16,7 +17,6 @@ from charonia.server.http.parser import (
     Event,
     Expectation,
     HeaderCache,
-    HttpLimits,
     ParserState,
     Request,
     RequestParser,
@@ -29,6 +29,8 @@ UPGRADE = request("/u", body=b"body", headers={"Connection": "Upgrade", "Upgrade
 LARGE = request("/large", body=bytes(range(256)) * (2 * DIRECT_BODY_BYTES // 256))
 TOO_LARGE = request("/big", body=bytes(HttpLimits().body_bytes_max + 1))
 
+TWICE = b"GET /t HTTP/1.1\r\nJson: 1\r\nX: \ta b \t \r\n%b\r\n"
+
 LIMITS = HttpLimits(body_bytes_max=100, discard_bytes_max=200, header_count_max=8, chunk_count_max=4, url_bytes_max=20)
 
 
@@ -37,7 +39,10 @@ def feed(parser: RequestParser, data: bytes) -> list[Event]:
     rest = memoryview(data)
     while rest:
         if parser.vacant is None:
-            return found + list(parser.receive(rest))
+            found += parser.receive(rest)
+            while parser.backlog:
+                found += parser.resume()
+            return found
         size = min(len(rest), len(parser.vacant))
         parser.vacant[:size] = rest[:size]
         found += parser.filled(size)
@@ -317,3 +322,27 @@ def test_each_request_has_its_own_body(bodies: Sequence[bytes]) -> None:
     found = [event for body in bodies for event in feed(parser, request("/x", body=body))]
 
     assert [event.body for event in found if isinstance(event, Request)] == bodies
+
+
+def test_white_space_around_a_value_is_no_part_of_it() -> None:
+    (found,) = feed(RequestParser(LIMITS), TWICE % b"Y: \t\r\n")
+
+    assert isinstance(found, Request)
+    assert (found.headers[b"x"], found.headers[b"y"]) == (b"a b", b"")
+
+
+@pytest.mark.parametrize("more", [b"Host: a\r\nHost: b\r\n", b"Host: a\r\nhOST: a\r\n", b"jSON: 2\r\n"])
+def test_a_field_whose_repetition_is_ambiguous_is_refused(more: bytes) -> None:
+    (found,) = feed(RequestParser(LIMITS, singular={b"json"}), TWICE % more)
+
+    assert isinstance(found, Request)
+    assert found.refusal_status == 400
+    assert "more than one" in str(found.refusal)
+
+
+@pytest.mark.parametrize("more", [b"Json: 1\t\r\n", b"X: c\r\n"])
+def test_other_fields_may_be_repeated(more: bytes) -> None:
+    (found,) = feed(RequestParser(LIMITS, singular={b"json"}), TWICE % more)
+
+    assert isinstance(found, Request)
+    assert found.refusal is None

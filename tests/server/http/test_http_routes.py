@@ -16,6 +16,8 @@ from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError, invalid, unavailable
 from charonia.core.response import InferResponse
 from charonia.core.statistics import ModelStatistics
+from charonia.server.access.rules import Api, Gate, KeyRing, Restriction
+from charonia.server.facade import Services
 from charonia.server.http import routes
 from charonia.server.http.exchange import Exchange
 from charonia.server.http.frontend import HttpFrontend, HttpLimits, MetricsFrontend
@@ -481,3 +483,31 @@ def test_the_metrics_page_is_text(method: str, url: str, status: int) -> None:
         assert (response.body, response.headers["content-type"]) == (b"up 1\n", "text/plain; charset=utf-8")
     if status == 404:
         assert b"GET /metrics" in response.body
+
+
+@pytest.mark.parametrize(
+    "url", ["/v2/models/a%00b", "/v2/models/a%00/ready", "/v2/models/a/versions/%00/infer", "/v2%00"]
+)
+def test_a_path_with_a_nul_character_is_refused(url: str) -> None:
+    assert ask(FakeEngine(), request(url, method="GET"))[0].status == 400
+
+
+def test_what_is_refused_for_lack_of_capacity_says_when_to_try_again() -> None:
+    response = post("/v2/repository/models/a/load", {}, FakeEngine(control_error=unavailable("not now")))
+
+    assert (response.status, response.headers["retry-after"]) == (503, "1")
+
+
+@pytest.mark.parametrize("name", ["X-Api-Key", "Authorization", "X-Secret"])
+def test_a_header_that_access_depends_on_must_not_be_given_twice_with_different_values(name: str) -> None:
+    restriction = Restriction((Api.HEALTH,), "X-Secret", "a")
+    gate = Gate([restriction], KeyRing([], b"secret"), what="API")
+    frontend = HttpFrontend(FakeEngine(), HttpLimits(), services=Services(http_gate=gate))
+
+    def status(*values: str) -> int:
+        fields = "".join(f"{name}: {value}\r\n" for value in values)
+        if name != "X-Secret":
+            fields += "X-Secret: a\r\n"
+        return MemoryClient(frontend).send(f"GET /v2/health/live HTTP/1.1\r\n{fields}\r\n".encode())[0].status
+
+    assert [status("a"), status("a", "a"), status("a", "b"), status("b", "a")] == [200, 200, 400, 400]

@@ -4,15 +4,19 @@ import asyncio
 import logging
 import os
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 
-from charonia.core.errors import ServingError, invalid
-from charonia.server.access.rules import ApiKey, KeyRing, parse_keys
+from charonia.core.errors import invalid
+from charonia.server.access.rules import KEY_LINE, KeyLines, KeyRing, parse_keys
 
 _log = logging.getLogger(__name__)
 
 FILE_BYTES_MAX = 4 * 2**20
-"""Largest file of keys."""
+"""Lines of a file beyond this are ignored, and reported."""
+
+PROBLEMS_SHOWN = 20
+"""Most lines of a file that are reported one by one."""
 
 LOOK_S = 1.0
 """Pause between two checks of the file."""
@@ -25,6 +29,9 @@ _GONE: Signature = (0, 0, 0)
 class KeyFile:
     """A file of keys that is reloaded whenever it changes.
 
+    What the file says now counts: its valid lines are the keys, and without a file there are none. Only an error that
+    may pass, such as too many open files, leaves the keys as they are.
+
     Attributes:
         ring: The keys that are valid now.
     """
@@ -33,51 +40,71 @@ class KeyFile:
         """Read the file.
 
         Raises:
-            ServingError: INVALID_ARG when it cannot be read or is malformed.
+            ServingError: INVALID_ARG if it cannot be read, or contains lines but no valid one.
         """
         self._path = Path(path)
+        self._is_failing = False
         try:
             self._signature = self._look()
-            keys = self._read()
+            lines = self._read()
         except OSError as error:
             raise invalid(f"--api-keys: cannot read '{path}': {error.strerror}") from error
-        except ServingError as error:
-            raise invalid(f"--api-keys: '{path}': {error.message}", hint=error.hint) from error
-        self.ring = KeyRing(keys, secrets.token_bytes(32))
+        if lines.problems and not lines.keys:
+            raise invalid(f"--api-keys: '{path}': {'; '.join(lines.problems[:PROBLEMS_SHOWN])}", hint=KEY_LINE)
+        self.ring = KeyRing(lines.keys, secrets.token_bytes(32))
+        self._report(lines)
 
-    async def watch(self, interval_s: float = LOOK_S) -> None:
-        """Check the file periodically, until cancelled."""
+    async def watch(self, changed: Callable[[], None], interval_s: float = LOOK_S) -> None:
+        """Check the file periodically, until cancelled, and call `changed` when there are other keys."""
         while True:
             await asyncio.sleep(interval_s)
-            self.refresh()
+            if self.refresh():
+                changed()
 
-    def refresh(self) -> None:
-        """Reload the file if it has changed. If it cannot be used, the present keys stay valid."""
+    def refresh(self) -> bool:
+        """Reload the file if it has changed, and return whether it has."""
         try:
             signature = self._look()
             if signature == self._signature:
-                return
-            self._signature = signature
-            keys = self._read()
-        except (OSError, ServingError) as error:
-            if self._signature != _GONE or isinstance(error, ServingError):
-                _log.error("API keys: '%s' cannot be used, the keys read before stay: %s", self._path, error)
-            if isinstance(error, OSError):
-                self._signature = _GONE
-            return
-        self.ring.replace(keys)
-        _log.info("API keys: %d read from '%s'", len(keys), self._path)
+                return False
+            lines = self._read()
+        except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
+            if self._signature == _GONE:
+                return False
+            signature, lines = _GONE, KeyLines([], [f"it cannot be read: {error.strerror}"])
+        except OSError as error:
+            if not self._is_failing:
+                self._is_failing = True
+                _log.error("API keys: '%s' cannot be read, its last keys stay until it can: %s", self._path, error)
+            return False
+        self._is_failing = False
+        self._signature = signature
+        self.ring.replace(lines.keys)
+        self._report(lines)
+        return True
+
+    def _report(self, lines: KeyLines) -> None:
+        for problem in lines.problems[:PROBLEMS_SHOWN]:
+            _log.error("API keys: '%s': %s", self._path, problem)
+        if len(lines.problems) > PROBLEMS_SHOWN:
+            _log.error("API keys: '%s': %d more lines are refused", self._path, len(lines.problems) - PROBLEMS_SHOWN)
+        if lines.keys:
+            _log.info("API keys: %d read from '%s'", len(lines.keys), self._path)
+        else:
+            _log.error("API keys: there is none in '%s', so every call that needs one is refused", self._path)
 
     def _look(self) -> Signature:
         status = os.stat(self._path)
         return status.st_mtime_ns, status.st_size, status.st_ino
 
-    def _read(self) -> list[ApiKey]:
+    def _read(self) -> KeyLines:
         with self._path.open("rb") as file:
             data = file.read(FILE_BYTES_MAX + 1)
-        if len(data) > FILE_BYTES_MAX:
-            raise invalid(f"expected at most {FILE_BYTES_MAX} bytes")
-        try:
-            return parse_keys(data.decode())
-        except UnicodeDecodeError as error:
-            raise invalid("it is not UTF-8 text") from error
+        # A byte that is not UTF-8 makes its line invalid, not the file.
+        is_too_large = len(data) > FILE_BYTES_MAX
+        if is_too_large:
+            data = data.rpartition(b"\n")[0]
+        lines = parse_keys(data.decode(errors="replace"))
+        if is_too_large:
+            lines.problems.append(f"expected at most {FILE_BYTES_MAX} bytes, what follows them is ignored")
+        return lines

@@ -29,6 +29,9 @@ _TABLE = (
         ("ServerLive", "ServerReady", "ModelReady", "Check", "Watch"),
     ),
     _Group(Api.METADATA, Scope.READ, ("/v2", _MODEL), ("ServerMetadata", "ModelMetadata", "ServerReflectionInfo")),
+    _Group(Api.METADATA, Scope.READ, ("/openapi.json", "/samples/{model}"), ()),
+    # The page is the same on every server: what it shows, it asks for.
+    _Group(Api.METADATA, None, ("/", "/page.css", "/page.js"), ()),
     _Group(
         Api.INFERENCE,
         Scope.INFER,

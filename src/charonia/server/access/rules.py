@@ -7,12 +7,12 @@ looked up by a digest keyed with a secret of this process, so that the time of a
 import hashlib
 import hmac
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from charonia.core.errors import RefusalKind, invalid
+from charonia.core.errors import RefusalKind
 
 KEYS_MAX = 10_000
 """Most keys that a file may hold."""
@@ -22,6 +22,12 @@ KEY_LENGTH_MIN = 16
 
 KEY_LENGTH_MAX = 1024
 """Longest key, in characters."""
+
+KEY_HEADERS = frozenset({b"authorization", b"x-api-key"})
+"""The headers that may carry a key."""
+
+KEY_LINE = "a line is NAME SCOPES KEY, for example: ci infer,read sha256:..."
+"""The form of a line, for hints."""
 
 _DIGEST_PREFIX = "sha256:"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -117,14 +123,22 @@ def digest_of(key: str) -> str:
     return _DIGEST_PREFIX + hashlib.sha256(key.encode()).hexdigest()
 
 
-def parse_keys(text: str) -> list[ApiKey]:
-    """Return the keys of a file: lines of name, scopes and key; empty lines and comments (#) are ignored.
+class KeyLines(NamedTuple):
+    """The content of a key file.
 
-    Raises:
-        ServingError: INVALID_ARG, with all invalid lines.
+    Attributes:
+        keys: The keys of its valid lines.
+        problems: The other lines, by number and reason, without their keys.
     """
+
+    keys: list[ApiKey]
+    problems: list[str]
+
+
+def parse_keys(text: str) -> KeyLines:
+    """Parse lines of name, scopes and key; empty lines and comments (#) are ignored."""
     keys: dict[bytes, ApiKey] = {}
-    problems = []
+    problems: list[str] = []
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
@@ -135,14 +149,14 @@ def parse_keys(text: str) -> list[ApiKey]:
             continue
         if key.digest in keys:
             problems.append(f"line {number}: the key of '{key.name}' is also that of '{keys[key.digest].name}'")
-        keys[key.digest] = key
-    if not keys and not problems:
-        problems.append("the file contains no key")
-    if len(keys) > KEYS_MAX:
-        problems.append(f"expected at most {KEYS_MAX} keys, got {len(keys)}")
-    if problems:
-        raise invalid("; ".join(problems), hint="a line is NAME SCOPES KEY, for example: ci infer,read sha256:...")
-    return list(keys.values())
+        elif len(keys) == KEYS_MAX:
+            problems.append(
+                f"line {number}: expected at most {KEYS_MAX} keys, this line and those below it are ignored"
+            )
+            break
+        else:
+            keys[key.digest] = key
+    return KeyLines(list(keys.values()), problems)
 
 
 class KeyRing:
@@ -198,6 +212,10 @@ class Gate:
             keys: The valid keys; None if no key is needed.
             what: The word for a part in a refusal.
             prefix: Prefix of the names of headers.
+
+        Attributes:
+            singular: Headers, in lower case, that a call must not give twice with different values: it would be open
+                which of them counts, here and for a proxy in front.
         """
         self._keys = keys
         self._what = what
@@ -206,6 +224,14 @@ class Gate:
             for given in restrictions
             for api in given.apis
         }
+        self.singular: Set[bytes] = frozenset(key for _, key, _ in self._by_api.values()) | (
+            KEY_HEADERS if keys is not None else frozenset()
+        )
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether calls need a key."""
+        return self._keys is not None
 
     def check(self, operation: Operation, header: Header) -> Refusal | None:
         """Return why a call is refused, None if it is permitted."""

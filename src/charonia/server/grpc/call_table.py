@@ -15,6 +15,7 @@ from charonia.server.grpc.methods import Method, unknown_method
 from charonia.server.grpc.streams import StreamCall
 from charonia.wire.grpc_framing import Buffer
 from charonia.wire.grpc_headers import (
+    NONE_SINGULAR,
     OK_TRAILERS,
     RESPONSE_HEAD,
     CallHead,
@@ -99,16 +100,17 @@ class CallTable:
         """Open a call with the headers of a stream, or refuse it; `end` means that no data follows."""
         http2 = self._http2
         http2.last_stream_id = max(http2.last_stream_id, stream_id)
+        gate = self.service.services.grpc_gate
         try:
             # Most clients send the same headers with every call.
             if headers != self._last_headers:
-                self._last_head = parse_head(headers, self.service.limits.header_list_bytes_max)
+                singular = gate.singular if gate is not None else NONE_SINGULAR
+                self._last_head = parse_head(headers, self.service.limits.header_list_bytes_max, singular)
                 self._last_headers = headers
             head = self._last_head
             method = self._methods.get(head.path)
             if method is None:
                 raise unknown_method(head.path)
-            gate = self.service.services.grpc_gate
             if gate is not None:
                 refusal = gate.check(METHODS[method.name], head.header)
                 if refusal is not None:
@@ -173,6 +175,17 @@ class CallTable:
         """The server is shutting down: streaming calls end as soon as they have nothing in flight."""
         for call in list(self._calls.values()):
             call.wind_down()
+
+    def recheck(self) -> None:
+        """End the streaming calls that are no longer permitted: keys have changed."""
+        gate = self.service.services.grpc_gate
+        if gate is None:
+            return
+        for call in list(self._calls.values()):
+            if isinstance(call, StreamCall):
+                refusal = gate.check(METHODS[call.name], call.head.header)
+                if refusal is not None:
+                    call.fail(RpcError(REFUSED[refusal.kind], refusal.message))
 
     def close(self, error: RpcError | None = None) -> None:
         """End all calls: with an error, or without an answer because the client has gone."""

@@ -3,6 +3,9 @@
 Output of calls is collected and written in one piece: after received data has been handled, or, for later replies,
 after the loop has run all callbacks that are ready.
 
+Clients share the event loop fairly: of a read with many events, a connection handles a few in each round of the loop
+(`Intake`), and reads no more until it has handled all.
+
 An exception in a callback of the event loop is a bug of the server. The connection then ends its calls with an error
 and closes, so that no client waits for an answer that never comes.
 """
@@ -27,11 +30,13 @@ from charonia.server.grpc.http2 import (
     PingReceived,
     RequestReceived,
     ServerConnection,
+    SettingsReceived,
     StreamClosed,
     StreamReset,
     TrailersReceived,
 )
-from charonia.server.grpc.limits import AbuseLimits, GrpcLimits
+from charonia.server.grpc.intake import EVENTS_AT_ONCE, EVENTS_PER_ROUND, Intake
+from charonia.server.grpc.limits import AbuseLimits, GrpcLimits, Offenders
 from charonia.server.grpc.methods import Method
 from charonia.server.listening import unsent_bytes
 
@@ -39,6 +44,9 @@ _log = logging.getLogger(__name__)
 
 RETIRE_NOTICE_S = 0.1
 """Time between asking the client to open no more streams and refusing those that it opens."""
+
+TIMER_RESOLUTION_S = 0.01
+"""Timers may be early by less than this."""
 
 AGE_JITTER = 0.1
 """Random variation of the age limit, so that clients do not all reconnect at once."""
@@ -50,7 +58,13 @@ HTTP1_ANSWER = (
 
 
 class Owner(Protocol):
-    """The front end, which keeps the set of connections."""
+    """The front end, which keeps the set of connections.
+
+    Attributes:
+        offenders: Addresses whose connections were closed for abuse.
+    """
+
+    offenders: Offenders
 
     def opened(self, connection: "GrpcConnection") -> None:
         """A connection has been accepted."""
@@ -74,12 +88,17 @@ class GrpcConnection(asyncio.Protocol):
     __slots__ = (
         "_abuse_limits",
         "_calls",
+        "_held_until_s",
         "_http2",
+        "_intake",
         "_is_flush_due",
         "_is_greeted",
         "_is_paused",
+        "_is_reading_paused",
+        "_is_turn_due",
         "_late_reads",
         "_loop",
+        "_offender_wait_s",
         "_owner",
         "_phase",
         "_timers",
@@ -98,7 +117,7 @@ class GrpcConnection(asyncio.Protocol):
         limits = service.limits
         self._loop = service.loop
         self._owner = owner
-        self._abuse_limits = AbuseLimits(limits)
+        self._abuse_limits = AbuseLimits(limits, owner.offenders)
         self._http2 = ServerConnection(limits.http2)
         self._timers = Timers(service.loop, limits, self)
         self._calls = self._timers.calls = CallTable(
@@ -110,11 +129,16 @@ class GrpcConnection(asyncio.Protocol):
         )
         self._transport: asyncio.Transport
         self._write_buffer_bytes = limits.write_buffer_bytes
+        self._offender_wait_s = limits.offender_wait_s
         self._phase = _Phase.OPEN
         self._is_greeted = False
         self._is_flush_due = False
         self._is_paused = False
         self._late_reads = 0
+        self._intake = Intake(self._http2)
+        self._held_until_s = 0.0
+        self._is_reading_paused = False
+        self._is_turn_due = False
 
     def __repr__(self) -> str:
         """Return e.g. `<GrpcConnection draining calls=3 deferred=1 paused>`."""
@@ -129,10 +153,17 @@ class GrpcConnection(asyncio.Protocol):
         self._transport.set_write_buffer_limits(self._write_buffer_bytes)
         self._timers.await_greeting()
         self._owner.opened(self)
+        peer = transport.get_extra_info("peername")
+        address = peer[0] if isinstance(peer, tuple) else ""
+        if self._abuse_limits.begin(address, time.monotonic_ns()):
+            self._held_until_s = self._loop.time() + self._offender_wait_s
+            self._loop.call_at(self._held_until_s + TIMER_RESOLUTION_S, self._pace)
+            self._loop.call_soon(self._pace)  # uvloop begins to read behind this call
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Abandon every call."""
         self._phase = _Phase.CLOSING
+        self._intake.clear()
         self._timers.stop()
         self._owner.closed(self)
         self._calls.close()
@@ -140,13 +171,12 @@ class GrpcConnection(asyncio.Protocol):
     def pause_writing(self) -> None:
         """Stop reading, too: more requests would only lead to more output."""
         self._is_paused = True
-        self._transport.pause_reading()
+        self._pace()
 
     def resume_writing(self) -> None:
         """Resume reading."""
         self._is_paused = False
-        if not self._transport.is_closing():  # also when half-closed
-            self._transport.resume_reading()
+        self._pace()
         self._flush()
 
     def data_received(self, data: bytes) -> None:
@@ -155,23 +185,43 @@ class GrpcConnection(asyncio.Protocol):
             self._late_reads += 1
             return
         self._timers.active = True
+        is_behind = bool(self._intake)  # TLS may have more, though reading is paused
+        self._intake.add(data)
+        if not is_behind:
+            self._work(EVENTS_AT_ONCE)
+
+    def _take_turn(self) -> None:
+        """Handle more of what was read, in its round of the event loop."""
+        self._is_turn_due = False
+        if not (self._is_paused or self._phase is _Phase.CLOSING):
+            self._work(EVENTS_PER_ROUND)
+
+    def _work(self, room: int) -> None:
+        """Handle up to `room` events of what was read, and write the answers that are ready."""
         self._is_flush_due = True  # at the end of this
-        calls = self._calls
+        calls, intake = self._calls, self._intake
         try:
-            for event in self._http2.receive(data):
-                if type(event) is DataReceived:
-                    calls.receive(event.stream_id, event.data, event.end_stream)
-                elif type(event) is RequestReceived:
-                    calls.open(event.stream_id, event.headers, event.end_stream)
-                else:
-                    self._control(event)
+            while room > 0 and intake:
+                events = intake.next_events(room, self._cancelled)
+                room -= max(len(events), 1)
+                for event in events:
+                    if type(event) is DataReceived:
+                        calls.receive(event.stream_id, event.data, event.end_stream)
+                    elif type(event) is RequestReceived:
+                        calls.open(event.stream_id, event.headers, event.end_stream)
+                    else:
+                        self._control(event)
         except Http2Error as error:
+            if error.is_abuse:
+                self._abuse_limits.offend(time.monotonic_ns())
             self._transport.write(error.last_words)
             self._close()
         except Exception:
             self._fail()
         else:
             self._flush()
+        if intake or self._is_reading_paused:
+            self._pace()
 
     # Called by timers and the front end.
 
@@ -195,6 +245,10 @@ class GrpcConnection(asyncio.Protocol):
         """Retire because the server is shutting down: streams end as soon as they have nothing in flight."""
         self.retire(0.0)
         self._calls.wind_down()
+
+    def recheck(self) -> None:
+        """End the streaming calls that are no longer permitted: keys have changed."""
+        self._calls.recheck()
 
     def untaken(self) -> tuple[int, int]:
         """Return the number of bytes that the client has not read, and of reads from it while the connection closes.
@@ -220,13 +274,35 @@ class GrpcConnection(asyncio.Protocol):
         self._timers.start()
         return True
 
+    def _pace(self) -> None:
+        """Read while nothing that was read waits, and have a turn where something does."""
+        is_behind = bool(self._intake)
+        if is_behind and not (self._is_paused or self._is_turn_due or self._phase is _Phase.CLOSING):
+            self._is_turn_due = True
+            self._loop.call_soon(self._take_turn)
+        should_pause = is_behind or self._is_paused or self._loop.time() < self._held_until_s
+        if should_pause != self._is_reading_paused and not self._transport.is_closing():
+            self._is_reading_paused = should_pause
+            if should_pause:
+                self._transport.pause_reading()
+            else:  # also when half-closed
+                self._transport.resume_reading()
+
+    def _cancelled(self, event: StreamReset) -> bool:
+        """Drop a call that its client has cancelled, and return whether the connection goes on."""
+        self._calls.drop(event.stream_id)
+        if not self._abuse_limits.may_reset(time.monotonic_ns()):
+            self._terminate(ErrorCode.ENHANCE_YOUR_CALM, b"too_many_resets")
+        return self._phase is not _Phase.CLOSING
+
     def _control(self, event: Event) -> None:
         if isinstance(event, TrailersReceived):
             self._calls.receive(event.stream_id, b"", True)
         elif isinstance(event, StreamReset):
-            self._calls.drop(event.stream_id)
-            if not self._abuse_limits.may_reset(time.monotonic_ns()):
-                self._terminate(ErrorCode.ENHANCE_YOUR_CALM, b"too_many_resets")
+            self._cancelled(event)
+        elif isinstance(event, SettingsReceived):
+            if not self._abuse_limits.may_set(time.monotonic_ns()):
+                self._terminate(ErrorCode.ENHANCE_YOUR_CALM, b"too_many_settings")
         elif isinstance(event, StreamClosed):
             self._calls.drop(event.stream_id)
         elif isinstance(event, PingReceived):
@@ -235,7 +311,7 @@ class GrpcConnection(asyncio.Protocol):
                 self._terminate(ErrorCode.ENHANCE_YOUR_CALM, b"too_many_pings")
         elif isinstance(event, ConnectionClosed):
             self._close(client_first=not event.error_code)
-        # The library handles the rest: settings, windows, answers to pings.
+        # The library handles the rest: windows, answers to settings and pings.
 
     def _flush_soon(self) -> None:
         if not self._is_flush_due:
@@ -264,7 +340,8 @@ class GrpcConnection(asyncio.Protocol):
                 calls.resume()
                 if not self._is_paused:  # window updates, since more of their requests has been read
                     self._transport.write(http2.output())
-            if self._phase is _Phase.REFUSING and not (calls or self._is_paused or http2.waiting_bytes()):
+            is_busy = calls or self._intake or self._is_paused or http2.waiting_bytes()
+            if self._phase is _Phase.REFUSING and not is_busy:
                 self._terminate(ErrorCode.NO_ERROR, client_first=True)
         except Exception:
             self._fail()
@@ -273,11 +350,14 @@ class GrpcConnection(asyncio.Protocol):
         """Second step of retiring: refuse new streams; the connection ends after the open ones."""
         if self._phase is _Phase.DRAINING:
             self._phase = _Phase.REFUSING
+            self._http2.last_stream_id = max(self._http2.last_stream_id, self._intake.newest_stream())
             self._http2.refuse_streams()
             self._flush()
 
     def _terminate(self, code: int, reason: bytes = b"", *, client_first: bool = False) -> None:
         """End the HTTP/2 connection with a code and its reason, and close. See `_close`."""
+        if code == ErrorCode.ENHANCE_YOUR_CALM:
+            self._abuse_limits.offend(time.monotonic_ns())
         self._http2.terminate(code, reason)
         self._transport.write(self._http2.output())
         self._close(client_first=client_first)
@@ -302,6 +382,7 @@ class GrpcConnection(asyncio.Protocol):
         """
         if self._phase is not _Phase.CLOSING:
             self._phase = _Phase.CLOSING
+            self._intake.clear()
             if client_first and self._transport.can_write_eof():
                 self._transport.write_eof()
             else:

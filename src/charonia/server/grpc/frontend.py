@@ -6,7 +6,7 @@ import ssl as tls
 from charonia.server.access_log import AccessLog
 from charonia.server.facade import NO_SERVICES, Engine, Services
 from charonia.server.grpc.connection import GrpcConnection
-from charonia.server.grpc.limits import GrpcLimits
+from charonia.server.grpc.limits import GrpcLimits, Offenders
 from charonia.server.grpc.methods import method_table
 from charonia.server.listening import cannot_listen, drain
 
@@ -26,6 +26,7 @@ class GrpcFrontend:
         services: Services besides the engine.
         tracer: Traces requests, None where tracing is off.
         loop: The event loop.
+        offenders: Addresses whose connections were closed for abuse.
         port: Listening port, once started.
     """
 
@@ -44,6 +45,7 @@ class GrpcFrontend:
         self.services = services
         self.tracer = services.tracer
         self.loop = asyncio.get_running_loop()
+        self.offenders = Offenders(self.limits.offence_kept_s)
         self.port = 0
         self._methods = method_table()
         self._connections: set[GrpcConnection] = set()
@@ -79,6 +81,11 @@ class GrpcFrontend:
             self._server = None
         for connection in list(self._connections):
             connection.wind_down()
+
+    def recheck(self) -> None:
+        """End the streaming calls that are no longer permitted: keys have changed."""
+        for connection in list(self._connections):
+            connection.recheck()
 
     async def drain(self, timeout_s: float) -> bool:
         """Wait for clients to receive their responses, up to a limit; return whether all did."""

@@ -19,6 +19,7 @@ from ngh2 import (
     PingAcknowledged,
     PingReceived,
     RequestReceived,
+    SettingsReceived,
     StreamClosed,
     StreamReset,
     TrailersReceived,
@@ -36,6 +37,7 @@ __all__ = [
     "PingReceived",
     "RequestReceived",
     "ServerConnection",
+    "SettingsReceived",
     "StreamClosed",
     "StreamReset",
     "TrailersReceived",
@@ -59,11 +61,13 @@ class Http2Error(Exception):
 
     Attributes:
         last_words: Bytes to send before it is closed.
+        is_abuse: Whether the library takes it for an attack.
     """
 
-    def __init__(self, message: str, last_words: bytes) -> None:
+    def __init__(self, message: str, last_words: bytes, *, is_abuse: bool = False) -> None:
         super().__init__(message)
         self.last_words = last_words
+        self.is_abuse = is_abuse
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +139,7 @@ class ServerConnection:
             code = ErrorCode.ENHANCE_YOUR_CALM if calm else ErrorCode.PROTOCOL_ERROR
             # The library produces no more output after such an error, so the frame is made here.
             last_words = _GOAWAY_HEAD + self.last_stream_id.to_bytes(4, "big") + code.to_bytes(4, "big")
-            raise Http2Error(str(error), last_words) from error
+            raise Http2Error(str(error), last_words, is_abuse=calm) from error
         return self._connection.events()
 
     def events(self) -> list[Event]:

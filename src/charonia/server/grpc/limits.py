@@ -1,5 +1,9 @@
 """The limits of the gRPC front end, and its protection from abuse: floods of pings and of cancelled calls.
 
+A connection that exceeds them is closed. Its address is remembered for a while (`Offenders`): the next connections from
+there wait before they are read, and may cancel fewer calls at once. So a client gains nothing by reconnecting, and
+others behind the same address only connect later.
+
 Pure: the time is an argument. Sources: gRPC's keepalive guide for pings ("ping strikes"), CVE-2023-44487 for resets.
 """
 
@@ -9,6 +13,12 @@ from charonia.server.grpc.http2 import Http2Settings
 from charonia.server.options import CompressionLevel, GrpcOptions
 
 MIB = 1024 * 1024
+
+SETTINGS_COST = 4
+"""A change of a client's HTTP/2 settings counts as so many cancelled calls."""
+
+OFFENDERS_MAX = 4096
+"""Addresses that are remembered; beyond them, the oldest is forgotten."""
 
 IDLE_PING_INTERVAL_NS = 2 * 3600 * 10**9
 """Shortest interval of pings while no call is open, where pings without calls are not permitted."""
@@ -41,6 +51,8 @@ class GrpcLimits:
         write_buffer_bytes: Bytes in the transport's buffer at which a connection stops reading.
         resets_burst: Calls that a client may cancel at once on one connection.
         resets_per_s: Rate at which this allowance is refilled.
+        offence_kept_s: Time for which the address of a connection that was closed for abuse is remembered.
+        offender_wait_s: Time that a connection from such an address waits before it is read.
         handshake_timeout_s: Time from the connection to its first bytes.
         keepalive_time_s: Silence after which the server sends a ping.
         keepalive_timeout_s: Time to wait for its answer before the connection is closed.
@@ -67,6 +79,8 @@ class GrpcLimits:
     write_buffer_bytes: int = 4 * MIB
     resets_burst: int = 4096
     resets_per_s: int = 512
+    offence_kept_s: float = 10.0
+    offender_wait_s: float = 1.0
     handshake_timeout_s: float = 20.0
     keepalive_time_s: float = 7200.0
     keepalive_timeout_s: float = 20.0
@@ -108,18 +122,72 @@ class GrpcLimits:
         )
 
 
+class Offenders:
+    """The addresses whose connections were closed for abuse a short time ago."""
+
+    def __init__(self, kept_s: float) -> None:
+        """Start with none.
+
+        Args:
+            kept_s: Time for which an address is remembered.
+        """
+        self._kept_ns = int(kept_s * 1e9)
+        self._until_ns: dict[str, int] = {}
+
+    def note(self, address: str, now_ns: int) -> None:
+        """Remember an address: a connection from there is closed for abuse."""
+        self._until_ns.pop(address, None)
+        if len(self._until_ns) >= OFFENDERS_MAX:
+            del self._until_ns[next(iter(self._until_ns))]
+        self._until_ns[address] = now_ns + self._kept_ns
+
+    def has(self, address: str, now_ns: int) -> bool:
+        """Return whether an address is remembered."""
+        return self._until_ns.get(address, 0) > now_ns
+
+
 class AbuseLimits:
     """Counts the pings and resets of one client, which cost the server more than the client."""
 
-    __slots__ = ("_last_ping_ns", "_limits", "_reset_ns", "_resets", "_sends", "_strikes")
+    __slots__ = (
+        "_address",
+        "_burst",
+        "_has_settings",
+        "_last_ping_ns",
+        "_limits",
+        "_offenders",
+        "_reset_ns",
+        "_resets",
+        "_sends",
+        "_strikes",
+    )
 
-    def __init__(self, limits: GrpcLimits) -> None:
+    def __init__(self, limits: GrpcLimits, offenders: Offenders) -> None:
         self._limits = limits
+        self._offenders = offenders
+        self._address = ""
         self._strikes = 0
         self._sends = 0
         self._last_ping_ns: int | None = None
-        self._resets = float(limits.resets_burst)
+        self._burst = self._resets = float(limits.resets_burst)
+        self._has_settings = False
         self._reset_ns = 0
+
+    def begin(self, address: str, now_ns: int) -> bool:
+        """Note the client's address, "" for none; return whether it is an offender's.
+
+        An offender may cancel fewer calls at once: those of a second.
+        """
+        self._address = address
+        is_offender = self._offenders.has(address, now_ns)
+        if is_offender:
+            self._burst = self._resets = float(min(self._limits.resets_per_s, self._limits.resets_burst))
+        return is_offender
+
+    def offend(self, now_ns: int) -> None:
+        """Note that the connection is closed for abuse."""
+        if self._address:
+            self._offenders.note(self._address, now_ns)
 
     def may_ping(self, now_ns: int, sends: int, *, has_calls: bool) -> bool:
         """Count a ping; return whether the connection may stay open.
@@ -141,9 +209,16 @@ class AbuseLimits:
         self._last_ping_ns = now_ns
         return limits.ping_strikes_max == 0 or self._strikes <= limits.ping_strikes_max
 
-    def may_reset(self, now_ns: int) -> bool:
+    def may_reset(self, now_ns: int, cost: int = 1) -> bool:
         """Count a cancelled call; return whether the connection may stay open."""
         refill = (now_ns - self._reset_ns) / 1e9 * self._limits.resets_per_s
         self._reset_ns = now_ns
-        self._resets = min(self._resets + refill, float(self._limits.resets_burst)) - 1
+        self._resets = min(self._resets + refill, self._burst) - cost
         return self._resets >= 0
+
+    def may_set(self, now_ns: int) -> bool:
+        """Count a change of the client's settings; return whether the connection may stay open."""
+        if not self._has_settings:  # each client sends some at first
+            self._has_settings = True
+            return True
+        return self.may_reset(now_ns, SETTINGS_COST)

@@ -4,6 +4,9 @@ Received bytes go to the parser, and each request that it completes becomes an e
 order of the requests, even if they are ready in another order (pipelining). Back-pressure works both ways: reading
 pauses while too many requests are in flight or while the client does not read its responses.
 
+Clients share the event loop fairly: of several requests that arrive together, a connection takes one in each round of
+the loop, and reads no more until it has taken all.
+
 No request needs a task, a future or a timer here: the endpoint's sweep finds slow clients (`check_time`). An exception
 in a callback of the loop is logged and closes the connection, so that its client does not wait for a response in vain.
 """
@@ -11,14 +14,18 @@ in a callback of the loop is logged and closes the connection, so that its clien
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence, Set
 from enum import Enum
 from typing import Protocol, cast
 
-from charonia.core.errors import unavailable
+from charonia.core.errors import invalid, unavailable
+from charonia.server.access.rules import Refusal
 from charonia.server.http.exchange import Exchange
-from charonia.server.http.parser import RECEIVING, Event, Expectation, HttpLimits, ParserState, Request, RequestParser
+from charonia.server.http.limits import HttpLimits
+from charonia.server.http.parser import RECEIVING, Event, Expectation, ParserState, Request, RequestParser
 from charonia.server.listening import unsent_bytes
+from charonia.wire.http_status import REFUSED
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +47,7 @@ class Host(Protocol):
         is_logged: Whether exchanges record when they were received, and `finished` is called.
         is_traced: Whether exchanges record when they began to arrive.
         keeps_names: Whether requests keep the original spelling of header names.
+        singular: Header fields that a request must not give twice with different values.
     """
 
     limits: HttpLimits
@@ -49,6 +57,7 @@ class Host(Protocol):
     is_logged: bool
     is_traced: bool
     keeps_names: bool
+    singular: Set[bytes]
 
     def opened(self, connection: "HttpConnection") -> bool:
         """Register a connection; return False when there are too many."""
@@ -56,6 +65,10 @@ class Host(Protocol):
 
     def closed(self, connection: "HttpConnection") -> None:
         """Forget a connection."""
+        ...
+
+    def call_soon(self, callback: Callable[[], None]) -> object:
+        """Call in the next round of the event loop."""
         ...
 
     def handle(self, exchange: Exchange) -> None:
@@ -88,8 +101,10 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._host = host
         self._limits = host.limits
         self._transport: asyncio.Transport | None = None
-        self._parser = RequestParser(host.limits, keeps_names=host.keeps_names)
+        self._parser = RequestParser(host.limits, keeps_names=host.keeps_names, singular=host.singular)
         self._exchanges: list[Exchange] = []  # in the order of their requests
+        self._waiting: deque[Event] = deque()  # requests that have arrived and are not taken yet
+        self._is_turn_due = False
         self._phase = Phase.OPEN
         self._reading_paused = False
         self._writing_paused = False
@@ -160,12 +175,37 @@ class HttpConnection(asyncio.BufferedProtocol):
                 self._begun_ns = self._arrived_ns
         try:
             events = parser.receive(host.read_buffer[:nbytes]) if parser.vacant is None else parser.filled(nbytes)
-            for event in events:
-                self._take(event)
             if parser.state is not state or (state is not _IDLE and events):
                 self._since_s = host.now_s
+            if len(events) == 1 and not (self._waiting or parser.backlog):
+                self._take(events[0])
+            elif events or parser.backlog:
+                self._waiting += events
+                if not self._is_turn_due:
+                    self._take_turn()
         except Exception:
             self._fail()
+
+    def _take_turn(self) -> None:
+        """Take one request of those that wait; the next one has its turn in the next round of the event loop."""
+        self._is_turn_due = False
+        if self._phase is not _OPEN or self._is_full():
+            return
+        parser, waiting = self._parser, self._waiting
+        try:
+            if not waiting and parser.vacant is None:
+                state = parser.state
+                waiting += parser.resume()
+                if parser.state is not state or waiting:
+                    self._since_s = self._host.now_s
+            if waiting:
+                self._take(waiting.popleft())
+            self._pace()
+        except Exception:
+            self._fail()
+
+    def _is_full(self) -> bool:
+        return self._writing_paused or len(self._exchanges) >= self._limits.pipeline_max
 
     def _take(self, event: Event) -> None:
         """Handle an event of the parser: start an exchange, or send 100 Continue."""
@@ -197,6 +237,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     def _take_no_more(self) -> None:
         if self._phase is Phase.OPEN:
             self._phase = Phase.ENDING
+        self._waiting.clear()
         self._parser.end()
 
     # The exchanges' calls.
@@ -282,15 +323,18 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._pace()  # further input is dropped
 
     def _pace(self) -> None:
-        """Read from the client only while it keeps within its limits."""
+        """Read from the client only while it keeps within its limits and none of its requests waits."""
         transport = self._transport
         if transport is None or transport.is_closing():
             return
-        is_full = self._writing_paused or len(self._exchanges) >= self._limits.pipeline_max
-        if is_full and not self._reading_paused:
+        is_full, is_behind = self._is_full(), bool(self._waiting or self._parser.backlog)
+        if is_behind and not (is_full or self._is_turn_due):
+            self._is_turn_due = True
+            self._host.call_soon(self._take_turn)
+        if (is_full or is_behind) and not self._reading_paused:
             self._reading_paused = True
             transport.pause_reading()
-        elif not is_full and self._reading_paused:
+        elif not (is_full or is_behind) and self._reading_paused:
             self._reading_paused = False
             self._since_s = self._host.now_s
             transport.resume_reading()
@@ -305,6 +349,12 @@ class HttpConnection(asyncio.BufferedProtocol):
         elif self._parser.state not in RECEIVING:
             self._take_no_more()
             self._end()
+
+    def recheck(self, refusal_of: Callable[[Request], Refusal | None]) -> None:
+        """End the event streams that are no longer permitted."""
+        for exchange in self._exchanges[:]:
+            if exchange.stream is not None and (refusal := refusal_of(exchange.request)) is not None:
+                exchange.stream.stop(invalid(refusal.message), REFUSED[refusal.kind])
 
     def untaken(self) -> tuple[int, int]:
         """Return the number of bytes that the client has not read; reads that it still sends do not count."""

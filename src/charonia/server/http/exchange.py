@@ -24,11 +24,19 @@ JOIN_BELOW_BYTES = 16 * 1024
 CLIENT_GONE = 499
 """Status in the access log of a request whose client left before the response. Never sent."""
 
-_STATUS_LINES = {status: b"HTTP/1.1 %d %b\r\n" % (status, reason.encode()) for status, reason in REASONS.items()}
-_ERROR_HEADERS = {
+RETRY_AFTER_S = 1
+"""Time after which a client may try again what was refused for lack of capacity or time."""
+
+_FURTHER_LINES = {
     401: b"WWW-Authenticate: Bearer\r\n",
     501: b"Accept-Encoding: %b\r\n" % ACCEPTED.encode(),
+    503: b"Retry-After: %d\r\n" % RETRY_AFTER_S,
 }
+_STATUS_LINES = {
+    status: b"HTTP/1.1 %d %b\r\n%b" % (status, reason.encode(), _FURTHER_LINES.get(status, b""))
+    for status, reason in REASONS.items()
+}
+"""First lines of a response: its status, and the header fields that belong to it."""
 
 
 class Outlet(Protocol):
@@ -44,6 +52,14 @@ class Outlet(Protocol):
 
     def unsent_bytes(self) -> int:
         """Return the size of the connection's write buffer."""
+        ...
+
+
+class Stream(Protocol):
+    """The sender of a streamed response."""
+
+    def stop(self, error: ServingError, status: int = 0) -> None:
+        """End the response with an error, and cancel its inference; `status` as in `Exchange.fail`."""
         ...
 
 
@@ -66,6 +82,7 @@ class Exchange:
         model: Model name, for the access log.
         version: Model version, for the access log.
         request_id: The caller's id, for the access log.
+        stream: The sender of a streamed response while it is open, None for any other.
         outcome: What the engine answered, for the access log.
         begun_ns: When the request's first byte was read; 0 without tracing.
         received_ns: When the request was complete; 0 without an access log.
@@ -91,6 +108,7 @@ class Exchange:
         "response",
         "sole",
         "status",
+        "stream",
         "ticket",
         "version",
     )
@@ -109,6 +127,7 @@ class Exchange:
         self.bytes_out = 0
         self.ticket: Ticket | None = None
         self.sole: SingleResponse | None = None
+        self.stream: Stream | None = None
         self.model = ""
         self.version = ""
         self.request_id = ""
@@ -190,6 +209,7 @@ class Exchange:
             self.response = [*self._unwritten, b"0\r\n\r\n" if self.request.knows_chunks else b""]
             self.is_open = False
             self.ticket = None
+            self.stream = None
             self._outlet.answered(self)
 
     def take_unwritten(self) -> list[bytes]:
@@ -207,7 +227,7 @@ class Exchange:
         """Respond with an error; `status` 0 means the status of its code."""
         self.outcome = error
         status = status or STATUS[error.code]
-        self.respond(status, [encode_error(error)], extra=_ERROR_HEADERS.get(status, b""))
+        self.respond(status, [encode_error(error)])
 
     def abandon(self) -> None:
         """The client has gone: cancel the inference and drop its outcome."""
@@ -215,6 +235,7 @@ class Exchange:
             self.response = []
             self.is_open = False
             self.status = CLIENT_GONE
+            self.stream = None
             if self.ticket is not None:
                 self.ticket.cancel()
                 self.ticket = None

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import ssl
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 
 from charonia.core.response import InferResponse
 from charonia.server.access.rules import Gate
@@ -15,7 +15,9 @@ from charonia.server.http.control import ControlHandlers, SharedMemoryHandlers, 
 from charonia.server.http.cors import CrossOrigin
 from charonia.server.http.exchange import Exchange, Tasks
 from charonia.server.http.inference import InferenceHandlers
-from charonia.server.http.parser import HttpLimits
+from charonia.server.http.limits import HttpLimits
+from charonia.server.http.page import PageHandlers
+from charonia.server.http.parser import JSON_SIZE
 from charonia.server.http.routes import Route, Router, RouteTarget, on_demand
 from charonia.server.listening import cannot_listen, drain
 
@@ -43,7 +45,9 @@ class HttpEndpoint:
         is_logged: Whether there is an access log.
         is_traced: Whether requests may be traced.
         keeps_names: Whether requests keep the original spelling of header names.
+        singular: Header fields that a request must not give twice with different values.
         handle: Answers a request, now or later. Never raises.
+        call_soon: Calls a function in the next round of the event loop.
         port: Listening port, once started.
     """
 
@@ -74,7 +78,10 @@ class HttpEndpoint:
         self.is_logged = access_log is not None
         self.is_traced = False
         self.keeps_names = False
-        self.handle = Router(routes, hint, gate=gate, is_exiting=is_exiting).handle
+        self.singular: Set[bytes] = frozenset({JSON_SIZE}) | (gate.singular if gate is not None else frozenset())
+        self._router = Router(routes, hint, gate=gate, is_exiting=is_exiting)
+        self.handle = self._router.handle
+        self.call_soon: Callable[[Callable[[], None]], object] = _call_soon
         self.port = 0
         self._access_log = access_log
         self._connections: set[HttpConnection] = set()
@@ -108,6 +115,11 @@ class HttpEndpoint:
             self._server.close()
         for connection in list(self._connections):
             connection.wind_down()
+
+    def recheck(self) -> None:
+        """End the event streams that are no longer permitted: keys have changed."""
+        for connection in list(self._connections):
+            connection.recheck(self._router.refusal)
 
     async def drain(self, timeout_s: float) -> bool:
         """Wait for clients to receive their responses, up to a limit; return whether all did."""
@@ -167,6 +179,10 @@ class HttpEndpoint:
                 connection.abort()
 
 
+def _call_soon(callback: Callable[[], None]) -> asyncio.Handle:
+    return asyncio.get_running_loop().call_soon(callback)
+
+
 class HttpFrontend(HttpEndpoint):
     """The KServe v2 protocol over HTTP/1.1."""
 
@@ -208,6 +224,7 @@ def protocol_routes(engine: Engine, limits: HttpLimits, services: Services = NO_
         *StatusHandlers(engine, services, tasks).routes(),
         *ControlHandlers(engine, services, tasks).routes(),
         *SharedMemoryHandlers(services.regions, tasks).routes(),
+        *PageHandlers(engine, limits, services, tasks).routes(),
     ]
     return on_demand(routes, services.demand, tasks) if services.demand is not None else routes
 

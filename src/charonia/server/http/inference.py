@@ -7,7 +7,10 @@ first event determines the status. An error before the model runs is a plain JSO
 If a client reads events too slowly, its request is aborted once `stream_unsent_bytes_max` are waiting, since a model
 cannot be paused. If a client leaves, its request is cancelled.
 
-Source: KServe v2 protocol; Triton's generate extension; WHATWG HTML, "Server-sent events".
+With `Prefer: server-timing`, a response says in the header field Server-Timing how it was run; a stream, how its first
+response was.
+
+Source: KServe v2 protocol; Triton's generate extension; WHATWG HTML, "Server-sent events"; W3C Server Timing; RFC 7240.
 """
 
 import asyncio
@@ -22,7 +25,8 @@ from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse
 from charonia.server.facade import Engine, Services, first_error
 from charonia.server.http.exchange import CONTENT_ENCODING, JSON_TYPE, Exchange, Tasks
-from charonia.server.http.parser import DIGITS_MAX, JSON_SIZE, HttpLimits
+from charonia.server.http.limits import HttpLimits
+from charonia.server.http.parser import DIGITS_MAX, JSON_SIZE
 from charonia.server.http.routes import Route, RouteTarget
 from charonia.server.single_response import SingleResponse
 from charonia.server.tracing.requests import EventNames, begin
@@ -39,6 +43,8 @@ _log = logging.getLogger(__name__)
 BINARY_TYPE = b"application/octet-stream"
 EVENT_STREAM = b"text/event-stream"
 _EVENT_TYPE = EVENT_STREAM + b"; charset=utf-8"
+SERVER_TIMING = b"server-timing"
+"""The preference of a client that wants to know how its request was run."""
 
 FOREIGN_TYPES = ("multipart/", "application/x-www-form-urlencoded", "image/", "audio/", "video/", "text/html")
 """Beginnings of content types that are never a request."""
@@ -107,7 +113,7 @@ class InferenceHandlers:
             if json_size is None:
                 call = self._decoder.decode(target.model, target.version, body)
             else:
-                size = _json_size(json_size)
+                size = json_size_of(json_size)
                 call = (
                     self._decoder.decode(target.model, target.version, body, size) if size else self._raw(target, body)
                 )
@@ -177,7 +183,7 @@ class InferenceHandlers:
         return decode_generate(config, target.version, exchange.request.body, self._limits.body_bytes_max)
 
     def _stream(self, exchange: Exchange, request: InferRequest, encode: Encode) -> None:
-        stream = _EventStream(exchange, encode, self._limits.stream_unsent_bytes_max)
+        stream = exchange.stream = _EventStream(exchange, encode, self._limits.stream_unsent_bytes_max)
         self._submit(exchange, request, stream.reply)
         stream.is_asked = True
 
@@ -218,7 +224,7 @@ class InferenceHandlers:
                 self._respond(exchange, call, outcome)
             else:
                 exchange.outcome = outcome
-                exchange.respond(200, [encode_generated(outcome)])
+                exchange.respond(200, [encode_generated(outcome)], extra=_server_timing(exchange, outcome))
         except ServingError as error:
             exchange.fail(error)
         except Exception as error:  # the model's output is malformed: only this request fails
@@ -229,9 +235,10 @@ class InferenceHandlers:
     def _respond(self, exchange: Exchange, call: HttpInferCall, response: InferResponse) -> None:
         exchange.outcome = response
         document, blobs = encode_response(response, call.binary, call.forms, call.places)
-        content_type, extra = JSON_TYPE, b""
+        content_type, extra = JSON_TYPE, _server_timing(exchange, response)
         if blobs:
-            content_type, extra = BINARY_TYPE, b"Inference-Header-Content-Length: %d\r\n" % len(document)
+            content_type = BINARY_TYPE
+            extra += b"Inference-Header-Content-Length: %d\r\n" % len(document)
         accepted = exchange.request.headers.get(b"accept-encoding")
         coding = choose_coding(accepted) if accepted is not None else ""
         body = [document, *blobs]
@@ -268,7 +275,24 @@ class _EventStream:
         if final:
             exchange.end()
         elif exchange.unsent_bytes > self._unsent_bytes_max:
-            self._give_up()
+            self.stop(
+                unavailable(
+                    f"the request is aborted: more than {self._unsent_bytes_max} bytes of responses wait for the "
+                    "client",
+                    hint="read the events as they arrive",
+                )
+            )
+
+    def stop(self, error: ServingError, status: int = 0) -> None:
+        """End the response with an error, and cancel its inference; `status` counts if the response has not begun."""
+        ticket = self._exchange.ticket
+        if self._exchange.has_begun:
+            self._send(error)
+            self._exchange.end()
+        else:
+            self._exchange.fail(error, status)
+        if ticket is not None:
+            ticket.cancel()
 
     def _send(self, outcome: InferResponse | ServingError) -> None:
         exchange = self._exchange
@@ -281,20 +305,11 @@ class _EventStream:
             data = encode_error(outcome)
         exchange.outcome = outcome
         if not exchange.has_begun:
-            exchange.begin(STATUS[outcome.code] if isinstance(outcome, ServingError) else 200, _EVENT_TYPE)
+            if isinstance(outcome, ServingError):
+                exchange.begin(STATUS[outcome.code], _EVENT_TYPE)
+            else:
+                exchange.begin(200, _EVENT_TYPE, _server_timing(exchange, outcome))
         exchange.send(b"data: %b\n\n" % data)
-
-    def _give_up(self) -> None:
-        ticket = self._exchange.ticket
-        self._send(
-            unavailable(
-                f"the request is aborted: more than {self._unsent_bytes_max} bytes of responses wait for the client",
-                hint="read the events as they arrive",
-            )
-        )
-        self._exchange.end()
-        if ticket is not None:
-            ticket.cancel()
 
 
 async def _respond_compressed(
@@ -303,14 +318,27 @@ async def _respond_compressed(
     exchange.respond(200, [await asyncio.to_thread(compress, body, coding)], content_type, extra)
 
 
+def _server_timing(exchange: Exchange, response: InferResponse) -> bytes:
+    """Return the header line that says how a response was run, b"" unless the client has asked for it."""
+    prefer, run = exchange.request.headers.get(b"prefer"), response.execution
+    if prefer is None or run is None or SERVER_TIMING not in prefer.lower():
+        return b""
+    line = b"Server-Timing: queue;dur=%.3f, compute;dur=%.3f, batch;desc=%d\r\n"
+    return line % (run.queue_ns / 1e6, run.compute_ns / 1e6, run.batch_size)
+
+
 def _broken(exchange: Exchange, fault: Exception) -> ServingError:
     """Log the current exception and return the error for a response that cannot be encoded."""
     _log.exception("the response of model '%s' cannot be encoded", exchange.model)
     return internal(f"the response of model '{exchange.model}' is broken: {type(fault).__name__}")
 
 
-def _json_size(text: bytes) -> int:
-    text = text.rstrip()  # the parser keeps trailing white space
+def json_size_of(text: bytes) -> int:
+    """Return the length of the JSON part of a body, from the header's value.
+
+    Raises:
+        ServingError: INVALID_ARG when it is not a number.
+    """
     if not text.isdigit() or len(text) >= DIGITS_MAX:
         raise invalid(
             f"Inference-Header-Content-Length: expected a number of bytes, got '{text[:DIGITS_MAX].decode('latin-1')}'"

@@ -14,12 +14,15 @@ a transition that is not listed is a bug of this module, never an error of the c
 
 Every state but ENDED may change to CUT_OFF: after bytes that cannot be a request, or when a limit is exceeded.
 
+A read may hold thousands of small requests. So `receive` stops behind the first one, and keeps the rest in `backlog`
+for `resume`; only what is not longer than `WHOLE_BYTES` is parsed at once.
+
 Two optimisations make inference fast. A large body with a known length is received directly into its own buffer
 (`vacant`), so that the kernel makes the only copy of a tensor. And a header that equals the previous one byte for byte
 is not parsed again (`HeaderCache`): clients repeat the header while only the body changes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from enum import Enum
 
@@ -27,6 +30,13 @@ import httptools
 import numpy as np
 
 from charonia.core.errors import ServingError, invalid, unsupported
+from charonia.server.http.limits import (
+    CHUNKED_PIECE_BYTES,
+    CHUNKS_AT_ONCE,
+    HEADER_PIECE_BYTES,
+    WHOLE_BYTES,
+    HttpLimits,
+)
 
 DIRECT_BODY_BYTES = 64 * 1024
 """A body of which at least this many bytes are outstanding is received directly into its own buffer."""
@@ -44,48 +54,11 @@ DIGITS_MAX = 18
 """Longest number in a header field."""
 
 _MIB = 2**20
+_NOTHING = memoryview(b"")
 _END_OF_HEADER = b"\r\n\r\n"
+_HOST = b"host"
 _OFFERS = (b"upgrade", b"expect")  # already handled when a request is parsed again
 _NOT_CACHED = frozenset({b"transfer-encoding", b"expect", b"upgrade", b"connection"})
-
-
-@dataclass(frozen=True, slots=True)
-class HttpLimits:
-    """Limits of an endpoint. A client that exceeds one gets an error.
-
-    Attributes:
-        body_bytes_max: Largest request body, as received and after decompression (`--http-max-input-size`).
-        discard_bytes_max: A refused body up to this size is read and dropped so that the connection can stay open.
-        url_bytes_max: Longest URL.
-        header_count_max: Most header fields of a request.
-        header_bytes_max: Most bytes of all header fields of a request.
-        chunk_count_max: Most chunks of a chunked body.
-        pipeline_max: Requests in flight at which a connection stops reading; requests of the last read are still
-            accepted.
-        stream_unsent_bytes_max: Bytes of a streamed response that may wait for its client; with more, the request is
-            aborted, since a model cannot be paused.
-        connections_max: Most connections; another one gets an error and is closed.
-        header_timeout_s: Longest time from a request's first byte to the end of its header.
-        body_timeout_s: Longest time for a body, plus its size over `body_bytes_per_s_min`.
-        body_bytes_per_s_min: Slowest rate at which a body may arrive.
-        write_timeout_s: Longest time in which a client reads nothing of a waiting response.
-        idle_timeout_s: Longest time between two requests of a connection.
-    """
-
-    body_bytes_max: int = 64 * 1024 * 1024
-    discard_bytes_max: int = 256 * 1024 * 1024
-    url_bytes_max: int = 8 * 1024
-    header_count_max: int = 100
-    header_bytes_max: int = 64 * 1024
-    chunk_count_max: int = 65_536
-    pipeline_max: int = 32
-    stream_unsent_bytes_max: int = 64 * 1024 * 1024
-    connections_max: int = 16_384
-    header_timeout_s: float = 30.0
-    body_timeout_s: float = 60.0
-    body_bytes_per_s_min: int = 4096
-    write_timeout_s: float = 60.0
-    idle_timeout_s: float = 600.0
 
 
 class ParserState(Enum):
@@ -109,6 +82,7 @@ _IDLE, _HEADER, _BODY, _ENDED, _CUT_OFF = (
     ParserState.ENDED,
     ParserState.CUT_OFF,
 )
+_OVER = frozenset({_ENDED, _CUT_OFF})
 
 TRANSITIONS: dict[ParserState, frozenset[ParserState]] = {
     _IDLE: frozenset({_HEADER, _ENDED, _CUT_OFF}),
@@ -217,21 +191,27 @@ class RequestParser:
         state: What the client is doing.
         received: Bytes of the body in progress that have arrived.
         vacant: Buffer for the rest of a large body: the caller may fill it and call `filled`; None without such a body.
+        backlog: Bytes that have arrived and are not parsed yet.
     """
 
-    def __init__(self, limits: HttpLimits, *, keeps_names: bool = False) -> None:
+    def __init__(
+        self, limits: HttpLimits, *, keeps_names: bool = False, singular: Set[bytes] = frozenset({JSON_SIZE})
+    ) -> None:
         """Make a parser.
 
         Args:
             limits: Limits of requests.
             keeps_names: Whether requests keep the original spelling of header names.
+            singular: Fields, in lower case, that a request must not give twice with different values.
         """
         self.state = _IDLE
         self._limits = limits
+        self._singular = singular
         self._keeps_names = keeps_names
         self._llhttp = httptools.HttpRequestParser(self)
         self._cache = HeaderCache()
         self._events: list[Event] = []
+        self.backlog = _NOTHING
         self._header_bytes_fed = 0
         self._forget()
 
@@ -262,32 +242,69 @@ class RequestParser:
         return f"<RequestParser [{self}]>"
 
     def receive(self, data: memoryview) -> Sequence[Event]:
-        """Take bytes and return the events that they complete. Must not be called while there is a `vacant` buffer."""
-        if self.state is _IDLE:
+        """Take bytes and return the events that they complete, or the first of them: the rest is `backlog`.
+
+        Must not be called while there is a `vacant` buffer.
+        """
+        if self.backlog:
+            data = memoryview(bytes(self.backlog) + data)
+            self._cache.skip()
+        elif self.state is _IDLE:
             cached = self._cache.find(data)
             if cached is not None:
                 return (cached,)
         else:
             self._cache.skip()
-        rest: memoryview | None = data
-        while rest and self.state is not _ENDED and self.state is not _CUT_OFF:
-            rest = self._feed(rest)
+        return self._parse(data)
+
+    def resume(self) -> Sequence[Event]:
+        """Parse more of `backlog` and return the events."""
+        self._cache.skip()
+        return self._parse(self.backlog)
+
+    def _parse(self, data: memoryview) -> Sequence[Event]:
+        rest, chunks = data, self._chunk_count + CHUNKS_AT_ONCE
+        while rest and not self._events and self._chunk_count < chunks and self.state not in _OVER:
+            piece = rest if len(rest) <= WHOLE_BYTES else rest[: self._piece_bytes(rest)]
+            rest = rest[len(piece) :]
+            again = self._feed(piece)
+            if again is not None:
+                rest = memoryview(bytes(again) + rest)
+            elif self.vacant is not None and rest:
+                size = min(len(rest), len(self.vacant))
+                self.vacant[:size] = rest[:size]
+                rest = rest[size:]
+                self._fill(size)
+        if rest and rest.obj is data.obj and data is not self.backlog:
+            rest = memoryview(bytes(rest))  # the caller's buffer is used for the next read
+        self.backlog = rest if self.state not in _OVER else _NOTHING
         events, self._events = self._events, []
         return events
 
+    def _piece_bytes(self, data: memoryview) -> int:
+        """Return how many bytes to parse next, of more than `WHOLE_BYTES`: those of a header, or of a body."""
+        if self.state is _IDLE or self.state is _HEADER:
+            head = bytes(data[:HEADER_PIECE_BYTES])
+            return (head.find(_END_OF_HEADER) + len(_END_OF_HEADER)) if _END_OF_HEADER in head else len(head)
+        if self._length:
+            return self._length - self.received
+        return max(self.received // max(self._chunk_count, 1), CHUNKED_PIECE_BYTES)
+
     def filled(self, size: int) -> Sequence[Event]:
         """Note that `size` bytes of `vacant` have been filled, and return the events that they complete."""
-        if self.vacant is None:  # the connection ended meanwhile
-            return ()
-        self.received += size
-        self.vacant = self.vacant[size:]
-        if self.vacant:
-            return ()
-        request = self._request(self._direct or b"")
-        self._llhttp = httptools.HttpRequestParser(self)  # the old one still waits for the body
-        self._complete(request)
+        self._fill(size)
         events, self._events = self._events, []
         return events
+
+    def _fill(self, size: int) -> None:
+        if self.vacant is None:  # the connection ended meanwhile
+            return
+        self.received += size
+        self.vacant = self.vacant[size:]
+        if not self.vacant:
+            request = self._request(self._direct or b"")
+            self._llhttp = httptools.HttpRequestParser(self)  # the old one still waits for the body
+            self._complete(request)
 
     def refuse(self, status: int, error: ServingError) -> Request:
         """End the connection within a request, and return a request that is answered with the error."""
@@ -298,11 +315,12 @@ class RequestParser:
         return refused
 
     def end(self) -> None:
-        """Accept no more requests; one in progress is dropped."""
-        if self.state in RECEIVING:
+        """Accept no more requests; what is in progress or behind it is dropped."""
+        if self.state in RECEIVING or (self.state is _IDLE and self.backlog):
             self._move(_CUT_OFF)
         elif self.state is _IDLE:
             self._move(_ENDED)
+        self.backlog = _NOTHING
         self._forget()  # llhttp and this are a reference cycle: release the body before it is collected
 
     def _move(self, state: ParserState) -> None:
@@ -372,9 +390,13 @@ class RequestParser:
         if count > limits.header_count_max or size > limits.header_bytes_max:
             raise _RefusedError(431, _header_too_large(limits))
         if self.state is _HEADER:  # a trailer must not change the header
-            self._headers[name.lower()] = value
+            key, headers = name.lower(), self._headers
+            value = value.rstrip(b" \t")  # llhttp strips it in front only
+            if key in headers and (key == _HOST or (key in self._singular and headers[key] != value)):
+                raise _RefusedError(400, invalid(f"the header has more than one '{key.decode('latin-1')}'"))
+            headers[key] = value
             if self._names is not None:
-                self._names[name.lower()] = name
+                self._names[key] = name
 
     def on_headers_complete(self) -> None:
         """The header is complete."""
@@ -383,14 +405,14 @@ class RequestParser:
         headers = self._headers
         if not headers and self._llhttp.get_http_version() == "0.9":
             raise _RefusedError(505, invalid("the request is not HTTP/1.1 or HTTP/1.0"))
-        if b"transfer-encoding" in headers and headers[b"transfer-encoding"].lower().rstrip() != b"chunked":
+        if b"transfer-encoding" in headers and headers[b"transfer-encoding"].lower() != b"chunked":
             raise _RefusedError(501, unsupported("the only transfer encoding is 'chunked'"))
         if b"content-length" in headers:
             self._length = int(headers[b"content-length"])
             if self._length > self._limits.body_bytes_max:
                 self._refuse_body(self._length)
         if b"expect" in headers:
-            if headers[b"expect"].lower().rstrip() != b"100-continue":
+            if headers[b"expect"].lower() != b"100-continue":
                 raise _RefusedError(417, invalid("the only expectation that can be met is '100-continue'"))
             self._events.append(Expectation.CONTINUE)
 

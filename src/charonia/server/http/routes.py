@@ -12,10 +12,10 @@ from urllib.parse import unquote_to_bytes
 
 from charonia.core.errors import ServingError, internal, invalid, not_found, unavailable
 from charonia.server.access.operations import operation_of_route
-from charonia.server.access.rules import Gate, Operation
+from charonia.server.access.rules import Gate, Operation, Refusal
 from charonia.server.facade import EnsureLoaded
 from charonia.server.http.exchange import Exchange, Tasks
-from charonia.server.http.parser import JSON_SIZE
+from charonia.server.http.parser import JSON_SIZE, Request
 from charonia.wire.http_status import REFUSED
 from charonia.wire.json_text import encode_error
 
@@ -124,11 +124,18 @@ class Router:
             _log.exception("%s failed", request.url.decode("latin-1"))
             exchange.fail(internal(f"the request failed: {type(error).__name__}"))
 
+    def refusal(self, request: Request) -> Refusal | None:
+        """Return why a request that was permitted when it came would be refused now, None if it would not be."""
+        operation = self._match(request.url).operation
+        if operation is None or self._gate is None:
+            return None
+        return self._gate.check(operation, request.headers.get)
+
     def _match(self, url: bytes) -> Match:
         """Return the match of a URL, and cache it.
 
         Raises:
-            ServingError: NOT_FOUND for an unknown path, INVALID_ARG for one that is not UTF-8.
+            ServingError: NOT_FOUND for an unknown path, INVALID_ARG for one that is not UTF-8 or has a NUL character.
         """
         path = url.partition(b"?")[0]
         if not path.startswith(b"/"):  # the form for proxies, http://host/path
@@ -137,6 +144,8 @@ class Router:
             segments = [unquote_to_bytes(segment).decode() for segment in path.removeprefix(b"/").split(b"/")]
         except UnicodeDecodeError as error:
             raise invalid("the URL is not UTF-8 text") from error
+        if any("\0" in segment for segment in segments):
+            raise invalid("the URL contains a NUL character (%00), which no name does")
         match = next(
             (
                 Match(handlers, operation, target)

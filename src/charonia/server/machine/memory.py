@@ -1,16 +1,24 @@
 """The memory of this process: its limit, its use, and the settings of glibc's allocator."""
 
+import asyncio
 import ctypes
+import gc
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
 
+from charonia.server.machine.idle_memory import IdleMemory
+
 BUDGET_SHARE = 0.8
 """Share of the usable memory that models may take where no budget is set."""
 
 KEPT_BYTES = 1 << 30
-"""Limit of freed memory that the process keeps; a load of a model releases all of it."""
+"""Limit of freed memory that the process keeps; a load of a model and the end of a burst release it."""
+
+RESERVE_BYTES = 32 << 20
+"""Freed memory that is kept when a burst is over, for the first requests of the next one."""
 
 HEAP_ALLOCATION_MAX = 32 << 20
 """Allocations of this size and more are mapped and unmapped one by one. It is glibc's maximum."""
@@ -42,14 +50,27 @@ def keep_freed_memory(environment: Mapping[str, str]) -> None:
             option(parameter, value)
 
 
-def release_freed_memory() -> None:
+def release_freed_memory(reserve_bytes: int = 0) -> None:
     """Return freed memory to the system.
 
     The load of a model frees about twice the size of its weights, which this process would otherwise keep.
+
+    Args:
+        reserve_bytes: Size of the free end of the heap that is kept.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
-        trim(0)
+        trim(ctypes.c_size_t(reserve_bytes))
+
+
+async def give_back_idle_memory() -> None:
+    """Return freed memory to the system whenever a burst of load is over, until cancelled."""
+    idle = IdleMemory()
+    while True:
+        await asyncio.sleep(1.0)
+        if idle.second_passed(time.process_time()):
+            gc.collect()  # connections that are over
+            await asyncio.to_thread(release_freed_memory, RESERVE_BYTES)
 
 
 def usable_memory(process: Path = Path("/proc/self"), groups: Path = Path("/sys/fs/cgroup")) -> int:

@@ -1,0 +1,84 @@
+"""Memory of a server after bursts of requests, and what giving it back costs the next burst.
+
+Bursts of large requests follow each other at once or after a pause in which the server gives memory back, in turn. What
+a burst costs is the CPU time of the server, which other programs on the machine disturb less than its duration.
+
+python -m bench.burst_memory
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import time
+
+import numpy as np
+
+from bench.servers import Server
+from charonia.server.machine.idle_memory import QUIET_S
+
+CLIENTS = 256
+SHORT_S, LONG_S = 1.0, QUIET_S + 3.0
+MIB = 2**20
+
+
+async def client(host: str, port: int, data: bytes, count: int) -> None:
+    """Send requests one after the other on a connection."""
+    reader, writer = await asyncio.open_connection(host, port, limit=4 * MIB)
+    for _ in range(count):
+        writer.write(data)
+        head = await reader.readuntil(b"\r\n\r\n")
+        await reader.readexactly(int(head.lower().split(b"\r\ncontent-length: ")[1].split(b"\r\n")[0]))
+    writer.close()
+
+
+async def burst(host: str, port: int, count: int) -> None:
+    """Send a burst of requests on connections of its own."""
+    array = np.ones((1, 3, 224, 224), np.float32)
+    document = {
+        "inputs": [
+            {
+                "name": "INPUT0",
+                "shape": [*array.shape],
+                "datatype": "FP32",
+                "parameters": {"binary_data_size": array.nbytes},
+            }
+        ],
+        "parameters": {"binary_data_output": True},
+    }
+    text = json.dumps(document).encode()
+    head = (
+        f"POST /v2/models/model/infer HTTP/1.1\r\nHost: a\r\nInference-Header-Content-Length: {len(text)}\r\n"
+        f"Content-Length: {len(text) + array.nbytes}\r\n\r\n"
+    )
+    data = head.encode() + text + array.tobytes()
+    await asyncio.gather(*(client(host, port, data, count) for _ in range(CLIENTS)))
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--requests", type=int, default=10, help="of each of the clients of a burst")
+    given = parser.parse_args()
+    with Server("charonia:image") as server:
+        host, _, port = server.http.rpartition(":")
+        print(f"at start {server.memory_bytes() // MIB} MiB")
+        costs: dict[float, list[float]] = {SHORT_S: [], LONG_S: []}
+        asyncio.run(burst(host, int(port), given.requests))
+        for _ in range(given.rounds):
+            for pause_s in (LONG_S, SHORT_S):
+                high = server.memory_bytes() // MIB
+                time.sleep(pause_s)
+                rest, before = server.memory_bytes() // MIB, server.cpu_seconds()
+                asyncio.run(burst(host, int(port), given.requests))
+                costs[pause_s].append(server.cpu_seconds() - before)
+                print(f"pause {pause_s:.0f} s: {high} -> {rest} MiB, next burst {costs[pause_s][-1]:.2f} s of CPU time")
+        long, short = statistics.median(costs[LONG_S]), statistics.median(costs[SHORT_S])
+        ratios = sorted(a / b - 1 for a, b in zip(costs[LONG_S], costs[SHORT_S], strict=True))
+        print(f"median after memory was given back {long:.2f} s, at once {short:.2f} s: {long / short - 1:+.1%}")
+        print(f"median of the pairs {statistics.median(ratios):+.1%}, from {ratios[0]:+.1%} to {ratios[-1]:+.1%}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""The limits of HTTP requests and connections, and of what is parsed at once. Pure."""
+
+from dataclasses import dataclass
+
+WHOLE_BYTES = 2048
+"""Bytes up to this number are parsed at once, whatever they contain."""
+
+HEADER_PIECE_BYTES = 4096
+"""Longer ones are parsed up to the end of a header, which is looked for in so many bytes."""
+
+CHUNKED_PIECE_BYTES = 4 * 1024
+"""Part of a chunked body that is parsed at once; its end is not known before. More, if the chunks are large."""
+
+CHUNKS_AT_ONCE = 256
+"""Chunks after which parsing stops until `resume`."""
+
+
+@dataclass(frozen=True, slots=True)
+class HttpLimits:
+    """Limits of an endpoint. A client that exceeds one gets an error.
+
+    Attributes:
+        body_bytes_max: Largest request body, as received and after decompression (`--http-max-input-size`).
+        discard_bytes_max: A refused body up to this size is read and dropped so that the connection can stay open.
+        url_bytes_max: Longest URL.
+        header_count_max: Most header fields of a request.
+        header_bytes_max: Most bytes of all header fields of a request.
+        chunk_count_max: Most chunks of a chunked body.
+        pipeline_max: Most requests of a connection in flight; others wait.
+        stream_unsent_bytes_max: Bytes of a streamed response that may wait for its client; with more, the request is
+            aborted, since a model cannot be paused.
+        connections_max: Most connections; another one gets an error and is closed.
+        header_timeout_s: Longest time from a request's first byte to the end of its header.
+        body_timeout_s: Longest time for a body, plus its size over `body_bytes_per_s_min`.
+        body_bytes_per_s_min: Slowest rate at which a body may arrive.
+        write_timeout_s: Longest time in which a client reads nothing of a waiting response.
+        idle_timeout_s: Longest time between two requests of a connection.
+    """
+
+    body_bytes_max: int = 64 * 1024 * 1024
+    discard_bytes_max: int = 256 * 1024 * 1024
+    url_bytes_max: int = 8 * 1024
+    header_count_max: int = 100
+    header_bytes_max: int = 64 * 1024
+    chunk_count_max: int = 65_536
+    pipeline_max: int = 32
+    stream_unsent_bytes_max: int = 64 * 1024 * 1024
+    connections_max: int = 16_384
+    header_timeout_s: float = 30.0
+    body_timeout_s: float = 60.0
+    body_bytes_per_s_min: int = 4096
+    write_timeout_s: float = 60.0
+    idle_timeout_s: float = 600.0

@@ -1,0 +1,151 @@
+"""The page at `/`, and the OpenAPI document that it reads.
+
+The page itself is the same on every server. Without a valid key, where keys are in use, it comes with status 401, and
+asks for one; what it shows then comes from routes that need the key.
+"""
+
+import asyncio
+import re
+from collections.abc import Callable
+from functools import cache
+from importlib.resources import files
+
+from charonia.core.errors import ServingError, not_found
+from charonia.server.access.operations import operation_of_route
+from charonia.server.access.rules import Operation, Scope
+from charonia.server.facade import Engine, Services
+from charonia.server.http.exchange import Exchange, Tasks
+from charonia.server.http.inference import json_size_of
+from charonia.server.http.limits import HttpLimits
+from charonia.server.http.parser import JSON_SIZE
+from charonia.server.http.routes import Route, RouteTarget
+from charonia.server.page.edited_request import edited_request
+from charonia.server.page.openapi import ServedModel, openapi_document, samples
+from charonia.wire.http_status import REFUSED
+from charonia.wire.json_text import dump
+
+HTML_TYPE = b"text/html; charset=utf-8"
+CSS_TYPE = b"text/css; charset=utf-8"
+SCRIPT_TYPE = b"text/javascript; charset=utf-8"
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' blob: data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'"
+)
+"""Content security policy: nothing but the page's own files, and no script or style in markup."""
+
+_HEADERS = (
+    b"Content-Security-Policy: %b\r\nX-Content-Type-Options: nosniff\r\nReferrer-Policy: no-referrer\r\n"
+    b"Cross-Origin-Opener-Policy: same-origin\r\nCache-Control: no-cache\r\n"
+) % POLICY.encode()
+
+_SCRIPTS = ("elements.js", "tensors.js", "server.js", "inputs.js", "answer.js", "page.js")
+"""The parts of the page's script, in this order."""
+
+_HOST = re.compile(rb"[A-Za-z0-9.\-_\[\]:]{1,255}")
+
+
+class PageHandlers:
+    """The page and its data."""
+
+    def __init__(self, engine: Engine, limits: HttpLimits, services: Services, tasks: Tasks) -> None:
+        """Make the handlers.
+
+        Args:
+            engine: The engine.
+            limits: Limits of requests and connections.
+            services: Services besides the engine.
+            tasks: Runs slow work.
+        """
+        self._engine = engine
+        self._bytes_max = limits.body_bytes_max
+        self._gate = services.http_gate
+        self._has_keys = services.http_gate is not None and services.http_gate.has_keys
+        self._scheme = services.page_scheme
+        self._tasks = tasks
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        return [
+            Route("/", {b"GET": self._page}),
+            Route("/page.css", {b"GET": self._file(CSS_TYPE, "page.css")}),
+            Route("/page.js", {b"GET": self._file(SCRIPT_TYPE, *_SCRIPTS)}),
+            Route("/openapi.json", {b"GET": self._openapi}),
+            Route("/samples/{model}", {b"POST": self._samples}),
+        ]
+
+    def _page(self, exchange: Exchange, target: RouteTarget) -> None:
+        self._offered(exchange)
+        refusal = None
+        if self._gate is not None:
+            reads = Operation(operation_of_route("/").api, Scope.READ)
+            refusal = self._gate.check(reads, exchange.request.headers.get)
+        status = 200 if refusal is None else REFUSED[refusal.kind]
+        exchange.respond(status, [_content("page.html")], HTML_TYPE, _HEADERS)
+
+    def _file(self, content_type: bytes, *names: str) -> Callable[[Exchange, RouteTarget], None]:
+        def answer(exchange: Exchange, target: RouteTarget) -> None:
+            self._offered(exchange)
+            exchange.respond(200, [_content(*names)], content_type, _HEADERS)
+
+        return answer
+
+    def _openapi(self, exchange: Exchange, target: RouteTarget) -> None:
+        self._offered(exchange)
+        server, models, url = self._engine.server_metadata(), self._models(), self._url(exchange)
+        has_keys = self._has_keys
+
+        async def answer() -> None:
+            document = await asyncio.to_thread(openapi_document, server, models, url=url, has_keys=has_keys)
+            exchange.respond(200, [dump(document)])
+
+        self._tasks.start(exchange, answer())
+
+    def _samples(self, exchange: Exchange, target: RouteTarget) -> None:
+        self._offered(exchange)
+        config = self._engine.model_config(target.model)
+
+        async def answer() -> None:
+            body = bytes(await self._tasks.body(exchange.request))
+            size = exchange.request.headers.get(JSON_SIZE)
+            json_size = len(body) if size is None else json_size_of(size)
+            request = edited_request(
+                *(config, body, json_size),
+                url=self._url(exchange),
+                has_key=self._has_keys,
+                tensor_bytes_max=self._bytes_max,
+            )
+            exchange.respond(200, [dump(samples(request))])
+
+        self._tasks.start(exchange, answer())
+
+    def _models(self) -> list[ServedModel]:
+        """Return the models that are ready."""
+        found = []
+        for name in dict.fromkeys(entry.name for entry in self._engine.repository_index(ready_only=True)):
+            try:
+                metadata = self._engine.model_metadata(name)
+                found.append(ServedModel(self._engine.model_config(name), metadata.versions, metadata.platform))
+            except ServingError:
+                continue  # requests could not reach it either, for example under a name that two models have
+        return found
+
+    def _url(self, exchange: Exchange) -> str:
+        """Return the URL by which the client reached the server."""
+        headers = exchange.request.headers
+        host = headers.get(b"host", b"")
+        scheme = "https" if headers.get(b"x-forwarded-proto") == b"https" else self._scheme
+        return f"{scheme}://{host.decode()}" if _HOST.fullmatch(host) else f"{scheme}://localhost:8000"
+
+    def _offered(self, exchange: Exchange) -> None:
+        if not self._scheme:
+            path = exchange.request.url.decode("latin-1")
+            raise not_found(f"there is nothing at {path:.200}", hint="--allow-page=true turns the page on")
+
+
+@cache
+def _content(*names: str) -> bytes:
+    """Return files of the page, one after the other."""
+    folder = files("charonia.server.page") / "assets"
+    return b"".join((folder / name).read_bytes() for name in names)

@@ -1,0 +1,57 @@
+"""A file of log lines that others may rename, delete or fill the disk of while the server writes to it."""
+
+import os
+
+
+class LogFile:
+    """Appends text to a file. It has what `logging.StreamHandler` needs of a stream.
+
+    Before each write the path is looked at: after a rename or a removal, as by logrotate, a new file is opened there.
+    Nothing is buffered, so that what a full disk refuses is lost, and only that.
+    """
+
+    def __init__(self, path: str) -> None:
+        """Open the file.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        self._path = path
+        self._file = _open(path)
+        self._is_cut_off = False
+
+    def write(self, text: str) -> None:
+        """Append a text of whole lines.
+
+        Raises:
+            OSError: The text, or the rest of it, is lost.
+        """
+        if not self._is_current():
+            file = _open(self._path)
+            os.close(self._file)
+            self._file = file
+            self._is_cut_off = False
+        data = text.encode(errors="backslashreplace")
+        if self._is_cut_off:
+            data = b"\n" + data
+        written = 0
+        while written < len(data):
+            written += os.write(self._file, data[written:])
+            self._is_cut_off = data[written - 1 : written] != b"\n"
+
+    def flush(self) -> None:
+        """Do nothing: every text is written at once."""
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._file)
+
+    def _is_current(self) -> bool:
+        try:
+            return os.path.samestat(os.stat(self._path), os.fstat(self._file))
+        except FileNotFoundError:
+            return False
+
+
+def _open(path: str) -> int:
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)

@@ -1,0 +1,49 @@
+"""The request in the page's form, from which code samples are written. Pure."""
+
+from charonia.config.model import ModelConfig
+from charonia.wire.example_request import ExampleRequest
+from charonia.wire.json_text import dump, parse_object, string_at
+from charonia.wire.v2_request import InferDecoder
+
+FILE = "file"
+"""Parameter of an input whose value is a file of the user: the file's name."""
+
+
+def edited_request(
+    config: ModelConfig, body: bytes, json_size: int, *, url: str, has_key: bool, tensor_bytes_max: int
+) -> ExampleRequest:
+    """Return the request of a body of `infer`, whose inputs may be names of files.
+
+    Args:
+        config: The model's complete configuration.
+        body: The body.
+        json_size: Bytes of JSON at its start.
+        url: Where the server answers.
+        has_key: Whether it asks for a key.
+        tensor_bytes_max: Largest size of a tensor in bytes.
+
+    Raises:
+        ServingError: INVALID_ARG with what is wrong in the body.
+    """
+    document = parse_object(body[:json_size])
+    entries, files = document.get("inputs"), dict[str, str]()
+    if isinstance(entries, list):
+        named = [entry for entry in entries if _file_of(entry) is not None]
+        files = {string_at(entry, "name", required=True): str(_file_of(entry)) for entry in named}
+        entries = [entry for entry in entries if entry not in named]
+    parameters = document.get("parameters", {})
+    head = dump({"inputs": entries, "parameters": parameters}, literals=True)
+    call = InferDecoder(tensor_bytes_max).decode(config.name, "", head + body[json_size:], len(head))
+    return ExampleRequest(
+        *(config, call.request.inputs),
+        url=url,
+        files=files,
+        parameters=parameters if isinstance(parameters, dict) else {},
+        has_key=has_key,
+    )
+
+
+def _file_of(entry: object) -> object:
+    """Return the name of the file that an input comes from, None for any other."""
+    parameters = entry.get("parameters") if isinstance(entry, dict) else None
+    return parameters.get(FILE) if isinstance(parameters, dict) else None

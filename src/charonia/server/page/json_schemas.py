@@ -1,0 +1,224 @@
+"""JSON schemas of tensors, and of the bodies that carry them. Pure.
+
+A tensor's elements are a schema of their own by datatype, which bodies refer to. The server reads flat and nested
+arrays alike, so their number is not part of a schema.
+"""
+
+from collections.abc import Sequence
+
+from charonia.config.model import ModelConfig, ModelInput, ModelOutput
+from charonia.core.dtypes import DataType
+
+Json = dict[str, object]
+
+NO_JSON_FORM = (DataType.FP16, DataType.BF16)
+"""Datatypes that JSON does not carry: such tensors are sent in binary form."""
+
+COMPONENTS = "#/components/schemas/"
+
+_FORMATS = {DataType.INT32: "int32", DataType.INT64: "int64", DataType.FP32: "float", DataType.FP64: "double"}
+
+
+def element(datatype: DataType) -> Json:
+    """Return the schema of one element."""
+    kind = datatype.numpy.kind
+    if datatype is DataType.BYTES:
+        return {"type": "string"}
+    if kind == "b":
+        return {"type": "boolean"}
+    found: Json = {"type": "number" if kind == "f" else "integer"}
+    if datatype in _FORMATS:
+        found["format"] = _FORMATS[datatype]
+    if kind in "iu":
+        bits = 8 * datatype.byte_size
+        low, high = (0, 2**bits - 1) if kind == "u" else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+        found |= {"minimum": low, "maximum": high}
+    return found
+
+
+def elements(datatype: DataType) -> Json:
+    """Return the schema of a tensor's elements: an array of elements, or of such arrays."""
+    nested = {"$ref": COMPONENTS + datatype.wire}
+    return {
+        "type": "array",
+        "description": f"{datatype.wire} elements in row-major order, flat or nested",
+        "items": {"anyOf": [element(datatype), nested]},
+    }
+
+
+def shape_of(config: ModelConfig, tensor: ModelInput | ModelOutput) -> tuple[int, ...]:
+    """Return the shape of requests and responses: with the batch dimension, and -1 for variable dimensions."""
+    return (-1, *tensor.dims) if config.max_batch_size > 0 else tensor.dims
+
+
+def signature_text(config: ModelConfig, tensor: ModelInput | ModelOutput) -> str:
+    """Return datatype and shape, e.g. `FP32 [batch, 4]`."""
+    dims = ["n" if dim == -1 else str(dim) for dim in tensor.dims]
+    shape = ", ".join(["batch", *dims] if config.max_batch_size > 0 else dims)
+    return f"{_wire(tensor)} [{shape}]"
+
+
+def infer_request(config: ModelConfig) -> Json:
+    """Return the schema of the body of `infer`."""
+    inputs = [given for given in config.input if given.data_type is not None]
+    entries = [_entry(config, given) for given in inputs]
+    required = sum(not given.optional for given in inputs)
+    array: Json = {"type": "array", "minItems": required, "maxItems": len(inputs), "items": {"oneOf": entries}}
+    if not entries:
+        array.pop("items")
+    outputs = {
+        "type": "array",
+        "description": "The outputs to return, all by default",
+        "items": {
+            "type": "object",
+            "required": ["name"],
+            "properties": {
+                "name": {"enum": [output.name for output in config.output]},
+                "parameters": {"$ref": COMPONENTS + "OutputParameters"},
+            },
+        },
+    }
+    properties = {
+        "id": {"type": "string", "description": "Comes back with the response"},
+        "inputs": array,
+        "outputs": outputs,
+        "parameters": {"$ref": COMPONENTS + "RequestParameters"},
+    }
+    return {"type": "object", "required": ["inputs"], "properties": properties}
+
+
+def infer_response(config: ModelConfig) -> Json:
+    """Return the schema of a response of `infer` with all outputs in JSON."""
+    entries = [_entry(config, output) for output in config.output if output.data_type not in NO_JSON_FORM]
+    array: Json = {"type": "array", "items": {"anyOf": [*entries, {"$ref": COMPONENTS + "Tensor"}]}}
+    return {
+        "type": "object",
+        "required": ["model_name", "model_version", "outputs"],
+        "properties": {**_RESPONSE, "outputs": array},
+    }
+
+
+def generate_request(config: ModelConfig) -> Json:
+    """Return the schema of the body of `generate`: a member for each input, request parameters for the rest."""
+    inputs = [given for given in config.input if given.data_type is not None]
+    properties = {given.name: _member(config, given) for given in inputs}
+    return {
+        "type": "object",
+        "required": [given.name for given in inputs if not given.optional],
+        "properties": {"id": {"type": "string"}} | properties,
+        "additionalProperties": {"type": ["string", "number", "boolean", "object"]},
+    }
+
+
+def generate_response(config: ModelConfig) -> Json:
+    """Return the schema of a response of `generate`."""
+    members = {output.name: _member(config, output) for output in config.output if output.data_type not in NO_JSON_FORM}
+    return {
+        "type": "object",
+        "required": ["model_name", "model_version"],
+        "properties": {**_RESPONSE, **members},
+    }
+
+
+_RESPONSE = {"id": {"type": "string"}, "model_name": {"type": "string"}, "model_version": {"type": "string"}}
+
+
+def _wire(tensor: ModelInput | ModelOutput) -> str:
+    return tensor.data_type.wire if tensor.data_type is not None else ""
+
+
+def _member(config: ModelConfig, tensor: ModelInput | ModelOutput) -> Json:
+    datatype = tensor.data_type or DataType.FP32
+    return {
+        "description": signature_text(config, tensor),
+        "anyOf": [element(datatype), {"$ref": COMPONENTS + datatype.wire}],
+    }
+
+
+def _entry(config: ModelConfig, tensor: ModelInput | ModelOutput) -> Json:
+    properties: Json = {
+        "name": {"const": tensor.name},
+        "datatype": {"const": _wire(tensor)},
+        "shape": _shape(shape_of(config, tensor), config.max_batch_size),
+    }
+    if tensor.data_type not in NO_JSON_FORM:
+        properties["data"] = {"$ref": COMPONENTS + _wire(tensor)}
+    return {
+        "title": tensor.name,
+        "description": signature_text(config, tensor),
+        "type": "object",
+        "required": ["name", "shape", "datatype"],
+        "properties": properties | {"parameters": {"$ref": COMPONENTS + "InputParameters"}},
+    }
+
+
+def _shape(shape: Sequence[int], batch_max: int) -> Json:
+    size: Json = {"type": "integer", "minimum": 0}
+    dims = [size if dim == -1 else {"const": dim} for dim in shape]
+    if batch_max > 0:
+        dims[0] = {"type": "integer", "minimum": 1, "maximum": batch_max}
+    found: Json = {"type": "array", "items": size, "minItems": len(shape), "maxItems": len(shape)}
+    return found | ({"prefixItems": dims} if dims else {})
+
+
+def shared_schemas(datatypes: Sequence[DataType]) -> Json:
+    """Return the schemas that others refer to.
+
+    Args:
+        datatypes: Datatypes of all inputs and outputs.
+    """
+    return {datatype.wire: elements(datatype) for datatype in datatypes} | _SHARED
+
+
+_UNSIGNED = {"type": "integer", "minimum": 0}
+
+_SHARED: Json = {
+    "Error": {
+        "type": "object",
+        "required": ["error"],
+        "properties": {"error": {"type": "string", "description": "What is wrong, and what to do"}},
+    },
+    "Tensor": {
+        "type": "object",
+        "required": ["name", "shape", "datatype"],
+        "properties": {
+            "name": {"type": "string"},
+            "shape": {"type": "array", "items": _UNSIGNED},
+            "datatype": {"enum": [datatype.wire for datatype in DataType]},
+            "data": {"type": "array"},
+            "parameters": {"type": "object"},
+        },
+    },
+    "RequestParameters": {
+        "type": "object",
+        "description": "Those that the server knows; others go to the model",
+        "properties": {
+            "sequence_id": {"type": ["integer", "string"]},
+            "sequence_start": {"type": "boolean"},
+            "sequence_end": {"type": "boolean"},
+            "priority": _UNSIGNED,
+            "timeout": {**_UNSIGNED, "description": "Longest time in the queue, in microseconds"},
+            "binary_data_output": {"type": "boolean", "description": "Whether outputs are binary by default"},
+        },
+        "additionalProperties": {"type": ["string", "number", "boolean"]},
+    },
+    "InputParameters": {
+        "type": "object",
+        "properties": {
+            "binary_data_size": {**_UNSIGNED, "description": "Size of the input's bytes, which follow the JSON"},
+            "shared_memory_region": {"type": "string"},
+            "shared_memory_offset": _UNSIGNED,
+            "shared_memory_byte_size": _UNSIGNED,
+        },
+    },
+    "OutputParameters": {
+        "type": "object",
+        "properties": {
+            "binary_data": {"type": "boolean", "description": "Whether this output's bytes follow the JSON"},
+            "classification": {**_UNSIGNED, "description": "Return so many top classes instead of the tensor"},
+            "shared_memory_region": {"type": "string"},
+            "shared_memory_offset": _UNSIGNED,
+            "shared_memory_byte_size": _UNSIGNED,
+        },
+    },
+}
