@@ -78,12 +78,12 @@ def _check_new(given: KeyOptions) -> None:
     """Check that no key of the file has the name.
 
     Raises:
-        ServingError: One has, or the file is no file of keys.
+        ServingError: ALREADY_EXISTS, if one has.
     """
     if given.file is None or not given.file.exists():
         return
     text = given.file.read_text(encoding="utf-8")
-    if any(key.name == given.name for key in parse_keys(text)):
+    if any(key.name == given.name for key in parse_keys(text).keys):
         raise ServingError(
             Code.ALREADY_EXISTS,
             f"'{given.file}' has a key of '{given.name}' already",

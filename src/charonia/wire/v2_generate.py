@@ -116,7 +116,9 @@ def encode_generated(response: InferResponse) -> bytes:
 
 
 def _check_keys(config: ModelConfig, tensors: Mapping[str, Tensor], parameters: Object) -> None:
-    """Refuse a key that is no input where an input is missing: most likely it is meant to be that.
+    """Refuse a key that is no input and is most likely meant to be one that is missing.
+
+    It is if it resembles that one, if it has a value that no parameter can have, or if no key is an input.
 
     Raises:
         ServingError: INVALID_ARG with the inputs of the model.
@@ -124,14 +126,16 @@ def _check_keys(config: ModelConfig, tensors: Mapping[str, Tensor], parameters: 
     missing = [given.name for given in config.input if not given.optional and given.name not in tensors]
     if not missing:
         return
-    unknown = next((key for key in parameters if key not in RESERVED), None)
+    others = [key for key in parameters if key not in RESERVED]
+    near = {key: names[0] for key in others if (names := difflib.get_close_matches(key, missing, n=1))}
+    likely = [key for key in others if not tensors or isinstance(parameters[key], list | dict)]
+    unknown = next(chain(near, likely), None)
     if unknown is None:
         return
-    near = difflib.get_close_matches(unknown, missing, n=1)
     inputs = ", ".join(given.name for given in config.input)
     raise invalid(
         f"model '{config.name}' has no input '{unknown}', and the request lacks {', '.join(missing)}",
-        hint=f"its inputs are {inputs}" + (f"; did you mean '{near[0]}'?" if near else ""),
+        hint=f"its inputs are {inputs}" + (f"; did you mean '{near[unknown]}'?" if near else ""),
     )
 
 
