@@ -299,6 +299,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_model(folder, "large", identity(dims=(3, 224, 224)), config="max_batch_size: 4")
     misnamed = PYTHON_IDENTITY.replace('"OUTPUT0"', '"RESULT"')
     write_model(folder, "misnamed", misnamed, config=f'backend: "python" max_batch_size: 4 {TENSORS} {IN_A_THREAD}')
+    write_model(folder, "bare", PYTHON_IDENTITY, config=IN_A_THREAD)
     for number, mistake in enumerate(CONFIGURATIONS):
         write_model(folder, f"mistake_{number}", identity(), config=mistake.how)
     return folder
@@ -344,6 +345,11 @@ def test_request(mistake: Mistake, server: charonia.Server, caplog: pytest.LogCa
 def test_configuration(mistake: Mistake, server: charonia.Server, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     assert mistake.sentence in refused(lambda: server.load(f"mistake_{CONFIGURATIONS.index(mistake)}")) + caplog.text
+
+
+def test_a_python_model_that_nothing_describes(server: charonia.Server, caplog: pytest.LogCaptureFixture) -> None:
+    server.load("bare")
+    assert "model 'bare' has no inputs and no outputs: config.pbtxt, or auto_complete_config in model.py" in caplog.text
 
 
 @rows(FILES)
