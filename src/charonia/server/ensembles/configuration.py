@@ -196,10 +196,7 @@ def composition_problems(config: ModelConfig, models: Sequence[ModelConfig | Non
 
 def composed(config: ModelConfig, models: Sequence[ModelConfig]) -> ModelConfig:
     """Return an ensemble's configuration with the property that follows from its steps: whether it is decoupled."""
-    decoupled = any(model.is_decoupled for model in models)
-    if decoupled == config.is_decoupled:
-        return config
-    return replace(config, model_transaction_policy=TransactionPolicy(decoupled))
+    return replace(config, model_transaction_policy=TransactionPolicy(any(model.is_decoupled for model in models)))
 
 
 def _map_problems(

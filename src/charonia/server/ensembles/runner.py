@@ -149,7 +149,7 @@ class EnsembleCall:
                     return
                 commands = self._take(*self._inbox.popleft())
         except ServingError as error:  # a response that cannot be made as requested
-            self.fail(with_request_id(error, self.request), FailureReason.OTHER)
+            self.fail(error, FailureReason.OTHER)
         except Exception:
             _log.exception("a request of ensemble '%s' failed", self.request.model_name)
             self.fail(internal(f"in ensemble '{self.request.model_name}', an internal error"), FailureReason.OTHER)
