@@ -178,6 +178,7 @@ class CommandLine(Generic[T]):
         epilog: End of the help.
         abbreviates: Whether a unique prefix of a long option is accepted.
         hint: Hint for an unexpected positional argument.
+        elsewhere: Hints for options of similar programs, which are none here, by name.
     """
 
     command: str
@@ -188,6 +189,7 @@ class CommandLine(Generic[T]):
     epilog: str = ""
     abbreviates: bool = False
     hint: str = ""
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
 
     def options(self) -> Iterator[Option]:
         """Yield every option of every group."""
@@ -316,6 +318,9 @@ class CommandLine(Generic[T]):
             if matching:
                 problems.append(f"option '{name}' is ambiguous: {', '.join(matching)}")
                 return None
+        if name in self.elsewhere:
+            problems.append(f"unknown option '{name}' (hint: {self.elsewhere[name]})")
+            return None
         long_names = [long for long, option in known.items() if long.startswith("--") and option.rank != NEVER]
         problems.append(unknown("option", name, long_names, f"{self.command} --help lists the options"))
         return None
