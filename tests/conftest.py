@@ -36,6 +36,16 @@ SLOWEST_FILES = (
 )
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--campaign-scenarios",
+        type=int,
+        default=0,
+        metavar="N",
+        help="random scenarios that tests/interop runs on Charonia and Triton, besides those kept as tests",
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "loop_faults: the test provokes exceptions in callbacks of event loops")
 

@@ -82,7 +82,7 @@ INTERNAL = {
     "server": {"__version__", "core", "config", "wire", "server"},
     # The second tower.
     "tools.results": {"core"},
-    "tools.report": {"core", "tools.results"},
+    "tools.report": {"core", "install_hint", "tools.results"},
     "tools.perf": {"__version__", "core", "config", "install_hint", "wire", "client", "tools.results"},
     "tools.tune": {"__version__", "core", "config", "install_hint", "wire", "client", "die_with_parent", "tools.perf"}
     | {"tools.report", "tools.results"},

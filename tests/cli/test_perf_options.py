@@ -454,3 +454,34 @@ def test_a_default_that_is_written_down_is_that_of_the_field(option: Option) -> 
     words = {"newest", "none", "the system's", "the server's"}
     if option.default not in words and not str(option.default).startswith(("localhost", "-1, ", "port ")):
         assert option.read(option.default) == attrgetter(option.field)(LINE.record)
+
+
+@pytest.mark.parametrize(
+    ("words", "port"),
+    [
+        ((), None),
+        (("--live",), 0),
+        (("--live", "--quiet"), 0),
+        (("--live", "9000"), 9000),
+        (("--live=9000", "--quiet"), 9000),
+    ],
+)
+def test_the_live_view_takes_a_port_or_none(words: tuple[str, ...], port: int | None) -> None:
+    made = options(*words)
+
+    assert made.report.live_port == port
+    assert made.report.quiet == ("--quiet" in words)
+
+
+def test_a_port_of_the_live_view_is_one(tmp_path: Path) -> None:
+    assert problems(*M, "--live", "70000") == ["--live: expected an integer from 0 to 65535, got '70000'"]
+
+
+def test_pictures_go_into_a_folder_that_is_there_or_can_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    assert options("--png", str(tmp_path / "new")).report.png == tmp_path / "new"
+    for wrong in (tmp_path / "file", tmp_path / "missing" / "new"):
+        assert problems(*M, "--png", str(wrong)) == [
+            f"--png: expected a folder, or a new one in a folder that exists, got '{wrong}'"
+        ]

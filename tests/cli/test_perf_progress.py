@@ -6,13 +6,15 @@ from pathlib import Path
 import pytest
 from tests.support.runs import synthetic_run
 
-from charonia.cli.perf_run import UNFINISHED, ProgressLine, bar, cut, watched
+from charonia.cli.perf_progress import ProgressLine, bar, cut
+from charonia.cli.perf_run import UNFINISHED, watched
 from charonia.tools.perf.api import Event, LevelBegun, LevelDone, LevelTick
 from charonia.tools.perf.options import ReportOptions
 from charonia.tools.report.run_files import read_run
 from charonia.tools.results.records import LoadLevel, LoadMode
 
 LEVEL = LoadLevel(LoadMode.CONCURRENCY, 4)
+BEFORE = replace(synthetic_run((LEVEL,)), levels=())
 TICK = LevelTick(
     level=LEVEL,
     elapsed_s=2.0,
@@ -56,7 +58,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
 def test_a_tick_shows_load_rate_latency_windows_and_time_left(terminal: Terminal) -> None:
     line = ProgressLine(terminal)
 
-    line(LevelBegun(LEVEL, 1, 1))
+    line(LevelBegun(LEVEL, 1, 1, BEFORE))
     line(TICK)
 
     load, latency = "concurrency 4  [###---------]  1,812 infer/s", "p50 470 µs  p99 1.95 ms"
@@ -75,7 +77,7 @@ def test_a_shorter_line_leaves_nothing_of_the_longer_one(terminal: Terminal) -> 
 def test_the_time_left_counts_the_levels_to_come(terminal: Terminal) -> None:
     line = ProgressLine(terminal)
 
-    line(LevelBegun(LEVEL, 2, 4))
+    line(LevelBegun(LEVEL, 2, 4, BEFORE))
     line(TICK)
 
     # 6 s of this level, and two more of 8 s each.
@@ -97,7 +99,7 @@ def test_results_are_printed_on_an_empty_line(terminal: Terminal) -> None:
             terminal.write("Request count: 12\n")
 
     with watched(ReportOptions(), printer) as tell:
-        tell(LevelBegun(LEVEL, 1, 1))
+        tell(LevelBegun(LEVEL, 1, 1, BEFORE))
         tell(TICK)
         tell(LevelDone(run.levels[0], run))
         tell(TICK)

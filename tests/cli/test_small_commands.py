@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 
 from charonia.cli.main import main
@@ -47,3 +49,18 @@ def test_the_help_of_a_small_command_names_its_arguments_and_options(capsys: pyt
     assert "  MODEL  " in printed
     assert "  -u, --url URL  " in printed
     assert "(default: localhost:8000)" in printed
+
+
+def test_a_name_has_one_key_in_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "keys"
+    assert main(["key", "ci", "read", "--file", str(path)]) == 0
+    before = path.read_text()
+
+    assert main(["key", "ci", "admin", "--file", str(path)]) == 1
+
+    captured = capsys.readouterr()
+    assert (
+        f"charonia key: '{path}' has a key of 'ci' already (hint: to have two while clients change over" in captured.err
+    )
+    assert path.read_text() == before
+    assert len(captured.out.split()) == 1  # the key of the first call

@@ -57,6 +57,13 @@ class TritonProcess:
         self._stack = ExitStack()
         self._process: subprocess.Popen[bytes] | None = None
 
+    @property
+    def process(self) -> "subprocess.Popen[bytes]":
+        """The process."""
+        if self._process is None:
+            raise RuntimeError("the server was not started")
+        return self._process
+
     def __enter__(self) -> Self:
         """Start the server.
 
@@ -136,7 +143,7 @@ class Pair:
     ) -> tuple[Answer, Answer]:
         """Send one HTTP request to both; return both answers, ours first. A `body` that is not bytes goes as JSON."""
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
-        return _ask(self.ours.http, method, path, content, headers), _ask(
+        return ask(self.ours.http, method, path, content, headers), ask(
             self.theirs.http, method, path, content, headers
         )
 
@@ -198,7 +205,7 @@ def comparable(document: object, leniency: Leniency = Leniency()) -> object:
     return document
 
 
-def _ask(endpoint: str, method: str, path: str, body: bytes, headers: Mapping[str, str] | None) -> Answer:
+def ask(endpoint: str, method: str, path: str, body: bytes, headers: Mapping[str, str] | None) -> Answer:
     request = urllib.request.Request(
         f"http://{endpoint}{path}", data=body if method == "POST" else None, headers=dict(headers or {}), method=method
     )

@@ -95,7 +95,7 @@ def test_a_failed_load_shows_the_line_of_the_test_and_the_reason(pytester: pytes
     result.stdout.fnmatch_lines(
         [
             ">   * charonia_server('models')",
-            "E   * load failed for model 'broken': *No module named 'no_such_library'",
+            "E   * load failed for model 'broken': *No module named 'no_such_library' (hint: *",
         ]
     )
     assert "embedding.py" not in result.stdout.str()

@@ -33,6 +33,13 @@ def decoded(document: object, config: ModelConfig = CONFIG, bytes_max: int = 1 <
     return decode_generate(config, "1", text, bytes_max)
 
 
+def test_a_key_that_no_parameter_can_have_is_refused_where_no_input_is_missing() -> None:
+    with pytest.raises(ServingError) as caught:
+        decoded({"TEXT": "a", "other": [1, 2]}, ModelConfig(name="m", input=CONFIG.input[:1]))
+
+    assert caught.value.message == "parameter 'other': expected a string, a number or a boolean, got an array"
+
+
 def refusal(document: object, bytes_max: int = 1 << 20) -> str:
     with pytest.raises(ServingError) as caught:
         decoded(document, bytes_max=bytes_max)
@@ -132,9 +139,11 @@ def test_nested_arrays_are_taken_row_by_row() -> None:
         ({"NUM": [1, [2]]}, "not every element is a valid FP32 value"),
         ({"NUM": [[1], 2]}, "arrays and single elements are mixed"),
         ({"HALF": 1}, "receiving FP16 data via JSON is not supported"),
-        ({"other": [1, 2]}, "parameter 'other': expected a string, a number or a boolean, got an array"),
-        ({"other": None}, "parameter 'other'"),
-        ({"triton_x": 1}, "reserved for Triton usage"),
+        ({"TEXT": "a", "other": None}, "parameter 'other'"),
+        ({"TEXT": "a", "other": [1]}, "has no input 'other', and the request lacks NUM, GRID, HALF"),
+        ({"TEXT": "a", "NUMS": 1}, "has no input 'NUMS', and the request lacks NUM, GRID, HALF"),
+        ({"other": 1}, "has no input 'other', and the request lacks TEXT, NUM, GRID, HALF"),
+        ({"TEXT": "a", "triton_x": 1}, "reserved for Triton usage"),
         ({"id": 5}, "Unable to parse 'id'"),
         ({"TEXT": "a", "parameters": {"TEXT": "b"}}, "input 'TEXT' already exists in request"),
         (b'{"TEXT": "a", "TEXT": "b"}', "input 'TEXT' already exists in request"),

@@ -92,6 +92,14 @@ def test_outputs_say_in_which_form_they_are_wanted() -> None:
     assert call.forms == {"a": True}
 
 
+def test_binary_data_output_is_for_requests_that_name_no_outputs() -> None:
+    for_all = {"inputs": [], "parameters": {"binary_data_output": True}}
+
+    assert decode(for_all).binary
+    assert decode({**for_all, "outputs": []}).binary
+    assert not decode({**for_all, "outputs": [{"name": "a"}]}).binary
+
+
 def test_a_request_that_says_the_same_again_is_decoded_the_same() -> None:
     decoder = InferDecoder(1024)
     text = orjson.dumps({"inputs": [BINARY_X], "parameters": {"top_k": 1, "priority": 2}})

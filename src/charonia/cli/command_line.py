@@ -64,7 +64,7 @@ class Option:
             separated by spaces: "--model -m". The name of a positional argument has no dashes.
         field: Path of the field that it sets, "" for none or several.
         read: Reads a value from the text of an argument, "" for an option without one; raises ValueError.
-        metavar: Placeholder of the argument, "" for an option without one.
+        metavar: Placeholder of the argument, "" for an option without one; in brackets, the argument may be missing.
         help: One sentence without a full stop.
         collect: Combines the values of all occurrences into that of the field, or into `Fields`.
         default: Default as text, None for that of the field.
@@ -178,6 +178,7 @@ class CommandLine(Generic[T]):
         epilog: End of the help.
         abbreviates: Whether a unique prefix of a long option is accepted.
         hint: Hint for an unexpected positional argument.
+        elsewhere: Hints for options of similar programs, which are none here, by name.
     """
 
     command: str
@@ -188,6 +189,7 @@ class CommandLine(Generic[T]):
     epilog: str = ""
     abbreviates: bool = False
     hint: str = ""
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
 
     def options(self) -> Iterator[Option]:
         """Yield every option of every group."""
@@ -316,6 +318,9 @@ class CommandLine(Generic[T]):
             if matching:
                 problems.append(f"option '{name}' is ambiguous: {', '.join(matching)}")
                 return None
+        if name in self.elsewhere:
+            problems.append(f"unknown option '{name}' (hint: {self.elsewhere[name]})")
+            return None
         long_names = [long for long, option in known.items() if long.startswith("--") and option.rank != NEVER]
         problems.append(unknown("option", name, long_names, f"{self.command} --help lists the options"))
         return None
@@ -412,7 +417,8 @@ def carry_out(line: CommandLine[T], arguments: Sequence[str], act: Callable[[T],
 
 def _take(given: Given, option: Option, text: str | None, rest: deque[str], known: Mapping[str, Option]) -> None:
     """Add an option with its value, which may be the next argument."""
-    if text is None and option.metavar:
+    may_lack = option.metavar.startswith("[") and (not rest or rest[0].startswith("-"))
+    if text is None and option.metavar and not may_lack:
         if not rest or rest[0].partition("=")[0] in known:
             given.problems.append(f"{option.name}: expected a value behind it, got none")
             given.unread += option.names.split()

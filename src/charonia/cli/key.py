@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from charonia.cli.command_line import CommandLine, Option, carry_out
-from charonia.core.errors import ServingError
+from charonia.cli.command_line import CommandLine, Option, carry_out, complain
+from charonia.core.errors import Code, ServingError
 from charonia.server.access.rules import Scope, digest_of, parse_keys
 
 KEY_BYTES = 32
@@ -60,7 +60,11 @@ def _make(given: KeyOptions) -> int:
         return 2
     if given.file is not None:
         try:
+            _check_new(given)
             _append(given.file, line)
+        except ServingError as error:
+            complain("charonia key", error)
+            return 1
         except OSError as error:
             print(f"charonia key: cannot write '{given.file}': {error.strerror}", file=sys.stderr)
             return 1
@@ -68,6 +72,24 @@ def _make(given: KeyOptions) -> int:
     if given.file is None:
         print(f"the line for the file of keys: {line}", file=sys.stderr)
     return 0
+
+
+def _check_new(given: KeyOptions) -> None:
+    """Check that no key of the file has the name.
+
+    Raises:
+        ServingError: ALREADY_EXISTS, if one has.
+    """
+    if given.file is None or not given.file.exists():
+        return
+    text = given.file.read_text(encoding="utf-8")
+    if any(key.name == given.name for key in parse_keys(text).keys):
+        raise ServingError(
+            Code.ALREADY_EXISTS,
+            f"'{given.file}' has a key of '{given.name}' already",
+            hint=f"to have two while clients change over, choose another name such as {given.name}-2; to replace it, "
+            "remove its line first",
+        )
 
 
 def _append(path: Path, line: str) -> None:

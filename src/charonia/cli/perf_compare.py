@@ -20,6 +20,7 @@ class CompareOptions:
     after: Path = Path()
     json: bool = False
     html: Path | None = None
+    markdown: Path | None = None
     confidence: float = 95.0
     threshold: float = 2.0
     any_model: bool = False
@@ -40,6 +41,7 @@ Compare two runs level by level: significant changes, and noise.
             Option(
                 "--html", "html", Path, "FILE", "Also write a page: the changes, and both runs with plots", default=""
             ),
+            Option("--markdown", "markdown", Path, "FILE", "Also write the changes as Markdown", default=""),
             Option(
                 *("--confidence -c", "confidence", number(50, 99.99), "PERCENT"),
                 "Probability that all intervals hold",
@@ -62,6 +64,7 @@ def _compare(given: CompareOptions) -> int:
     # Imported late, because `--help` does not need numpy.
     from charonia.tools.report.compare import Criteria, Outcome, compare
     from charonia.tools.report.compare_text import as_json, as_text
+    from charonia.tools.report.markdown import render_comparison
     from charonia.tools.report.run_files import read_run, write_whole
 
     before, after = (read_run(path) for path in (given.before, given.after))
@@ -69,12 +72,17 @@ def _compare(given: CompareOptions) -> int:
     found = compare(before, after, criteria, any_model=given.any_model)
     show = as_json if given.json else as_text
     names = (str(given.before), str(given.after))
+    files: dict[Path, bytes] = {}
     if given.html is not None:
         from charonia.tools.report.compare_html import comparison_page
 
+        files[given.html] = comparison_page(found, (before, after), names)
+    if given.markdown is not None:
+        files[given.markdown] = render_comparison(found, names).encode()
+    for path, content in files.items():
         try:
-            write_whole(given.html, comparison_page(found, (before, after), names))
+            write_whole(path, content)
         except OSError as error:
-            raise unavailable(f"{given.html}: cannot be written: {error.strerror}") from None
+            raise unavailable(f"{path}: cannot be written: {error.strerror}") from None
     print(show(found, names))
     return 1 if found.outcome in (Outcome.WORSE, Outcome.MIXED) else 0

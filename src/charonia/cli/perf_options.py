@@ -329,6 +329,14 @@ REPORT = (
     Option("--html", "report.html", read.output_file, "FILE", "Write a page with plots", rank=1),
     Option("--markdown", "report.markdown", read.output_file, "FILE", "Write a table in Markdown", rank=1),
     Option(
+        "--png", "report.png", read.output_folder, "FOLDER", "Write pictures of the plots; needs matplotlib", rank=1
+    ),
+    Option(
+        *("--live", "report.live_port", read.optional_port, "[PORT]"),
+        "Show the results in the browser while they are measured, on this machine only; any free port without one",
+        rank=1,
+    ),
+    Option(
         *("--fail-if", "report.fail_if", Condition.parse, "CONDITION"),
         "End with status 3 if a level has, e.g., 'p99 > 20ms', 'throughput < 500' or 'errors > 0.1%'; repeatable",
         tuple,

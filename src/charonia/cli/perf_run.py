@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -10,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
+from charonia.cli.perf_live import LiveRun, live_view
+from charonia.cli.perf_progress import ProgressLine
 from charonia.client.errors import ClientError
 from charonia.client.sync_client import Client
 from charonia.core.dtypes import DataType
@@ -20,7 +21,6 @@ from charonia.tools.perf.api import (
     InputSource,
     LevelBegun,
     LevelDone,
-    LevelTick,
     Progress,
     RunSettings,
     WindowDone,
@@ -42,7 +42,6 @@ from charonia.tools.report.console import (
 )
 from charonia.tools.report.csv import csv_files
 from charonia.tools.report.failures import failures
-from charonia.tools.report.quantities import clock, duration, number
 from charonia.tools.report.run_files import write_profile, write_run, write_whole
 from charonia.tools.results.json_form import to_json
 from charonia.tools.results.records import PerfRun
@@ -55,10 +54,6 @@ STDOUT = Path("-")
 
 UNFINISHED = "The run was still in progress when this file was written."
 """Note in a file that was written between two levels."""
-
-_WIDTH_UNKNOWN = 80
-_BAR = 12
-_SEPARATOR = "  "
 
 CONTEXT = "failed to get model metadata"
 """Prefix of errors about the model or the server, as in perf_analyzer."""
@@ -88,6 +83,10 @@ def measure(options: PerfOptions, settings_for: Callable[[Mapping[str, Any]], Ru
         ServingError: Nothing can be measured, or a report cannot be written.
     """
     wanted = target(options)
+    if options.report.png is not None:
+        from charonia.tools.report.drawing import require_matplotlib
+
+        require_matplotlib()
     with Client(wanted.url, options=wanted.transport) as client:
         subject = _asked(client, options)
         settings = settings_for(subject.config)
@@ -96,13 +95,16 @@ def measure(options: PerfOptions, settings_for: Callable[[Mapping[str, Any]], Ru
         printer = None if out is None else Printer(options, is_decoupled(subject.config), out)
         if out is not None:
             print(settings_text(printed_settings(options, subject.config)), file=out, flush=True)
-        with stopped_by_signals() as stop, watched(options.report, printer) as progress:
-            made = run(settings, source, client, subject, progress, stop)
-    failed = failures(options.report.fail_if, made)
-    made = replace(made, notes=(*made.notes, *(f"Failed: {sentence}" for sentence in failed)))
-    if printer is not None:
-        printer.end(made)
-    write_reports(made, options, source)
+        with live_view(options.report.live_port) as live:
+            with stopped_by_signals() as stop, watched(options.report, printer, live) as progress:
+                made = run(settings, source, client, subject, progress, stop)
+            failed = failures(options.report.fail_if, made)
+            made = replace(made, notes=(*made.notes, *(f"Failed: {sentence}" for sentence in failed)))
+            if printer is not None:
+                printer.end(made)
+            write_reports(made, options, source)
+            if live is not None:
+                live.end(made)
     return made
 
 
@@ -195,18 +197,19 @@ def printed_settings(options: PerfOptions, config: Mapping[str, Any]) -> Setting
 
 
 @contextmanager
-def watched(report: ReportOptions, printer: Progress | None) -> Iterator[Progress]:
+def watched(report: ReportOptions, printer: Progress | None, live: LiveRun | None = None) -> Iterator[Progress]:
     """Yield a receiver of progress events that displays, prints and saves them.
 
     Args:
         report: The options of the output.
         printer: Prints results, None for no text.
+        live: The view in the browser, None for none.
     """
     wanted = report.progress and not report.quiet and sys.stderr.isatty()
     line = ProgressLine(sys.stderr) if wanted else None
     saved = None if report.json is None or report.json == STDOUT else SavedLevels(report.json)
     # The progress line comes first, because it must be wiped before other output.
-    watchers = [watcher for watcher in (line, printer, saved) if watcher is not None]
+    watchers = [watcher for watcher in (line, printer, saved, live) if watcher is not None]
 
     def tell(event: Event) -> None:
         for watcher in watchers:
@@ -233,103 +236,6 @@ class SavedLevels:
                 write_run(self._path, replace(event.run, notes=(*event.run.notes, UNFINISHED)))
 
 
-class ProgressLine:
-    """A progress line on a terminal.
-
-    It is redrawn for ticks, a few times a second, and wiped for every other event, before results are printed. It uses
-    a carriage return and spaces only, no colours or escape sequences: they work on every terminal and take only
-    microseconds, which matters during a measurement.
-
-    Args:
-        stream: The terminal.
-    """
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._drawn = 0
-        self._number = 0
-        self._count = 0
-        self._elapsed_s = 0.0
-        self._levels_s: list[float] = []
-
-    def __call__(self, event: Event) -> None:
-        """Draw a tick; wipe the line for every other event."""
-        if isinstance(event, LevelTick):
-            self._elapsed_s = event.elapsed_s
-            self._draw(cut(self._parts(event), self._width()))
-            return
-        self.wipe()
-        if isinstance(event, LevelBegun):
-            self._number, self._count, self._elapsed_s = event.number, event.count, 0.0
-        elif isinstance(event, LevelDone):
-            self._levels_s.append(self._elapsed_s)
-
-    def wipe(self) -> None:
-        """Erase the line and return the cursor to its start."""
-        if self._drawn:
-            self._draw("")
-
-    def _draw(self, text: str) -> None:
-        # The spaces cover the rest of a longer previous line.
-        end = "" if text else "\r"
-        # A closed terminal must not end the run.
-        with suppress(OSError, ValueError):
-            self._stream.write(f"\r{text.ljust(self._drawn)}{end}")
-            self._stream.flush()
-        self._drawn = len(text)
-
-    def _width(self) -> int:
-        try:
-            return os.get_terminal_size(self._stream.fileno()).columns or _WIDTH_UNKNOWN
-        except (OSError, ValueError):
-            return _WIDTH_UNKNOWN
-
-    def _parts(self, tick: LevelTick) -> Iterator[str]:
-        """Yield the parts of the line, the most important first."""
-        place = f" ({self._number}/{self._count})" if self._count > 1 else ""
-        yield f"{tick.level}{place}"
-        if tick.left_s is not None:
-            yield bar(tick.elapsed_s, tick.left_s)
-        yield f"{number(tick.rate)} infer/s"
-        if tick.p50_ns:
-            yield f"p50 {duration(tick.p50_ns)}"
-            yield f"p99 {duration(tick.p99_ns)}"
-        if tick.error_count:
-            yield f"{tick.error_count:,} errors"
-        left_s = self._left_s(tick)
-        if left_s is not None:
-            yield f"at most {clock(left_s)} left"
-        if tick.window:
-            yield f"window {tick.window}" + (f"/{tick.window_count_max}" if tick.window_count_max else "")
-        yield f"{tick.in_flight:,} in flight"
-
-    def _left_s(self, tick: LevelTick) -> float | None:
-        """Return the time left of the run, or of the level if the number of levels is unknown."""
-        if tick.left_s is None:
-            return None
-        others = max(0, self._count - self._number)
-        whole_s = tick.elapsed_s + tick.left_s
-        return tick.left_s + others * max([whole_s, *self._levels_s])
-
-
-def bar(done: float, left: float) -> str:
-    """Return the progress as a bar of `#` and `-`."""
-    whole = done + left
-    filled = round(_BAR * done / whole) if whole > 0 else 0
-    return f"[{'#' * filled}{'-' * (_BAR - filled)}]"
-
-
-def cut(parts: Iterator[str], width: int) -> str:
-    """Return as many parts as fit into a line, without the last column."""
-    line = ""
-    for part in parts:
-        longer = f"{line}{_SEPARATOR}{part}" if line else part[: max(0, width - 1)]
-        if len(longer) > width - 1:
-            break
-        line = longer
-    return line
-
-
 def write_reports(run: PerfRun, options: PerfOptions, source: InputSource) -> None:
     """Write the requested files.
 
@@ -337,7 +243,7 @@ def write_reports(run: PerfRun, options: PerfOptions, source: InputSource) -> No
         ServingError: UNAVAILABLE if a file cannot be written; the others are written anyway.
     """
     problems: list[str] = []
-    for write in (_write_json, _write_csv, _write_html, _write_markdown, _write_profile):
+    for write in (_write_json, _write_csv, _write_html, _write_markdown, _write_png, _write_profile):
         try:
             write(run, options, source)
         except OSError as error:
@@ -377,6 +283,16 @@ def _write_html(run: PerfRun, options: PerfOptions, source: InputSource) -> None
 def _write_markdown(run: PerfRun, options: PerfOptions, source: InputSource) -> None:
     if options.report.markdown is not None:
         write_whole(options.report.markdown, markdown.render(run).encode())
+
+
+def _write_png(run: PerfRun, options: PerfOptions, source: InputSource) -> None:
+    folder = options.report.png
+    if folder is not None:
+        from charonia.tools.report.pictures import pictures
+
+        folder.mkdir(exist_ok=True)
+        for name, content in pictures(run).items():
+            write_whole(folder / name, content)
 
 
 def _write_profile(run: PerfRun, options: PerfOptions, source: InputSource) -> None:

@@ -15,6 +15,7 @@ from charonia.tools.perf.api import ServiceObjective, SharedMemory
 from charonia.tools.results.records import LoadMode
 
 RATE_MAX = 1e9
+PORT_MAX = 65_535
 INTERVALS_MAX = 10_000_000
 """Limit of lines in a file of intervals."""
 
@@ -211,6 +212,19 @@ def output_file(text: str) -> Path:
     if path.is_dir():
         raise ValueError(f"expected a file, got the folder '{text}'")
     return path
+
+
+def output_folder(text: str) -> Path:
+    """Read the path of a folder to write into, which may be made in a folder that exists."""
+    path = Path(filled(text))
+    if not path.parent.is_dir() or (path.exists() and not path.is_dir()):
+        raise ValueError(f"expected a folder, or a new one in a folder that exists, got '{text}'")
+    return path
+
+
+def optional_port(text: str) -> int:
+    """Read a port, 0 for any free one without a text."""
+    return integer(0, PORT_MAX)(text) if text else 0
 
 
 def new_file(text: str) -> Path:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TextIO
 
-from charonia.cli.perf_run import bar
+from charonia.cli.perf_progress import bar
 from charonia.tools.report.quantities import clock, number, signed_percent
 from charonia.tools.results.records import Estimate
 from charonia.tools.tune.api import Failed, Metric, Trial

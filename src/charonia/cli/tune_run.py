@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 from charonia.cli.command_line import unknown
@@ -20,12 +21,13 @@ from charonia.tools.perf.data.load import load_inputs
 from charonia.tools.perf.data.spec import model_spec
 from charonia.tools.perf.options import WireProtocol, is_decoupled
 from charonia.tools.perf.run import Subject, ask, stopped_by_signals
+from charonia.tools.report.drawing import require_matplotlib
 from charonia.tools.tune.api import LoadPoint
 from charonia.tools.tune.measure import Prepare, PreparedLoad
 from charonia.tools.tune.options import OutputSettings, TuneOptions, TuneRequest
 from charonia.tools.tune.profile import profile
 from charonia.tools.tune.report.html import render
-from charonia.tools.tune.report.pictures import pictures, require_matplotlib
+from charonia.tools.tune.report.pictures import pictures
 from charonia.tools.tune.result import TuneRun, exit_status, from_json, to_json
 from charonia.tools.tune.servers import MeasuredServer
 from charonia.tools.tune.summary import summary
@@ -59,7 +61,10 @@ def profile_models(request: TuneRequest, command: str) -> int:
     loads = loads_of(request.options)
     with watched(sys.stderr, quiet=output.quiet, verbose=output.verbose) as progress, stopped_by_signals() as stop:
         found = replace(profile(request, loads, progress, stop), command=command)
+    earlier = keep_earlier(output)
     written, tables = write_results(found, output)
+    if earlier is not None:
+        print(f"charonia tune: the results of an earlier run are in '{earlier}' now", file=sys.stderr)
     if not output.quiet:
         text = sys.stderr if output.json is not None and str(output.json) == JSON_STDOUT else sys.stdout
         if output.verbose:
@@ -110,6 +115,24 @@ def check_writable(output: OutputSettings) -> None:
             raise _unwritable(folder, error) from error
         if not os.access(folder, os.W_OK):
             raise invalid(f"'{folder}' cannot be written: permission denied")
+
+
+def keep_earlier(output: OutputSettings) -> Path | None:
+    """Rename the folder of an earlier run's results, and return its new path; None where there are none.
+
+    Raises:
+        ServingError: INVALID_ARG when it cannot be renamed.
+    """
+    folder = output.export / RESULTS
+    if not (folder / JSON_FILE).is_file():
+        return None
+    kept = next(path for number in count(1) if not (path := folder.with_name(f"{RESULTS}-{number}")).exists())
+    try:
+        folder.rename(kept)
+        folder.mkdir()
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+    return kept
 
 
 def write_results(run: TuneRun, output: OutputSettings, names: Sequence[str] = ()) -> tuple[list[Path], list[str]]:

@@ -12,7 +12,14 @@ import numpy as np
 from charonia.core.dtypes import BY_NUMPY, BY_WIRE, DataType
 from charonia.core.errors import invalid, not_found
 from charonia.core.metadata import ModelMetadata, TensorMetadata
-from charonia.core.request import SEQUENCE_END, SEQUENCE_START, InferRequest, ParameterValue, RequestedOutput
+from charonia.core.request import (
+    SEQUENCE_END,
+    SEQUENCE_START,
+    InferRequest,
+    ParameterValue,
+    RequestedOutput,
+    check_named,
+)
 from charonia.core.response import InferResponse
 from charonia.core.tensor import Array, Tensor
 from charonia.wire.v2_request import apply_parameters
@@ -59,7 +66,12 @@ class InferResult:
 
 
 def needs_metadata(inputs: Inputs) -> bool:
-    """Return whether the datatype of an input must be looked up."""
+    """Return whether the datatype of an input must be looked up.
+
+    Raises:
+        ServingError: INVALID_ARG for inputs without names.
+    """
+    check_named(inputs)
     return not all(isinstance(value, np.ndarray | np.generic | tuple) for value in inputs.values())
 
 

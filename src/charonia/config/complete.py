@@ -96,6 +96,8 @@ def derive_backend(
         )
     entry = _format(config, file_names)
     if entry is None:
+        if config.backend and installed and config.backend not in installed:
+            _point_at_model(model_name, config.backend, file_names, installed)
         return (config, []) if config.backend else _from_folder_name(config, model_name, file_names, installed)
     notes = []
     if not config.backend and not config.platform:
@@ -106,13 +108,32 @@ def derive_backend(
         filename = _file(entry, file_names)
         if filename != entry.filename:
             notes.append(f"default_model_filename: '{filename}', the only {entry.suffix} file of the version")
+    backend = config.backend or entry.backend
+    if installed and backend not in installed:
+        _point_at_model(model_name, backend, file_names, installed)
     completed = replace(
         config,
-        backend=config.backend or entry.backend,
+        backend=backend,
         platform=config.platform or entry.platform,
         default_model_filename=filename,
     )
     return completed, notes
+
+
+def _point_at_model(model_name: str, backend: str, file_names: Collection[str], installed: Collection[str]) -> None:
+    """Refuse a backend that is not there, if the version holds a model of one that is.
+
+    Raises:
+        ServingError: INVALID_ARG with the file, and what to change.
+    """
+    fitting = (e for e in FORMATS if e.backend in installed and e.filename in file_names)
+    entry = next(fitting, None)
+    if entry is not None:
+        raise invalid(
+            f"unable to find backend '{backend}' for model '{model_name}'",
+            hint=f"the version's folder holds {entry.filename}: leave out platform and backend, or write "
+            f'backend: "{entry.backend}"',
+        )
 
 
 def _format(config: ModelConfig, file_names: Collection[str]) -> ModelFormat | None:
@@ -272,7 +293,8 @@ def check_signature(config: ModelConfig, signature: Signature) -> list[Problem]:
     problems: list[Problem] = []
     configured = {tensor.name for tensor in config.input}
     missing = [tensor.name for tensor in signature.inputs if not tensor.optional and tensor.name not in configured]
-    if missing:
+    names = {tensor.name for tensor in signature.inputs}
+    if missing and (configured <= names or len(config.input) != len(signature.inputs)):
         message = (
             f"unable to load model '{config.name}', configuration expects {len(config.input)} inputs, model provides "
             f"{len(signature.inputs)}; not configured: {', '.join(missing)}"
@@ -310,10 +332,13 @@ def _tensor_problems(
     # The model's variable dimensions accept any size; its fixed ones must match the configuration.
     fits = len(shape) == len(own.shape) and all(has in (-1, dim) for has, dim in zip(own.shape, shape, strict=True))
     if not fits:
-        specified = f"{len(shape)} dimensions ({'with the batch, ' if batches else ''}shape {list(shape)})"
+        expected, specified = f"shape {list(own.shape)}", f"shape {list(shape)}"
+        if len(shape) != len(own.shape):
+            expected = f"{len(own.shape)} dimensions ({expected})"
+            specified = f"{len(shape)} dimensions ({specified})"
         message = (
-            f"model '{config.name}', tensor '{tensor.name}': the model expects {len(own.shape)} dimensions (shape "
-            f"{list(own.shape)}) but the model configuration specifies {specified}"
+            f"model '{config.name}', tensor '{tensor.name}': the model expects {expected} but the model configuration "
+            f"specifies {specified}{', where the first dimension is the batch' if batches else ''}"
         )
         problems.append(Problem(f"{path}.dims", message))
     if isinstance(tensor, ModelInput) and tensor.optional and not own.optional:

@@ -32,6 +32,9 @@ _LITERAL = re.compile(
     """,
     re.VERBOSE,
 )
+_BRACE = re.compile(r"""\#[^\n]*|(?P<quote>["'])(?:(?!(?P=quote))[^\n\\]|\\.)*(?P=quote)|[{}]""")
+"""A brace, or a comment or text in which braces mean nothing."""
+
 _ESCAPE = re.compile(
     r"""\\(?:
     (?P<plain>[abfnrtv\\'"] | (?![4-7][0-7]{2})[0-7]{1,3} | x[0-9a-fA-F]{1,2}
@@ -162,9 +165,40 @@ def _explain(error: text_format.ParseError, text: str) -> ServingError:
     source = lines[line - 1] if line <= len(lines) else ""
     problem = _POSITION.sub("", str(error), count=1).removeprefix(f"'{source}': ").removeprefix("'': ")
     sentence, hint = _reword(problem)
+    brace = _unclosed(text)
+    if brace and (problem.startswith('Expected "}"') or _NO_FIELD.search(problem)):
+        hint = f"{brace}{f'; {hint}' if hint else ''}"
     if text.lstrip().startswith("{"):
         hint = "this is JSON; config.pbtxt holds fields without braces around them, such as max_batch_size: 8"
     return invalid(printable(f"config.pbtxt line {line}, column {column}: {sentence}"), hint=printable(hint))
+
+
+def _unclosed(text: str) -> str:
+    """Return which brace has no end, "" if each has one.
+
+    A brace that ends in the column in which an outer one began its line shows that the inner one has no end.
+    """
+    lines = text.split("\n")
+    open_lines: list[int] = []
+    suspect = -1
+    for token in _BRACE.finditer(text):
+        line = text.count("\n", 0, token.start())
+        if token[0] == "{":
+            open_lines.append(line)
+        elif token[0] == "}" and open_lines:
+            column = _indent(lines[line])
+            begins = lines[line].lstrip().startswith("}") and line != open_lines[-1]
+            if suspect < 0 and begins and column < _indent(lines[open_lines[-1]]):
+                suspect = open_lines[-1]
+            open_lines.pop()
+    if not open_lines:
+        return ""
+    line = suspect if suspect >= 0 else open_lines[-1]
+    return f"the brace in line {line + 1}, '{short(lines[line].strip())}', is not closed"
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
 
 
 def _no_character(surrogate: str) -> str:

@@ -1,6 +1,9 @@
 """An inference request, as every front end hands it to the engine."""
 
+from collections.abc import Mapping
+
 from charonia.core.caller import CallFrame
+from charonia.core.errors import invalid
 from charonia.core.tensor import Tensor
 from charonia.core.trace import Trace
 
@@ -9,6 +12,19 @@ ParameterValue = bool | int | float | str
 
 SEQUENCE_START = 1
 SEQUENCE_END = 2
+
+
+def check_named(inputs: object) -> None:
+    """Check that a caller's inputs have names.
+
+    Raises:
+        ServingError: INVALID_ARG when they are no mapping.
+    """
+    if not isinstance(inputs, Mapping):
+        raise invalid(
+            f"inputs: expected values by input name, got {type(inputs).__name__}",
+            hint="write {'NAME': value}; the model's metadata has the names of its inputs",
+        )
 
 
 class RequestedOutput:

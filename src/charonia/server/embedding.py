@@ -19,7 +19,7 @@ import numpy as np
 from charonia.core.calls import Outcome, Ticket
 from charonia.core.dtypes import BY_NUMPY, DataType
 from charonia.core.errors import ServingError, invalid, unavailable, unsupported
-from charonia.core.request import InferRequest, ParameterValue, RequestedOutput
+from charonia.core.request import InferRequest, ParameterValue, RequestedOutput, check_named
 from charonia.core.response import InferResponse
 from charonia.core.tensor import Array, Tensor
 from charonia.server.app import InferenceServer, new_event_loop
@@ -161,8 +161,10 @@ def make_request(
     "priority" and "timeout" (microseconds in the queue) are for the scheduler, others for the model.
 
     Raises:
-        ServingError: INVALID_ARG for a dtype that the protocol does not have, or an invalid parameter.
+        ServingError: INVALID_ARG for inputs without names, a dtype that the protocol does not have, or an invalid
+            parameter.
     """
+    check_named(inputs)
     request = InferRequest(
         model,
         {name: make_tensor(name, np.asarray(array)) for name, array in inputs.items()},

@@ -9,6 +9,7 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from urllib.parse import quote
 
 import numpy as np
@@ -19,7 +20,7 @@ from charonia.core.errors import ServingError
 from charonia.core.request import ParameterValue
 from charonia.core.tensor import Tensor
 from charonia.wire.endpoint import parse_url
-from charonia.wire.example_inputs import example_inputs
+from charonia.wire.example_inputs import example_dims, example_inputs
 from charonia.wire.json_text import dump
 from charonia.wire.v2_data import encode_data
 from charonia.wire.v2_generate import infer_shape
@@ -32,6 +33,9 @@ ELEMENTS_MAX = 32
 
 EDITED_ELEMENTS_MAX = 1024
 """Longest input that is written out if they differ."""
+
+HINT_ELEMENTS_MAX = 256
+"""Most elements in a body that an error shows."""
 
 _HALF = (DataType.FP16, DataType.BF16)
 
@@ -224,6 +228,28 @@ def example_parameters(config: ModelConfig) -> dict[str, ParameterValue]:
     if config.sequence_batching is None:
         return {}
     return {"sequence_id": 1, "sequence_start": True, "sequence_end": True}
+
+
+def body_hint(config: ModelConfig) -> str:
+    """Return a hint for a body that cannot be read: one that can be, or the inputs where it would be long."""
+    batched = config.max_batch_size > 0
+    elements = sum(
+        prod(example_dims(given.dims, given.data_type, batched=batched))
+        for given in config.input
+        if given.data_type is not None
+    )
+    body = example_request(config).infer_body() if elements <= HINT_ELEMENTS_MAX else None
+    if body is not None:
+        return f"a body for this model: {dump(body).decode()}"
+    inputs = (
+        f"{given.name} {given.data_type.wire if given.data_type is not None else ''} "
+        f"{[-1, *given.dims] if batched else list(given.dims)}"
+        for given in config.input
+    )
+    return (
+        'a body is {"inputs": [{"name": NAME, "datatype": TYPE, "shape": SHAPE, "data": ELEMENTS}]}; the inputs of '
+        f"this model are {', '.join(inputs)}"
+    )
 
 
 def _head(tensor: Tensor) -> dict[str, object]:

@@ -8,6 +8,7 @@ A shape follows from the number of elements and the configuration: the last vari
 others are 1. Source: Triton's generate extension.
 """
 
+import difflib
 import json
 from collections.abc import Mapping
 from itertools import chain
@@ -27,6 +28,9 @@ from charonia.wire.v2_request import apply_parameters
 
 NESTED = "parameters"
 """The key with further keys."""
+
+RESERVED = frozenset({"binary_data_output", "priority", "sequence_end", "sequence_id", "sequence_start", "timeout"})
+"""Parameters of requests, which no model needs to know."""
 
 
 def decode_generate(config: ModelConfig, version: str, body: bytes | memoryview, tensor_bytes_max: int) -> InferRequest:
@@ -62,6 +66,8 @@ def decode_generate(config: ModelConfig, version: str, body: bytes | memoryview,
                     value = dump(value, literals=True).decode()
                 shape = infer_shape(key, (*lead, *dims), _count(value))
                 tensors[key] = decode_data(key, datatype, shape, value, tensor_bytes_max)
+    if parameters:
+        _check_keys(config, tensors, parameters)
     request = InferRequest(config.name, tensors, model_version=version)
     if "id" not in inputs:
         request.id = string_at(document, "id")
@@ -107,6 +113,30 @@ def encode_generated(response: InferResponse) -> bytes:
             literals = literals or (data.dtype.kind == "f" and not np.isfinite(data).all())
         document[tensor.name] = data if len(data) != 1 else data[0]
     return dump(document, literals=literals)
+
+
+def _check_keys(config: ModelConfig, tensors: Mapping[str, Tensor], parameters: Object) -> None:
+    """Refuse a key that is no input and is most likely meant to be one that is missing.
+
+    It is if it resembles that one, if it has a value that no parameter can have, or if no key is an input.
+
+    Raises:
+        ServingError: INVALID_ARG with the inputs of the model.
+    """
+    missing = [given.name for given in config.input if not given.optional and given.name not in tensors]
+    if not missing:
+        return
+    others = [key for key in parameters if key not in RESERVED]
+    near = {key: names[0] for key in others if (names := difflib.get_close_matches(key, missing, n=1))}
+    likely = [key for key in others if not tensors or isinstance(parameters[key], list | dict)]
+    unknown = next(chain(near, likely), None)
+    if unknown is None:
+        return
+    inputs = ", ".join(given.name for given in config.input)
+    raise invalid(
+        f"model '{config.name}' has no input '{unknown}', and the request lacks {', '.join(missing)}",
+        hint=f"its inputs are {inputs}" + (f"; did you mean '{near[unknown]}'?" if near else ""),
+    )
 
 
 def _nested(document: Object) -> Object:

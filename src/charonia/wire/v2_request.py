@@ -356,6 +356,8 @@ def _read_outputs(head: _Head, model: str, entries: object) -> None:
         if "binary_data" in parameters:
             head.forms[name] = boolean("binary_data", parameters["binary_data"])
         outputs[name] = RequestedOutput(name, unsigned("classification", parameters.get("classification", 0)))
+    if outputs:
+        head.binary = False  # `binary_data_output` is for requests that name no outputs
     head.outputs = tuple(outputs.values())
 
 

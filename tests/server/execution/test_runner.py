@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -412,7 +413,24 @@ def test_what_a_reply_leads_to_keeps_the_order_of_arrival_too() -> None:
     asyncio.run(scenario())
 
 
-def test_outputs_are_chosen_in_the_order_asked_for_and_classified() -> None:
+def test_requested_outputs_come_in_the_order_of_the_model() -> None:
+    async def scenario() -> None:
+        instance, answers = ScriptedInstance(), Answers()
+        outputs = tuple(ModelOutput(name, DataType.FP32, (2,)) for name in "ABC")
+        runner = runner_of(replace(config(), output=outputs), instance)
+        runner.submit(request("a", outputs=(RequestedOutput("C"), RequestedOutput("A"))), answers.reply_to("a"))
+        _, sink = instance.batches.pop()
+        array = np.zeros((1, 1), np.float32)
+        sink.respond(0, Outputs([Tensor(name, DataType.FP32, array) for name in "ABC"]), True)
+        sink.finish(now_ns(), now_ns())
+        (outcome,) = answers.of["a"]
+        assert isinstance(outcome, InferResponse)
+        assert [tensor.name for tensor in outcome.outputs] == ["A", "C"]
+
+    asyncio.run(scenario())
+
+
+def test_requested_outputs_are_classified() -> None:
     async def scenario() -> None:
         instance, answers = ScriptedInstance(), Answers()
         runner = runner_of(config(), instance)

@@ -727,6 +727,19 @@ def test_a_large_binary_response_is_written_in_parts() -> None:
     assert response.body[json_size:] == array.tobytes()
 
 
+def test_a_binary_output_without_elements_leaves_a_response_of_json_alone() -> None:
+    bench = Bench()
+    bench.engine.models["identity"] = identity_config(dims=(-1,))
+    tensor = {"name": "INPUT0", "shape": [1, 0], "datatype": "FP32", "data": []}
+    document = {"inputs": [tensor], "parameters": {"binary_data_output": True}}
+
+    response = bench.client.send(request(INFER, body=json.dumps(document).encode()))[0]
+
+    assert response.headers["content-type"] == "application/json"
+    assert "inference-header-content-length" not in response.headers
+    assert json.loads(response.body)["outputs"][0]["parameters"] == {"binary_data_size": 0}
+
+
 def test_the_second_response_of_a_request_is_refused_and_cancels_it() -> None:
     bench = Bench()
     bench.engine.hold = True

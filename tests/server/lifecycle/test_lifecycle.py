@@ -485,7 +485,7 @@ def test_an_override_of_the_configuration_holds_until_the_folder_changes_or_the_
     run(scenario)
 
 
-@pytest.mark.parametrize("cause", ["missing", "configuration", "version", "ambiguous"])
+@pytest.mark.parametrize("cause", ["missing", "configuration", "ensemble", "version", "ambiguous"])
 def test_a_model_that_fails_to_load_has_one_line_of_level_error_with_its_name_and_the_reason(
     tmp_path: Path, cause: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -498,6 +498,13 @@ def test_a_model_that_fails_to_load_has_one_line_of_level_error_with_its_name_an
             folder.rename(tmp_path / "moved")
         elif cause == "configuration":
             (folder / "config.pbtxt").write_text("max_batch_size: -1" + CONFIG)
+        elif cause == "ensemble":  # a fault of its tensors alone
+            step = 'step { model_name: "m" input_map { key: "I" value: "IN" } output_map { key: "O" value: "OUT" } }'
+            given, got, unwritten = (
+                f'{{ name: "{name}" data_type: TYPE_FP32 dims: 1 }}' for name in ("IN", "OUT", "X")
+            )
+            text = f'platform: "ensemble" input {given} output [ {got}, {unwritten} ] ensemble_scheduling {{ {step} }}'
+            (folder / "config.pbtxt").write_text(text)
         else:
             (folder / "1" / "value.txt").unlink()
 

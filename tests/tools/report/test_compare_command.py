@@ -101,3 +101,20 @@ def test_runs_of_different_models_are_refused_with_a_hint(
 @pytest.mark.parametrize("confidence", ["0", "100", "many"])
 def test_a_confidence_that_cannot_be_is_misuse(confidence: str, files: tuple[str, str]) -> None:
     assert run([*files, "--confidence", confidence]) == 2
+
+
+def test_markdown_has_the_verdict_and_a_row_for_each_figure(
+    files: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "changes.md"
+
+    assert run([*files, "--markdown", str(path)]) == 1
+
+    lines = path.read_text(encoding="utf-8").splitlines()
+    rows = [line for line in lines if line.startswith("|")]
+    printed = capsys.readouterr().out
+    assert lines[0].startswith("## Worse: ")
+    assert {row.count("|") for row in rows} == {8}
+    assert sum(row.endswith("| **worse** |") for row in rows) == printed.count("WORSE")
+    assert [row.split("|")[2].strip() for row in rows[2:4]] == ["throughput", "p50"]
+    assert run([*files, "--markdown", str(tmp_path)]) == 2

@@ -1,11 +1,6 @@
-import sys
-
-import pytest
 from tests.support.tune_runs import synthetic_tune_run
 
-from charonia.core.errors import ServingError
-from charonia.install_hint import extra_hint
-from charonia.tools.tune.report.pictures import pictures, require_matplotlib
+from charonia.tools.tune.report.pictures import pictures
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -33,12 +28,3 @@ def test_names_are_neither_formulas_nor_paths() -> None:
 
 def test_where_nothing_was_measured_there_are_no_pictures() -> None:
     assert pictures(synthetic_tune_run(refuses=lambda variant: "no")) == {}
-
-
-def test_without_matplotlib_the_hint_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-
-    with pytest.raises(ServingError, match="matplotlib") as caught:
-        require_matplotlib()
-
-    assert extra_hint("plots") in caught.value.hint

@@ -47,6 +47,12 @@ def ensemble_problems(config: ModelConfig) -> list[Problem]:
     if not scheduling.step:
         return [*problems, Problem(STEP_PATH, f"must specify 'step' for ensemble '{name}'")]
     problems += _step_problems(name, scheduling)
+    missing = [field for field in ("input", "output") if not getattr(config, field)]
+    if missing:
+        # What the steps read and write cannot be judged without them.
+        message = f"must specify {{}} for ensemble '{name}': the tensors that requests {{}}"
+        said = {"input": "carry", "output": "get back"}
+        return [*problems, *(Problem(field, message.format(f"'{field}'", said[field])) for field in missing)]
     return [*problems, *_graph_problems(config, scheduling)]
 
 
@@ -190,10 +196,7 @@ def composition_problems(config: ModelConfig, models: Sequence[ModelConfig | Non
 
 def composed(config: ModelConfig, models: Sequence[ModelConfig]) -> ModelConfig:
     """Return an ensemble's configuration with the property that follows from its steps: whether it is decoupled."""
-    decoupled = any(model.is_decoupled for model in models)
-    if decoupled == config.is_decoupled:
-        return config
-    return replace(config, model_transaction_policy=TransactionPolicy(decoupled))
+    return replace(config, model_transaction_policy=TransactionPolicy(any(model.is_decoupled for model in models)))
 
 
 def _map_problems(

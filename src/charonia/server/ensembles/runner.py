@@ -149,7 +149,7 @@ class EnsembleCall:
                     return
                 commands = self._take(*self._inbox.popleft())
         except ServingError as error:  # a response that cannot be made as requested
-            self.fail(with_request_id(error, self.request), FailureReason.OTHER)
+            self.fail(error, FailureReason.OTHER)
         except Exception:
             _log.exception("a request of ensemble '%s' failed", self.request.model_name)
             self.fail(internal(f"in ensemble '{self.request.model_name}', an internal error"), FailureReason.OTHER)
@@ -280,7 +280,7 @@ class EnsembleCall:
                 labels = self._plan.labels.get(output.name, ())
                 outputs[index] = classify(output, classes[output.name], labels, batched=self._plan.batches)
         record = ExecutionRecord("", self.batch_size, self._queue_ns, self._compute_ns)
-        parameters = _sequence_parameters(sequence)
+        parameters = _sequence_parameters(sequence) if outputs else {}
         return InferResponse(self._plan.config.name, self._runner.version, request.id, outputs, parameters, record)
 
     def _fail_step(self, route: StepRoute, error: ServingError) -> None:

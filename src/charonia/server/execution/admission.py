@@ -118,6 +118,7 @@ class Admission:
             _refuse(
                 request,
                 f"inference request batch-size must be <= {self._batch_size_max} for '{self._model}', got {batch_size}",
+                hint="max_batch_size in the model's config.pbtxt sets the limit; or send several requests",
             )
         if batch_size < 1 and request.inputs:
             _refuse(request, f"inference request batch-size must be >= 1 for '{self._model}', got {batch_size}")

@@ -14,17 +14,16 @@ from charonia.server.scheduling.api import DropReason
 def selected(
     request: InferRequest, tensors: Sequence[Tensor], config: ModelConfig, labels_of: Mapping[str, tuple[str, ...]]
 ) -> list[Tensor]:
-    """Return the requested outputs that are there, in the requested order and form."""
+    """Return the requested outputs that are there, in their form and in the order in which the model gave them."""
+    wanted = {output.name: output for output in request.outputs}
     chosen = []
-    for wanted in request.outputs:
-        for tensor in tensors:
-            if tensor.name == wanted.name:
-                break
-        else:
+    for tensor in tensors:
+        output = wanted.pop(tensor.name, None)
+        if output is None:
             continue
-        if wanted.classification:
-            labels = labels_of.get(wanted.name, ())
-            tensor = classify(tensor, wanted.classification, labels, batched=config.max_batch_size > 0)
+        if output.classification:
+            labels = labels_of.get(output.name, ())
+            tensor = classify(tensor, output.classification, labels, batched=config.max_batch_size > 0)
         chosen.append(tensor)
     return chosen
 

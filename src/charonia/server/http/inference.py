@@ -16,10 +16,11 @@ Source: KServe v2 protocol; Triton's generate extension; WHATWG HTML, "Server-se
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 from charonia.core.calls import Outcome, Reply
-from charonia.core.errors import ServingError, internal, invalid, unavailable, unsupported
+from charonia.core.errors import Code, ServingError, internal, invalid, unavailable, unsupported
 from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse
 from charonia.server.facade import Engine, Services, first_error
@@ -30,6 +31,7 @@ from charonia.server.http.routes import Route, RouteTarget
 from charonia.server.single_response import SingleResponse
 from charonia.server.tracing.requests import EventNames, begin
 from charonia.wire.compression import COMPRESS_FROM_BYTES, choose_coding, compress
+from charonia.wire.example_request import body_hint
 from charonia.wire.http_status import STATUS
 from charonia.wire.json_text import encode_error
 from charonia.wire.v2_generate import decode_generate, encode_generated
@@ -43,6 +45,9 @@ EVENT_STREAM = b"text/event-stream"
 _EVENT_TYPE = EVENT_STREAM + b"; charset=utf-8"
 SERVER_TIMING = b"server-timing"
 """The preference of a client that wants to know how its request was run."""
+
+FOREIGN_TYPES = ("multipart/", "application/x-www-form-urlencoded", "image/", "audio/", "video/", "text/html")
+"""Beginnings of content types that are never a request."""
 
 TRACED = EventNames("HTTP_RECV_START", "HTTP_RECV_END", "HTTP_SEND_START", "HTTP_SEND_END")
 
@@ -113,12 +118,26 @@ class InferenceHandlers:
                     self._decoder.decode(target.model, target.version, body, size) if size else self._raw(target, body)
                 )
         except ServingError as error:
-            raise first_error(self._engine, self._services, *target, error) from error
+            raise self._unreadable(exchange, target, error) from error
         accepted = headers.get(b"accept")
         if accepted is not None and EVENT_STREAM in accepted:
             self._infer_stream(exchange, call)
         else:
             self._submit(exchange, call.request, partial(self._reply, exchange, call))
+
+    def _unreadable(self, exchange: Exchange, target: RouteTarget, error: ServingError) -> ServingError:
+        """Return the error of a body that cannot be read, with one that can be as its hint."""
+        first = first_error(self._engine, self._services, *target, error)
+        if first is not error or error.hint or error.code is not Code.INVALID_ARG:
+            return first
+        kind = exchange.request.headers.get(b"content-type", b"").partition(b";")[0].strip().decode("latin-1")
+        message = error.message
+        if kind.startswith(FOREIGN_TYPES):
+            message = f"expected the inputs as JSON, got a body of type '{kind}'"
+        hint = ""
+        with suppress(ServingError):  # the model may be one that is loaded by its first request
+            hint = body_hint(self._engine.model_config(*target))
+        return ServingError(error.code, message, hint=hint)
 
     async def _infer_compressed(self, exchange: Exchange, target: RouteTarget) -> None:
         try:
@@ -217,7 +236,7 @@ class InferenceHandlers:
         exchange.outcome = response
         document, blobs = encode_response(response, call.binary, call.forms, call.places)
         content_type, extra = JSON_TYPE, _server_timing(exchange, response)
-        if blobs:
+        if any(map(len, blobs)):
             content_type = BINARY_TYPE
             extra += b"Inference-Header-Content-Length: %d\r\n" % len(document)
         accepted = exchange.request.headers.get(b"accept-encoding")

@@ -240,7 +240,10 @@ def _group_problems(config: ModelConfig, group: InstanceGroup, path: str, gpu_co
         yield Problem(f"{path}.gpus", f"{subject} has kind {kind} but specifies one or more GPUs")
     if group.kind is InstanceKind.KIND_GPU:
         if gpu_count == 0:
-            yield Problem(f"{path}.kind", f"{subject} has kind KIND_GPU but no GPUs are available")
+            message = f"{subject} has kind KIND_GPU but no GPUs are available"
+            yield Problem(
+                f"{path}.kind", f"{message}; KIND_CPU or no kind runs it here, `charonia doctor` looks for GPUs"
+            )
         elif not group.gpus:
             yield Problem(f"{path}.gpus", f"{subject} has kind KIND_GPU but specifies no GPUs")
         else:

@@ -257,11 +257,13 @@ class LevelBegun:
         level: The level.
         number: Its number in the run, from 1.
         count: Levels of the run, 0 if it depends on the results.
+        run: The run so far, without this level.
     """
 
     level: LoadLevel
     number: int
     count: int
+    run: PerfRun
 
 
 @dataclass(frozen=True, slots=True)

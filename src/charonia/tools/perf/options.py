@@ -141,6 +141,8 @@ class ReportOptions:
         json: JSON file of the whole result, "-" for stdout.
         html: HTML page.
         markdown: Markdown file.
+        png: Folder for pictures of the plots.
+        live_port: Port of the live view, 0 for a free one, None for no view.
         verbosity: 0, 1 for a line per window, 2 for more.
         quiet: Whether stdout gets only the final table.
         progress: Whether to show progress if stderr is a terminal.
@@ -154,6 +156,8 @@ class ReportOptions:
     json: Path | None = None
     html: Path | None = None
     markdown: Path | None = None
+    png: Path | None = None
+    live_port: int | None = None
     verbosity: int = 0
     quiet: bool = False
     progress: bool = True
@@ -383,6 +387,7 @@ def _report_problems(options: PerfOptions) -> list[str]:
         ("--profile-export-file", report.profile_export),
         ("--json", report.json),
         ("--html", report.html),
+        ("--markdown", report.markdown),
     ):
         if path is None:
             continue

@@ -179,7 +179,7 @@ def _sweep(context: Context, levels: list[LevelResult], so_far: Callable[[], Per
     value = next(values)
     while True:
         level = LoadLevel(mode, value)
-        context.progress(LevelBegun(level, len(levels) + 1, count))
+        context.progress(LevelBegun(level, len(levels) + 1, count, so_far()))
         result = measure(context, level)
         levels.append(result)
         context.progress(LevelDone(result, so_far()))

@@ -204,7 +204,9 @@ SCRIPTS = ("plots.js", "controls.js")
 """Scripts of every page: plots, and their controls."""
 
 
-def document(title: str, body: Sequence[str], data: Any, *, script: str, style: str = "") -> bytes:
+def document(
+    title: str, body: Sequence[str], data: Any, *, script: str, style: str = "", connects: bool = False
+) -> bytes:
     """Return a page as UTF-8.
 
     Args:
@@ -213,9 +215,12 @@ def document(title: str, body: Sequence[str], data: Any, *, script: str, style: 
         data: The data of its script, as values of JSON.
         script: The page's own script, in addition to `SCRIPTS`.
         style: Its own style sheet, in addition to `page.css`.
+        connects: Whether the script may connect to the server that the page came from.
     """
     whole = "\n".join([*(asset("charonia.tools.report", name) for name in SCRIPTS), script])
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{_digest(whole)}'"
+    if connects:
+        policy += "; connect-src 'self'"
     # Escaped, so that no text can contain `</script>`.
     shown = json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     return "\n".join(
@@ -232,6 +237,17 @@ def document(title: str, body: Sequence[str], data: Any, *, script: str, style: 
             f"<script>{whole}</script>\n</body>\n</html>\n",
         ]
     ).encode("utf-8", "replace")
+
+
+def separated(facts: Sequence[str]) -> str:
+    """Return facts in a line; where it is broken, no dot comes first."""
+    *others, final = (escape(fact) for fact in facts)
+    return " ".join([*(f"<span>{fact} ·</span>" for fact in others), f"<span>{final}</span>"])
+
+
+def moment(iso: str) -> str:
+    """Return a time in ISO format for people: `2026-01-02 03:04:05 UTC`."""
+    return iso.replace("T", " ", 1).replace("+00:00", " UTC")
 
 
 def asset(package: str, name: str) -> str:

@@ -8,8 +8,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
 from charonia.core.errors import invalid
-from charonia.tools.report.document import asset, document, errors_table, levels_table, resources_table, trials_tables
-from charonia.tools.report.plot_data import plot_data
+from charonia.tools.report.document import (
+    asset,
+    document,
+    errors_table,
+    levels_table,
+    moment,
+    resources_table,
+    separated,
+    trials_tables,
+)
+from charonia.tools.report.plot_data import TITLES, plot_data
 from charonia.tools.report.quantities import clock, duration, number, percent, size
 from charonia.tools.report.summary import VERDICT_TEXTS, best_level, headline, is_trusted
 from charonia.tools.results.records import LevelResult, PerfRun
@@ -35,6 +44,22 @@ def render(runs: Sequence[PerfRun], names: Sequence[str] = (), lead: Sequence[st
     return document(f"{title}: load test", body, plot_data(runs, names), script=script)
 
 
+def render_live(run: PerfRun, page: str, points_max: int) -> bytes:
+    """Return the page of a run in progress as UTF-8: what is measured now, by events of its server, and all so far.
+
+    Args:
+        run: The run so far.
+        page: Identifies this page. An event with another one makes the browser load the page again.
+        points_max: Points of time that the page shows.
+    """
+    name = run.model.name
+    so_far = [*_summary(run), *_plots()] if run.levels else []
+    body = [_header(run, name), '<section id="live" hidden></section>', *so_far, *_ending([run], [name])]
+    data = {**plot_data([run], [name]), "page": page, "pointsMax": points_max}
+    script = asset("charonia.tools.report", "page.js") + asset("charonia.tools.report", "live.js")
+    return document(f"Measuring {name}", body, data, script=script, connects=True)
+
+
 def _names(runs: Sequence[PerfRun]) -> list[str]:
     """Return unique names of the runs: model and server, with a number if these are equal."""
     plain = [f"{run.model.name} on {run.server.name or run.server.url}" for run in runs]
@@ -46,38 +71,35 @@ def _names(runs: Sequence[PerfRun]) -> list[str]:
 
 def _sections(runs: Sequence[PerfRun], names: Sequence[str]) -> Iterator[str]:
     for run, name in zip(runs, names, strict=True):
-        yield from _summary(run, name if len(runs) > 1 else run.model.name)
+        yield _header(run, name if len(runs) > 1 else run.model.name)
+        yield from _summary(run)
+    yield from _plots()
+
+
+def _plots() -> Iterator[str]:
     yield "<noscript><p>The plots need JavaScript; the tables do not.</p></noscript>"
-    for identity, title, text in _PLOTS:
+    for identity, text in _PLOTS.items():
         if identity == "distribution":
             yield '<div id="chooser"></div>'  # of the run that the plots from here on show
+        title = TITLES[identity]
         yield f'<section class="plot" id="{identity}" hidden><h2>{title}</h2><p class="about">{text}</p></section>'
 
 
-_PLOTS = (
-    (
-        "tradeoff",
-        "Latency against throughput",
-        "Each point is a level. Right is more work done, low is a shorter wait.",
-    ),
-    (
-        *("distribution", "Latency distribution"),
-        "How long requests had to wait: the further right, the rarer. Each step of the axis is ten times rarer.",
-    ),
-    (
-        *("timeline", "Time line"),
-        "What happened when, from the first request on. The shaded time made up the results.",
-    ),
-    (
-        *("parts", "Where the time goes"),
-        "A mean request, by the server's own statistics; what they do not cover is the network and the client.",
-    ),
-)
+_PLOTS = {
+    "tradeoff": "Each point is a level. Right is more work done, low is a shorter wait.",
+    "distribution": "How long requests had to wait: the further right, the rarer. "
+    "Each step of the axis is ten times rarer.",
+    "timeline": "What happened when, from the first request on. The shaded time made up the results.",
+    "parts": "A mean request, by the server's own statistics; what they do not cover is the network and the client.",
+}
 
 
-def _summary(run: PerfRun, title: str) -> Iterator[str]:
+def _header(run: PerfRun, title: str) -> str:
+    return f"<header><h1>{escape(title)}</h1><p class='about'>{_measured(run)}</p></header>"
+
+
+def _summary(run: PerfRun) -> Iterator[str]:
     best = best_level(run)
-    yield f"<header><h1>{escape(title)}</h1><p class='about'>{_measured(run)}</p></header>"
     yield f'<section class="summary"><p class="headline">{escape(headline(run))}</p>'
     if best is not None:
         yield f'<dl class="tiles">{"".join(_tiles(run, best))}</dl>'
@@ -97,9 +119,9 @@ def _measured(run: PerfRun) -> str:
         run.server.protocol.upper() if run.server.protocol == "http" else "gRPC",
         f"batch size {run.batch_size}",
         run.began_at.replace("T", " ", 1)[:16],
-        f"measured for {clock(run.duration_ns / 1e9)}",
+        *([f"measured for {clock(run.duration_ns / 1e9)}"] if run.levels else []),
     ]
-    return " · ".join(f"<span>{escape(fact)}</span>" for fact in facts)
+    return separated(facts)
 
 
 def _tiles(run: PerfRun, best: LevelResult) -> Iterator[str]:
@@ -189,4 +211,4 @@ def _facts(run: PerfRun) -> Iterator[tuple[str, str]]:
     yield "Memory", size(run.machine.memory_bytes)
     yield "System", run.machine.system
     yield "Python", run.machine.python
-    yield "Began", run.began_at
+    yield "Began", moment(run.began_at)

@@ -1,5 +1,7 @@
-"""A run as Markdown: for a comment in a review, or a page of a wiki. Pure."""
+"""A run, or a comparison of two, as Markdown: for a comment in a review, or a page of a wiki. Pure."""
 
+from charonia.tools.report.compare import Comparison, Outcome
+from charonia.tools.report.compare_text import cautions, rows_of, verdict
 from charonia.tools.report.quantities import duration, number, percent
 from charonia.tools.report.summary import VERDICT_TEXTS, headline
 from charonia.tools.results.records import LevelResult, PerfRun
@@ -24,6 +26,39 @@ def render(run: PerfRun) -> str:
     lines += [f"- {_plain(note)}" for note in [*run.notes, *_reasons(run)]]
     lines += ["", f"{_plain(server)}, {run.began_at}, {run.machine.core_count} cores ({_plain(run.machine.processor)})"]
     return "\n".join(lines) + "\n"
+
+
+def render_comparison(comparison: Comparison, names: tuple[str, str]) -> str:
+    """Return the verdict, a table of all figures in which changes are bold, and the notes.
+
+    Args:
+        comparison: The comparison.
+        names: Names of the runs, the earlier first.
+    """
+    lines = [
+        f"## {_plain(verdict(comparison))}",
+        "",
+        f"{_plain(names[0])} → {_plain(names[1])}; all intervals hold with {100 * comparison.criteria.confidence:g} %, "
+        f"changes below {100 * comparison.criteria.threshold:g} % do not count",
+        "",
+        _row(["Level", "Figure", "Before", "After", "Change", "Interval", "Verdict"]),
+        _row(["---", "---", "---:", "---:", "---:", "---:", "---"]),
+    ]
+    for level in comparison.levels:
+        for row, change in zip(rows_of(level), level.changes, strict=True):
+            *cells, _ = map(_plain, row)
+            lines.append(f"| {' | '.join(cells)} | {_OUTCOMES[change.outcome]} |")
+    lines += ["", *(f"- {_plain(note)}" for note in cautions(comparison))]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+_OUTCOMES = {
+    Outcome.BETTER: "**better**",
+    Outcome.WORSE: "**worse**",
+    Outcome.MIXED: "**mixed**",
+    Outcome.SAME: "no change",
+    Outcome.UNKNOWN: "too few requests",
+}
 
 
 def _cells(result: LevelResult) -> list[str]:

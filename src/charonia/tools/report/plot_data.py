@@ -30,6 +30,14 @@ PARTS = {
 }
 """The parts of a request's time, in the order of the bar. The style sheet has a colour `--p-NAME` for each."""
 
+TITLES = {
+    "tradeoff": "Latency against throughput",
+    "distribution": "Latency distribution",
+    "timeline": "Time line",
+    "parts": "Where the time goes",
+}
+"""Titles of the plots by their kind."""
+
 _MILLISECOND = 1_000_000
 _OUTLIER_FACTOR = 20
 

@@ -170,6 +170,40 @@ def test_archives_of_the_same_content_share_an_environment_and_others_do_not(tmp
     assert found[0] == found[1] != found[2]
 
 
+def packed_venv(path: Path, interpreter: str = "") -> None:
+    """Write an archive of a plain virtual environment, with a link to an interpreter."""
+    folder = make_venv(path.parent / "ENV")
+    if interpreter:
+        link = folder / "bin" / "python"
+        link.unlink()
+        link.symlink_to(interpreter)
+    with tarfile.open(path, "w:gz", compresslevel=1) as archive:
+        archive.add(folder, arcname=".")
+    shutil.rmtree(folder)
+
+
+def test_a_model_runs_in_an_archive_of_a_plain_virtual_environment(tmp_path: Path) -> None:
+    files = write(tmp_path, WHERE)
+    packed_venv(files.model_dir / "env.tar.gz")
+
+    _, prefix = asyncio.run(where(files, settings(tmp_path), EXECUTION_ENV_PATH="env.tar.gz")).split()
+
+    assert Path(prefix).is_relative_to(tmp_path / "cache")
+
+
+@pytest.mark.parametrize("interpreter", ["/no/such/python3", "/etc/passwd", "/usr"])
+def test_an_archive_of_a_virtual_environment_needs_its_interpreter_on_this_machine(
+    tmp_path: Path, interpreter: str
+) -> None:
+    files = write(tmp_path, WHERE)
+    packed_venv(files.model_dir / "env.tar.gz", interpreter)
+
+    error = refusal(files, settings(tmp_path), EXECUTION_ENV_PATH="env.tar.gz")
+
+    assert f"is a link to '{interpreter}', which is no program of this machine" in error.message
+    assert "conda-pack brings its own" in error.hint
+
+
 @pytest.mark.parametrize("name", ["../escaped", "/tmp/escaped", "link"])
 def test_an_archive_whose_content_leaves_its_folder_is_refused(tmp_path: Path, name: str) -> None:
     files = write(tmp_path, WHERE)

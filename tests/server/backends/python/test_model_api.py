@@ -57,7 +57,7 @@ class FakeHost:
         call.number = len(self.calls)
         for response, final in self.outcomes(call):
             names = () if response is None else tuple(tensor.name() for tensor in response.output_tensors())
-            call.inbox.put((None if response is None else result_of(response, names), final))
+            call.inbox.put((None if response is None else result_of(response, names, Binding(None)), final))
 
     def end(self, call: ModelCall) -> None:
         self.ended.append(call.number)

@@ -13,7 +13,7 @@ import pytest
 
 import charonia
 from charonia.server.backends.python.worker.charonia_errors import TritonError
-from charonia.server.backends.python.worker.charonia_host import Inbox, ModelBatch, ModelCall
+from charonia.server.backends.python.worker.charonia_host import Binding, Inbox, ModelBatch, ModelCall
 from charonia.server.backends.python.worker.charonia_responses import InferenceResponse, result_of
 from charonia.server.backends.python.worker.charonia_runner import PythonModelRunner
 from charonia.server.backends.python.worker.charonia_tensor import Tensor
@@ -60,7 +60,7 @@ class Host:
     def begin(self, call: ModelCall) -> None:
         self.calls.append(call)
         names = tuple(tensor.name() for tensor in call.inputs)
-        call.inbox.put((result_of(InferenceResponse(call.inputs), names), True))
+        call.inbox.put((result_of(InferenceResponse(call.inputs), names, Binding(None)), True))
 
     def end(self, call: ModelCall) -> None:
         pass

@@ -21,6 +21,7 @@ from charonia.server.backends.onnxruntime.options import (
     CUDA,
     SessionPlan,
     choose_providers,
+    idle_accelerators,
     read_plan,
     unknown_parameters,
 )
@@ -189,7 +190,7 @@ class OnnxRuntimeBackend:
                 f"model '{config.name}': cc_model_filenames is not supported by the onnxruntime backend",
                 hint="set default_model_filename",
             )
-        for sentence in unknown_parameters(config):
+        for sentence in (*unknown_parameters(config), *idle_accelerators(config)):
             _log.warning(sentence)
         return OnnxRuntimeModel(path, seen_by_model(config), plan, verbose=settings.verbose)
 

@@ -135,6 +135,24 @@ def unknown_parameters(config: ModelConfig) -> Iterator[str]:
             yield f"model '{config.name}': ONNX Runtime has no parameter '{key}', it has no effect{hint}"
 
 
+def idle_accelerators(config: ModelConfig) -> Iterator[str]:
+    """Yield a warning for each kind of accelerator that no instance can use."""
+    accelerators = config.optimization.execution_accelerators if config.optimization is not None else None
+    if accelerators is None:
+        return
+    on_gpu = {group.kind is InstanceKind.KIND_GPU for group in config.instance_group}
+    for device, given in (
+        ("gpu", accelerators.gpu_execution_accelerator),
+        ("cpu", accelerators.cpu_execution_accelerator),
+    ):
+        if given and (device == "gpu") not in on_gpu:
+            names = ", ".join(accelerator.name for accelerator in given)
+            yield (
+                f"model '{config.name}': {device}_execution_accelerator {names} has no effect: no instance of the "
+                f"model runs on a {device.upper()}"
+            )
+
+
 Provider = tuple[str, Mapping[str, str]]
 """Name and options of an execution provider."""
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -35,6 +36,8 @@ from charonia.server.backends.python.thread import ThreadInstance
 from charonia.server.backends.python.worker.charonia_channel import Incoming
 from charonia.server.backends.python.worker.charonia_cuda import is_usable
 from charonia.server.metrics.custom import CustomMetrics
+
+_log = logging.getLogger(__name__)
 
 DEFAULT_FILE = "model.py"
 
@@ -88,7 +91,7 @@ class PythonBackend:
                 f"{config.name} (auto-complete)",
                 environment or SERVER_ENVIRONMENT,
                 ("complete", str(path), str(files.version_dir), str(files.model_dir), text),
-                failed=f"auto_complete_config of model '{config.name}' failed",
+                failed=f"model '{config.name}'",
                 lost=f"model '{config.name}' cannot be imported",
                 late=f"auto_complete_config of model '{config.name}' did not finish",
             )
@@ -106,6 +109,13 @@ class PythonBackend:
         """Check the settings and prepare the environment; the model itself is imported by each instance."""
         path = self._model_path(files, config)
         environment = await _environment(files, config, settings, path, self._folder)
+        if not config.input:
+            _log.warning(
+                "model '%s' has no inputs%s: config.pbtxt, or auto_complete_config in %s, must define them",
+                config.name,
+                "" if config.output else " and no outputs",
+                path.name,
+            )
         metrics = settings.metrics if settings.metrics is not None else CustomMetrics()
         server = ServerServices(
             CallFrame(config.name, str(files.version)), settings.models, metrics, settings.busy_poll

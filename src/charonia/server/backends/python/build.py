@@ -18,7 +18,7 @@ import threading
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from charonia.core.errors import invalid, unsupported
 from charonia.die_with_parent import with_parent_death_signal
@@ -230,8 +230,7 @@ def _extract(path: Path, folder: Path, end: threading.Event) -> None:
                     )
                 if end.is_set():
                     return
-                # The filter rejects devices, and paths and links that lead out of the folder.
-                archive.extract(member, folder, filter="data")
+                archive.extract(member, folder, filter=_checked)
     except tarfile.FilterError as error:
         raise invalid(
             f"the archive '{path}' is refused: {error}", hint="its content must stay in its folder"
@@ -239,8 +238,34 @@ def _extract(path: Path, folder: Path, end: threading.Event) -> None:
     except (tarfile.TarError, zlib.error, EOFError, OSError) as error:
         raise invalid(
             f"the archive '{path}' cannot be unpacked: {error}",
-            hint="expected a .tar.gz made by conda-pack, or a folder",
+            hint="expected a .tar.gz made by conda-pack, or of the content of a folder made by `python -m venv`",
         ) from error
+
+
+def _checked(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo:
+    """Return a member of an archive if it may be unpacked.
+
+    Devices are refused, and paths and links that lead out of the folder. The interpreter of a virtual environment is
+    such a link: it may lead to an interpreter of this machine.
+
+    Raises:
+        FilterError: It may not be unpacked.
+        ServingError: INVALID_ARG for an interpreter that this machine does not have.
+    """
+    path = PurePosixPath(member.name)
+    if not (member.issym() and path.parent.name == "bin" and path.name.startswith("python")):
+        return tarfile.data_filter(member, folder)
+    target = PurePosixPath(member.linkname)
+    if not target.is_absolute():
+        return tarfile.data_filter(member, folder)
+    if not (target.name.startswith("python") and os.path.isfile(target) and os.access(target, os.X_OK)):
+        raise invalid(
+            f"its interpreter {member.name} is a link to '{target}', which is no program of this machine",
+            hint="make the virtual environment on this machine, or with the same Python at the same path; an archive "
+            "of conda-pack brings its own",
+        )
+    inside = tarfile.data_filter(member.replace(linkname=path.name, deep=False), folder)
+    return inside.replace(linkname=member.linkname, deep=False)
 
 
 async def run_command(

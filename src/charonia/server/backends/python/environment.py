@@ -318,7 +318,8 @@ def _in_folder(folder: Path, what: str) -> Environment:
             return Environment(str(python.absolute()), folder.absolute())
     raise invalid(
         f"{what} has no interpreter bin/python that can be run",
-        hint="expected a folder made by `python -m venv` or `uv venv`, or a conda environment packed by conda-pack",
+        hint="expected a folder made by `python -m venv` or `uv venv`, or a conda environment packed by conda-pack; an "
+        "archive of a folder ENV has its content at the top: tar -czf env.tar.gz -C ENV .",
     )
 
 

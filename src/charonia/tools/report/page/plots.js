@@ -214,15 +214,16 @@ function lineShapes(line, x, y, kind, frame) {
       const look = hollow ? { fill: "var(--card)", stroke: line.color, "stroke-width": 1.5 } : { fill: line.color, stroke: "var(--card)", "stroke-width": 1 };
       if (visible(value)) shapes.push(shape("circle", { cx: x(at), cy: y(value), r: line.faint ? 3 : line.loose ? 4.5 : 3.5, ...look, ...(line.faint ? { opacity: 0.5 } : {}) }));
     });
-  if (line.tags) shapes.push(...tagShapes(line, x, y));
+  if (line.tags) shapes.push(...tagShapes(line, x, y, frame));
   return shapes;
 }
 
 // What the points are, below them, where there is room.
-function tagShapes(line, x, y) {
+function tagShapes(line, x, y, frame) {
   const taken = [];
   return line.points.flatMap(([at, value], place) => {
-    const [left, top] = [x(at), y(value) + 17];
+    // Right of the axis, whose labels it would touch.
+    const [left, top] = [Math.max(x(at), frame.left + (LETTER * line.tags[place].length) / 2), y(value) + 17];
     if (!Number.isFinite(top) || taken.some(([other, height]) => Math.abs(other - left) < 30 && Math.abs(height - top) < 14)) return [];
     taken.push([left, top]);
     return [shape("text", { class: "tag", x: left, y: top, "text-anchor": "middle" }, line.tags[place])];

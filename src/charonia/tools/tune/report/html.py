@@ -7,7 +7,7 @@ the page.
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from charonia.tools.report.document import asset, document
+from charonia.tools.report.document import asset, document, moment, separated
 from charonia.tools.report.quantities import clock, number, size
 from charonia.tools.tune.api import Metric
 from charonia.tools.tune.decision import Conclusion, Ranked, loads_text
@@ -119,7 +119,7 @@ def _measured(run: TuneRun, group: GroupRecord) -> str:
         run.began_at.replace("T", " ", 1)[:16],
         f"{group.extent} in {clock(group.duration_s)}",
     ]
-    return " · ".join(f"<span>{escape(fact)}</span>" for fact in facts)
+    return separated(facts)
 
 
 def _summary(group: GroupRecord, views: Sequence[VariantView]) -> Iterator[str]:
@@ -236,6 +236,6 @@ def _facts(run: TuneRun) -> Iterator[tuple[str, str]]:
     yield "Memory", size(run.machine.memory_bytes)
     yield "System", run.machine.system
     yield "Python", run.machine.python
-    yield "Began", run.began_at
+    yield "Began", moment(run.began_at)
     yield "Took", clock(run.duration_s)
     yield "Seed", number(run.seed) if run.seed else "0"

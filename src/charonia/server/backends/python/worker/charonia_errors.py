@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import traceback
 from typing import TYPE_CHECKING
@@ -52,6 +53,28 @@ RESCHEDULED = 8
 """Pseudo error code: the model reschedules the request."""
 
 
+_STEP = "_charonia_step"
+
+
+def note_step(error: BaseException, step: str) -> None:
+    """Have `describe` say which step of a model's start an exception ended: "'model.py' cannot be imported"."""
+    with contextlib.suppress(Exception):  # a model's own exceptions may refuse it
+        setattr(error, _STEP, step)
+
+
+PACKAGES = {
+    "PIL": "pillow",
+    "bs4": "beautifulsoup4",
+    "cv2": "opencv-python-headless",
+    "dotenv": "python-dotenv",
+    "fitz": "pymupdf",
+    "skimage": "scikit-image",
+    "sklearn": "scikit-learn",
+    "yaml": "pyyaml",
+}
+"""Packages whose modules have another name, by that name."""
+
+
 def describe(error: BaseException) -> str:
     """Return type and text of an exception, and where the model's own code raised it."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if os.path.dirname(__file__) not in f.filename]
@@ -60,6 +83,12 @@ def describe(error: BaseException) -> str:
         text = f"{type(error).__name__}: {error}"
     except Exception:  # a model's own exceptions may fail at this, too
         text = f"{type(error).__name__}, whose text cannot be had"
+    if isinstance(error, ModuleNotFoundError) and error.name and "." not in error.name:
+        line = PACKAGES.get(error.name, error.name)
+        text += f" (hint: add the line '{line}' to requirements.txt in the model's folder)"
+    step = getattr(error, _STEP, "")
+    if step:
+        text = f"{step}: {text}"
     if frames:
         text += "\n\nAt:\n" + "\n".join(f"  {f.filename}({f.lineno}): {f.name}" for f in reversed(frames))
     return text

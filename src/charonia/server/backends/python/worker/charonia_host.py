@@ -7,6 +7,7 @@ several hosts, so models share no global state: each model gets its own copy of 
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import deque
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -213,6 +214,13 @@ class ModelBatch:
         self.regions: list[int] = []
 
 
+NAMES_NOTED_MAX = 64
+"""Outputs that a configuration lacks and that are logged; after that many, further ones are not."""
+
+WARNING = 1
+"""Level of the log."""
+
+
 class Binding:
     """State that all objects of one model share.
 
@@ -223,9 +231,10 @@ class Binding:
         is_serving: Whether the model is between `initialize` and `finalize`, where it may call other models.
         running: Number of the batch that `execute` works on, 0 for none.
         thread: Thread in which `execute` runs.
+        outputs: Names of the outputs in the configuration.
     """
 
-    __slots__ = ("host", "is_decoupled", "is_serving", "model_dir", "running", "thread")
+    __slots__ = ("_noted", "host", "is_decoupled", "is_serving", "model_dir", "outputs", "running", "thread")
 
     def __init__(self, host: Host | None, model_dir: str = "") -> None:
         self.host = host
@@ -234,6 +243,28 @@ class Binding:
         self.is_serving = False
         self.running = 0
         self.thread = 0
+        self.outputs: frozenset[str] = frozenset()
+        self._noted: set[str] = set()
+
+    def configure(self, config_json: str) -> None:
+        """Take note of the outputs in a configuration, which include the states that the server keeps."""
+        config = json.loads(config_json)
+        states = (config.get("sequence_batching") or {}).get("state") or ()
+        names = [output["name"] for output in config.get("output") or ()]
+        self.outputs = frozenset([*names, *(state["output_name"] for state in states)])
+
+    def note_outputs(self, names: list[str]) -> None:
+        """Log the names of a response's outputs if the configuration lacks one: once for each that it lacks."""
+        new = [name for name in names if name not in self.outputs and name not in self._noted]
+        if new and len(self._noted) < NAMES_NOTED_MAX:
+            self._noted.update(new)
+            self.reach().log(
+                WARNING,
+                f"the model returned {', '.join(names)}; {', '.join(new)} is dropped, as the configuration has only "
+                f"{', '.join(sorted(self.outputs)) or 'no outputs'}",
+                __file__,
+                0,
+            )
 
     def reach(self) -> Host:
         """Return the host.

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING or __package__:
     from charonia.server.backends.python.worker import charonia_service as service
-else:  # a sibling of the worker's script; the package is not there
+    from charonia.server.backends.python.worker.charonia_errors import note_step
+else:  # siblings of the worker's script; the package is not there
     import charonia_service as service
+    from charonia_errors import note_step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -85,7 +87,11 @@ class ModelImports:
         sys.modules[spec.name] = module
         definitions: list[Definition]
         with self.visible(), service.collecting() as definitions:
-            spec.loader.exec_module(module)
+            try:
+                spec.loader.exec_module(module)
+            except BaseException as error:
+                note_step(error, f"'{os.path.basename(path)}' cannot be imported")
+                raise
         if hasattr(module, "TritonPythonModel"):
             return module.TritonPythonModel
         if not definitions:

@@ -69,12 +69,21 @@ class InferenceResponse:
         return json.dumps(self._parameters)
 
 
-def result_of(response: InferenceResponse, wanted: tuple[str, ...]) -> Result:
-    """Return a response as the host takes it, with the wanted outputs only; the model may leave out some of them."""
+def result_of(response: InferenceResponse, wanted: tuple[str, ...], binding: Binding) -> Result:
+    """Return a response as the host takes it, with the wanted outputs only; the model may leave out some of them.
+
+    Args:
+        response: What the model returned.
+        wanted: Names of the outputs that the request wants.
+        binding: Knows the outputs of the configuration, and logs others once each.
+    """
     error = response._error
     if error is not None:
         return (error._code, error._message)
-    return (-1, [tensor for tensor in response._outputs if tensor._name in wanted], response._parameters)
+    outputs = [tensor for tensor in response._outputs if tensor._name in wanted]
+    if len(outputs) != len(response._outputs):
+        binding.note_outputs([tensor._name for tensor in response._outputs])
+    return (-1, outputs, response._parameters)
 
 
 def response_of(result: Result) -> InferenceResponse:
@@ -127,7 +136,7 @@ class InferenceResponseSender:
             raise TritonModelException("Unable to send response. Response sender has been closed.")
         host = self._binding.reach()
         if self._binding.is_decoupled:
-            result = None if response is None else result_of(response, self._wanted)
+            result = None if response is None else result_of(response, self._wanted, self._binding)
             self._is_closed = final
             host.respond(self._batch, self._index, result, final)
             return
@@ -143,7 +152,7 @@ class InferenceResponseSender:
         else:
             # The only response is always the last, even without the flag, so that the caller does not wait for it.
             self._has_sent = True
-            host.respond(self._batch, self._index, result_of(response, self._wanted), True)
+            host.respond(self._batch, self._index, result_of(response, self._wanted, self._binding), True)
         self._is_closed = final
 
     def is_cancelled(self) -> bool:

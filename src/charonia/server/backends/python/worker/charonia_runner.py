@@ -16,6 +16,7 @@ if TYPE_CHECKING or __package__:
         TritonError,
         TritonModelException,
         describe,
+        note_step,
         traced,
     )
     from charonia.server.backends.python.worker.charonia_host import Binding
@@ -23,7 +24,7 @@ if TYPE_CHECKING or __package__:
     from charonia.server.backends.python.worker.charonia_responses import InferenceResponse, result_of
 else:  # siblings of the worker's script; the package is not there
     import triton_python_backend_utils as pb_utils
-    from charonia_errors import RESCHEDULED, TritonError, TritonModelException, describe, traced
+    from charonia_errors import RESCHEDULED, TritonError, TritonModelException, describe, note_step, traced
     from charonia_host import Binding
     from charonia_imports import ModelImports
     from charonia_responses import InferenceResponse, result_of
@@ -66,6 +67,7 @@ class PythonModelRunner:
         """
         imports = self._make_imports(version_dir, model_dir)
         self._binding.is_decoupled = is_decoupled
+        self._binding.configure(arguments.get("model_config", "{}"))
         try:
             model = self._load(imports, path)()
             if not callable(getattr(model, "execute", None)):
@@ -90,7 +92,12 @@ class PythonModelRunner:
         model = self._load(self._make_imports(version_dir, model_dir), path)
         if not hasattr(model, "auto_complete_config"):
             return ""
-        completed = model.auto_complete_config(pb_utils.ModelConfig(json.loads(config_json)))
+        try:
+            completed = model.auto_complete_config(pb_utils.ModelConfig(json.loads(config_json)))
+        except BaseException as error:
+            if not hasattr(model, "definitions"):  # of a service file, nothing of this name is written there
+                note_step(error, "auto_complete_config failed")
+            raise
         if not isinstance(completed, pb_utils.ModelConfig):
             raise TritonModelException(
                 "auto_complete_config function must return a valid pb.ModelConfig object, "
@@ -255,7 +262,7 @@ class PythonModelRunner:
             elif response is None:
                 results.append(None if request._index in rescheduled else (TritonError.INTERNAL, _NO_SENDER))
             else:
-                results.append(result_of(response, request._fields[6]))
+                results.append(result_of(response, request._fields[6], self._binding))
         return results
 
     def _log_second_answer(self, request: InferenceRequest) -> None:
