@@ -93,7 +93,20 @@ def measure(contender: Contender, environment: Path, body: object, expected: obj
         if (value[contender.output] if contender.output else value) != expected:
             raise ValueError(f"{contender.name}: expected {expected}, got {value}")
         family = [process, *process.children(recursive=True)]
-        return seconds, sum(member.memory_full_info().pss for member in family) / 1e6
+        return seconds, memory_mb(family)
+
+
+def memory_mb(family: list[psutil.Process]) -> float:
+    """Return the resident memory of processes: a file that several have mapped counts once, with its largest part."""
+    files: dict[str, int] = {}
+    anonymous = 0
+    for member in family:
+        for region in member.memory_maps(grouped=True):
+            if region.path.startswith("/"):
+                files[region.path] = max(files.get(region.path, 0), region.rss)
+            else:
+                anonymous += region.pss
+    return (anonymous + sum(files.values())) / 1e6
 
 
 def errors(contender: Contender, environment: Path, body: object, mistakes: Mapping[str, object]) -> list[str]:
