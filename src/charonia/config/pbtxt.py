@@ -165,8 +165,7 @@ def _explain(error: text_format.ParseError, text: str) -> ServingError:
     source = lines[line - 1] if line <= len(lines) else ""
     problem = _POSITION.sub("", str(error), count=1).removeprefix(f"'{source}': ").removeprefix("'': ")
     sentence, hint = _reword(problem)
-    brace = _unclosed(text)
-    if brace and (problem.startswith('Expected "}"') or _NO_FIELD.search(problem)):
+    if (problem.startswith('Expected "}"') or _NO_FIELD.search(problem)) and (brace := _unclosed(text)):
         hint = f"{brace}{f'; {hint}' if hint else ''}"
     if text.lstrip().startswith("{"):
         hint = "this is JSON; config.pbtxt holds fields without braces around them, such as max_batch_size: 8"
@@ -181,8 +180,10 @@ def _unclosed(text: str) -> str:
     lines = text.split("\n")
     open_lines: list[int] = []
     suspect = -1
+    line = seen = 0
     for token in _BRACE.finditer(text):
-        line = text.count("\n", 0, token.start())
+        line += text.count("\n", seen, token.start())
+        seen = token.start()
         if token[0] == "{":
             open_lines.append(line)
         elif token[0] == "}" and open_lines:

@@ -534,10 +534,10 @@ def test_everything_that_contradicts_the_model_is_said_at_once(tmp_path: Path) -
 
     message = caught.value.message
     assert "input[0].data_type" in message
-    assert "unexpected inference input 'INPUT9'" in message
+    assert "unexpected inference input 'INPUT9', allowed inputs are: INPUT0, INPUT1" in message
     assert "output[0].dims" in message
     assert "output[1].data_type" in message
-    assert message.count("not configured: INPUT1") == 1
+    assert "not configured" not in message  # one mistake, one problem
 
 
 def test_what_only_the_optimiser_finds_out_about_an_output_contradicts_nothing(tmp_path: Path) -> None:

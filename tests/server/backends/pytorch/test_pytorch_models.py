@@ -612,7 +612,7 @@ class TestRefusals:
                 {"y": (FP32, (4,))},
                 "expects datatype TYPE_INT64 for input 'x', model provides TYPE_FP32",
             ),
-            ({"IN__0": (FP32, (15,))}, {"y": (FP32, (4,))}, "the model expects 2 dimensions (shape [-1, 16])"),
+            ({"IN__0": (FP32, (15,))}, {"y": (FP32, (4,))}, "the model expects shape [-1, 16] but"),
             ({"x": (FP32, (16,))}, {"OUT__0": (FP32, (4, 1))}, "tensor 'OUT__0': the model expects 2 dimensions"),
             ({"x": (FP32, (16,))}, {"OUT__3": (FP32, (4,))}, "do not fit: the model returned RESULT"),
             ({"x": (FP32, (16,)), "z": (FP32, (1,))}, {"y": (FP32, (4,))}, "the model takes 'x' (ARGS[0])"),
