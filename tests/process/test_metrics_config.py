@@ -63,7 +63,7 @@ def test_summaries_buckets_and_tags_are_on_the_page(tmp_path: Path) -> None:
     [
         ('metric_tags { key: "a-b" value: "c" }', "metric_tags[a-b]"),
         (
-            'model_metrics { metric_control { metric_identifier { family: "x" } histogram_options { buckets: [2, 1] } } }',
+            'model_metrics { metric_control { metric_identifier { family: "x" } histogram_options { buckets: [2,1] }}}',
             "model_metrics.metric_control[0].histogram_options.buckets",
         ),
     ],
