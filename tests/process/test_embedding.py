@@ -193,7 +193,8 @@ def test_a_timeout_takes_the_request_out_of_the_queue(server: charonia.Server, g
         with pytest.raises(TimeoutError, match=r"'gated' did not answer within 0\.02 s"):
             server.infer("gated", sent, timeout_s=0.02)
 
-        assert failed_requests(server, "gated") == failed + 1
+        while failed_requests(server, "gated") == failed:  # the server's own thread counts it
+            time.sleep(0.01)
     server.infer("gated", sent)
     assert gate.runs == runs + 2  # not three
 
