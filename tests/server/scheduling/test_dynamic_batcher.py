@@ -263,6 +263,13 @@ def test_a_batch_that_the_next_request_takes_past_every_preferred_size_does_not_
     assert batcher.wake_at() == 2 + 5 * MS
 
 
+def test_a_batch_past_every_preferred_size_is_full_though_the_next_request_has_another_shape() -> None:
+    batcher = DynamicBatcher(BatchPolicy(8, preferred_sizes=(2,), delay_ns=5 * MS, adapt_delay=False))
+    submit_all(batcher, [Submit(1, 3, "b"), Submit(2, 1, "a")], 1)
+
+    assert batcher.handle(SlotIdle(0), 2) == [Run(0, (1,), FULL)]
+
+
 def test_what_has_waited_for_the_delay_is_sent_with_all_that_fits() -> None:
     batcher = DynamicBatcher(BatchPolicy(8, preferred_sizes=(6,), delay_ns=5 * MS, adapt_delay=False))
     submit_all(batcher, sizes(3, 4, 1), 1)

@@ -251,7 +251,7 @@ class DynamicBatcher:
             ids, reason = batch.ids, batch.closed
             if batch.preferred_count:
                 ids, reason = ids[: batch.preferred_count], CloseReason.PREFERRED
-            elif reason is None or batch.wanted_count:
+            elif reason is None or batch.size >= self._policy.wanted_size:
                 over = self._end_of_wait(batch.oldest_ns, len(queue.entries), now_ns)
                 if over is None and batch.size >= self._policy.wanted_size:
                     ids, reason = ids[: batch.wanted_count or len(ids)], CloseReason.FULL
