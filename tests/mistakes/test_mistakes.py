@@ -93,7 +93,9 @@ REQUESTS = [
         "input 'INPUT0' of shape [1, 15] has 15 elements, got 16",
     ),
     Mistake(
-        "text for numbers", (f"{ADD_SUB}/infer", inputs(data=["a"] * 16)), "not every element is a valid FP32 value"
+        "text for numbers",
+        (f"{ADD_SUB}/infer", inputs(data=[*ROW[1:], "a"])),
+        "data' of input 'INPUT0': expected a number (FP32), got \"a\" at index 15",
     ),
     Mistake("no data", (f"{ADD_SUB}/infer", inputs(data=None)), "Input 'INPUT0' sets 0 of them."),
     Mistake(
@@ -141,6 +143,16 @@ REQUESTS = [
         "a version that is not there",
         (f"{ADD_SUB}/versions/3/infer", inputs()),
         "'add_sub' version 3 is not found (hint: versions that are ready: 1)",
+    ),
+    Mistake(
+        "a word for a version",
+        ("/v2/models/add_sub/versions/latest/infer", inputs()),
+        "model 'add_sub': expected a number for the version, got 'latest' (hint: versions that are ready: 1)",
+    ),
+    Mistake(
+        "the path of another server",
+        ("/v1/models/add_sub:predict", {"instances": [ROW]}),
+        "there is nothing at /v1/models/add_sub:predict (hint: POST /v2/models/add_sub/infer takes tensors",
     ),
     Mistake("GET for POST", (f"{ADD_SUB}/infer", None), "method GET is not allowed here (hint: allowed: POST)"),
     Mistake(
