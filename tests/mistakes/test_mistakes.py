@@ -29,6 +29,7 @@ TENSORS = (
     'input { name: "INPUT0" data_type: TYPE_FP32 dims: 16 } output { name: "OUTPUT0" data_type: TYPE_FP32 dims: 16 }'
 )
 ROW = [0.5] * 16
+FORM = "application/x-www-form-urlencoded"
 
 BODY = (
     'a body for this model: {"inputs":[{"name":"INPUT0","shape":[1,16],"datatype":"FP32","data":['
@@ -125,6 +126,12 @@ REQUESTS = [
         "a file upload",
         (f"{ADD_SUB}/infer", b"--x\r\n\xff\xd8", "multipart/form-data; boundary=x"),
         "expected the inputs as JSON, got a body of type 'multipart/form-data' (hint: a body for this model",
+    ),
+    Mistake("a form", (f"{ADD_SUB}/infer", b"INPUT0=1&INPUT1=2", FORM), f"got a body of type '{FORM}'"),
+    Mistake(
+        "JSON that is cut off, as curl -d sends it",
+        (f"{ADD_SUB}/infer", b' {"inputs": [', FORM),
+        "unexpected end of data: line 1 column 14",
     ),
     Mistake(
         "a picture as the body", (f"{ADD_SUB}/infer", b"\x89PNG\r\n", "image/png"), "got a body of type 'image/png'"
