@@ -1,6 +1,5 @@
 """When the processes of a server are started, signalled and given up: each rule, and any order of events."""
 
-import signal
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -20,12 +19,14 @@ from charonia.server.guard.restarts import (
     HUNG_KILL_NS,
     NOT_STARTED,
     RESTART_DELAY_NS,
-    SAME_SIGNAL_NS,
+    TERMINATED,
+    Abort,
     Command,
     Event,
     Exited,
     Finish,
     Heartbeat,
+    Kill,
     Phase,
     Ready,
     ReportEnd,
@@ -33,18 +34,31 @@ from charonia.server.guard.restarts import (
     ReportReadyAgain,
     Restarts,
     Role,
-    Signal,
     Spawned,
     SpawnFailed,
     Start,
     StopAsked,
+    Terminate,
     Tick,
-    exit_reason,
 )
 
 S = 1_000_000_000
 EXIT_TIMEOUT = 30 * S
+KILLED, CRASHED = -9, -11
+REASONS = {
+    0: "exit status 0",
+    1: "exit status 1",
+    2: "exit status 2",
+    3: "exit status 3",
+    TERMINATED: "SIGTERM",
+    KILLED: "SIGKILL",
+    CRASHED: "SIGSEGV",
+}
 ENGINE, FRONT, OTHER = "engine", "front_end_0", "front_end_1"
+
+
+def exited(name: str, status: int) -> Exited:
+    return Exited(name, status, REASONS[status])
 
 
 def guard(heartbeat_ns: int = 0, front_ends: tuple[str, ...] = (FRONT, OTHER)) -> Restarts:
@@ -64,7 +78,7 @@ def running(now_ns: int = 0, heartbeat_ns: int = 0) -> Restarts:
 
 def restart(machine: Restarts, name: str, now_ns: int, *, is_ready: bool = True) -> int:
     """Let a process be killed, and start it again when the guard says so; return the time from then on."""
-    (end,) = machine.handle(Exited(name, -signal.SIGKILL), now_ns)
+    (end,) = machine.handle(exited(name, KILLED), now_ns)
     assert isinstance(end, ReportEnd)
     assert end.again_ns is not None
     now_ns += end.again_ns
@@ -85,15 +99,15 @@ def test_front_ends_start_when_the_engine_is_ready_and_the_server_is_ready_when_
     assert machine.handle(Ready(OTHER), 3) == [ReportReady()]
 
 
-@pytest.mark.parametrize(("status", "expected"), [(3, 3), (0, 1), (-signal.SIGKILL, 137)])
+@pytest.mark.parametrize(("status", "expected"), [(3, 3), (0, 1), (KILLED, 137)])
 def test_an_engine_that_ends_before_it_is_ready_ends_the_server_with_its_status(status: int, expected: int) -> None:
     machine = guard()
     machine.handle(Tick(), 0)
     machine.handle(Spawned(ENGINE, 1), 0)
 
-    commands = machine.handle(Exited(ENGINE, status), 2 * S)
+    commands = machine.handle(exited(ENGINE, status), 2 * S)
 
-    assert commands == [ReportEnd(ENGINE, 1, exit_reason(status), 2 * S, None), Finish(expected)]
+    assert commands == [ReportEnd(ENGINE, 1, REASONS[status], 2 * S, None), Finish(expected)]
 
 
 def test_a_front_end_that_cannot_start_at_first_ends_the_server_with_its_status() -> None:
@@ -104,15 +118,15 @@ def test_a_front_end_that_cannot_start_at_first_ends_the_server_with_its_status(
     machine.handle(Spawned(FRONT, 2), 0)
     machine.handle(SpawnFailed(OTHER), 0)  # ends it all, the other front end first
 
-    assert machine.handle(Exited(FRONT, 0), 1)[-1] == Signal(ENGINE, signal.SIGTERM)
-    assert machine.handle(Exited(ENGINE, 0), 2)[-1] == Finish(1)
+    assert machine.handle(exited(FRONT, 0), 1)[-1] == Terminate(ENGINE)
+    assert machine.handle(exited(ENGINE, 0), 2)[-1] == Finish(1)
     assert {record.name: record.last_exit for record in machine.records()}[OTHER] == NOT_STARTED
 
 
 def test_a_front_end_that_ends_is_started_again_within_a_second_and_nothing_else_happens() -> None:
     machine = running()
 
-    commands = machine.handle(Exited(FRONT, -signal.SIGSEGV), 5 * S)
+    commands = machine.handle(exited(FRONT, CRASHED), 5 * S)
 
     assert commands == [ReportEnd(FRONT, 2, "SIGSEGV", 5 * S, RESTART_DELAY_NS)]
     assert machine.wake_at() == 5 * S + RESTART_DELAY_NS
@@ -153,13 +167,13 @@ def test_an_engine_that_fails_to_start_again_and_again_is_given_up() -> None:
     for _ in range(ENGINE_START_FAILURES_MAX - 1):
         now_ns = restart(machine, ENGINE, now_ns, is_ready=False)
 
-    end, *stops = machine.handle(Exited(ENGINE, 1), now_ns)
+    end, *stops = machine.handle(exited(ENGINE, 1), now_ns)
 
     assert isinstance(end, ReportEnd)
     assert end.again_ns is None
-    assert stops == [Signal(FRONT, signal.SIGTERM), Signal(OTHER, signal.SIGTERM)]
-    machine.handle(Exited(FRONT, 0), now_ns)
-    assert machine.handle(Exited(OTHER, 0), now_ns)[-1] == Finish(1)
+    assert stops == [Terminate(FRONT), Terminate(OTHER)]
+    machine.handle(exited(FRONT, 0), now_ns)
+    assert machine.handle(exited(OTHER, 0), now_ns)[-1] == Finish(1)
 
 
 def test_a_front_end_that_fails_to_start_is_never_given_up() -> None:
@@ -175,55 +189,44 @@ def test_a_front_end_that_fails_to_start_is_never_given_up() -> None:
 def test_a_stop_drains_the_front_ends_before_the_engine() -> None:
     machine = running()
 
-    assert machine.handle(StopAsked(), S) == [Signal(FRONT, signal.SIGTERM), Signal(OTHER, signal.SIGTERM)]
-    assert machine.handle(Exited(OTHER, 0), 2 * S)[1:] == []
-    assert machine.handle(Exited(FRONT, 0), 3 * S)[1:] == [Signal(ENGINE, signal.SIGTERM)]
-    assert machine.handle(Exited(ENGINE, 0), 4 * S)[1:] == [Finish(0)]
+    assert machine.handle(StopAsked(), S) == [Terminate(FRONT), Terminate(OTHER)]
+    assert machine.handle(exited(OTHER, 0), 2 * S)[1:] == []
+    assert machine.handle(exited(FRONT, 0), 3 * S)[1:] == [Terminate(ENGINE)]
+    assert machine.handle(exited(ENGINE, 0), 4 * S)[1:] == [Finish(0)]
 
 
 def test_processes_that_do_not_stop_are_killed_and_the_status_says_so() -> None:
     machine = running()
     machine.handle(StopAsked(), 0)
-    machine.handle(Exited(OTHER, 0), S)
+    machine.handle(exited(OTHER, 0), S)
 
     due_ns = EXIT_TIMEOUT + FRONT_END_STOP_MARGIN_NS
     assert machine.wake_at() == due_ns
-    assert machine.handle(Tick(), due_ns) == [Signal(FRONT, signal.SIGKILL)]
-    assert machine.handle(Exited(FRONT, -signal.SIGKILL), due_ns)[1:] == [Signal(ENGINE, signal.SIGTERM)]
+    assert machine.handle(Tick(), due_ns) == [Kill(FRONT)]
+    assert machine.handle(exited(FRONT, KILLED), due_ns)[1:] == [Terminate(ENGINE)]
     assert machine.wake_at() == due_ns + ENGINE_STOP_MARGIN_NS
-    assert machine.handle(Tick(), due_ns + ENGINE_STOP_MARGIN_NS) == [Signal(ENGINE, signal.SIGKILL)]
-    assert machine.handle(Exited(ENGINE, -signal.SIGKILL), due_ns + ENGINE_STOP_MARGIN_NS)[1:] == [Finish(1)]
+    assert machine.handle(Tick(), due_ns + ENGINE_STOP_MARGIN_NS) == [Kill(ENGINE)]
+    assert machine.handle(exited(ENGINE, KILLED), due_ns + ENGINE_STOP_MARGIN_NS)[1:] == [Finish(1)]
 
 
-def test_a_second_request_to_stop_within_a_second_is_the_same_one() -> None:
+def test_a_second_request_to_stop_changes_nothing() -> None:
     machine = running()
     machine.handle(StopAsked(), S)
 
-    assert machine.handle(StopAsked(), S + SAME_SIGNAL_NS - 1) == []
-
-
-def test_a_later_one_kills_every_process() -> None:
-    machine = running()
-    machine.handle(StopAsked(), S)
-
-    killed = machine.handle(StopAsked(), S + SAME_SIGNAL_NS)
-
-    assert killed == [Signal(name, signal.SIGKILL) for name in (ENGINE, FRONT, OTHER)]
-    for name in (ENGINE, FRONT):
-        assert machine.handle(Exited(name, -signal.SIGKILL), 3 * S)[1:] == []
-    assert machine.handle(Exited(OTHER, -signal.SIGKILL), 3 * S)[1:] == [Finish(1)]
+    assert machine.handle(StopAsked(), 2 * S) == []
+    assert machine.wake_at() == S + EXIT_TIMEOUT + FRONT_END_STOP_MARGIN_NS
 
 
 def test_nothing_is_started_again_during_a_stop() -> None:
     machine = running()
-    machine.handle(Exited(FRONT, 1), 0)
+    machine.handle(exited(FRONT, 1), 0)
     machine.handle(StopAsked(), 1)
 
-    (end, stop) = machine.handle(Exited(OTHER, 0), 10 * S)
+    (end, stop) = machine.handle(exited(OTHER, 0), 10 * S)
 
     assert isinstance(end, ReportEnd)
     assert end.again_ns is None
-    assert stop == Signal(ENGINE, signal.SIGTERM)
+    assert stop == Terminate(ENGINE)
     assert machine.handle(Tick(), 20 * S) == []
 
 
@@ -232,9 +235,9 @@ def test_a_process_that_was_being_started_when_the_stop_came_is_told_to_stop_too
     machine.handle(Tick(), 0)
     assert machine.handle(StopAsked(), 1) == []
 
-    assert machine.handle(Spawned(ENGINE, 4), 2) == [Signal(ENGINE, signal.SIGTERM)]
+    assert machine.handle(Spawned(ENGINE, 4), 2) == [Terminate(ENGINE)]
     # It could not handle the signal yet.
-    assert machine.handle(Exited(ENGINE, -signal.SIGTERM), 3)[1:] == [Finish(0)]
+    assert machine.handle(exited(ENGINE, TERMINATED), 3)[1:] == [Finish(0)]
 
 
 def test_a_process_without_heartbeats_reports_where_it_hangs_and_is_killed() -> None:
@@ -243,11 +246,11 @@ def test_a_process_without_heartbeats_reports_where_it_hangs_and_is_killed() -> 
         machine.handle(Heartbeat(name), 9 * S)
     assert machine.wake_at() == 10 * S
 
-    assert machine.handle(Tick(), 10 * S) == [Signal(ENGINE, signal.SIGABRT)]
+    assert machine.handle(Tick(), 10 * S) == [Abort(ENGINE)]
     for name in (FRONT, OTHER):
         machine.handle(Heartbeat(name), 14 * S)
-    assert machine.handle(Tick(), 10 * S + HUNG_KILL_NS) == [Signal(ENGINE, signal.SIGKILL)]
-    (end,) = machine.handle(Exited(ENGINE, -signal.SIGKILL), 16 * S)
+    assert machine.handle(Tick(), 10 * S + HUNG_KILL_NS) == [Kill(ENGINE)]
+    (end,) = machine.handle(exited(ENGINE, KILLED), 16 * S)
 
     assert end == ReportEnd(ENGINE, 1, HUNG, 16 * S, RESTART_DELAY_NS)
 
@@ -265,7 +268,7 @@ def test_the_record_counts_restarts_by_the_reason_of_the_end_before() -> None:
     machine = running()
     now_ns = restart(machine, ENGINE, 0)
     restart(machine, ENGINE, now_ns)
-    machine.handle(Exited(FRONT, 2), now_ns + 9 * S)  # ended, and not started again yet
+    machine.handle(exited(FRONT, 2), now_ns + 9 * S)  # ended, and not started again yet
 
     engine, front_end, other = machine.records()
 
@@ -274,7 +277,7 @@ def test_the_record_counts_restarts_by_the_reason_of_the_end_before() -> None:
     assert other == ProcessRecord(OTHER, 3)
 
 
-STATUSES = st.sampled_from([0, 1, -signal.SIGKILL, -signal.SIGSEGV])
+STATUSES = st.sampled_from([0, 1, KILLED, CRASHED])
 
 
 @dataclass
@@ -309,10 +312,11 @@ class World:
                     limit_ns = ENGINE_RESTART_DELAY_NS_MAX if name == ENGINE else FRONT_END_RESTART_DELAY_NS_MAX
                     assert RESTART_DELAY_NS <= self.now_ns - self.ended_ns[name] <= limit_ns
                 self.starting.append(name)
-            case Signal(name, number):
+            case Terminate(name) | Abort(name):
                 assert name in self.alive
-                if number == signal.SIGKILL:
-                    self.killed.add(name)
+            case Kill(name):
+                assert name in self.alive
+                self.killed.add(name)
             case ReportEnd(_, pid):
                 self.reported.append(pid)
             case Finish(status):
@@ -335,7 +339,7 @@ class World:
             del self.alive[name]
             self.killed.discard(name)
             self.ended_ns[name] = self.now_ns
-            self.tell(Exited(name, status))
+            self.tell(exited(name, status))
 
     def pass_time(self, ns: int) -> None:
         """Let time pass; the guard is woken when it asked to be."""
@@ -391,7 +395,7 @@ def test_in_any_order_nothing_runs_twice_every_process_is_reported_once_and_a_st
     for _ in range(3):  # none obeys anything but SIGKILL
         world.pass_time(EXIT_TIMEOUT + ENGINE_STOP_MARGIN_NS)
         for name in list(world.killed):
-            world.exit(name, -signal.SIGKILL)
+            world.exit(name, KILLED)
     assert len(world.finished) == 1
     spawned = [pid for pid in world.reported if pid]
     assert sorted(spawned) == list(range(101, world.pid + 1))

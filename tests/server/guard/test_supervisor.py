@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
@@ -17,9 +16,9 @@ import psutil
 import pytest
 from tests.support.process import wait_until_ended
 
-from charonia.server.guard.notify import Notifier
+from charonia.server.app import new_event_loop
 from charonia.server.guard.record import ProcessRecord, from_text
-from charonia.server.guard.record_file import RECORD_VARIABLE
+from charonia.server.guard.record_file import RECORD_VARIABLE, read_record
 from charonia.server.guard.restarts import Role
 from charonia.server.guard.supervisor import ProcessSpec, Supervisor
 
@@ -80,70 +79,53 @@ async def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
             await asyncio.sleep(0.01)
 
 
-def run(supervisor: Supervisor, act: Callable[[], Awaitable[None]]) -> int:
-    """Run a server, do something with it meanwhile, and return its exit status; `act` has to let it end."""
+def serve(
+    folder: Path,
+    *specs: ProcessSpec,
+    act: Callable[[], Awaitable[None]] | None = None,
+    heartbeat_s: float = 0.0,
+    exit_timeout_s: float = 0.1,
+) -> int:
+    """Run a server, do something while it is ready, stop it, and return its exit status."""
 
-    async def both() -> int:
-        status, _ = await asyncio.gather(supervisor.run(), act())
+    async def run() -> int:
+        supervisor = Supervisor(specs, folder, exit_timeout_s=exit_timeout_s, heartbeat_s=heartbeat_s)
+        with contextlib.closing(supervisor):
+            if await supervisor.start():
+                if act is not None:
+                    await act()
+                supervisor.stop()
+            return await supervisor.ended
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, new_event_loop])
+def test_a_server_is_ready_when_all_its_processes_are_and_stops_when_told(
+    folder: Path, new_loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    async def run() -> int:
+        supervisor = Supervisor([spec("engine"), spec("front_end_0")], folder, exit_timeout_s=0.1)
+        assert await supervisor.start()
+        processes = [psutil.Process(record.pid) for record in records(folder).values()]
+        supervisor.stop()
+        status = await supervisor.ended
+        assert len(processes) == 2
+        assert not any(process.is_running() for process in processes)
+        supervisor.close()
         return status
 
-    return asyncio.run(both())
-
-
-def stop() -> None:
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-class Manager:
-    """A service manager that notes what it is told."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self.lines: list[str] = []
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.bind(path)
-        self._socket.setblocking(False)
-
-    def heard(self, line: str) -> bool:
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                self.lines += self._socket.recv(4096).decode().split("\n")
-        return line in self.lines
-
-    def close(self) -> None:
-        self._socket.close()
-
-
-@pytest.fixture
-def manager(folder: Path) -> Iterator[Manager]:
-    with contextlib.closing(Manager(str(folder / "manager"))) as heard:
-        yield heard
-
-
-def supervisor(manager: Manager, *specs: ProcessSpec, limit_s: float = 0.0) -> Supervisor:
-    notifier = Notifier(manager.path, limit_s)
-    return Supervisor(specs, Path(manager.path).parent, exit_timeout_s=0.1, notifier=notifier)
-
-
-def test_a_server_becomes_ready_when_all_its_processes_are_and_stops_when_told(folder: Path, manager: Manager) -> None:
-    async def act() -> None:
-        await until(lambda: manager.heard("READY=1"))
-        assert all(record.pid for record in records(folder).values())
-        stop()
-
-    assert run(supervisor(manager, spec("engine"), spec("front_end_0")), act) == 0
-    assert manager.heard("STOPPING=1")
-    assert "STATUS=all models ready" in manager.lines
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        assert runner.run(run()) == 0
 
 
 @pytest.mark.parametrize("name", ["engine", "front_end_0"])
 def test_a_process_that_is_killed_is_started_again_and_the_other_goes_on(
-    name: str, folder: Path, manager: Manager, caplog: pytest.LogCaptureFixture
+    name: str, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
 
     async def act() -> None:
-        await until(lambda: manager.heard("READY=1"))
         before = records(folder)
         os.kill(before[name].pid, signal.SIGKILL)
         await until(lambda: log_shows(caplog, rf"{name} \(pid \d+\) is ready again"))
@@ -152,50 +134,34 @@ def test_a_process_that_is_killed_is_started_again_and_the_other_goes_on(
         assert after[name].pid not in (0, before[name].pid)
         assert after[name].restarts == {"SIGKILL": 1}
         assert after[other] == before[other]
-        stop()
 
-    assert run(supervisor(manager, spec("engine"), spec("front_end_0")), act) == 0
+    assert serve(folder, spec("engine"), spec("front_end_0"), act=act) == 0
     assert log_shows(caplog, rf"{name} \(pid \d+\) ended after [\d.]+ s: SIGKILL; it is started again in 0.05 s")
 
 
-def test_a_process_that_fails_at_the_first_start_ends_the_server_with_its_status(
-    folder: Path, manager: Manager
-) -> None:
-    async def act() -> None:
-        pass
-
-    assert run(supervisor(manager, spec("engine"), spec("front_end_0", FAILING)), act) == 3
+def test_a_process_that_fails_at_the_first_start_ends_the_server_with_its_status(folder: Path) -> None:
+    assert serve(folder, spec("engine"), spec("front_end_0", FAILING)) == 3
 
 
-def test_a_bug_ends_the_server_too_and_leaves_no_process_behind(manager: Manager) -> None:
-    async def act() -> None:
-        pass
-
+def test_a_bug_ends_the_server_too(folder: Path) -> None:
     broken = ProcessSpec("engine", Role.ENGINE, ["/bin/true"], {"X": "\0"} | dict(os.environ))
 
     with pytest.raises(ValueError, match="null byte"):
-        run(supervisor(manager, broken), act)
+        serve(folder, broken)
 
 
-def test_a_process_that_ignores_the_signal_is_killed_in_time(manager: Manager, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_ignores_the_signal_is_killed_in_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("charonia.server.guard.restarts.FRONT_END_STOP_MARGIN_NS", 0)
 
+    assert serve(folder, spec("engine"), spec("front_end_0", STUBBORN)) == 1
+
+
+def test_a_process_whose_loop_hangs_is_replaced(folder: Path) -> None:
     async def act() -> None:
-        await until(lambda: manager.heard("READY=1"))
-        stop()
-
-    assert run(supervisor(manager, spec("engine"), spec("front_end_0", STUBBORN)), act) == 1
-
-
-def test_a_process_whose_loop_hangs_is_replaced(folder: Path, manager: Manager) -> None:
-    async def act() -> None:
-        await until(lambda: manager.heard("READY=1"))
         os.kill(records(folder)["engine"].pid, signal.SIGUSR1)
         await until(lambda: records(folder)["engine"].restarts == {"hung": 1})
-        stop()
 
-    assert run(supervisor(manager, spec("engine"), limit_s=2.0), act) == 0
-    assert manager.heard("WATCHDOG=1")
+    assert serve(folder, spec("engine"), act=act, heartbeat_s=2.0, exit_timeout_s=5.0) == 0
 
 
 def test_orphans_are_reaped_and_the_guards_own_processes_only_once(folder: Path) -> None:
@@ -204,16 +170,18 @@ def test_orphans_are_reaped_and_the_guards_own_processes_only_once(folder: Path)
 import asyncio, ctypes, json, os, signal, sys
 from pathlib import Path
 import psutil
+import charonia.server.guard.supervisor as supervisor
 from charonia.server.guard.restarts import Role
-from charonia.server.guard.supervisor import ProcessSpec, Supervisor
 from charonia.server.guard.record import from_text
 ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
+supervisor.ORPHANS_S = 0.01
 folder = Path({str(folder)!r})
 command = [sys.executable, "-I", "-S", "-c", {PARENT_OF_ORPHAN!r}]
 environment = dict(os.environ, PIDS=str(folder / "orphan"))
-guard = Supervisor([ProcessSpec("engine", Role.ENGINE, command, environment)], folder, exit_timeout_s=1,
-    reaps_orphans=True)
-async def act():
+specs = [supervisor.ProcessSpec("engine", Role.ENGINE, command, environment)]
+async def main():
+    guard = supervisor.Supervisor(specs, folder, exit_timeout_s=1, reaps_orphans=True)
+    assert await guard.start()
     orphan = 0
     while not orphan:
         await asyncio.sleep(0.01)
@@ -226,9 +194,10 @@ async def act():
     while not (restarts := from_text((folder / "processes.json").read_text())[0].restarts):
         await asyncio.sleep(0.01)
     print(json.dumps(restarts), flush=True)
-    os.kill(os.getpid(), signal.SIGTERM)
-async def main():
-    return (await asyncio.gather(guard.run(), act()))[0]
+    guard.stop()
+    status = await guard.ended
+    guard.close()
+    return status
 sys.exit(asyncio.run(main()))
 """
 
@@ -246,10 +215,15 @@ from charonia.server.guard.restarts import Role
 from charonia.server.guard.supervisor import ProcessSpec, Supervisor
 command = [sys.executable, "-I", "-S", "-c", {STUBBORN!r}]
 processes = [ProcessSpec("engine", Role.ENGINE, command), ProcessSpec("front_end_0", Role.FRONT_END, command)]
-asyncio.run(Supervisor(processes, Path({str(folder)!r}), exit_timeout_s=1).run())
+async def main():
+    await Supervisor(processes, Path({str(folder)!r}), exit_timeout_s=1).start()
+    print("ready", flush=True)
+    await asyncio.Event().wait()
+asyncio.run(main())
 """
-    with subprocess.Popen([sys.executable, "-c", program]) as guard:
-        asyncio.run(until(lambda: len(records(folder)) == 2 and all(r.pid for r in records(folder).values())))
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as guard:
+        assert guard.stdout is not None
+        assert guard.stdout.readline() == b"ready\n"
         processes = [psutil.Process(record.pid) for record in records(folder).values()]
         guard.kill()
 
@@ -257,13 +231,13 @@ asyncio.run(Supervisor(processes, Path({str(folder)!r}), exit_timeout_s=1).run()
             wait_until_ended(process)
 
 
-def test_processes_know_where_the_record_is(folder: Path, manager: Manager) -> None:
+def test_processes_know_where_the_record_is(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = f"import os; open(os.environ['SEEN'], 'w').write(os.environ['{RECORD_VARIABLE}'])\n" + PROCESS
+    serve(folder, spec("engine", program, SEEN=str(tmp_path / "seen")))
 
-    async def act() -> None:
-        await until(lambda: manager.heard("READY=1"))
-        stop()
-
-    run(supervisor(manager, spec("engine", program, SEEN=str(folder / "seen"))), act)
-
-    assert (folder / "seen").read_text() == str(folder / "processes.json")
+    monkeypatch.setenv(RECORD_VARIABLE, (tmp_path / "seen").read_text())
+    assert [record.name for record in read_record()] == ["engine"]
+    monkeypatch.setenv(RECORD_VARIABLE, str(tmp_path / "gone"))
+    assert read_record() == ()
+    monkeypatch.delenv(RECORD_VARIABLE)
+    assert read_record() == ()

@@ -6,7 +6,6 @@ doubles with each end and falls back to the first after a healthy stretch; the o
 front ends first, because the engine has to answer what they have accepted.
 """
 
-import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
@@ -36,8 +35,8 @@ ENGINE_STOP_MARGIN_NS = 15 * NS_PER_S
 HUNG_KILL_NS = 5 * NS_PER_S
 """Time that a process without heartbeats has to report where it hangs (SIGABRT) before it is killed."""
 
-SAME_SIGNAL_NS = NS_PER_S
-"""Time after the first request to stop in which a further one is taken for the same."""
+TERMINATED = -15
+"""Status of a process that SIGTERM ended, because it could not handle it yet."""
 
 HUNG = "hung"
 """Reason of the end of a process that sent no heartbeats."""
@@ -84,10 +83,11 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """A process has ended and was reaped. The status is negative for a signal."""
+    """A process has ended and was reaped. The status is negative for a signal; the reason says it in words."""
 
     name: str
     status: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +111,24 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class Signal:
-    """Send a signal to a process that was spawned and has not exited."""
+class Terminate:
+    """Tell a process to stop (SIGTERM). As the two below, this is for one that was spawned and has not exited."""
 
     name: str
-    number: signal.Signals
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Let a process report where it hangs, and end (SIGABRT)."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """End a process at once (SIGKILL)."""
+
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +151,7 @@ class ReportEnd:
     Attributes:
         name: Its name.
         pid: Its number.
-        reason: "exit status 1", "SIGKILL", `HUNG` or `NOT_STARTED`.
+        reason: That of `Exited`, `HUNG` or `NOT_STARTED`.
         uptime_ns: How long it ran.
         again_ns: Time until it is started again, None if it is not.
     """
@@ -157,7 +170,7 @@ class Finish:
     status: int
 
 
-Command = Start | Signal | ReportReady | ReportReadyAgain | ReportEnd | Finish
+Command = Start | Terminate | Abort | Kill | ReportReady | ReportReadyAgain | ReportEnd | Finish
 
 
 class Phase(Enum):
@@ -257,7 +270,6 @@ class Restarts:
         self._exit_timeout_ns = exit_timeout_ns
         self._heartbeat_ns = heartbeat_ns
         self._stop_ns = 0
-        self._is_hurried = False
         self._status = 0
 
     def handle(self, event: Event, now_ns: int) -> list[Command]:
@@ -270,13 +282,14 @@ class Restarts:
                 commands += self._ready(self._children[name], now_ns)
             case Heartbeat(name):
                 self._children[name].heartbeat_ns = now_ns
-            case Exited(name, status):
-                commands += self._exited(self._children[name], status, now_ns)
+            case Exited(name, status, reason):
+                child = self._children[name]
+                commands += self._ended(child, HUNG if child.is_hung else reason, status, now_ns)
             case SpawnFailed(name):
                 commands += self._ended(self._children[name], NOT_STARTED, 1, now_ns)
-            case StopAsked():
-                self._stop_asked(now_ns)
-            case Tick():
+            case StopAsked() if self.phase in (Phase.STARTING, Phase.RUNNING):
+                self._begin_stop(0, now_ns)
+            case StopAsked() | Tick():
                 pass
         return commands + (self._stop_step(now_ns) if self.phase is Phase.STOPPING else self._run_step(now_ns))
 
@@ -318,14 +331,11 @@ class Restarts:
             return [ReportReady()]
         return []
 
-    def _exited(self, child: _Child, status: int, now_ns: int) -> list[Command]:
-        return self._ended(child, HUNG if child.is_hung else exit_reason(status), status, now_ns)
-
     def _ended(self, child: _Child, reason: str, status: int, now_ns: int) -> list[Command]:
         pid, again_ns = child.pid, None
         uptime_ns = child.end(reason, now_ns)
         if self.phase is Phase.STOPPING:
-            if status not in (0, -signal.SIGTERM):  # the latter came before the process could handle it
+            if status not in (0, TERMINATED):
                 self._status = self._status or 1
         elif self.phase is Phase.STARTING:
             self._begin_stop(shell_status(status) or 1, now_ns)
@@ -349,14 +359,8 @@ class Restarts:
             if child.heartbeat_ns + self._heartbeat_ns <= now_ns:
                 child.is_hung = True
                 child.kill_ns = now_ns + HUNG_KILL_NS
-                commands.append(Signal(child.name, signal.SIGABRT))
+                commands.append(Abort(child.name))
         return commands + self._kills(now_ns)
-
-    def _stop_asked(self, now_ns: int) -> None:
-        if self.phase in (Phase.STARTING, Phase.RUNNING):
-            self._begin_stop(0, now_ns)
-        elif self.phase is Phase.STOPPING and now_ns - self._stop_ns >= SAME_SIGNAL_NS:
-            self._is_hurried = True
 
     def _begin_stop(self, status: int, now_ns: int) -> None:
         self.phase = Phase.STOPPING
@@ -375,12 +379,7 @@ class Restarts:
                 margin_ns = ENGINE_STOP_MARGIN_NS if child is self._engine else FRONT_END_STOP_MARGIN_NS
                 due_ns = max(self._stop_ns + self._exit_timeout_ns, now_ns) + margin_ns
                 child.kill_ns = due_ns if child.kill_ns is None else min(child.kill_ns, due_ns)
-                commands.append(Signal(child.name, signal.SIGTERM))
-        if self._is_hurried:
-            for child in self._children.values():
-                if child.pid and not (child.is_asked_to_stop and child.kill_ns is None):
-                    child.is_asked_to_stop = True
-                    child.kill_ns = now_ns
+                commands.append(Terminate(child.name))
         commands += self._kills(now_ns)
         if not any(child.is_alive for child in self._children.values()):
             self.phase = Phase.ENDED
@@ -391,17 +390,7 @@ class Restarts:
         due = [c for c in self._children.values() if c.pid and c.kill_ns is not None and c.kill_ns <= now_ns]
         for child in due:
             child.kill_ns = None
-        return [Signal(child.name, signal.SIGKILL) for child in due]
-
-
-def exit_reason(status: int) -> str:
-    """Return what ended a process, by its status, which is negative for a signal."""
-    if status >= 0:
-        return f"exit status {status}"
-    try:
-        return signal.Signals(-status).name
-    except ValueError:
-        return f"signal {-status}"
+        return [Kill(child.name) for child in due]
 
 
 def shell_status(status: int) -> int:

@@ -12,38 +12,39 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from charonia.die_with_parent import with_parent_death_signal
 from charonia.server.guard import notify
-from charonia.server.guard.notify import Notifier
 from charonia.server.guard.record_file import RECORD_VARIABLE, write_record
 from charonia.server.guard.restarts import (
+    Abort,
     Command,
     Event,
     Exited,
     Finish,
     Heartbeat,
+    Kill,
     Ready,
     ReportEnd,
     ReportReady,
     ReportReadyAgain,
     Restarts,
     Role,
-    Signal,
     Spawned,
     SpawnFailed,
     Start,
     StopAsked,
+    Terminate,
     Tick,
-    exit_reason,
 )
 
 _log = logging.getLogger(__name__)
 
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+ORPHANS_S = 5.0
+"""Pause between two looks for orphans that have ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +67,17 @@ class ProcessSpec:
 
 
 class Supervisor:
-    """Keeps the processes of a server running. To be used on the event loop of the main thread, once.
+    """Keeps the processes of a server running. To be made on the event loop of the main thread.
 
     Args:
         processes: The processes.
         folder: Private folder for sockets and the record.
         exit_timeout_s: Time that requests in flight have when the server stops, in seconds.
-        notifier: The one who started this process.
-        reaps_orphans: Whether processes whose parents have ended become children of this one.
+        heartbeat_s: Longest time between two heartbeats of a process, in seconds; 0 for no heartbeats.
+        reaps_orphans: Whether processes whose parents have ended become children of this one; None to find out.
+
+    Attributes:
+        ended: Done when all processes have ended, with the exit status of the server.
     """
 
     def __init__(
@@ -82,52 +86,60 @@ class Supervisor:
         folder: Path,
         *,
         exit_timeout_s: float,
-        notifier: Notifier | None = None,
+        heartbeat_s: float = 0.0,
         reaps_orphans: bool | None = None,
     ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[int] = self._loop.create_future()
+        self._is_ready: asyncio.Future[None] = self._loop.create_future()
         self._specs = {spec.name: spec for spec in processes}
         self._folder = folder
-        self._notifier = notifier if notifier is not None else Notifier()
+        self._heartbeat_s = heartbeat_s
         self._reaps_orphans = os.getpid() == 1 if reaps_orphans is None else reaps_orphans
         self._restarts = Restarts(
             [(spec.name, spec.role) for spec in processes],
             exit_timeout_ns=round(exit_timeout_s * 1e9),
-            heartbeat_ns=round(self._notifier.limit_s * 1e9),
+            heartbeat_ns=round(heartbeat_s * 1e9),
         )
         self._sockets: dict[str, socket.socket] = {}
         self._running: dict[str, asyncio.subprocess.Process] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._spawning = 0
         self._timer: asyncio.TimerHandle | None = None
-        self._finished: asyncio.Future[int] | None = None
+        self._cleanup = contextlib.ExitStack()
 
-    async def run(self) -> int:
-        """Run the server until a signal stops it or it cannot go on; return its exit status."""
-        loop = asyncio.get_running_loop()
-        self._finished = loop.create_future()
-        with contextlib.ExitStack() as cleanup:
-            cleanup.callback(self._kill_all)
-            for name in self._specs:
-                self._listen(name, cleanup)
-            for number in _STOP_SIGNALS:
-                loop.add_signal_handler(number, self._stop, number)
-                cleanup.callback(loop.remove_signal_handler, number)
-            if self._reaps_orphans:
-                loop.add_signal_handler(signal.SIGCHLD, self._reap_orphans)
-                cleanup.callback(loop.remove_signal_handler, signal.SIGCHLD)
-            pings = asyncio.create_task(self._notifier.ping())
-            cleanup.callback(pings.cancel)
-            self._handle(Tick())
-            return await self._finished
+    async def start(self) -> bool:
+        """Start the server; return whether it is ready. If it is not, it has ended."""
+        for name in self._specs:
+            self._listen(name)
+        if self._reaps_orphans:
+            self._task(self._look_for_orphans())
+        self._handle(Tick())
+        await asyncio.wait({self._is_ready, self.ended}, return_when=asyncio.FIRST_COMPLETED)
+        return not self.ended.done()
 
-    def _listen(self, name: str, cleanup: contextlib.ExitStack) -> None:
+    def stop(self) -> None:
+        """Stop the server: front ends first, then the engine. `ended` tells when it has stopped."""
+        self._handle(StopAsked())
+
+    def close(self) -> None:
+        """Leave no process, timer or socket behind, whatever happened."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in self._tasks:
+            task.cancel()
+        for process in self._running.values():
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+        self._cleanup.close()
+
+    def _listen(self, name: str) -> None:
         """Open the socket on which a process tells its state."""
-        heard = cleanup.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+        heard = self._cleanup.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
         heard.setblocking(False)
         heard.bind(str(self._folder / name))
-        loop = asyncio.get_running_loop()
-        loop.add_reader(heard, self._read, name)
-        cleanup.callback(loop.remove_reader, heard)
+        self._loop.add_reader(heard, self._read, name)
+        self._cleanup.callback(self._loop.remove_reader, heard)
         self._sockets[name] = heard
 
     def _read(self, name: str) -> None:
@@ -140,13 +152,6 @@ class Supervisor:
                         self._handle(Ready(name))
                     elif line == notify.WATCHDOG:
                         self._handle(Heartbeat(name))
-                    elif line.startswith("STATUS=") and self._specs[name].role is Role.ENGINE:
-                        self._notifier.send(line)
-
-    def _stop(self, number: int) -> None:
-        _log.info("%s: stopping the server's processes", signal.Signals(number).name)
-        self._notifier.send(notify.STOPPING)
-        self._handle(StopAsked())
 
     def _handle(self, event: Event) -> None:
         now_ns = time.monotonic_ns()
@@ -159,34 +164,34 @@ class Supervisor:
         wake_at = self._restarts.wake_at()
         if wake_at is not None:
             delay_s = max(0, wake_at - now_ns) / 1e9
-            self._timer = asyncio.get_running_loop().call_later(delay_s, self._handle, Tick())
+            self._timer = self._loop.call_later(delay_s, self._handle, Tick())
 
     def _carry_out(self, command: Command) -> None:
         match command:
             case Start(name):
-                task = asyncio.get_running_loop().create_task(self._run_process(self._specs[name]))
-                self._tasks.add(task)
-                task.add_done_callback(self._task_ended)
-            case Signal(name, number):
-                if name in self._running:
-                    with contextlib.suppress(ProcessLookupError):
-                        self._running[name].send_signal(number)
+                self._task(self._run_process(self._specs[name]))
+            case Terminate(name):
+                self._signal(name, signal.SIGTERM)
+            case Abort(name):
+                _log.error("%s has sent no heartbeat for %g s", name, self._heartbeat_s)
+                self._signal(name, signal.SIGABRT)
+            case Kill(name):
+                _log.error("%s does not end: it is killed", name)
+                self._signal(name, signal.SIGKILL)
             case ReportReady():
-                self._notifier.send(notify.READY)
+                self._is_ready.set_result(None)
             case ReportReadyAgain(name, pid):
                 _log.info("%s (pid %d) is ready again", name, pid)
-            case ReportEnd():
-                self._report_end(command)
+            case ReportEnd(name, pid, reason, uptime_ns, again_ns):
+                again = f"; it is started again in {again_ns / 1e9:.3g} s" if again_ns is not None else ""
+                level = logging.INFO if reason == exit_reason(0) else logging.ERROR
+                _log.log(level, "%s (pid %d) ended after %.1f s: %s%s", name, pid, uptime_ns / 1e9, reason, again)
             case Finish(status):
-                if self._finished is not None and not self._finished.done():
-                    self._finished.set_result(status)
+                self.ended.set_result(status)
 
-    def _report_end(self, end: ReportEnd) -> None:
-        text = f"{end.name} (pid {end.pid}) ended after {end.uptime_ns / 1e9:.1f} s: {end.reason}"
-        if end.again_ns is not None:
-            text += f"; it is started again in {end.again_ns / 1e9:.3g} s"
-        _log.log(logging.INFO if end.reason == exit_reason(0) else logging.ERROR, "%s", text)
-        self._notifier.send(notify.status(text))
+    def _signal(self, name: str, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):  # it has ended, and its end is about to be handled
+            self._running[name].send_signal(number)
 
     async def _run_process(self, spec: ProcessSpec) -> None:
         self._spawning += 1
@@ -210,23 +215,34 @@ class Supervisor:
         status = await process.wait()
         del self._running[spec.name]
         self._read(spec.name)  # the last words of this process are not the first ones of the next
-        self._handle(Exited(spec.name, status))
+        self._handle(Exited(spec.name, status, exit_reason(status)))
         self._reap_orphans()
 
     def _environment(self, spec: ProcessSpec) -> dict[str, str]:
         added = {"NOTIFY_SOCKET": str(self._folder / spec.name), RECORD_VARIABLE: str(self._record)}
-        if self._notifier.limit_s:
-            added["WATCHDOG_USEC"] = str(round(self._notifier.limit_s * 1e6))
+        if self._heartbeat_s:
+            added["WATCHDOG_USEC"] = str(round(self._heartbeat_s * 1e6))
         return {**spec.environment, **added}
 
     @property
     def _record(self) -> Path:
         return self._folder / "processes.json"
 
+    def _task(self, work: Coroutine[object, object, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_ended)
+
     def _task_ended(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None and self._finished is not None:
-            self._finished.set_exception(task.exception() or RuntimeError())
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not self.ended.done():
+            self.ended.set_exception(error)
+
+    async def _look_for_orphans(self) -> None:
+        while True:
+            self._reap_orphans()
+            await asyncio.sleep(ORPHANS_S)
 
     def _reap_orphans(self) -> None:
         """Reap ended processes that were started by others. Own ones are reaped where they are waited for."""
@@ -240,10 +256,12 @@ class Supervisor:
                 return  # an own one hides others: this is called again when it has been reaped
             os.waitpid(ended.si_pid, 0)
 
-    def _kill_all(self) -> None:
-        """Leave no process behind, whatever ended `run`."""
-        if self._timer is not None:
-            self._timer.cancel()
-        for process in self._running.values():
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
+
+def exit_reason(status: int) -> str:
+    """Return what ended a process, by its status, which is negative for a signal."""
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return signal.Signals(-status).name
+    except ValueError:
+        return f"signal {-status}"
