@@ -15,6 +15,7 @@ import time
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from charonia.die_with_parent import with_parent_death_signal
 from charonia.server.guard import notify
@@ -115,7 +116,8 @@ class Supervisor:
         if self._reaps_orphans:
             self._task(self._look_for_orphans())
         self._handle(Tick())
-        await asyncio.wait({self._is_ready, self.ended}, return_when=asyncio.FIRST_COMPLETED)
+        outcomes: set[asyncio.Future[Any]] = {self._is_ready, self.ended}
+        await asyncio.wait(outcomes, return_when=asyncio.FIRST_COMPLETED)
         return not self.ended.done()
 
     def stop(self) -> None:
