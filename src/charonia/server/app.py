@@ -282,6 +282,7 @@ class InferenceServer:
             rate_limits=self._limits.view if self._limits is not None else None,
             demand=self._demand.demand if self._demand is not None else None,
             page_scheme=("https" if options.http.tls.active else "http") if options.http.page else "",
+            controls_models=options.models.control_mode in (ControlMode.EXPLICIT, ControlMode.AUTO),
             sequences=self.engine.sequences,
             explain=self._explainer.explain,
             cors_origins=options.http.cors_origins,
