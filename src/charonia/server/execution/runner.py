@@ -15,15 +15,16 @@ from collections.abc import Sequence
 
 from charonia.config.model import ModelConfig
 from charonia.core.caller import CallFrame
-from charonia.core.calls import Reply
+from charonia.core.calls import ANSWERED, Reply, Ticket
 from charonia.core.errors import Code, ServingError
 from charonia.core.request import InferRequest
+from charonia.core.response import InferResponse
 from charonia.core.trace import Trace
 from charonia.server.execution.admission import Admission, RequestCheck, with_request_id
 from charonia.server.execution.busy_poll import BusyPoll
 from charonia.server.execution.clock import WakeTimer, now_ns
 from charonia.server.execution.deadlock import DeadlockDetector, InstancePool
-from charonia.server.execution.executor import Executor
+from charonia.server.execution.executor import BlockingExecutor, Executor
 from charonia.server.execution.in_flight import (
     DONE,
     QUEUED,
@@ -50,7 +51,7 @@ from charonia.server.scheduling.api import (
     Submit,
     Tick,
 )
-from charonia.server.scheduling.default import FailedScheduler
+from charonia.server.scheduling.default import DefaultScheduler, FailedScheduler
 from charonia.server.scheduling.slots import SlotChange, Slots, capacity_limit
 
 _log = logging.getLogger(__name__)
@@ -88,6 +89,7 @@ class ModelRunner:
         self.version = version
         self._admission: RequestCheck = Admission(config)
         self._scheduler = scheduler
+        self._plain = scheduler if type(scheduler) is DefaultScheduler and not config.is_decoupled else None
         self._executors = executors
         self._loop = loop
         self._busy_poll = busy_poll
@@ -137,10 +139,13 @@ class ModelRunner:
         """Return the request in flight with an id of the scheduler."""
         return self._in_flight.requests[id]
 
-    def submit(self, request: InferRequest, reply: Reply) -> PendingRequest:
+    def submit(self, request: InferRequest, reply: Reply) -> Ticket:
         """Take in a request; every outcome goes to `reply`."""
         if request.trace is not None:
             reply = self._traced(request, request.trace, reply)
+        elif self._plain is not None and (outcome := self.run_at_once(request)) is not None:
+            self._in_flight.deliver(request, reply, outcome, True)
+            return ANSWERED
         now = now_ns()
         entry = PendingRequest(self, request, reply, now)
         in_flight = self._in_flight
@@ -166,6 +171,33 @@ class ModelRunner:
         in_flight.requests[request_id] = entry
         self._handle(Submit(request_id, batch_size, shape_key, request.priority, request.timeout_us), now)
         return entry
+
+    def run_at_once(self, request: InferRequest) -> InferResponse | ServingError | None:
+        """Run a request that has no trace to its end before this returns, if it neither waits nor joins a batch.
+
+        Checks, statistics and outcome are those of `submit`. Nothing else can happen meanwhile, so there are no events.
+
+        Returns:
+            The outcome; None if nothing was done, and the request is to be submitted.
+        """
+        slot = self._plain.slot_at_once() if self._plain is not None else None
+        if slot is None:
+            return None
+        executor = self._executors[slot % len(self._executors)]
+        if not isinstance(executor, BlockingExecutor) or not executor.in_place:
+            return None
+        arrival_ns = now_ns()
+        try:
+            batch_size, _ = self._admission.check(request)
+        except ServingError as error:
+            self.metrics.failed(FailureReason.OTHER, now_ns() - arrival_ns)
+            return error
+        if self._busy_poll is not None and request.caller is None:
+            self._busy_poll.submitted(arrival_ns)
+            self._busy_poll.answered()
+        execution, start_ns, end_ns = executor.run_in_place((request,))
+        times_ns = (arrival_ns, start_ns, end_ns)
+        return self._in_flight.ran_alone(request, batch_size, execution, times_ns, executor.placement.name)
 
     def cancel(self, entry: PendingRequest) -> None:
         """The caller of an unanswered request has gone."""
@@ -285,6 +317,7 @@ class ModelRunner:
         """Answer all requests in flight, and drop all later ones."""
         _log.exception("the scheduler of model '%s' failed: %s", self.config.name, repr(self))
         self._scheduler = FailedScheduler()
+        self._plain = None
         for entry in list(self._in_flight.requests.values()):
             if entry.state != DONE:
                 error = drop_error(DropReason.SCHEDULER_FAILED, entry.request, self.config.name)
