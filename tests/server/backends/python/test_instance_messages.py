@@ -17,8 +17,8 @@ from charonia.server.backends.api import Outputs, Result
 from charonia.server.backends.python.instance import PythonInstance
 from charonia.server.backends.python.process import RELEASES_HELD_MAX, WorkerProcess
 from charonia.server.backends.python.services import ServerServices
-from charonia.server.backends.python.worker.charonia_channel import Incoming, Outgoing, Receiver
-from charonia.server.backends.python.worker.charonia_regions import Mappings, RegionPool
+from charonia.server.backends.python.worker.channel import Incoming, Outgoing, Receiver
+from charonia.server.backends.python.worker.regions import Mappings, RegionPool
 from charonia.testing.decoupled_suite import StreamSink
 
 LARGE = np.arange(50_000, dtype="<f4")

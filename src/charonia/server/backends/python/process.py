@@ -24,7 +24,7 @@ import psutil
 from charonia.server.backends.python.codec import log_of_model
 from charonia.server.backends.python.environment import SERVER_ENVIRONMENT, Environment
 from charonia.server.backends.python.reaper import reaper
-from charonia.server.backends.python.worker.charonia_channel import (
+from charonia.server.backends.python.worker.channel import (
     FDS_MAX,
     Incoming,
     Outgoing,
@@ -33,7 +33,7 @@ from charonia.server.backends.python.worker.charonia_channel import (
     remaining,
     send_some,
 )
-from charonia.server.backends.python.worker.charonia_regions import ChannelError, Mappings, RegionPool
+from charonia.server.backends.python.worker.regions import ChannelError, Mappings, RegionPool
 from charonia.server.machine.cores import bound_to
 
 _log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ LAST_READS_MAX = 64
 RELEASES_HELD_MAX = 8
 """Dropped references to the worker's regions that may wait for the next message; with more, one is sent at once."""
 
-_SCRIPT = Path(__file__).parent / "worker" / "charonia_worker.py"
+_SCRIPT = Path(__file__).parent / "worker" / "script.py"
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
