@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -309,11 +308,20 @@ def test_steps_that_run_in_place_are_done_at_once_whatever_batch_dimension_they_
     assert general["walked"] == []
 
 
-@pytest.mark.parametrize("kind", ["later", "merges"])
-def test_a_step_that_may_wait_does_not_keep_the_others_from_being_done_at_once(kind: str) -> None:
-    case = Case((CHAIN[0], Step(kind, ("x", "B"), ("y",)), CHAIN[2]), False, (Asked(()),))
+def test_a_step_that_may_wait_does_not_keep_the_others_from_being_done_at_once() -> None:
+    case = Case((CHAIN[0], Step("later", ("x", "B"), ("y",)), CHAIN[2]), False, (Asked(()),))
     walked, _ = both_ways(case)
     assert walked["walked"] == ["plain_1_1", "plain_1_1"]
+
+
+def test_the_first_request_of_a_round_is_done_at_once_and_those_that_come_with_it_form_a_batch() -> None:
+    case = Case((CHAIN[0], Step("merges", ("x", "B"), ("y",)), CHAIN[2]), False, (Asked(()),) * 3)
+    walked, general = both_ways(case)
+    assert walked["walked"][:3] == ["plain_1_1", "merges_2_1", "plain_1_1"]
+    assert walked["walked"].count("merges_2_1") == 1
+    assert walked["statistics"] == general["statistics"]
+    (_, executions, _), *_ = walked["statistics"]["merges_2_1"]
+    assert executions == 2
 
 
 def test_a_request_with_a_trace_goes_the_general_way() -> None:

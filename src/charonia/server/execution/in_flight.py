@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from charonia.config.model import ModelConfig
 from charonia.core.caller import CallFrame
@@ -80,6 +80,26 @@ class PendingRequest:
         """The caller has gone."""
         if self.state != DONE:
             self.owner.cancel(self)
+
+
+class AloneBatch(NamedTuple):
+    """A batch of one request that ran at once.
+
+    Attributes:
+        batch_size: Its batch elements.
+        reason: Why it was sent.
+        instance: Name of the instance.
+        arrival_ns: When the request arrived.
+        start_ns: When its execution began.
+        end_ns: When it ended.
+    """
+
+    batch_size: int
+    reason: CloseReason
+    instance: str
+    arrival_ns: int
+    start_ns: int
+    end_ns: int
 
 
 class InFlight:
@@ -152,23 +172,10 @@ class InFlight:
         return InferResponse(config.name, self._version, request.id, tensors, outputs.parameters, record)
 
     def ran_alone(
-        self,
-        request: InferRequest,
-        batch_size: int,
-        execution: Execution | ServingError,
-        times_ns: tuple[int, int, int],
-        instance: str,
+        self, request: InferRequest, execution: Execution | ServingError, batch: AloneBatch
     ) -> InferResponse | ServingError:
-        """Count a request that was never in flight, because it ran at once and alone, and return its outcome.
-
-        Args:
-            request: The request.
-            batch_size: Its batch elements.
-            execution: What came of it.
-            times_ns: When it arrived, when its execution began and when that ended.
-            instance: Name of the instance.
-        """
-        arrival_ns, start_ns, end_ns = times_ns
+        """Count a request that ran at once, and so was never in flight, and return its outcome."""
+        batch_size, reason, instance, arrival_ns, start_ns, end_ns = batch
         input_end_ns, output_start_ns = start_ns, end_ns
         outcome: InferResponse | ServingError
         if isinstance(execution, ServingError):
@@ -191,7 +198,7 @@ class InFlight:
             arrivals_ns=() if has_failed else (arrival_ns,),
             inferences=0 if has_failed else batch_size,
             batch_size=batch_size,
-            reason=CloseReason.FULL,
+            reason=reason,
             marks_ns=(start_ns, input_end_ns, output_start_ns, end_ns),
             wall_ms=int(time.time() * 1000),
         )

@@ -12,6 +12,7 @@ requests and sends their replies. Invariants:
 import asyncio
 import logging
 from collections.abc import Sequence
+from typing import cast
 
 from charonia.config.model import ModelConfig
 from charonia.core.caller import CallFrame
@@ -29,6 +30,7 @@ from charonia.server.execution.in_flight import (
     DONE,
     QUEUED,
     RUNNING,
+    AloneBatch,
     InFlight,
     PendingRequest,
     RunningBatch,
@@ -41,6 +43,7 @@ from charonia.server.rate_limiter.limiter import Claim
 from charonia.server.scheduling.api import (
     EMPTY_ROW,
     Cancel,
+    CloseReason,
     Command,
     Drop,
     DropReason,
@@ -52,6 +55,7 @@ from charonia.server.scheduling.api import (
     Tick,
 )
 from charonia.server.scheduling.default import DefaultScheduler, FailedScheduler
+from charonia.server.scheduling.dynamic import DynamicBatcher
 from charonia.server.scheduling.slots import SlotChange, Slots, capacity_limit
 
 _log = logging.getLogger(__name__)
@@ -89,7 +93,9 @@ class ModelRunner:
         self.version = version
         self._admission: RequestCheck = Admission(config)
         self._scheduler = scheduler
-        self._plain = scheduler if type(scheduler) is DefaultScheduler and not config.is_decoupled else None
+        # Those that say whether a request would run at once; a wrapper of one has to see every event.
+        is_plain = type(scheduler) in (DefaultScheduler, DynamicBatcher) and not config.is_decoupled
+        self._plain = cast("DefaultScheduler | DynamicBatcher", scheduler) if is_plain else None
         self._executors = executors
         self._loop = loop
         self._busy_poll = busy_poll
@@ -180,24 +186,35 @@ class ModelRunner:
         Returns:
             The outcome; None if nothing was done, and the request is to be submitted.
         """
-        slot = self._plain.slot_at_once() if self._plain is not None else None
-        if slot is None:
+        scheduler, in_flight = self._plain, self._in_flight
+        slot = scheduler.slot_at_once() if scheduler is not None else None
+        if scheduler is None or slot is None or in_flight.order is not None:
             return None
         executor = self._executors[slot % len(self._executors)]
         if not isinstance(executor, BlockingExecutor) or not executor.in_place:
             return None
         arrival_ns = now_ns()
         try:
-            batch_size, _ = self._admission.check(request)
+            batch_size, shape_key = self._admission.check(request)
         except ServingError as error:
             self.metrics.failed(FailureReason.OTHER, now_ns() - arrival_ns)
             return error
         if self._busy_poll is not None and request.caller is None:
             self._busy_poll.submitted(arrival_ns)
             self._busy_poll.answered()
+        reason = CloseReason.FULL
+        if self._gathers:
+            self._next_id += 1
+            event = Submit(self._next_id, batch_size, shape_key, request.priority, request.timeout_us)
+            (run,) = scheduler.handle(event, arrival_ns)
+            reason = cast("Run", run).reason
+            self._slots.begin(slot)
+        # Without gathering, the slot is idle again before the next event, so the scheduler need not know.
         execution, start_ns, end_ns = executor.run_in_place((request,))
-        times_ns = (arrival_ns, start_ns, end_ns)
-        return self._in_flight.ran_alone(request, batch_size, execution, times_ns, executor.placement.name)
+        if self._gathers:
+            self._follow(self._slots.end(slot, end_ns - start_ns))
+        batch = AloneBatch(batch_size, reason, executor.placement.name, arrival_ns, start_ns, end_ns)
+        return in_flight.ran_alone(request, execution, batch)
 
     def cancel(self, entry: PendingRequest) -> None:
         """The caller of an unanswered request has gone."""

@@ -54,10 +54,7 @@ class DefaultScheduler:
         return self._queue.next_deadline_ns() if self._queue.deadlines else None
 
     def slot_at_once(self) -> int | None:
-        """Return the slot on which a request would run if it were submitted now, None if it would wait or be dropped.
-
-        If it is done before the next event, it needs no events: they would leave the scheduler as it is.
-        """
+        """Return the slot on which a request would run if it were submitted now, None if it would not."""
         return self._idle.next() if self._idle.by_instance and not self._stopping else None
 
     def handle(self, event: Event, now_ns: int) -> list[Command]:
