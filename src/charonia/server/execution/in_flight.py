@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from charonia.config.model import ModelConfig
 from charonia.core.caller import CallFrame
@@ -80,26 +80,6 @@ class PendingRequest:
         """The caller has gone."""
         if self.state != DONE:
             self.owner.cancel(self)
-
-
-class AloneBatch(NamedTuple):
-    """A batch of one request that ran at once.
-
-    Attributes:
-        batch_size: Its batch elements.
-        reason: Why it was sent.
-        instance: Name of the instance.
-        arrival_ns: When the request arrived.
-        start_ns: When its execution began.
-        end_ns: When it ended.
-    """
-
-    batch_size: int
-    reason: CloseReason
-    instance: str
-    arrival_ns: int
-    start_ns: int
-    end_ns: int
 
 
 class InFlight:
@@ -172,34 +152,35 @@ class InFlight:
         return InferResponse(config.name, self._version, request.id, tensors, outputs.parameters, record)
 
     def ran_alone(
-        self, request: InferRequest, execution: Execution | ServingError, batch: AloneBatch
+        self,
+        request: InferRequest,
+        execution: Execution | ServingError,
+        record: ExecutionRecord,
+        reason: CloseReason,
+        arrival_ns: int,
     ) -> InferResponse | ServingError:
         """Count a request that ran at once, and so was never in flight, and return its outcome."""
-        batch_size, reason, instance, arrival_ns, start_ns, end_ns = batch
-        input_end_ns, output_start_ns = start_ns, end_ns
+        start_ns = arrival_ns + record.queue_ns
+        input_end_ns, output_start_ns = start_ns, start_ns + record.compute_ns
         outcome: InferResponse | ServingError
         if isinstance(execution, ServingError):
             outcome = execution
         else:
             input_end_ns, output_start_ns = execution.input_end_ns, execution.output_start_ns
             result = execution.results[0]
-            if isinstance(result, ServingError):
-                outcome = result
-            else:
-                record = ExecutionRecord(instance, batch_size, start_ns - arrival_ns, end_ns - start_ns)
-                try:
-                    outcome = self.response(request, result, record)
-                except ServingError as error:
-                    outcome = error
+            try:
+                outcome = result if isinstance(result, ServingError) else self.response(request, result, record)
+            except ServingError as error:
+                outcome = error
         has_failed = isinstance(outcome, ServingError)
         if has_failed:
             self.metrics.failed(FailureReason.BACKEND, now_ns() - arrival_ns)
         self.metrics.batch_done(
             arrivals_ns=() if has_failed else (arrival_ns,),
-            inferences=0 if has_failed else batch_size,
-            batch_size=batch_size,
+            inferences=0 if has_failed else record.batch_size,
+            batch_size=record.batch_size,
             reason=reason,
-            marks_ns=(start_ns, input_end_ns, output_start_ns, end_ns),
+            marks_ns=(start_ns, input_end_ns, output_start_ns, start_ns + record.compute_ns),
             wall_ms=int(time.time() * 1000),
         )
         return outcome

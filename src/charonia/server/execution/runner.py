@@ -19,7 +19,7 @@ from charonia.core.caller import CallFrame
 from charonia.core.calls import ANSWERED, Reply, Ticket
 from charonia.core.errors import Code, ServingError
 from charonia.core.request import InferRequest
-from charonia.core.response import InferResponse
+from charonia.core.response import ExecutionRecord, InferResponse
 from charonia.core.trace import Trace
 from charonia.server.execution.admission import Admission, RequestCheck, with_request_id
 from charonia.server.execution.busy_poll import BusyPoll
@@ -30,7 +30,6 @@ from charonia.server.execution.in_flight import (
     DONE,
     QUEUED,
     RUNNING,
-    AloneBatch,
     InFlight,
     PendingRequest,
     RunningBatch,
@@ -213,8 +212,8 @@ class ModelRunner:
         execution, start_ns, end_ns = executor.run_in_place((request,))
         if self._gathers:
             self._follow(self._slots.end(slot, end_ns - start_ns))
-        batch = AloneBatch(batch_size, reason, executor.placement.name, arrival_ns, start_ns, end_ns)
-        return in_flight.ran_alone(request, execution, batch)
+        record = ExecutionRecord(executor.placement.name, batch_size, start_ns - arrival_ns, end_ns - start_ns)
+        return in_flight.ran_alone(request, execution, record, reason, arrival_ns)
 
     def cancel(self, entry: PendingRequest) -> None:
         """The caller of an unanswered request has gone."""

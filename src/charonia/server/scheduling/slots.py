@@ -231,7 +231,8 @@ class IdleSlots:
 
     def next(self) -> int:
         """Return the slot for the next batch; there must be one."""
-        return next(reversed(self.by_instance[self._instance()]))
+        idle = self.by_instance
+        return next(reversed(idle[self._instance() if len(idle) > 1 else next(iter(idle))]))
 
     def take(self) -> int:
         """Take the slot for the next batch; there must be one."""
