@@ -21,6 +21,8 @@ from charonia.server.execution.busy_poll import BusyPoll
 from charonia.server.explain.explainer import Explainer
 from charonia.server.facade import LogControl, Services
 from charonia.server.grpc.frontend import GrpcFrontend, GrpcLimits
+from charonia.server.guard.record import families as process_families
+from charonia.server.guard.record_file import read_record
 from charonia.server.http.frontend import HttpFrontend, HttpLimits, MetricsFrontend
 from charonia.server.lifecycle.backends import Backends
 from charonia.server.lifecycle.configure import ConfigureOptions
@@ -152,7 +154,9 @@ class InferenceServer:
         self._poller: asyncio.Task[None] | None = None
         self._keys = KeyFile(options.api_keys) if options.api_keys else None
         self._key_watcher: asyncio.Task[None] | None = None
-        self._explainer = Explainer(self._lifecycle.table.loaded, self.engine.find, options.cpu_cores or cores)
+        self._explainer = Explainer(
+            self._lifecycle.table.loaded, self.engine.find, options.cpu_cores or cores, read_record
+        )
         self._marking: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -319,6 +323,7 @@ class InferenceServer:
         shared = families(self._limits.view()) if self._limits is not None else []
         shared += self._cache.families() if self._cache is not None else []
         shared += self._device_families()
+        shared += process_families(read_record(), time.monotonic_ns())
         return shared + (self._demand.families() if self._demand is not None else [])
 
     def _device_families(self) -> list[Family]:
