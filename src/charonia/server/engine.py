@@ -4,11 +4,12 @@ import re
 from collections.abc import Mapping
 
 from charonia.config.model import ModelConfig
-from charonia.core.calls import Reply, Ticket
+from charonia.core.calls import ANSWERED, Reply, Ticket
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError, invalid, not_found, unavailable
 from charonia.core.metadata import ModelIndexEntry, ModelMetadata, ModelState, ServerMetadata, TensorMetadata
 from charonia.core.request import InferRequest
+from charonia.core.response import InferResponse
 from charonia.core.statistics import ModelStatistics
 from charonia.server.execution.admission import with_request_id
 from charonia.server.execution.version_runner import Runner
@@ -20,16 +21,6 @@ from charonia.server.sequences.models import sequences_of
 from charonia.server.sequences.overview import ModelSequences
 
 _VERSION = re.compile(r"[0-9]{1,18}")
-
-
-class _Answered:
-    """The ticket of a request that was refused before it reached a runner."""
-
-    def cancel(self) -> None:
-        """Do nothing: the request has its answer."""
-
-
-_ANSWERED = _Answered()
 
 
 class ModelEngine:
@@ -49,6 +40,7 @@ class ModelEngine:
         self.demand: OnDemandLoader | None = None
         self._lifecycle = lifecycle
         lifecycle.ensembles.infer = self.infer
+        lifecycle.ensembles.infer_at_once = self.infer_at_once
         self._routes = lifecycle.table.routes
         self._models = lifecycle.table.models
         self._metadata = metadata
@@ -75,6 +67,11 @@ class ModelEngine:
                 return ticket
         return self.infer_loaded(request, reply)
 
+    def infer_at_once(self, request: InferRequest) -> InferResponse | ServingError | None:
+        """Run a request as `Runner.run_at_once` does; None if it is to be run by `infer`."""
+        runner = self._routes.get((request.model_name, request.model_version))
+        return runner.run_at_once(request) if runner is not None and not self._is_exiting else None
+
     def infer_loaded(self, request: InferRequest, reply: Reply) -> Ticket:
         """Run a request of a model that is loaded, or answer that it is not."""
         try:
@@ -84,7 +81,7 @@ class ModelEngine:
                 raise with_request_id(unavailable(message), request)
         except ServingError as error:
             reply(error, True)
-            return _ANSWERED
+            return ANSWERED
         return runner.submit(request, reply)
 
     def is_live(self) -> bool:
