@@ -36,6 +36,7 @@ from charonia.server.machine.cores import read_policies
 from charonia.server.options import (
     BUSY_POLL_US_MAX,
     CPU_CORES_MAX,
+    FRONT_ENDS_MAX,
     GRPC_INPUT_BYTES_MAX,
     PORT_MAX,
     CompressionLevel,
@@ -174,8 +175,12 @@ MODELS = (
         "Limit of pinned memory for copies to and from GPUs, 0 for none",
     ),
     Option(
+        *("--front-ends", "front_ends", integer(0, FRONT_ENDS_MAX), "N"),
+        "Processes that take requests, 0 for the process that runs the models",
+    ),
+    Option(
         *("--cpu-cores", "cpu_cores", integer(0, CPU_CORES_MAX), "N"),
-        "Cores that models may use, 0 for all that this process may use",
+        "Cores that models may use, 0 for all that this process may use, less those of front ends",
     ),
     Option(
         *("--host-policy", "host_policies", assignment, "NAME,KEY=VALUE"),

@@ -82,6 +82,10 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 class FrontEnds(Protocol):
     """What takes the requests of clients: in this process, or in others."""
 
+    async def check(self) -> None:
+        """Check, before models are loaded, that `start` will find what it needs. Raises ServingError."""
+        ...
+
     async def start(self, engine: ModelEngine, services: Services) -> None:
         """Take requests. Raises ServingError."""
         ...
@@ -179,7 +183,9 @@ class InferenceServer:
         """
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         options = self._options
-        await self._check_addresses()
+        await self.front_ends.check()
+        if options.metrics.enabled and options.metrics.port:
+            await check_address(options.metrics_address, options.metrics.port)
         self._tracing = TracingService(options.trace)
         if isinstance(self._cache, RedisCache):
             await self._cache.connect()
@@ -264,16 +270,6 @@ class InferenceServer:
             )
             return False
         return True
-
-    async def _check_addresses(self) -> None:
-        options = self._options
-        for is_on, address, port, reuse_port in (
-            (options.grpc.enabled, options.grpc.address, options.grpc.port, options.grpc.reuse_port),
-            (options.http.enabled, options.http.address, options.http.port, options.http.reuse_port),
-            (options.metrics.enabled, options.metrics_address, options.metrics.port, False),
-        ):
-            if is_on and port:
-                await check_address(address, port, reuse_port=reuse_port)
 
     async def _open(self, tracing: TracingService) -> None:
         options = self._options

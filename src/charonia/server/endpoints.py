@@ -13,6 +13,7 @@ from charonia.server.access_log import AccessLog, LogStream
 from charonia.server.facade import Engine, Services
 from charonia.server.grpc.frontend import GrpcFrontend, GrpcLimits
 from charonia.server.http.frontend import HttpFrontend, HttpLimits
+from charonia.server.listening import check_address
 from charonia.server.log_file import LogFile
 from charonia.server.options import EndpointTls, ServerOptions
 from charonia.wire.log_settings import AccessLogFormat, LogOptions
@@ -41,6 +42,12 @@ class Endpoints:
         self._files = ExitStack()
         self._keys = KeyFile(options.api_keys) if options.api_keys else None
         self._key_watcher: asyncio.Task[None] | None = None
+
+    async def check(self) -> None:
+        """Check that the addresses are free. Raises as `start`."""
+        for endpoint in (self._options.grpc, self._options.http):
+            if endpoint.enabled and endpoint.port:
+                await check_address(endpoint.address, endpoint.port, reuse_port=endpoint.reuse_port)
 
     async def start(self, engine: Engine, services: Services) -> None:
         """Listen.

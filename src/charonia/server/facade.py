@@ -27,13 +27,12 @@ NO_LOG_CONTROL = "changing log settings is not offered by this server: its log i
 
 
 class LogControl(Protocol):
-    """The server's log.
+    """The server's log."""
 
-    Attributes:
-        options: Its current options.
-    """
-
-    options: LogOptions
+    @property
+    def options(self) -> LogOptions:
+        """Its current options."""
+        ...
 
     async def change(self, options: LogOptions) -> None:
         """Apply new options."""
