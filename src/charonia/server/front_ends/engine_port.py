@@ -136,7 +136,7 @@ class EnginePort:
         """A front end has gone."""
         self._peers.discard(peer)
         if not self._engine.is_exiting():
-            _log.warning("a front end has gone: %s", reason)
+            _log.info("a front end has gone: %s", reason)
 
     def spawn(self, work: Coroutine[object, object, object]) -> "asyncio.Task[object]":
         """Run something beside the event loop's other work; the loop itself holds tasks weakly."""
@@ -160,17 +160,18 @@ class EnginePort:
             case "load":
                 name, config, names = arguments
                 files = None if names is None else dict(zip(names, blobs, strict=True))
-                return await self._then_published(engine.load_model(name, config, files))
+                await self._then_published(engine.load_model(name, config, files))
             case "unload":
-                return await self._then_published(engine.unload_model(*arguments))
+                await self._then_published(engine.unload_model(*arguments))
             case _:
                 return await self._answer_of_services(question, arguments)
+        return None
 
     async def _answer_of_services(self, question: str, arguments: list[Any]) -> object:
         services = self._services
         match question:
             case "demand" if services.demand is not None:
-                return await self._then_published(services.demand(*arguments))
+                await self._then_published(services.demand(*arguments))
             case "rate_limits" if services.rate_limits is not None:
                 return await services.rate_limits()
             case "sequences" if services.sequences is not None:
@@ -182,12 +183,13 @@ class EnginePort:
             case "log" if services.log is not None:
                 async with self._changing:
                     await services.log.change(record(LogOptions, arguments[0]))
-                    return await self._tell_all("log", arguments[0])
+                    await self._tell_all("log", arguments[0])
             case "register_system" | "register_cuda" | "unregister_system" | "unregister_cuda":
                 async with self._changing:
-                    return await self._change_regions(question, arguments)
+                    await self._change_regions(question, arguments)
             case _:
                 raise unsupported(f"'{question}' is not offered by this server")
+        return None
 
     # Inside.
 
@@ -207,6 +209,7 @@ class EnginePort:
             if services.log is not None:
                 await peer.ask("log", plain(services.log.options))
             if services.regions is not None:
+                known: list[tuple[str, SystemRegion | CudaRegion]]
                 known = [("register_system", region) for region in services.regions.system()]
                 known += [("register_cuda", region) for region in services.regions.cuda()]
                 for change, region in known:
@@ -230,8 +233,8 @@ class EnginePort:
             raise unsupported(NO_TRACING)
         if question == "trace_settings":
             return await tracing.settings(*arguments)
-        await tracing.change(*arguments)
-        return await self._publish()
+        await self._then_published(tracing.change(*arguments))
+        return None
 
     async def _change_regions(self, question: str, arguments: list[Any]) -> None:
         regions = self._services.regions

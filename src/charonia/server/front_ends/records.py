@@ -37,11 +37,10 @@ def _read(kind: Any, value: Any) -> Any:
     if NoneType in arguments:  # `X | None`
         return None if value is None else _read(next(each for each in arguments if each is not NoneType), value)
     if origin is None:
-        if not isinstance(kind, type) or not (issubclass(kind, Enum) or _hints(kind)):
-            return value
-        if issubclass(kind, Enum):
+        if isinstance(kind, type) and issubclass(kind, Enum):
             return kind[value]
-        return kind(*map(_read, _hints(kind), value))
+        hints = _hints(kind)
+        return kind(*map(_read, hints, value)) if hints else value
     if issubclass(origin, Mapping):
         of_key, of_value = arguments
         return {_read(of_key, key): _read(of_value, each) for key, each in value.items()}
@@ -53,7 +52,7 @@ def _read(kind: Any, value: Any) -> Any:
 
 
 @cache
-def _hints(kind: type) -> tuple[Any, ...]:
+def _hints(kind: Any) -> tuple[Any, ...]:
     """Return the types of the fields of a record, empty for what is none."""
     if is_dataclass(kind):
         hints = get_type_hints(kind)

@@ -177,7 +177,8 @@ class RemoteEngine:
     async def drained(self, timeout_s: float) -> bool:
         """Wait until every request is answered, up to a limit, when the rest is; return whether that was in time."""
         try:
-            await asyncio.wait_for(self._is_idle.wait(), timeout_s)
+            if self._replies:
+                await asyncio.wait_for(self._is_idle.wait(), timeout_s)
         except TimeoutError:
             self._fail_all(unavailable("the server stopped before the request was done: exit timeout expired"))
             return False
