@@ -175,10 +175,6 @@ MODELS = (
         "Limit of pinned memory for copies to and from GPUs, 0 for none",
     ),
     Option(
-        *("--front-ends", "front_ends", integer(0, FRONT_ENDS_MAX), "N"),
-        "Processes that take requests, 0 for the process that runs the models",
-    ),
-    Option(
         *("--cpu-cores", "cpu_cores", integer(0, CPU_CORES_MAX), "N"),
         "Cores that models may use, 0 for all that this process may use, less those of front ends",
     ),
@@ -200,6 +196,10 @@ SERVER = (
     ),
     Option("--exit-on-error", "exit_on_error", boolean, _BOOL, "Exit if a model fails to load at start"),
     Option("--strict-readiness", "strict_readiness", boolean, _BOOL, "Report ready only if all models are ready"),
+    Option(
+        *("--front-ends", "front_ends", integer(0, FRONT_ENDS_MAX), "N"),
+        "Processes that take requests, 0 for the process that runs the models",
+    ),
     Option("--api-keys", "api_keys", filled, "PATH", "File of API keys and their scopes; reloaded when it changes"),
     Option(
         "--allow-client-shm", "client_shm", boolean, _BOOL, "Allow clients to register shared memory of this machine"

@@ -48,7 +48,7 @@ OPTIONS_NAME = "options"
 """File with the options for the children, in the private folder."""
 
 END_S_MAX = 10.0
-"""Time that a child has to end after it was killed."""
+"""Time that front ends have to end after the engine; then they are killed."""
 
 
 class ErrorRecord(NamedTuple):
@@ -224,6 +224,11 @@ class ServerProcesses:
         self._is_stopping = True
         for child in self._children[:1]:
             child.signal(signal.SIGTERM)
+        if self._watching:
+            await self._watching[0]
+            await asyncio.wait(self._watching, timeout=END_S_MAX)
+        for child in self._children:
+            child.signal(signal.SIGKILL)
         statuses = await asyncio.gather(*self._watching)
         self._cleanup.close()
         return not any(statuses)
@@ -250,16 +255,15 @@ class ServerProcesses:
         return child
 
     async def _watch(self, child: Child) -> int:
-        """Wait for the end of a child; when it comes unexpectedly, all others end, too."""
+        """Return the exit status of a child; when it ends unexpectedly, all others end, too."""
         status = await child.wait()
+        if self._is_stopping and status == -signal.SIGTERM and child is not self._children[0]:
+            return 0  # a front end that was done, and no longer or not yet minded the signal
         if not self._is_stopping and self._is_started:
             _log.error("the %s has ended with status %d: the server stops", child.spec.name, status)
             self._is_stopping = True
             os.kill(os.getpid(), signal.SIGTERM)
-            status = status or 1
-        if child is self._children[0]:
-            for other in self._children[1:]:
-                other.signal(signal.SIGTERM)
+            return status or 1
         return status
 
     async def _with_ports(self, options: ServerOptions) -> ServerOptions:

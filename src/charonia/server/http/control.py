@@ -229,13 +229,13 @@ class SharedMemoryHandlers:
                 "/v2/systemsharedmemory",
                 self._status(lambda regions, name: describe_system(regions.system(name))),
                 self._register_system,
-                self._unregister(RegionRegistry.unregister_system),
+                self._unregister(lambda regions, name: regions.unregister_system(name)),
             ),
             *_kind_routes(
                 "/v2/cudasharedmemory",
                 self._status(lambda regions, name: describe_cuda(regions.cuda(name))),
                 self._register_cuda,
-                self._unregister(RegionRegistry.unregister_cuda),
+                self._unregister(lambda regions, name: regions.unregister_cuda(name)),
             ),
         ]
 
