@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parents[2] / "src" / "charonia"
+# In a worker process this is a package of another name: its modules import each other relatively, others do not.
+WORKER = "charonia.server.backends.python.worker"
 
 # Room -> the rooms and modules of charonia that it may import directly. `server.http` stands for a room within the
 # server, `server` for the modules that lie in `server/` itself.
@@ -20,7 +22,7 @@ INTERNAL = {
     "wire": {"core", "config", "schema"},
     "client": {"core", "wire"},
     # The public name of what lies beside the worker's script, because workers need it without this package.
-    "service": {"server.backends.python.worker.charonia_service"},
+    "service": {"server.backends.python.worker.service"},
     "cli": {"__version__", "install_hint", "core", "config", "wire", "client", "server", "tools"},
     "__main__": {"cli.main"},
     # The first tower, from the bottom up.
@@ -69,7 +71,7 @@ INTERNAL = {
     | {"server.execution", "server.sequences", "server.ensembles", "server.ragged", "server.rate_limiter"}
     | {"server.response_cache", "server.options"},
     # The driver of GPUs has one binding, which workers need without the package.
-    "server.shared_memory": {"core", "wire", "server.backends.python.worker.charonia_cuda"},
+    "server.shared_memory": {"core", "wire", "server.backends.python.worker.cuda_driver"},
     "server.http": {"core", "config", "wire", "server", "server.access", "server.metrics", "server.tracing"}
     | {"server.explain.explanation", "server.rate_limiter.overview", "server.sequences.overview"}
     | {"server.shared_memory.registry", "server.page"},
@@ -157,9 +159,12 @@ def imported_names(path: Path) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
+            module = node.module
+            if node.level:
+                assert (node.level, path.parent) == (1, SOURCE.parent.joinpath(*WORKER.split("."))), path
+                module = f"{WORKER}.{module}" if module else WORKER
             for alias in node.names:
-                yield f"{node.module}.{alias.name}"
+                yield f"{module}.{alias.name}"
 
 
 def is_within(name: str, allowed: set[str]) -> bool:
@@ -248,13 +253,11 @@ def module_of(name: str) -> Path | None:
 def imports_by_module() -> dict[str, set[str]]:
     """Return which module of charonia imports which, whether for types only or within a function."""
     paths = {path for path in SOURCE.rglob("*.py") if path.name != "__init__.py"}
-    worker = SOURCE / "server" / "backends" / "python" / "worker"  # imported by bare names, on a path of its own
     graph: dict[str, set[str]] = {}
     for path in paths:
         targets = set()
         for name in imported_names(path):
-            bare = worker / f"{name.split('.')[0]}.py"
-            target = module_of(name) if name.startswith("charonia.") else bare if bare in paths else None
+            target = module_of(name) if name.startswith("charonia.") else None
             if target is not None and target != path:
                 targets.add(str(target.relative_to(SOURCE)))
         graph[str(path.relative_to(SOURCE))] = targets

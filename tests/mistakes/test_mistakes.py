@@ -21,8 +21,8 @@ from charonia.cli.main import main
 from charonia.client import Client
 from charonia.core.errors import ServingError
 from charonia.server.backends.python.worker import triton_python_backend_utils as pb_utils
-from charonia.server.backends.python.worker.charonia_errors import describe
-from charonia.server.backends.python.worker.charonia_imports import ModelImports
+from charonia.server.backends.python.worker.errors import describe
+from charonia.server.backends.python.worker.imports import ModelImports
 
 IN_A_THREAD = 'parameters { key: "EXECUTION_MODE" value { string_value: "thread" } }'
 TENSORS = (

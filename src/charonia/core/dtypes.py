@@ -41,6 +41,8 @@ class DataType(Enum):
     BYTES = ("BYTES", "TYPE_STRING", 13, 0, "O")
     BF16 = ("BF16", "TYPE_BF16", 14, 2, "<u2")
 
+    __hash__ = object.__hash__  # that of Enum is a Python function, and each request looks datatypes up
+
     def __init__(self, wire: str, config: str, number: int, byte_size: int, numpy: str) -> None:
         self.wire = wire
         self.config = config

@@ -19,8 +19,8 @@ from charonia.core.response import ExecutionRecord, InferResponse
 from charonia.core.statistics import BatchStatistics, Duration, MemoryUsage, ModelStatistics, ResponseStatistics
 from charonia.core.tensor import Tensor
 from charonia.core.trace import RemoteParent, TraceLevel, TraceTree
-from charonia.server.backends.python.worker.charonia_channel import INLINE_BYTES_MAX, Incoming, Outgoing, Receiver
-from charonia.server.backends.python.worker.charonia_regions import Mappings, RegionPool
+from charonia.server.backends.python.worker.channel import INLINE_BYTES_MAX, Incoming, Outgoing, Receiver
+from charonia.server.backends.python.worker.regions import Mappings, RegionPool
 from charonia.server.directory import Directory, ModelView, VersionView
 from charonia.server.front_ends.messages import (
     decode_outcome,
@@ -73,7 +73,7 @@ def same(one: Tensor, other: Tensor) -> bool:
     if (one.name, one.datatype, one.shape) != (other.name, other.datatype, other.shape):
         return False
     if one.datatype is DataType.BYTES:
-        return one.array.tolist() == other.array.tolist()
+        return bool(one.array.tolist() == other.array.tolist())
     return one.array.tobytes() == other.array.tobytes()
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from charonia.core.errors import Code, ServingError
-from charonia.server.backends.python.worker import charonia_cuda
-from charonia.server.backends.python.worker.charonia_cuda import HANDLE_BYTES
+from charonia.server.backends.python.worker import cuda_driver
+from charonia.server.backends.python.worker.cuda_driver import HANDLE_BYTES
 from charonia.server.shared_memory.cuda import CudaMemory
 
 HANDLE = b"h" * HANDLE_BYTES
@@ -55,9 +55,9 @@ class FakeDriver:
 def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
     fake = FakeDriver()
     monkeypatch.setattr(ctypes, "CDLL", lambda name: fake)
-    charonia_cuda.driver.cache_clear()
+    cuda_driver.driver.cache_clear()
     yield fake
-    charonia_cuda.driver.cache_clear()
+    cuda_driver.driver.cache_clear()
 
 
 def refusal(raw_handle: bytes = HANDLE, device_id: int = 0, byte_size: int = 16) -> ServingError:

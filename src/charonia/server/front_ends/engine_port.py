@@ -17,8 +17,8 @@ from typing import Any, Protocol
 from charonia.core.calls import Outcome, Ticket
 from charonia.core.errors import ServingError, internal, unavailable, unsupported
 from charonia.core.trace import TraceTree
-from charonia.server.backends.python.worker.charonia_channel import Incoming
-from charonia.server.backends.python.worker.charonia_regions import ChannelError
+from charonia.server.backends.python.worker.channel import Incoming
+from charonia.server.backends.python.worker.regions import ChannelError
 from charonia.server.directory import Directory
 from charonia.server.facade import Engine, Services
 from charonia.server.front_ends.link import Link

@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from charonia.core.errors import ServingError, internal, unavailable
 from charonia.server.backends.python.channel_end import SOCKET_BYTES, ChannelEnd, TensorLink
-from charonia.server.backends.python.worker.charonia_channel import Incoming, Outgoing
-from charonia.server.backends.python.worker.charonia_regions import ChannelError
+from charonia.server.backends.python.worker.channel import Incoming, Outgoing
+from charonia.server.backends.python.worker.regions import ChannelError
 from charonia.server.front_ends.messages import decode_error, encode_error
 
 _log = logging.getLogger(__name__)

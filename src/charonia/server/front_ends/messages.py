@@ -12,7 +12,7 @@ from charonia.core.request import InferRequest, RequestedOutput
 from charonia.core.response import ExecutionRecord, InferResponse
 from charonia.core.trace import RemoteParent, TraceTree
 from charonia.server.backends.python.tensors import found, placed
-from charonia.server.backends.python.worker.charonia_channel import Incoming, Outgoing
+from charonia.server.backends.python.worker.channel import Incoming, Outgoing
 
 Fields = tuple[Any, ...]
 """Plain values."""

@@ -7,7 +7,7 @@ The seam to whatever starts and watches children is `ChildSpec`. A child
 
 - is started with `command` followed by one argument, the number of a descriptor for its report;
 - writes its report there when it is ready, or when it cannot start, and closes it (`EngineReport` of the engine, a
-  `FrontEndReport` of a front end, as `charonia_channel` writes headers: plain values in `marshal` form); a descriptor
+  `FrontEndReport` of a front end, as `channel` writes headers: plain values in `marshal` form); a descriptor
   that ends without a report means that the child has failed;
 - finishes what is in flight on SIGTERM and then ends with status 0. The engine takes its front ends along: it tells
   them to stop, waits until clients have their answers, and closes the connections, on which they end with status 0;

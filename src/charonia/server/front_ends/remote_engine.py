@@ -19,8 +19,8 @@ from charonia.core.metadata import ModelIndexEntry, ModelMetadata, ServerMetadat
 from charonia.core.request import InferRequest
 from charonia.core.statistics import ModelStatistics
 from charonia.core.trace import RemoteParent, TraceLevel, TraceTree
-from charonia.server.backends.python.worker.charonia_channel import Incoming
-from charonia.server.backends.python.worker.charonia_regions import ChannelError
+from charonia.server.backends.python.worker.channel import Incoming
+from charonia.server.backends.python.worker.regions import ChannelError
 from charonia.server.facade import Document, LogControl, Services
 from charonia.server.front_ends.link import Link
 from charonia.server.front_ends.messages import decode_outcome, encode_request, encode_trace, take_events

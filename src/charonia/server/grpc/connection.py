@@ -51,6 +51,9 @@ TIMER_RESOLUTION_S = 0.01
 AGE_JITTER = 0.1
 """Random variation of the age limit, so that clients do not all reconnect at once."""
 
+_CONTROLS = frozenset((TrailersReceived, StreamReset, SettingsReceived, PingReceived, ConnectionClosed))
+"""Events besides those of calls; the library handles others: windows, answers to settings and pings."""
+
 HTTP1_ANSWER = (
     b"HTTP/1.1 505 HTTP Version Not Supported\r\ncontent-type: text/plain\r\ncontent-length: 34\r\n"
     b"connection: close\r\n\r\nthis port speaks gRPC over HTTP/2\n"
@@ -185,7 +188,7 @@ class GrpcConnection(asyncio.Protocol):
             self._late_reads += 1
             return
         self._timers.active = True
-        is_behind = bool(self._intake)  # TLS may have more, though reading is paused
+        is_behind = self._intake.has_more  # TLS may have more, though reading is paused
         self._intake.add(data)
         if not is_behind:
             self._work(EVENTS_AT_ONCE)
@@ -201,7 +204,7 @@ class GrpcConnection(asyncio.Protocol):
         self._is_flush_due = True  # at the end of this
         calls, intake = self._calls, self._intake
         try:
-            while room > 0 and intake:
+            while room > 0 and intake.has_more:
                 events = intake.next_events(room, self._cancelled)
                 room -= max(len(events), 1)
                 for event in events:
@@ -220,7 +223,7 @@ class GrpcConnection(asyncio.Protocol):
             self._fail()
         else:
             self._flush()
-        if intake or self._is_reading_paused:
+        if intake.has_more or self._is_reading_paused:
             self._pace()
 
     # Called by timers and the front end.
@@ -276,7 +279,7 @@ class GrpcConnection(asyncio.Protocol):
 
     def _pace(self) -> None:
         """Read while nothing that was read waits, and have a turn where something does."""
-        is_behind = bool(self._intake)
+        is_behind = self._intake.has_more
         if is_behind and not (self._is_paused or self._is_turn_due or self._phase is _Phase.CLOSING):
             self._is_turn_due = True
             self._loop.call_soon(self._take_turn)
@@ -296,22 +299,23 @@ class GrpcConnection(asyncio.Protocol):
         return self._phase is not _Phase.CLOSING
 
     def _control(self, event: Event) -> None:
-        if isinstance(event, TrailersReceived):
+        if type(event) is StreamClosed:  # the end of every call
+            self._calls.drop(event.stream_id)
+        elif type(event) not in _CONTROLS:
+            return
+        elif isinstance(event, TrailersReceived):
             self._calls.receive(event.stream_id, b"", True)
         elif isinstance(event, StreamReset):
             self._cancelled(event)
         elif isinstance(event, SettingsReceived):
             if not self._abuse_limits.may_set(time.monotonic_ns()):
                 self._terminate(ErrorCode.ENHANCE_YOUR_CALM, b"too_many_settings")
-        elif isinstance(event, StreamClosed):
-            self._calls.drop(event.stream_id)
         elif isinstance(event, PingReceived):
             calls = self._calls
             if not self._abuse_limits.may_ping(time.monotonic_ns(), calls.sends, has_calls=len(calls) > 0):
                 self._terminate(ErrorCode.ENHANCE_YOUR_CALM, b"too_many_pings")
         elif isinstance(event, ConnectionClosed):
             self._close(client_first=not event.error_code)
-        # The library handles the rest: windows, answers to settings and pings.
 
     def _flush_soon(self) -> None:
         if not self._is_flush_due:
@@ -340,8 +344,9 @@ class GrpcConnection(asyncio.Protocol):
                 calls.resume()
                 if not self._is_paused:  # window updates, since more of their requests has been read
                     self._transport.write(http2.output())
-            is_busy = calls or self._intake or self._is_paused or http2.waiting_bytes()
-            if self._phase is _Phase.REFUSING and not is_busy:
+            if self._phase is _Phase.REFUSING and not (
+                calls or self._intake.has_more or self._is_paused or http2.waiting_bytes()
+            ):
                 self._terminate(ErrorCode.NO_ERROR, client_first=True)
         except Exception:
             self._fail()

@@ -23,27 +23,31 @@ PIECE_BYTES_MAX = 1024 * 1024
 
 
 class Intake:
-    """Turns the bytes of a connection into events, a few at a time."""
+    """Turns the bytes of a connection into events, a few at a time.
 
-    __slots__ = ("_events", "_http2", "_piece_bytes", "_unread")
+    Attributes:
+        has_more: Whether bytes or events wait.
+    """
+
+    __slots__ = ("_events", "_http2", "_piece_bytes", "_unread", "has_more")
 
     def __init__(self, http2: ServerConnection) -> None:
         self._http2 = http2
         self._events: deque[Event] = deque()
         self._unread = b""
         self._piece_bytes = PIECE_BYTES_MIN
-
-    def __bool__(self) -> bool:
-        return bool(self._events or self._unread)
+        self.has_more = False
 
     def add(self, data: bytes) -> None:
         """Add bytes behind what is there."""
         self._unread = self._unread + data if self._unread else data
+        self.has_more = True
 
     def clear(self) -> None:
         """Drop everything."""
         self._events.clear()
         self._unread = b""
+        self.has_more = False
 
     def next_events(self, room: int, cancelled: Callable[[StreamReset], bool]) -> Sequence[Event]:
         """Return up to `room` events, in order.
@@ -61,12 +65,16 @@ class Intake:
             data, self._unread = self._unread[:size], self._unread[size:]
             events = self._http2.receive(data)
             if len(events) <= room:
-                self._piece_bytes = min(size * 2, PIECE_BYTES_MAX)
+                if size < PIECE_BYTES_MAX:
+                    self._piece_bytes = size * 2
+                self.has_more = bool(self._unread)
                 return events
             self._piece_bytes = PIECE_BYTES_MIN
             waiting += self._begun(events, cancelled)
             room = EVENTS_PER_ROUND
-        return [waiting.popleft() for _ in range(min(room, len(waiting)))]
+        taken = [waiting.popleft() for _ in range(min(room, len(waiting)))]
+        self.has_more = bool(waiting or self._unread)
+        return taken
 
     def newest_stream(self) -> int:
         """Return the newest stream whose request waits, 0 if none does."""

@@ -7,7 +7,7 @@ import ctypes
 import weakref
 
 from charonia.core.errors import ServingError, internal, invalid
-from charonia.server.backends.python.worker.charonia_cuda import HANDLE_BYTES, CudaError, Driver, driver
+from charonia.server.backends.python.worker.cuda_driver import HANDLE_BYTES, CudaError, Driver, driver
 
 DEVICES_MAX = 1024
 

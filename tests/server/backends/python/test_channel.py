@@ -11,9 +11,8 @@ from fuzz.fuzz_channel import run as fuzz
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from charonia.server.backends.python.worker import charonia_channel as channel
-from charonia.server.backends.python.worker import charonia_regions
-from charonia.server.backends.python.worker.charonia_channel import (
+from charonia.server.backends.python.worker import channel, regions
+from charonia.server.backends.python.worker.channel import (
     BUFFERS_MAX,
     FDS_MAX,
     INLINE_BYTES_MAX,
@@ -25,7 +24,7 @@ from charonia.server.backends.python.worker.charonia_channel import (
     send_all,
     send_some,
 )
-from charonia.server.backends.python.worker.charonia_regions import ChannelError, Mappings, RegionPool
+from charonia.server.backends.python.worker.regions import ChannelError, Mappings, RegionPool
 
 LARGE = INLINE_BYTES_MAX + 1
 SMALLEST_REGION = 128 * 1024
@@ -154,7 +153,7 @@ def test_releasing_a_region_that_nobody_has_does_nothing(ends: Ends) -> None:
 
 
 def test_idle_regions_beyond_the_pools_limit_are_given_up(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(charonia_regions, "POOL_BYTES_MAX", 2 * SMALLEST_REGION)
+    monkeypatch.setattr(regions, "POOL_BYTES_MAX", 2 * SMALLEST_REGION)
     message = ends.send([b"x" * LARGE] * 3)
     ends.found(message)
     before = open_fds()
@@ -180,7 +179,7 @@ def test_a_tensor_for_which_no_memory_can_be_had_goes_inline(ends: Ends, monkeyp
     def refuse(size: int) -> int:
         raise OSError("too many open files")
 
-    monkeypatch.setattr(charonia_regions, "make_memory", refuse)
+    monkeypatch.setattr(regions, "make_memory", refuse)
     message = ends.send([b"x" * LARGE])
     assert message.header[1] == [(0, False, LARGE)]
     assert bytes(ends.found(message)[0]) == b"x" * LARGE

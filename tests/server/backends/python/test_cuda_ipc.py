@@ -24,19 +24,20 @@ from charonia.core.tensor import Array, DeviceTensor
 from charonia.server.backends.api import Outputs, Result
 from charonia.server.backends.python import cuda_ipc
 from charonia.server.backends.python.cuda_ipc import WorkerContent
-from charonia.server.backends.python.worker import charonia_cuda, charonia_cuda_ipc, charonia_dlpack, charonia_regions
-from charonia.server.backends.python.worker.charonia_channel import Incoming, Outgoing
-from charonia.server.backends.python.worker.charonia_cuda import CudaError
-from charonia.server.backends.python.worker.charonia_cuda_ipc import (
+from charonia.server.backends.python.worker import cuda_driver, dlpack, regions
+from charonia.server.backends.python.worker.channel import Incoming, Outgoing
+from charonia.server.backends.python.worker.cuda_driver import CudaError
+from charonia.server.backends.python.worker.cuda_ipc import (
     GpuArray,
     ImportedMemory,
     IpcAddress,
     export,
+    finish,
     imported_array,
 )
-from charonia.server.backends.python.worker.charonia_errors import TritonModelException
-from charonia.server.backends.python.worker.charonia_regions import ChannelError, Export, Mappings, RegionPool
-from charonia.server.backends.python.worker.charonia_tensor import Tensor
+from charonia.server.backends.python.worker.errors import TritonModelException
+from charonia.server.backends.python.worker.regions import ChannelError, Export, Mappings, RegionPool
+from charonia.server.backends.python.worker.tensor import Tensor
 
 NUMBERS = np.arange(6, dtype=np.float32).reshape(2, 3)
 SIZE = NUMBERS.nbytes
@@ -46,11 +47,11 @@ SIZE = NUMBERS.nbytes
 def cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendedCuda]:
     pretended = PretendedCuda(tmp_path)
     monkeypatch.setattr(ctypes, "CDLL", lambda name: pretended)
-    charonia_cuda.driver.cache_clear()
+    cuda_driver.driver.cache_clear()
     yield pretended
     assert pretended.depth() == 0, "a context was left current"
     assert soon(lambda: pretended.opened() == set()), "memory of others was left open"
-    charonia_cuda.driver.cache_clear()
+    cuda_driver.driver.cache_clear()
 
 
 @pytest.fixture
@@ -59,9 +60,9 @@ def no_driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         raise OSError(f"{name}: cannot open shared object file")
 
     monkeypatch.setattr(ctypes, "CDLL", missing)
-    charonia_cuda.driver.cache_clear()
+    cuda_driver.driver.cache_clear()
     yield
-    charonia_cuda.driver.cache_clear()
+    cuda_driver.driver.cache_clear()
 
 
 @pytest.fixture
@@ -163,11 +164,11 @@ def test_what_has_no_handle_is_not_exported(cuda: PretendedCuda, make: Callable[
 
 def test_without_a_driver_nothing_is_exported(no_driver: None, tmp_path: Path) -> None:
     assert export(PretendedCuda(tmp_path).put(NUMBERS), "FP32") is None
-    assert not charonia_cuda.is_usable()
+    assert not cuda_driver.is_usable()
 
 
 def test_there_is_a_limit_to_exports(cuda: PretendedCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(charonia_regions, "EXPORTS_MAX", 2)
+    monkeypatch.setattr(regions, "EXPORTS_MAX", 2)
     pool = RegionPool()
     tensor = cuda.put(NUMBERS)
 
@@ -290,15 +291,15 @@ def test_bf16_is_copied_as_its_bits(cuda: PretendedCuda, elsewhere: IpcAddress) 
 
     assert array.cpu().dtype == np.uint16
     assert array.cpu().tobytes() == NUMBERS.tobytes()
-    assert charonia_dlpack.datatype_of(array, "X") == "BF16"
+    assert dlpack.datatype_of(array, "X") == "BF16"
 
 
 def test_a_copy_is_given_by_dlpack_where_the_cpu_is_asked_for(cuda: PretendedCuda, elsewhere: IpcAddress) -> None:
     array = imported(elsewhere, [])
 
-    capsule = array.__dlpack__(dl_device=charonia_dlpack.CPU)
+    capsule = array.__dlpack__(dl_device=dlpack.CPU)
 
-    assert charonia_dlpack.read(capsule, "X")[0].tolist() == NUMBERS.tolist()
+    assert dlpack.read(capsule, "X")[0].tolist() == NUMBERS.tolist()
     assert array.__dlpack_device__() == (2, 0)
 
 
@@ -385,19 +386,19 @@ def test_a_capsule_keeps_what_it_shows_until_its_reader_lets_go_and_one_that_nob
 
     memory = np.arange(6, dtype=np.int32)
     address = memory.__array_interface__["data"][0]
-    capsule = charonia_dlpack.capsule_of(address, charonia_dlpack.CPU, (2, 3), "INT32", Kept())
-    assert charonia_dlpack.layout_of(capsule) == (address, charonia_dlpack.CPU, (2, 3), True)
+    capsule = dlpack.capsule_of(address, dlpack.CPU, (2, 3), "INT32", Kept())
+    assert dlpack.layout_of(capsule) == (address, dlpack.CPU, (2, 3), True)
 
-    array, datatype = charonia_dlpack.read(capsule, "X")
+    array, datatype = dlpack.read(capsule, "X")
     del capsule
     gc.collect()
 
     assert (array.tolist(), datatype, Kept.gone) == ([[0, 1, 2], [3, 4, 5]], "INT32", 0)
     del array
     assert Kept.gone == 1
-    charonia_dlpack.capsule_of(address, charonia_dlpack.CPU, (), "INT32", Kept())
+    dlpack.capsule_of(address, dlpack.CPU, (), "INT32", Kept())
     assert Kept.gone == 2
-    assert charonia_dlpack._given_out == {}
+    assert dlpack._given_out == {}
 
 
 def test_a_capsule_of_a_gpu_is_a_tensor_there(cuda: PretendedCuda) -> None:
@@ -514,11 +515,11 @@ def test_a_tensor_without_a_name_is_refused(elsewhere: IpcAddress) -> None:
 
 
 def test_a_thread_that_hands_a_tensor_on_waits_for_the_gpu(cuda: PretendedCuda, elsewhere: IpcAddress) -> None:
-    charonia_cuda_ipc.finish(cuda.put(NUMBERS))
+    finish(cuda.put(NUMBERS))
     assert cuda.noted("cuCtxSynchronize") == 1
 
-    charonia_cuda_ipc.finish(imported(elsewhere, []))  # its owner has waited
-    charonia_cuda_ipc.finish(cuda.put(NUMBERS, device=7))  # a GPU that is not there has nothing to wait for
+    finish(imported(elsewhere, []))  # its owner has waited
+    finish(cuda.put(NUMBERS, device=7))  # a GPU that is not there has nothing to wait for
 
     assert cuda.noted("cuCtxSynchronize") == 1
 
@@ -572,4 +573,4 @@ class TritonPythonModel:
 
 
 def test_the_library_is_that_of_the_driver() -> None:
-    assert charonia_cuda.LIBRARY == LIBRARY
+    assert cuda_driver.LIBRARY == LIBRARY

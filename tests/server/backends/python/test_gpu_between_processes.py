@@ -21,7 +21,7 @@ from tests.support.pretended_cuda import LIBRARY, PretendedCuda
 
 import charonia
 from charonia import Code, ServingError
-from charonia.server.backends.python.worker import charonia_cuda
+from charonia.server.backends.python.worker import cuda_driver
 
 ROOT = str(Path(__file__).parents[4])
 VALUES = np.arange(100_000, dtype=np.float32)  # more than goes inline
@@ -140,9 +140,9 @@ def cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendedC
     (tmp_path / "gpu").mkdir()
     monkeypatch.setattr(ctypes, "CDLL", ctypes.CDLL)  # to be put back
     pretended = pretended_cuda.install(tmp_path / "gpu")
-    charonia_cuda.driver.cache_clear()
+    cuda_driver.driver.cache_clear()
     yield pretended
-    charonia_cuda.driver.cache_clear()
+    cuda_driver.driver.cache_clear()
 
 
 @pytest.fixture

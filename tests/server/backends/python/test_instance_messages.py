@@ -18,8 +18,8 @@ from charonia.server.backends.python.channel_end import RELEASES_HELD_MAX
 from charonia.server.backends.python.instance import PythonInstance
 from charonia.server.backends.python.process import WorkerProcess
 from charonia.server.backends.python.services import ServerServices
-from charonia.server.backends.python.worker.charonia_channel import Incoming, Outgoing, Receiver
-from charonia.server.backends.python.worker.charonia_regions import Mappings, RegionPool
+from charonia.server.backends.python.worker.channel import Incoming, Outgoing, Receiver
+from charonia.server.backends.python.worker.regions import Mappings, RegionPool
 from charonia.testing.decoupled_suite import StreamSink
 
 LARGE = np.arange(50_000, dtype="<f4")

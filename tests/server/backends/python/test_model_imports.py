@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from charonia.server.backends.python.worker import triton_python_backend_utils as unbound
-from charonia.server.backends.python.worker.charonia_host import Binding
-from charonia.server.backends.python.worker.charonia_imports import PB_UTILS, ModelImports
+from charonia.server.backends.python.worker.host import Binding
+from charonia.server.backends.python.worker.imports import PB_UTILS, ModelImports
 
 MODEL = """
 import triton_python_backend_utils as pb_utils

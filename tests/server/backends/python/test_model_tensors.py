@@ -9,9 +9,8 @@ from hypothesis.extra import numpy as arrays
 from charonia.core.dtypes import DataType
 from charonia.core.tensor import DeviceTensor
 from charonia.server.backends.python.shared_tensors import shown, taken
-from charonia.server.backends.python.worker import charonia_dlpack as dlpack
-from charonia.server.backends.python.worker import charonia_tensor
-from charonia.server.backends.python.worker.charonia_datatypes import (
+from charonia.server.backends.python.worker import dlpack
+from charonia.server.backends.python.worker.datatypes import (
     DTYPES,
     NUMBERS,
     NUMPY_BY_TYPE,
@@ -24,14 +23,14 @@ from charonia.server.backends.python.worker.charonia_datatypes import (
     triton_string_to_numpy,
     triton_to_numpy_type,
 )
-from charonia.server.backends.python.worker.charonia_errors import TritonModelException
-from charonia.server.backends.python.worker.charonia_tensor import Tensor
+from charonia.server.backends.python.worker.errors import TritonModelException
+from charonia.server.backends.python.worker.tensor import Tensor, received
 
 BF16_ONE = 0x3F80
 
 
 def bf16(*bits: int) -> Tensor:
-    return charonia_tensor.received("B", "BF16", np.array(bits, np.uint16))
+    return received("B", "BF16", np.array(bits, np.uint16))
 
 
 @pytest.mark.parametrize("dtype", list(WIRE))

@@ -24,7 +24,7 @@ from charonia.server.backends.api import BackendSettings, Outputs, Placement, Re
 from charonia.server.backends.python import thread as thread_module
 from charonia.server.backends.python.backend import PythonBackend
 from charonia.server.backends.python.thread import ThreadInstance
-from charonia.server.backends.python.worker import charonia_host
+from charonia.server.backends.python.worker import host
 from charonia.server.metrics.custom import CustomMetrics
 
 HEAD = """
@@ -512,7 +512,7 @@ return [answer(np.array([sum(values)], np.float32))]
 
 
 def test_a_call_whose_responses_are_not_read_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(charonia_host, "RESPONSES_UNREAD_MAX", 3)
+    monkeypatch.setattr(host, "RESPONSES_UNREAD_MAX", 3)
     body = """
 responses = call(value_of(request)).exec(decoupled=True)
 time.sleep(0.1)

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 import charonia
-from charonia.server.backends.python.worker.charonia_errors import TritonError
-from charonia.server.backends.python.worker.charonia_host import Binding, Inbox, ModelBatch, ModelCall
-from charonia.server.backends.python.worker.charonia_responses import InferenceResponse, result_of
-from charonia.server.backends.python.worker.charonia_runner import PythonModelRunner
-from charonia.server.backends.python.worker.charonia_tensor import Tensor
+from charonia.server.backends.python.worker.errors import TritonError
+from charonia.server.backends.python.worker.host import Binding, Inbox, ModelBatch, ModelCall
+from charonia.server.backends.python.worker.responses import InferenceResponse, result_of
+from charonia.server.backends.python.worker.runner import PythonModelRunner
+from charonia.server.backends.python.worker.tensor import Tensor
 
 HEAD = """
 import asyncio

@@ -8,8 +8,8 @@ import numpy as np
 import psutil
 import pytest
 
-from charonia.server.backends.python.worker.charonia_channel import INLINE_BYTES_MAX, Incoming, Outgoing, Receiver
-from charonia.server.backends.python.worker.charonia_regions import ChannelError, Mappings, RegionPool
+from charonia.server.backends.python.worker.channel import INLINE_BYTES_MAX, Incoming, Outgoing, Receiver
+from charonia.server.backends.python.worker.regions import ChannelError, Mappings, RegionPool
 
 SIZE = INLINE_BYTES_MAX + 4096
 ONES = b"\x01" * SIZE

@@ -11,16 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from charonia.server.backends.python.worker import charonia_channel as channel
-from charonia.server.backends.python.worker import charonia_host, charonia_tensor
-from charonia.server.backends.python.worker.charonia_channel import INLINE_BYTES_MAX, Incoming, Outgoing, Receiver
-from charonia.server.backends.python.worker.charonia_connection import WorkerConnection
-from charonia.server.backends.python.worker.charonia_errors import TritonError, TritonModelException
-from charonia.server.backends.python.worker.charonia_host import Inbox, ModelBatch, ModelCall
-from charonia.server.backends.python.worker.charonia_reader import Disconnected
-from charonia.server.backends.python.worker.charonia_regions import ChannelError, Mappings, RegionPool
-from charonia.server.backends.python.worker.charonia_responses import InferenceResponse, response_of
-from charonia.server.backends.python.worker.charonia_tensor import Tensor
+from charonia.server.backends.python.worker import channel, host
+from charonia.server.backends.python.worker.channel import INLINE_BYTES_MAX, Incoming, Outgoing, Receiver
+from charonia.server.backends.python.worker.connection import WorkerConnection
+from charonia.server.backends.python.worker.errors import TritonError, TritonModelException
+from charonia.server.backends.python.worker.host import Inbox, ModelBatch, ModelCall
+from charonia.server.backends.python.worker.reader import Disconnected
+from charonia.server.backends.python.worker.regions import ChannelError, Mappings, RegionPool
+from charonia.server.backends.python.worker.responses import InferenceResponse, response_of
+from charonia.server.backends.python.worker.tensor import Tensor, received
 
 LARGE = INLINE_BYTES_MAX // 4 + 1
 FIELDS = ("", 0, 0, 0, 0, "{}", ("OUT",), "")
@@ -305,7 +304,7 @@ def test_a_call_is_given_up_until_its_last_reply(server: Server) -> None:
 
 
 def test_a_call_whose_responses_are_not_read_is_given_up(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(charonia_host, "RESPONSES_UNREAD_MAX", 3)
+    monkeypatch.setattr(host, "RESPONSES_UNREAD_MAX", 3)
     stream = call(decoupled=True)
     server.connection.begin(stream)
     for value in range(5):
@@ -339,7 +338,7 @@ def test_a_batch_that_arrives_while_a_call_waits_is_kept(server: Server) -> None
 def test_a_call_that_cannot_be_sent_is_refused_and_forgotten(server: Server) -> None:
     text = np.empty(1, object)
     text[0] = "\udcff"
-    made = call(charonia_tensor.received("IN", "BYTES", text))
+    made = call(received("IN", "BYTES", text))
 
     with pytest.raises(UnicodeEncodeError):
         server.connection.begin(made)

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from charonia.server.backends.python.worker import charonia_channel as channel
-from charonia.server.backends.python.worker.charonia_channel import Incoming, Outgoing, Receiver
-from charonia.server.backends.python.worker.charonia_regions import Mappings, RegionPool
+from charonia.server.backends.python.worker import channel
+from charonia.server.backends.python.worker.channel import Incoming, Outgoing, Receiver
+from charonia.server.backends.python.worker.regions import Mappings, RegionPool
 
-SCRIPT = Path(channel.__file__).with_name("charonia_worker.py")
+SCRIPT = Path(channel.__file__).with_name("script.py")
 
 PIPELINE = """
 import asyncio, threading
@@ -100,7 +100,7 @@ class Worker:
 
     def __init__(self, folder: Path, code: str, *, decoupled: bool = False, python: str = sys.executable) -> None:
         version = folder / "m" / "1"
-        version.mkdir(parents=True)
+        version.mkdir(parents=True, exist_ok=True)
         (version / "model.py").write_text(code)
         ours_out, theirs_in = socket.socketpair()
         theirs_out, ours_in = socket.socketpair()
@@ -198,6 +198,64 @@ def test_a_model_calls_others_in_every_way(tmp_path: Path, workers: list[Worker]
 
     worker.send(("finalize",))
     assert worker.process.wait(10) == 0
+
+
+def test_a_model_may_have_modules_with_the_names_of_the_workers(tmp_path: Path, workers: list[Worker]) -> None:
+    version = tmp_path / "m" / "1"
+    version.mkdir(parents=True)
+    (version / "host.py").write_text("VALUE = 3\n")
+    (version.parent / "errors.py").write_text("VALUE = 4\n")
+    code = (
+        PIPELINE
+        + """
+import importlib.util
+from errors import VALUE as FIRST
+from host import VALUE as SECOND
+others = [name for name in ("runner", "script", "tensor", "worker") if importlib.util.find_spec(name)]
+class TritonPythonModel:
+    def execute(self, requests):
+        assert not others, others
+        return [answer(FIRST + SECOND)]
+"""
+    )
+    worker = Worker(tmp_path, code)
+    workers.append(worker)
+    worker.receive()
+
+    worker.execute(1, 0)
+
+    done = worker.serve_until("done")
+    assert value_in(done, done.header[2][0][1]) == 7
+
+
+def test_a_process_that_a_model_spawns_imports_what_the_model_does(tmp_path: Path, workers: list[Worker]) -> None:
+    version = tmp_path / "m" / "1"
+    version.mkdir(parents=True)
+    (version / "elsewhere.py").write_text(
+        "import triton_python_backend_utils as pb_utils\n"
+        "def double(tensor):\n"
+        "    return pb_utils.Tensor('OUT', 2 * tensor.as_numpy()).as_numpy()\n"
+    )
+    code = (
+        PIPELINE
+        + """
+import multiprocessing
+from elsewhere import double
+class TritonPythonModel:
+    def execute(self, requests):
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            doubled = pool.apply(double, (pb_utils.Tensor("IN", np.array([21], np.float32)),))
+        return [answer(doubled[0])]
+"""
+    )
+    worker = Worker(tmp_path, code)
+    workers.append(worker)
+    worker.receive()
+
+    worker.execute(1, 0)
+
+    done = worker.serve_until("done")
+    assert value_in(done, done.header[2][0][1]) == 42
 
 
 def test_a_model_sees_the_arguments_of_an_embedded_interpreter(tmp_path: Path, workers: list[Worker]) -> None:

@@ -33,8 +33,8 @@ from charonia.server.backends.python.reaper import reaper
 from charonia.server.backends.python.reshape import reshaped
 from charonia.server.backends.python.services import ServerServices
 from charonia.server.backends.python.thread import ThreadInstance
-from charonia.server.backends.python.worker.charonia_channel import Incoming
-from charonia.server.backends.python.worker.charonia_cuda import is_usable
+from charonia.server.backends.python.worker.channel import Incoming
+from charonia.server.backends.python.worker.cuda_driver import is_usable
 from charonia.server.metrics.custom import CustomMetrics
 
 _log = logging.getLogger(__name__)

@@ -13,8 +13,8 @@ from charonia.core.tensor import DeviceTensor, Tensor
 from charonia.server.backends.api import Outputs, Rescheduled, Result
 from charonia.server.backends.python.cuda_ipc import exported_place, imported_tensor
 from charonia.server.backends.python.tensors import found, placed
-from charonia.server.backends.python.worker.charonia_channel import PLACE_LENGTH, Incoming, Outgoing
-from charonia.server.backends.python.worker.charonia_errors import RESCHEDULED
+from charonia.server.backends.python.worker.channel import PLACE_LENGTH, Incoming, Outgoing
+from charonia.server.backends.python.worker.errors import RESCHEDULED
 
 _CODES = (
     Code.UNKNOWN,

@@ -10,10 +10,10 @@ from typing import Any
 from charonia.core.dtypes import BY_WIRE
 from charonia.core.errors import ServingError, unavailable
 from charonia.core.tensor import Array, DeviceContent, DeviceTensor
-from charonia.server.backends.python.worker.charonia_channel import Incoming, Outgoing
-from charonia.server.backends.python.worker.charonia_cuda import CudaError
-from charonia.server.backends.python.worker.charonia_cuda_ipc import GpuArray, imported_array
-from charonia.server.backends.python.worker.charonia_regions import ChannelError
+from charonia.server.backends.python.worker.channel import Incoming, Outgoing
+from charonia.server.backends.python.worker.cuda_driver import CudaError
+from charonia.server.backends.python.worker.cuda_ipc import GpuArray, imported_array
+from charonia.server.backends.python.worker.regions import ChannelError
 
 
 class WorkerContent:

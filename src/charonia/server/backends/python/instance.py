@@ -13,8 +13,8 @@ from charonia.server.backends.api import BatchSink
 from charonia.server.backends.python.batches import Batches
 from charonia.server.backends.python.services import Readiness, ServerServices, WorkerServices
 from charonia.server.backends.python.supervisor import MakeProcess, Supervisor, WorkerHealth, WorkerPhase
-from charonia.server.backends.python.worker.charonia_channel import Incoming
-from charonia.server.backends.python.worker.charonia_regions import ChannelError
+from charonia.server.backends.python.worker.channel import Incoming
+from charonia.server.backends.python.worker.regions import ChannelError
 
 
 class PythonInstance:

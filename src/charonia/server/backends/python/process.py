@@ -25,8 +25,8 @@ from charonia.server.backends.python.channel_end import SOCKET_BYTES, ChannelEnd
 from charonia.server.backends.python.codec import log_of_model
 from charonia.server.backends.python.environment import SERVER_ENVIRONMENT, Environment
 from charonia.server.backends.python.reaper import reaper
-from charonia.server.backends.python.worker.charonia_channel import Incoming, Outgoing
-from charonia.server.backends.python.worker.charonia_regions import RegionPool
+from charonia.server.backends.python.worker.channel import Incoming, Outgoing
+from charonia.server.backends.python.worker.regions import RegionPool
 from charonia.server.machine.cores import bound_to
 
 _log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ DISCONNECTED_S_MAX = 1.0
 LAST_READS_MAX = 64
 """Reads of the remaining data of an ended process: more than the socket's buffers hold."""
 
-_SCRIPT = Path(__file__).parent / "worker" / "charonia_worker.py"
+_SCRIPT = Path(__file__).parent / "worker" / "script.py"
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 

@@ -19,8 +19,8 @@ from charonia.server.backends.python.calls import ModelCalls, Work
 from charonia.server.backends.python.codec import decode_request, encode_error, encode_outcome
 from charonia.server.backends.python.exception_log import ExceptionLog
 from charonia.server.backends.python.process import WorkerLink
-from charonia.server.backends.python.worker.charonia_channel import Incoming
-from charonia.server.backends.python.worker.charonia_regions import ChannelError
+from charonia.server.backends.python.worker.channel import Incoming
+from charonia.server.backends.python.worker.regions import ChannelError
 from charonia.server.metrics.custom import CustomMetrics, MetricHolder
 
 _log = logging.getLogger(__name__)

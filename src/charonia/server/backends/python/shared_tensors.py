@@ -13,9 +13,9 @@ from charonia.core.errors import ServingError, internal
 from charonia.core.tensor import Array, DeviceTensor, Tensor
 from charonia.server.backends.api import Outputs, Result
 from charonia.server.backends.python.codec import decode_error, encode_error
-from charonia.server.backends.python.worker.charonia_cuda_ipc import finish
-from charonia.server.backends.python.worker.charonia_tensor import GpuTensor, received
-from charonia.server.backends.python.worker.charonia_tensor import Tensor as ModelTensor
+from charonia.server.backends.python.worker.cuda_ipc import finish
+from charonia.server.backends.python.worker.tensor import GpuTensor, received
+from charonia.server.backends.python.worker.tensor import Tensor as ModelTensor
 
 
 def result_of(result: tuple[Any, ...] | None, name: str) -> Result | None:

@@ -12,7 +12,7 @@ from charonia.core.request import InferRequest
 from charonia.server.backends.api import Result
 from charonia.server.backends.python.batches import Batches
 from charonia.server.backends.python.process import WorkerLink, WorkerProcess
-from charonia.server.backends.python.worker.charonia_channel import Incoming
+from charonia.server.backends.python.worker.channel import Incoming
 
 _log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from charonia.core.dtypes import BY_WIRE
 from charonia.core.tensor import Array, Tensor
-from charonia.server.backends.python.worker.charonia_channel import Incoming, Outgoing
+from charonia.server.backends.python.worker.channel import Incoming, Outgoing
 from charonia.wire.tensors import decode_tensor, encode_tensor
 
 

@@ -22,10 +22,10 @@ from charonia.server.backends.python.calls import Work
 from charonia.server.backends.python.codec import encode_error, log_of_model, made_request, request_fields
 from charonia.server.backends.python.services import ModelServices, Readiness, ServerServices
 from charonia.server.backends.python.shared_tensors import received_from, result_of, shown, taken
-from charonia.server.backends.python.worker.charonia_errors import TritonModelException, describe, traced
-from charonia.server.backends.python.worker.charonia_host import Inbox, ModelBatch, ModelCall
-from charonia.server.backends.python.worker.charonia_runner import PythonModelRunner
-from charonia.server.backends.python.worker.charonia_tensor import Tensor as ModelTensor
+from charonia.server.backends.python.worker.errors import TritonModelException, describe, traced
+from charonia.server.backends.python.worker.host import Inbox, ModelBatch, ModelCall
+from charonia.server.backends.python.worker.runner import PythonModelRunner
+from charonia.server.backends.python.worker.tensor import Tensor as ModelTensor
 from charonia.server.machine.cores import bound_to
 
 _log = logging.getLogger(__name__)

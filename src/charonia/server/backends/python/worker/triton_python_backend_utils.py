@@ -10,42 +10,15 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING or __package__:
-    from charonia.server.backends.python.worker import charonia_datatypes as datatypes
-    from charonia.server.backends.python.worker.charonia_calls import ResponseIterator
-    from charonia.server.backends.python.worker.charonia_errors import TritonError, TritonModelException, checked_text
-    from charonia.server.backends.python.worker.charonia_host import Binding
-    from charonia.server.backends.python.worker.charonia_metrics import Metric, MetricFamily
-    from charonia.server.backends.python.worker.charonia_model_config import ModelConfig
-    from charonia.server.backends.python.worker.charonia_requests import (
-        RELEASE_ALL,
-        RELEASE_RESCHEDULE,
-        InferenceRequest,
-        InferenceTrace,
-        PreferredMemory,
-    )
-    from charonia.server.backends.python.worker.charonia_responses import (
-        FINAL,
-        InferenceResponse,
-        InferenceResponseSender,
-    )
-    from charonia.server.backends.python.worker.charonia_tensor import Tensor
-else:  # siblings of this file; the package is not there
-    import charonia_datatypes as datatypes
-    from charonia_calls import ResponseIterator
-    from charonia_errors import TritonError, TritonModelException, checked_text
-    from charonia_host import Binding
-    from charonia_metrics import Metric, MetricFamily
-    from charonia_model_config import ModelConfig
-    from charonia_requests import (
-        RELEASE_ALL,
-        RELEASE_RESCHEDULE,
-        InferenceRequest,
-        InferenceTrace,
-        PreferredMemory,
-    )
-    from charonia_responses import FINAL, InferenceResponse, InferenceResponseSender
-    from charonia_tensor import Tensor
+from . import datatypes
+from .calls import ResponseIterator
+from .errors import TritonError, TritonModelException, checked_text
+from .host import Binding
+from .metrics import Metric, MetricFamily
+from .model_config import ModelConfig
+from .requests import RELEASE_ALL, RELEASE_RESCHEDULE, InferenceRequest, InferenceTrace, PreferredMemory
+from .responses import FINAL, InferenceResponse, InferenceResponseSender
+from .tensor import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -5,30 +5,19 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING or __package__:
-    from charonia.server.backends.python.worker.charonia_calls import ResponseIterator, first_of, first_of_async
-    from charonia.server.backends.python.worker.charonia_errors import (
-        TritonModelException,
-        checked_parameters,
-        checked_text,
-    )
-    from charonia.server.backends.python.worker.charonia_host import Binding, ModelCall
-    from charonia.server.backends.python.worker.charonia_responses import InferenceResponseSender
-    from charonia.server.backends.python.worker.charonia_tensor import Tensor
-else:  # siblings of the worker's script; the package is not there
-    from charonia_calls import ResponseIterator, first_of, first_of_async
-    from charonia_errors import TritonModelException, checked_parameters, checked_text
-    from charonia_host import Binding, ModelCall
-    from charonia_responses import InferenceResponseSender
-    from charonia_tensor import Tensor
+from .calls import ResponseIterator, first_of, first_of_async
+from .errors import TritonModelException, checked_parameters, checked_text
+from .host import Binding, ModelCall
+from .responses import InferenceResponseSender
+from .tensor import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable, Mapping
     from typing import ClassVar
 
-    from charonia.server.backends.python.worker.charonia_errors import Parameter
-    from charonia.server.backends.python.worker.charonia_host import Fields, ModelBatch
-    from charonia.server.backends.python.worker.charonia_responses import InferenceResponse
+    from .errors import Parameter
+    from .host import Fields, ModelBatch
+    from .responses import InferenceResponse
 
 RELEASE_ALL = 1
 RELEASE_RESCHEDULE = 2

@@ -13,37 +13,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING or __package__:
-    from charonia.server.backends.python.worker.charonia_errors import (
-        TritonError,
-        TritonModelException,
-        describe,
-        traced,
-    )
-    from charonia.server.backends.python.worker.charonia_function import Function
-    from charonia.server.backends.python.worker.charonia_host import Inbox
-    from charonia.server.backends.python.worker.charonia_responses import FINAL, InferenceResponse
-    from charonia.server.backends.python.worker.charonia_service import BadRequest, running
-    from charonia.server.backends.python.worker.charonia_signature import kind_of_value
-    from charonia.server.backends.python.worker.charonia_tensor import Tensor
-else:  # siblings of the worker's script; the package is not there
-    from charonia_errors import TritonError, TritonModelException, describe, traced
-    from charonia_function import Function
-    from charonia_host import Inbox
-    from charonia_responses import FINAL, InferenceResponse
-    from charonia_service import BadRequest, running
-    from charonia_signature import kind_of_value
-    from charonia_tensor import Tensor
+from .errors import TritonError, TritonModelException, describe, traced
+from .function import Function
+from .host import Inbox
+from .responses import FINAL, InferenceResponse
+from .service import BadRequest, running
+from .signature import kind_of_value
+from .tensor import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping, Sequence
     from typing import Any, ClassVar
 
-    from charonia.server.backends.python.worker.charonia_datatypes import Array
-    from charonia.server.backends.python.worker.charonia_host import Host
-    from charonia.server.backends.python.worker.charonia_model_config import ModelConfig
-    from charonia.server.backends.python.worker.charonia_requests import InferenceRequest
-    from charonia.server.backends.python.worker.charonia_service import Definition
+    from .datatypes import Array
+    from .host import Host
+    from .model_config import ModelConfig
+    from .requests import InferenceRequest
+    from .service import Definition
 
 END_S_MAX = 5.0
 """Time that coroutines have to end when the instance does."""

@@ -12,30 +12,20 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING or __package__:
-    from charonia.server.backends.python.worker import charonia_channel as channel
-    from charonia.server.backends.python.worker import charonia_datatypes as datatypes
-    from charonia.server.backends.python.worker.charonia_errors import TritonError, TritonModelException
-    from charonia.server.backends.python.worker.charonia_reader import SERVER_GONE, Disconnected
-    from charonia.server.backends.python.worker.charonia_references import References
-    from charonia.server.backends.python.worker.charonia_regions import ChannelError
-    from charonia.server.backends.python.worker.charonia_tensor import GpuTensor
-else:  # siblings of the worker's script; the package is not there
-    import charonia_channel as channel
-    import charonia_datatypes as datatypes
-    from charonia_errors import TritonError, TritonModelException
-    from charonia_reader import SERVER_GONE, Disconnected
-    from charonia_references import References
-    from charonia_regions import ChannelError
-    from charonia_tensor import GpuTensor
+from . import channel, datatypes
+from .errors import TritonError, TritonModelException
+from .reader import SERVER_GONE, Disconnected
+from .references import References
+from .regions import ChannelError
+from .tensor import GpuTensor
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from charonia.server.backends.python.worker.charonia_host import Result
-    from charonia.server.backends.python.worker.charonia_tensor import Tensor
+    from .host import Result
+    from .tensor import Tensor
 
 
 class ChannelWriter:

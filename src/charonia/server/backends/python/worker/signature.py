@@ -19,38 +19,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING or __package__:
-    from charonia.server.backends.python.worker import charonia_datatypes as datatypes
-    from charonia.server.backends.python.worker.charonia_kinds import (
-        OBJECT,
-        ArrayKind,
-        BytesKind,
-        FlatKind,
-        ImageKind,
-        JsonKind,
-        Kind,
-        ListKind,
-        ScalarKind,
-        TextKind,
-    )
-    from charonia.server.backends.python.worker.charonia_records import fields_of, hints_of, is_record, without_none
-    from charonia.server.backends.python.worker.charonia_service import Shape
-else:  # siblings of the worker's script; the package is not there
-    import charonia_datatypes as datatypes
-    from charonia_kinds import (
-        OBJECT,
-        ArrayKind,
-        BytesKind,
-        FlatKind,
-        ImageKind,
-        JsonKind,
-        Kind,
-        ListKind,
-        ScalarKind,
-        TextKind,
-    )
-    from charonia_records import fields_of, hints_of, is_record, without_none
-    from charonia_service import Shape
+from . import datatypes
+from .kinds import OBJECT, ArrayKind, BytesKind, FlatKind, ImageKind, JsonKind, Kind, ListKind, ScalarKind, TextKind
+from .records import fields_of, hints_of, is_record, without_none
+from .service import Shape
 
 if TYPE_CHECKING:
     from collections.abc import Callable

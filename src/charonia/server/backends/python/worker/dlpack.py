@@ -12,17 +12,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-if TYPE_CHECKING or __package__:
-    from charonia.server.backends.python.worker import charonia_datatypes as datatypes
-    from charonia.server.backends.python.worker.charonia_errors import TritonModelException
-else:  # siblings of the worker's script; the package is not there
-    import charonia_datatypes as datatypes
-    from charonia_errors import TritonModelException
+from . import datatypes
+from .errors import TritonModelException
 
 if TYPE_CHECKING:
     from typing import Any
 
-    from charonia.server.backends.python.worker.charonia_datatypes import Array
+    from .datatypes import Array
 
 CPU = (1, 0)
 """Device type and number of the memory of the CPU."""

@@ -18,32 +18,18 @@ from math import prod
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, NamedTuple
 
-if TYPE_CHECKING or __package__:
-    from charonia.server.backends.python.worker import charonia_datatypes as datatypes
-    from charonia.server.backends.python.worker import charonia_dlpack as dlpack
-    from charonia.server.backends.python.worker.charonia_cuda import (
-        HANDLE_BYTES,
-        UUID_BYTES,
-        Allocation,
-        CudaError,
-        driver,
-    )
-    from charonia.server.backends.python.worker.charonia_errors import TritonModelException
-    from charonia.server.backends.python.worker.charonia_regions import ChannelError
-else:  # siblings of the worker's script; the package is not there
-    import charonia_datatypes as datatypes
-    import charonia_dlpack as dlpack
-    from charonia_cuda import HANDLE_BYTES, UUID_BYTES, Allocation, CudaError, driver
-    from charonia_errors import TritonModelException
-    from charonia_regions import ChannelError
+from . import datatypes, dlpack
+from .cuda_driver import HANDLE_BYTES, UUID_BYTES, Allocation, CudaError, driver
+from .errors import TritonModelException
+from .regions import ChannelError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from charonia.server.backends.python.worker.charonia_cuda import Driver
-    from charonia.server.backends.python.worker.charonia_datatypes import Array
-    from charonia.server.backends.python.worker.charonia_regions import RegionPool
+    from .cuda_driver import Driver
+    from .datatypes import Array
+    from .regions import RegionPool
 
     Place = tuple[int, int, bytes, bytes, int]
     """Where a tensor's elements are: id of the export, negative for one of the receiver's own, of which nothing else

@@ -7,23 +7,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING or __package__:
-    from charonia.server.backends.python.worker import charonia_datatypes as datatypes
-    from charonia.server.backends.python.worker import charonia_dlpack as dlpack
-    from charonia.server.backends.python.worker.charonia_cuda import CudaError
-    from charonia.server.backends.python.worker.charonia_cuda_ipc import CapsuleArray
-    from charonia.server.backends.python.worker.charonia_errors import TritonModelException
-else:  # siblings of the worker's script; the package is not there
-    import charonia_datatypes as datatypes
-    import charonia_dlpack as dlpack
-    from charonia_cuda import CudaError
-    from charonia_cuda_ipc import CapsuleArray
-    from charonia_errors import TritonModelException
+from . import datatypes, dlpack
+from .cuda_driver import CudaError
+from .cuda_ipc import CapsuleArray
+from .errors import TritonModelException
 
 if TYPE_CHECKING:
     from typing import Any
 
-    from charonia.server.backends.python.worker.charonia_datatypes import Array
+    from .datatypes import Array
 
 
 class Tensor:

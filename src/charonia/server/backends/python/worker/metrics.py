@@ -6,18 +6,14 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING or __package__:
-    from charonia.server.backends.python.worker.charonia_errors import TritonModelException, checked_text
-    from charonia.server.backends.python.worker.charonia_host import Binding
-else:  # siblings of the worker's script; the package is not there
-    from charonia_errors import TritonModelException, checked_text
-    from charonia_host import Binding
+from .errors import TritonModelException, checked_text
+from .host import Binding
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import ClassVar
 
-    from charonia.server.backends.python.worker.charonia_host import Host
+    from .host import Host
 
 _KINDS = ("counter", "gauge", "histogram")
 

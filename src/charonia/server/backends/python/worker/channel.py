@@ -9,7 +9,7 @@ unlike pickle, cannot run code. The rest is the bytes of tensors; header and ten
 begins at a multiple of `ALIGNMENT`. A tensor of more than `INLINE_BYTES_MAX` lies in a region instead: a memfd that its
 sender owns, whose descriptor is sent with the first message that uses it. The receiver maps it and keeps the mapping;
 the sender writes to it again only after the receiver has released it. Memfds have no name in a file system, so none can
-be left behind. A tensor in GPU memory is sent as a CUDA IPC handle: see `charonia_cuda_ipc`.
+be left behind. A tensor in GPU memory is sent as a CUDA IPC handle: see `cuda_ipc`.
 """
 
 from __future__ import annotations
@@ -23,18 +23,8 @@ import time
 from array import array
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING or __package__:
-    from charonia.server.backends.python.worker import charonia_cuda_ipc
-    from charonia.server.backends.python.worker.charonia_regions import (
-        ChannelError,
-        Export,
-        Mappings,
-        Region,
-        RegionPool,
-    )
-else:  # a sibling of the worker's script; the package is not there
-    import charonia_cuda_ipc
-    from charonia_regions import ChannelError, Export, Mappings, Region, RegionPool
+from . import cuda_ipc
+from .regions import ChannelError, Export, Mappings, Region, RegionPool
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -46,7 +36,7 @@ if TYPE_CHECKING:
     announced, 0 where it is already known; size in bytes."""
 
 PLACE_LENGTH = 3
-"""Length of the place of a tensor that is bytes; `charonia_cuda_ipc` has that of others."""
+"""Length of the place of a tensor that is bytes; `cuda_ipc` has that of others."""
 
 INLINE_BYTES_MAX = 64 * 1024
 """Larger tensors use shared memory; for smaller ones, a copy through the socket is cheaper than page faults."""
@@ -120,7 +110,7 @@ class Outgoing:
 
     def export(
         self, source: Any, datatype: str, content: object = None, *, is_done: bool = False
-    ) -> charonia_cuda_ipc.Place | None:
+    ) -> cuda_ipc.Place | None:
         """Export a tensor of a GPU; return where the other end finds it, None where it must be copied.
 
         Args:
@@ -129,9 +119,9 @@ class Outgoing:
             content: What this end gets when the other end sends it back, None for `source`.
             is_done: Whether the GPU is known to be done with it.
         """
-        if isinstance(source, charonia_cuda_ipc.GpuArray) and source.imported.exporter is self.pool:
+        if isinstance(source, cuda_ipc.GpuArray) and source.imported.exporter is self.pool:
             return (-source.imported.export_id, source.imported.size, b"", b"", 0)
-        exported = charonia_cuda_ipc.export(source, datatype, is_done=is_done)
+        exported = cuda_ipc.export(source, datatype, is_done=is_done)
         if exported is None:
             return None
         export_id = self.pool.add_export(

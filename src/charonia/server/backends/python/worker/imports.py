@@ -11,18 +11,14 @@ import threading
 import types
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING or __package__:
-    from charonia.server.backends.python.worker import charonia_service as service
-    from charonia.server.backends.python.worker.charonia_errors import note_step
-else:  # siblings of the worker's script; the package is not there
-    import charonia_service as service
-    from charonia_errors import note_step
+from . import service
+from .errors import note_step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-    from charonia.server.backends.python.worker.charonia_service import Definition
+    from .service import Definition
 
 PB_UTILS = "triton_python_backend_utils"
 

@@ -10,24 +10,13 @@ import itertools
 import sys
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING or __package__:
-    from charonia.server.backends.python.worker import charonia_channel as channel
-    from charonia.server.backends.python.worker import charonia_datatypes as datatypes
-    from charonia.server.backends.python.worker.charonia_errors import TritonError, TritonModelException
-    from charonia.server.backends.python.worker.charonia_host import Inbox, ModelBatch
-    from charonia.server.backends.python.worker.charonia_reader import SERVER_GONE, ChannelReader
-    from charonia.server.backends.python.worker.charonia_references import Refused
-    from charonia.server.backends.python.worker.charonia_tensor import received
-    from charonia.server.backends.python.worker.charonia_writer import ChannelWriter
-else:  # siblings of the worker's script; the package is not there
-    import charonia_channel as channel
-    import charonia_datatypes as datatypes
-    from charonia_errors import TritonError, TritonModelException
-    from charonia_host import Inbox, ModelBatch
-    from charonia_reader import SERVER_GONE, ChannelReader
-    from charonia_references import Refused
-    from charonia_tensor import received
-    from charonia_writer import ChannelWriter
+from . import channel, datatypes
+from .errors import TritonError, TritonModelException
+from .host import Inbox, ModelBatch
+from .reader import SERVER_GONE, ChannelReader
+from .references import Refused
+from .tensor import received
+from .writer import ChannelWriter
 
 if TYPE_CHECKING:
     import asyncio
@@ -35,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from charonia.server.backends.python.worker.charonia_host import Failure, Fields, ModelCall, Result
-    from charonia.server.backends.python.worker.charonia_tensor import Tensor
+    from .host import Failure, Fields, ModelCall, Result
+    from .tensor import Tensor
 
     Task = tuple[Any, ...]
     """A header for the main thread, or ("execute", batch, fields and inputs of each request)."""

@@ -9,33 +9,19 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING or __package__:
-    from charonia.server.backends.python.worker import triton_python_backend_utils as pb_utils
-    from charonia.server.backends.python.worker.charonia_errors import (
-        RESCHEDULED,
-        TritonError,
-        TritonModelException,
-        describe,
-        note_step,
-        traced,
-    )
-    from charonia.server.backends.python.worker.charonia_host import Binding
-    from charonia.server.backends.python.worker.charonia_imports import ModelImports
-    from charonia.server.backends.python.worker.charonia_responses import InferenceResponse, result_of
-else:  # siblings of the worker's script; the package is not there
-    import triton_python_backend_utils as pb_utils
-    from charonia_errors import RESCHEDULED, TritonError, TritonModelException, describe, note_step, traced
-    from charonia_host import Binding
-    from charonia_imports import ModelImports
-    from charonia_responses import InferenceResponse, result_of
+from . import triton_python_backend_utils as pb_utils
+from .errors import RESCHEDULED, TritonError, TritonModelException, describe, note_step, traced
+from .host import Binding
+from .imports import ModelImports
+from .responses import InferenceResponse, result_of
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
     from typing import Any
 
-    from charonia.server.backends.python.worker.charonia_host import Failure, Fields, Host, ModelBatch, Result
-    from charonia.server.backends.python.worker.charonia_requests import InferenceRequest
-    from charonia.server.backends.python.worker.charonia_tensor import Tensor
+    from .host import Failure, Fields, Host, ModelBatch, Result
+    from .requests import InferenceRequest
+    from .tensor import Tensor
 
 
 class PythonModelRunner:
@@ -216,10 +202,8 @@ class PythonModelRunner:
         if not isinstance(loaded, list):
             return loaded
         # Imported late: most models are classes themselves, and need none of it.
-        if TYPE_CHECKING or __package__:
-            from charonia.server.backends.python.worker.charonia_functions import bound_to_file
-        else:
-            from charonia_functions import bound_to_file
+        from .functions import bound_to_file
+
         return bound_to_file(loaded, self._host, self._request_class)
 
     def _make_imports(self, version_dir: str, model_dir: str) -> ModelImports:

@@ -1,7 +1,7 @@
 """The API of service files: plain functions, classes and objects as models.
 
 A decorated function stays the function that it was. While a file is imported for a server, `collecting` gathers what it
-defines. What a definition means for a server is in `charonia_signature` and `charonia_functions`.
+defines. What a definition means for a server is in `signature` and `functions`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from typing import Any, Protocol
 
-    from charonia.server.backends.python.worker.charonia_datatypes import Array
+    from .datatypes import Array
 
     class Caller(Protocol):
         """What calls other models for the model that runs."""

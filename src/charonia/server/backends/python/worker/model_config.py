@@ -6,10 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING or __package__:
-    from charonia.server.backends.python.worker.charonia_errors import TritonModelException
-else:  # a sibling of the worker's script; the package is not there
-    from charonia_errors import TritonModelException
+from .errors import TritonModelException
 
 if TYPE_CHECKING:
     from typing import Any

@@ -12,18 +12,15 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-if TYPE_CHECKING or __package__:
-    from charonia.server.backends.python.worker.charonia_errors import TritonModelException
-else:  # a sibling of the worker's script; the package is not there
-    from charonia_errors import TritonModelException
+from .errors import TritonModelException
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
     from typing import Any, Protocol
 
-    from charonia.server.backends.python.worker.charonia_errors import Parameter
-    from charonia.server.backends.python.worker.charonia_tensor import Tensor
+    from .errors import Parameter
+    from .tensor import Tensor
 
     Outputs = tuple[int, list[Tensor], dict[str, Parameter]]
     Failure = tuple[int, str]

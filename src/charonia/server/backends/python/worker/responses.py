@@ -7,22 +7,14 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
-if TYPE_CHECKING or __package__:
-    from charonia.server.backends.python.worker.charonia_errors import (
-        TritonError,
-        TritonModelException,
-        checked_parameters,
-    )
-    from charonia.server.backends.python.worker.charonia_tensor import Tensor
-else:  # siblings of the worker's script; the package is not there
-    from charonia_errors import TritonError, TritonModelException, checked_parameters
-    from charonia_tensor import Tensor
+from .errors import TritonError, TritonModelException, checked_parameters
+from .tensor import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from charonia.server.backends.python.worker.charonia_errors import Parameter
-    from charonia.server.backends.python.worker.charonia_host import Binding, Failure, ModelBatch, Outputs, Result
+    from .errors import Parameter
+    from .host import Binding, Failure, ModelBatch, Outputs, Result
 
 FINAL = 1
 """Flag of `send`: nothing more follows."""

@@ -7,17 +7,13 @@ import contextlib
 from functools import partial
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING or __package__:
-    from charonia.server.backends.python.worker.charonia_errors import TritonError, TritonModelException
-    from charonia.server.backends.python.worker.charonia_responses import InferenceResponse, response_of
-else:  # siblings of the worker's script; the package is not there
-    from charonia_errors import TritonError, TritonModelException
-    from charonia_responses import InferenceResponse, response_of
+from .errors import TritonError, TritonModelException
+from .responses import InferenceResponse, response_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-    from charonia.server.backends.python.worker.charonia_host import Host, ModelCall
+    from .host import Host, ModelCall
 
 
 class ResponseIterator:

@@ -7,10 +7,7 @@ import types
 import typing
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING or __package__:
-    from charonia.server.backends.python.worker.charonia_service import BadRequest
-else:  # a sibling of the worker's script; the package is not there
-    from charonia_service import BadRequest
+from .service import BadRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,16 +15,10 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING or __package__:
-    from charonia.server.backends.python.worker.charonia_connection import WorkerConnection
-    from charonia.server.backends.python.worker.charonia_errors import describe
-    from charonia.server.backends.python.worker.charonia_reader import Disconnected
-    from charonia.server.backends.python.worker.charonia_runner import PythonModelRunner
-else:  # siblings of this script; the package is not there
-    from charonia_connection import WorkerConnection
-    from charonia_errors import describe
-    from charonia_reader import Disconnected
-    from charonia_runner import PythonModelRunner
+from .connection import WorkerConnection
+from .errors import describe
+from .reader import Disconnected
+from .runner import PythonModelRunner
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -135,7 +129,3 @@ def main() -> None:
     threading.Thread(target=_watch, args=(receiving,), daemon=True).start()
     with contextlib.suppress(Disconnected):
         worker.run()
-
-
-if __name__ == "__main__":
-    main()

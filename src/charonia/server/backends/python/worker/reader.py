@@ -13,14 +13,9 @@ import threading
 import weakref
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING or __package__:
-    from charonia.server.backends.python.worker import charonia_channel as channel
-    from charonia.server.backends.python.worker.charonia_errors import TritonModelException
-    from charonia.server.backends.python.worker.charonia_host import Inbox
-else:  # siblings of the worker's script; the package is not there
-    import charonia_channel as channel
-    from charonia_errors import TritonModelException
-    from charonia_host import Inbox
+from . import channel
+from .errors import TritonModelException
+from .host import Inbox
 
 if TYPE_CHECKING:
     import asyncio

@@ -12,20 +12,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING or __package__:
-    from charonia.server.backends.python.worker import charonia_channel as channel
-    from charonia.server.backends.python.worker.charonia_cuda import CudaError
-    from charonia.server.backends.python.worker.charonia_cuda_ipc import GpuArray, imported_array
-    from charonia.server.backends.python.worker.charonia_errors import TritonError
-    from charonia.server.backends.python.worker.charonia_regions import Mappings, RegionPool
-    from charonia.server.backends.python.worker.charonia_tensor import GpuTensor
-else:  # siblings of the worker's script; the package is not there
-    import charonia_channel as channel
-    from charonia_cuda import CudaError
-    from charonia_cuda_ipc import GpuArray, imported_array
-    from charonia_errors import TritonError
-    from charonia_regions import Mappings, RegionPool
-    from charonia_tensor import GpuTensor
+from . import channel
+from .cuda_driver import CudaError
+from .cuda_ipc import GpuArray, imported_array
+from .errors import TritonError
+from .regions import Mappings, RegionPool
+from .tensor import GpuTensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -11,20 +11,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING or __package__:
-    from charonia.server.backends.python.worker import charonia_datatypes as datatypes
-    from charonia.server.backends.python.worker.charonia_records import built
-    from charonia.server.backends.python.worker.charonia_service import BadRequest
-else:  # siblings of the worker's script; the package is not there
-    import charonia_datatypes as datatypes
-    from charonia_records import built
-    from charonia_service import BadRequest
+from . import datatypes
+from .records import built
+from .service import BadRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from charonia.server.backends.python.worker.charonia_datatypes import Array
+    from .datatypes import Array
 
 OBJECT = np.dtype(np.object_)
 

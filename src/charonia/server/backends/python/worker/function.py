@@ -9,26 +9,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING or __package__:
-    from charonia.server.backends.python.worker import charonia_signature as signatures
-    from charonia.server.backends.python.worker.charonia_kinds import Kind
-    from charonia.server.backends.python.worker.charonia_records import built
-    from charonia.server.backends.python.worker.charonia_service import BadRequest
-    from charonia.server.backends.python.worker.charonia_signature import Port, Signature
-else:  # siblings of the worker's script; the package is not there
-    import charonia_signature as signatures
-    from charonia_kinds import Kind
-    from charonia_records import built
-    from charonia_service import BadRequest
-    from charonia_signature import Port, Signature
+from . import signature as signatures
+from .kinds import Kind
+from .records import built
+from .service import BadRequest
+from .signature import Port, Signature
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-    from charonia.server.backends.python.worker.charonia_datatypes import Array
-    from charonia.server.backends.python.worker.charonia_model_config import ModelConfig
-    from charonia.server.backends.python.worker.charonia_service import Definition
+    from .datatypes import Array
+    from .model_config import ModelConfig
+    from .service import Definition
 
 EXAMPLE = "EXAMPLE"
 """Model parameter with an example request."""
