@@ -41,9 +41,10 @@ INTERNAL = {
         "server.metrics",
     }
     | {"server.ragged.batch"},
+    "server.guard": {"core", "die_with_parent", "server.metrics.metric_families"},
     "server.page": {"core", "config", "wire"},
     "server.explain": {"core", "config", "server.scheduling.api", "server.metrics", "server.execution"}
-    | {"server.ensembles", "server.lifecycle.loader", "server.rate_limiter.overview"},
+    | {"server.ensembles", "server.lifecycle.loader", "server.rate_limiter.overview", "server.guard.record"},
     "server.rate_limiter": {"core", "config", "server.scheduling", "server.metrics", "server.backends.api"},
     "server.ragged": {"core", "config", "server.scheduling", "server.backends.api"},
     "server.execution": {"core", "config", "server.scheduling", "server.metrics", "server.machine.cores"}

@@ -19,6 +19,8 @@ from charonia.server.explain.explainer import Explainer
 from charonia.server.explain.explanation import explanation_json
 from charonia.server.facade import Document, LogControl, Services
 from charonia.server.grpc.frontend import GrpcFrontend
+from charonia.server.guard.record import families as process_families
+from charonia.server.guard.record_file import read_record
 from charonia.server.http.frontend import HttpFrontend, MetricsFrontend
 from charonia.server.lifecycle.backends import Backends
 from charonia.server.lifecycle.configure import ConfigureOptions
@@ -171,7 +173,9 @@ class InferenceServer:
         self.metrics: MetricsFrontend | None = None
         self._gpus: GpuSampler | None = None
         self._poller: asyncio.Task[None] | None = None
-        self._explainer = Explainer(self._lifecycle.table.loaded, self.engine.find, options.cpu_cores or cores)
+        self._explainer = Explainer(
+            self._lifecycle.table.loaded, self.engine.find, options.cpu_cores or cores, read_record
+        )
         self._marking: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -316,6 +320,7 @@ class InferenceServer:
         shared = families(self._limits.view()) if self._limits is not None else []
         shared += self._cache.families() if self._cache is not None else []
         shared += self._device_families()
+        shared += process_families(read_record(), time.monotonic_ns())
         return shared + (self._demand.families() if self._demand is not None else [])
 
     def _device_families(self) -> list[Family]:
