@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, cast
 
 from charonia.config.model import ModelConfig
-from charonia.core.calls import Reply, Ticket
+from charonia.core.calls import ANSWERED, Reply, Ticket
 from charonia.core.errors import ServingError, internal, unavailable
 from charonia.core.metadata import ModelIndexEntry, ModelMetadata, ServerMetadata
 from charonia.core.request import InferRequest
@@ -101,7 +101,7 @@ class RemoteEngine:
         link, number = self._link, next(self._numbers)
         if refusal := self._refusal():
             reply(refusal, True)
-            return _Ticket(self, 0)
+            return ANSWERED
         trace = request.trace
         outgoing = link.outgoing()
         try:
@@ -110,7 +110,7 @@ class RemoteEngine:
         except (ChannelError, OSError) as error:
             outgoing.withdraw()
             reply(internal(f"the request cannot be handed to the engine: {error}"), True)
-            return _Ticket(self, 0)
+            return ANSWERED
         if not self._replies:
             self._is_idle.clear()
         self._replies[number] = reply if trace is None else self._traced(number, trace.tree, reply)
