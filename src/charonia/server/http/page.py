@@ -95,10 +95,11 @@ class PageHandlers:
 
     def _openapi(self, exchange: Exchange, target: RouteTarget) -> None:
         self._offered(exchange)
-        server, models, url = self._engine.server_metadata(), self._models(), self._url(exchange)
+        server, url = self._engine.server_metadata(), self._url(exchange)
         has_keys, may_control = self._has_keys, self._may_control(exchange)
 
         async def answer() -> None:
+            models = await self._models()
             document = await asyncio.to_thread(
                 openapi_document, server, models, url=url, has_keys=has_keys, may_control=may_control
             )
@@ -132,10 +133,10 @@ class PageHandlers:
             self._gate is None or self._gate.check(loads, exchange.request.headers.get) is None
         )
 
-    def _models(self) -> list[ServedModel]:
+    async def _models(self) -> list[ServedModel]:
         """Return the models that are ready."""
         found = []
-        for name in dict.fromkeys(entry.name for entry in self._engine.repository_index(ready_only=True)):
+        for name in dict.fromkeys(entry.name for entry in await self._engine.repository_index(ready_only=True)):
             try:
                 metadata = self._engine.model_metadata(name)
                 found.append(ServedModel(self._engine.model_config(name), metadata.versions, metadata.platform))
