@@ -19,7 +19,7 @@ import tritonclient.http as httpclient
 import tritonclient.http.aio as httpaio
 from tests.support import models
 from tests.support.gate import Gate, gated
-from tests.support.process import ServeProcess
+from tests.support.process import SHAPES, ServeProcess
 from tritonclient.utils import InferenceServerException
 
 IDENTITY = """
@@ -78,10 +78,10 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def server(repository: Path) -> Iterator[ServeProcess]:
+@pytest.fixture(scope="module", params=SHAPES)
+def server(repository: Path, request: pytest.FixtureRequest) -> Iterator[ServeProcess]:
     with ServeProcess(
-        repository, "--model-control-mode=explicit", "--load-model=*", "--exit-on-error=false"
+        repository, "--model-control-mode=explicit", "--load-model=*", "--exit-on-error=false", *request.param
     ) as started:
         yield started
 

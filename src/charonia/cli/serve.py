@@ -135,9 +135,12 @@ def run(arguments: Sequence[str]) -> int:
             return 1
     # Imported late, so that invalid arguments are reported before backends and front ends are imported.
     from charonia.server.app import InferenceServer, new_event_loop
+    from charonia.server.front_ends.processes import ServerProcesses
 
     with TemporaryDirectory(prefix="charonia-") as folder, asyncio.Runner(loop_factory=new_event_loop) as runner:
-        make_server = partial(InferenceServer, log=log)
+        make_server: Callable[[ServerOptions], RunningServer] = partial(InferenceServer, log=log)
+        if options.front_ends:
+            make_server = partial(ServerProcesses, heartbeat_s=notifier.limit_s)
         status, is_clean = runner.run(serve_given(options, given, Path(folder), make_server, notifier))
         if not is_clean:
             # Threads that still compute would delay the exit.
