@@ -44,7 +44,7 @@ class ServedFake(FakeEngine):
 
     def on_change(self, changed: Callable[[], None]) -> None:
         """Let the test report changes with `changed`."""
-        self.changed = changed  # type: ignore[method-assign]
+        self.changed = changed
 
 
 class FrontEndInMemory:
@@ -104,6 +104,13 @@ class Bench:
         """The engine as the first front end sees it."""
         return self.front_ends[0].engine
 
+    async def answered(self, sent: InferRequest) -> "Replies":
+        """Return the outcomes of a request that gets one."""
+        replies = Replies()
+        self.engine.infer(sent, replies)
+        await self.until(lambda: replies)
+        return replies
+
     async def until(self, condition: Callable[[], object]) -> None:
         """Let the event loop run until a condition holds."""
         while not condition():
@@ -143,16 +150,12 @@ class Replies(list[tuple[Outcome, bool]]):
 def test_a_request_is_answered_and_its_memory_is_used_again(tmp_path: Path, size: int) -> None:
     async def scenario(bench: Bench) -> None:
         for _ in range(20):
-            replies = Replies()
-            bench.engine.infer(request(size=size), replies)
-            await bench.until(lambda replies=replies: replies)
-
-            ((outcome, final),) = replies
+            ((outcome, final),) = await bench.answered(request(size=size))
             assert isinstance(outcome, InferResponse)
             assert final
             assert (outcome.id, outcome.outputs[0].array.tolist()) == ("r", list(range(size)))
             bench.fake.tickets.clear()
-            del outcome, replies
+            del outcome
         assert await bench.engine.drained(0)
 
     run(scenario, tmp_path)
