@@ -46,7 +46,7 @@ def refused(machine: Reconnect, event: Event, now_ns: int) -> list[int]:
 
 def test_requests_wait_for_the_engine_and_are_sent_in_their_order() -> None:
     machine = away()
-    assert [machine.handle(Submit(id, 10), id) for id in (3, 1, 2)] == [[], [], []]
+    assert [machine.handle(Submit(number, 10), number) for number in (3, 1, 2)] == [[], [], []]
 
     assert machine.handle(Connected(), 5) == [Send(3), Send(1), Send(2)]
     assert not machine.is_away
@@ -81,8 +81,8 @@ def test_a_connection_that_fails_again_does_not_prolong_the_absence() -> None:
 
 def test_too_many_are_refused_at_once() -> None:
     machine = away()
-    for id in range(HELD_MAX):
-        assert machine.handle(Submit(id, 0), 0) == []
+    for number in range(HELD_MAX):
+        assert machine.handle(Submit(number, 0), 0) == []
 
     assert refused(machine, Submit(HELD_MAX, 0), 0) == [HELD_MAX]
     machine.handle(Cancel(0), 0)
@@ -183,11 +183,11 @@ def test_a_sequence_that_had_ended_was_not_lost() -> None:
 def test_the_oldest_sequences_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reconnect, "SEQUENCES_MAX", 2)
     sequences = OpenSequences()
-    for id in (1, 2, 3):
-        sequences.sent(("m", id), starts=True, ends=False)
+    for key in (1, 2, 3):
+        sequences.sent(("m", key), starts=True, ends=False)
     sequences.engine_ended()
     sequences.sent(("m", 4), starts=True, ends=False)
     sequences.engine_ended()
 
-    told = [id for id in (1, 2, 3, 4) if sequences.sent(("m", id), starts=False, ends=False) is not None]
+    told = [key for key in (1, 2, 3, 4) if sequences.sent(("m", key), starts=False, ends=False) is not None]
     assert told == [3, 4]

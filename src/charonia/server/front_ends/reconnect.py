@@ -105,7 +105,7 @@ class Reconnect:
                 self._away_ns = now_ns
             case Connected():
                 self._away_ns = None
-                return [Send(id) for id in self._release()]
+                return [Send(each) for each in self._release()]
             case Submit(id, size_bytes):
                 return self._submit(id, size_bytes, now_ns)
             case Cancel(id):
@@ -132,7 +132,7 @@ class Reconnect:
         return []
 
     def _refuse_all(self) -> list[Command]:
-        return [Refuse(id, _refusal()) for id in self._release()]
+        return [Refuse(each, _refusal()) for each in self._release()]
 
     def _release(self) -> Iterator[int]:
         held, self._held = self._held, {}
@@ -170,9 +170,9 @@ class OpenSequences:
         was_lost = sequence in self._lost
         self._lost.pop(sequence, None)
         if was_lost and not starts:
-            model, id = sequence
+            model, key = sequence
             return unavailable(
-                f"sequence {id} of model '{model}' was lost: the engine that had its state has ended",
+                f"sequence {key} of model '{model}' was lost: the engine that had its state has ended",
                 hint="begin the sequence again, with sequence_start",
             )
         if ends:

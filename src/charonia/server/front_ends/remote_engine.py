@@ -9,14 +9,16 @@ import asyncio
 import itertools
 import logging
 import socket
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, cast
 
 from charonia.config.model import ModelConfig
 from charonia.core.calls import Reply, Ticket
+from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError, internal, unavailable
 from charonia.core.metadata import ModelIndexEntry, ModelMetadata, ServerMetadata
-from charonia.core.request import InferRequest
+from charonia.core.request import SEQUENCE_END, SEQUENCE_START, InferRequest
 from charonia.core.statistics import ModelStatistics
 from charonia.core.trace import RemoteParent, TraceLevel, TraceTree
 from charonia.server.backends.python.worker.channel import Incoming
@@ -24,6 +26,19 @@ from charonia.server.backends.python.worker.regions import ChannelError
 from charonia.server.facade import Document, LogControl, Services
 from charonia.server.front_ends.link import Link
 from charonia.server.front_ends.messages import decode_outcome, encode_request, encode_trace, take_events
+from charonia.server.front_ends.reconnect import (
+    Cancel,
+    Connected,
+    Event,
+    Leave,
+    Lost,
+    OpenSequences,
+    Reconnect,
+    Send,
+    Submit,
+    Tick,
+    interrupted,
+)
 from charonia.server.front_ends.records import plain, record
 from charonia.server.front_ends.state import EngineState
 from charonia.server.shared_memory.registry import RegionRegistry
@@ -57,22 +72,20 @@ class RemoteEngine:
     """An `Engine` in another process.
 
     Args:
-        sock: Connected to an `EnginePort`.
         take: Handles what the engine tells all front ends: its name and its arguments.
-        ended: Called with the reason when the engine has gone.
+        ended: Called with the reason when the engine has gone; `connect` meets the next one.
     """
 
-    def __init__(
-        self,
-        sock: socket.socket,
-        *,
-        take: Callable[[str, list[object]], Awaitable[object]],
-        ended: Callable[[str], None],
-    ) -> None:
+    def __init__(self, *, take: Callable[[str, list[object]], Awaitable[object]], ended: Callable[[str], None]) -> None:
         self.state = EngineState()
         self._take = take
         self._ended = ended
-        self._link = Link(sock, "the engine", take=self._received, answer=self._told, ended=self._lost)
+        self._link: Link
+        self._has_news = False  # whether this engine has told its state
+        self._absence = Reconnect()
+        self._held: dict[int, tuple[InferRequest, Reply]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._sequences = OpenSequences()
         self._numbers = itertools.count(1)
         self._replies: dict[int, Reply] = {}
         self._metadata = ServerMetadata("", "", ())
@@ -80,10 +93,20 @@ class RemoteEngine:
         self._is_idle = asyncio.Event()
         self._is_idle.set()
 
-    async def connect(self) -> frozenset[str]:
-        """Meet the engine; return the names of the services that it offers."""
+    async def connect(self, sock: socket.socket) -> frozenset[str]:
+        """Meet the engine; return the names of the services that it offers.
+
+        Args:
+            sock: Connected to an `EnginePort`.
+
+        Raises:
+            ServingError: UNAVAILABLE when it is gone again.
+        """
+        self._has_news = False
+        self._link = Link(sock, "the engine", take=self._received, answer=self._told, ended=self._lost)
         metadata, offers = cast(list[Any], await self.ask("hello"))
         self._metadata = record(ServerMetadata, metadata)
+        self._change(Connected())
         return frozenset(offers)
 
     async def ask(self, question: str, *arguments: object) -> Any:
@@ -98,11 +121,18 @@ class RemoteEngine:
 
     def infer(self, request: InferRequest, reply: Reply) -> Ticket:
         """Run a request. See `Engine.infer`."""
-        link, number = self._link, next(self._numbers)
-        if refusal := self._refusal():
+        number = next(self._numbers)
+        if refusal := self._refusal(request):
             reply(refusal, True)
-            return _Ticket(self, 0)
-        trace = request.trace
+        elif self._absence.is_away:
+            self._held[number] = (request, reply)
+            self._change(Submit(number, size_of(request)))
+        else:
+            self._send(number, request, reply)
+        return _Ticket(self, number)
+
+    def _send(self, number: int, request: InferRequest, reply: Reply) -> None:
+        link, trace = self._link, request.trace
         outgoing = link.outgoing()
         try:
             fields = encode_request(request, outgoing)
@@ -110,24 +140,31 @@ class RemoteEngine:
         except (ChannelError, OSError) as error:
             outgoing.withdraw()
             reply(internal(f"the request cannot be handed to the engine: {error}"), True)
-            return _Ticket(self, 0)
+            return
         if not self._replies:
             self._is_idle.clear()
         self._replies[number] = reply if trace is None else self._traced(number, trace.tree, reply)
-        return _Ticket(self, number)
 
     def cancel(self, number: int) -> None:
         """Drop a request, unless it is over."""
         if number in self._replies:
             self._link.send(("cancel", number))
+        elif number in self._held:
+            del self._held[number]
+            self._change(Cancel(number))
+
+    @property
+    def is_away(self) -> bool:
+        """Whether the engine is being started again."""
+        return self._absence.is_away
 
     def is_live(self) -> bool:
-        """Whether the server can answer at all."""
-        return self._link.is_open and self.state.readiness.is_live
+        """Whether the server can answer at all. While the engine is started again, it will."""
+        return self.state.readiness.is_live
 
     def is_ready(self) -> bool:
         """Whether the server is ready for inference."""
-        return self._link.is_open and self.state.readiness.is_ready and not self._is_exiting
+        return not self.is_away and self.state.readiness.is_ready and not self._is_exiting
 
     def is_exiting(self) -> bool:
         """Whether the server, or this front end, is shutting down."""
@@ -173,6 +210,7 @@ class RemoteEngine:
     def begin_exit(self) -> None:
         """Turn not ready and refuse new requests; those in flight go on."""
         self._is_exiting = True
+        self._change(Leave())
 
     async def drained(self, timeout_s: float) -> bool:
         """Wait until every request is answered, up to a limit, when the rest is; return whether that was in time."""
@@ -184,19 +222,39 @@ class RemoteEngine:
             return False
         return True
 
-    def _refusal(self) -> ServingError | None:
-        """Return why no request is taken now."""
-        link = self._link
-        if not link.is_open:
-            return unavailable("the engine has gone", hint="try again")
+    def _refusal(self, request: InferRequest) -> ServingError | None:
+        """Return why the request is not taken."""
         if self._is_exiting:
             return unavailable("Server is stopping, scheduler for model has stopped accepting new inference requests")
-        if link.is_full or len(self._replies) >= IN_FLIGHT_MAX:
+        if self._link.is_full or len(self._replies) >= IN_FLIGHT_MAX:
             return unavailable(
                 f"the engine does not keep up: {len(self._replies)} requests of this front end are in flight",
                 hint=_FULL_HINT,
             )
-        return None
+        return self._sequence_lost(request) if request.correlation_id else None
+
+    def _sequence_lost(self, request: InferRequest) -> ServingError | None:
+        """Note a request of a sequence; return the error if the sequence was lost with an engine."""
+        config = self.state.directory.configs.get((request.model_name, request.model_version))
+        if config is None or config.sequence_batching is None:
+            return None
+        starts, ends = bool(request.flags & SEQUENCE_START), bool(request.flags & SEQUENCE_END)
+        return self._sequences.sent((request.model_name, request.correlation_id), starts=starts, ends=ends)
+
+    def _change(self, event: Event) -> None:
+        """Tell the machine of the absence, and do what it says."""
+        for command in self._absence.handle(event, now_ns := time.monotonic_ns()):
+            request, reply = self._held.pop(command.id)
+            if isinstance(command, Send):
+                self._send(command.id, request, reply)
+            else:
+                reply(command.error, True)
+        if self._timer is not None:
+            self._timer.cancel()
+        wake_at = self._absence.wake_at()
+        if wake_at is not None:
+            delay_s = max(0, wake_at - now_ns) / 1e9
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._change, Tick())
 
     def _received(self, message: Incoming) -> None:
         header = message.header
@@ -225,19 +283,34 @@ class RemoteEngine:
 
     async def _told(self, question: str, arguments: list[object], blobs: list[bytes]) -> object:
         if question == "state":
-            self.state.apply(arguments[0])
+            state = self.state if self._has_news else EngineState()
+            state.apply(arguments[0])
+            self.state, self._has_news = state, True
             return None
         return await self._take(question, arguments)
 
     def _lost(self, reason: str) -> None:
-        self._fail_all(unavailable("the engine has gone", hint="try again"))
-        self._ended(reason)
+        was_away = self.is_away
+        self._change(Lost())
+        self._sequences.engine_ended()
+        self._fail_all(interrupted())
+        if not was_away:
+            self._ended(reason)
 
     def _fail_all(self, error: ServingError) -> None:
         replies, self._replies = self._replies, {}
         self._is_idle.set()
         for reply in replies.values():
             reply(error, True)
+
+
+def size_of(request: InferRequest) -> int:
+    """Return the bytes of a request's tensors."""
+    size = 0
+    for tensor in request.inputs.values():
+        array = tensor.array
+        size += sum(len(element) for element in array.flat) if tensor.datatype is DataType.BYTES else array.nbytes
+    return size
 
 
 class SharedRegions(RegionRegistry):
