@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 import signal
 import threading
 import time
@@ -226,8 +227,15 @@ def test_statistics_and_metrics_count_what_was_answered(server: ServeProcess) ->
     assert f'nv_inference_count{{model="identity",version="1"}} {after["inference_count"]}' in page.decode()
 
 
-def test_models_are_loaded_and_unloaded_over_both_protocols(server: ServeProcess, repository: Path) -> None:
+@pytest.fixture
+def late(repository: Path) -> Iterator[None]:
     write_identity(repository, "late")
+    yield
+    shutil.rmtree(repository / "late")
+
+
+@pytest.mark.usefixtures("late")
+def test_models_are_loaded_and_unloaded_over_both_protocols(server: ServeProcess) -> None:
     sent = np.zeros((1, 16), np.float32)
     with httpclient.InferenceServerClient(server.http) as client, grpcclient.InferenceServerClient(server.grpc) as grpc:
         client.load_model("late")

@@ -188,20 +188,27 @@ async def serve_given(
     # Imported late: it needs the backends.
     from charonia.server.backends.api import BackendSettings
     from charonia.server.backends.python.describe import describe
-    from charonia.server.files.repository import make_repository
+    from charonia.server.files.repository import FileRepository
 
     values = {**options.backends.get("", {}), **options.backends.get("python", {})}
+    repository = FileRepository(
+        given, options.models.files, folder, partial(describe, settings=BackendSettings(values))
+    )
     try:
-        names = await make_repository(
-            given, options.models.files, folder, partial(describe, settings=BackendSettings(values))
-        )
+        names = await repository.make()
     except ServingError as error:
         _log.error(
             "the server cannot start%s", f" ({error.hint})" if error.hint else "", extra={logs.BLOCK: error.message}
         )
         return 1, True
     models = replace(options.models, repositories=(*given.repositories, str(folder)))
-    return await serve(replace(options, models=models), make_server, show=names, notifier=notifier)
+    interval_s = models.poll_interval_secs
+    following = asyncio.create_task(repository.follow(interval_s)) if interval_s and repository.has_services else None
+    try:
+        return await serve(replace(options, models=models), make_server, show=names, notifier=notifier)
+    finally:
+        if following is not None:
+            following.cancel()
 
 
 def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[ServerOptions, tuple[str, ...]]:
