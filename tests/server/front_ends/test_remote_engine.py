@@ -24,7 +24,8 @@ from charonia.server.directory import Directory
 from charonia.server.facade import Services
 from charonia.server.front_ends import reconnect, remote_engine
 from charonia.server.front_ends.engine_port import EnginePort
-from charonia.server.front_ends.remote_engine import RemoteEngine, SharedRegions, services_of, size_of
+from charonia.server.front_ends.held_requests import size_of
+from charonia.server.front_ends.remote_engine import RemoteEngine, SharedRegions, services_of
 from charonia.server.shared_memory.registry import Memory, RegionRegistry
 from charonia.server.tracing.options import TraceOptions
 from charonia.server.tracing.requests import EventNames, begin
@@ -270,7 +271,7 @@ def test_when_the_engine_goes_what_is_in_flight_ends_and_what_comes_waits_for_th
 def test_the_models_are_those_of_the_new_engine_as_soon_as_it_is_known(tmp_path: Path) -> None:
     async def scenario(bench: Bench) -> None:
         await bench.port.close()
-        await bench.until(lambda: bench.engine.is_away)
+        await bench.until(lambda: bench.engine.held.is_away)
         async with SecondEngine(tmp_path) as second:
             second.fake.models = {"other": replace(identity_config(), name="other")}
             assert bench.engine.model_config("identity").name == "identity"
@@ -288,7 +289,7 @@ def test_what_waits_is_refused_when_the_engine_stays_away_or_the_front_end_leave
 ) -> None:
     async def scenario(bench: Bench) -> None:
         await bench.port.close()
-        await bench.until(lambda: bench.engine.is_away)
+        await bench.until(lambda: bench.engine.held.is_away)
         first, second, third = Replies(), Replies(), Replies()
         bench.engine.infer(request(), first)
         monkeypatch.setattr(reconnect, "HOLD_NS_MAX", 0)
@@ -314,7 +315,7 @@ def test_a_sequence_that_was_open_is_told_that_it_was_lost(tmp_path: Path) -> No
         for model in ("stateful", "identity"):
             await bench.answered(part(model, SEQUENCE_START))
         await bench.port.close()
-        await bench.until(lambda: bench.engine.is_away)
+        await bench.until(lambda: bench.engine.held.is_away)
 
         async with SecondEngine(tmp_path) as second:
             second.fake.models["stateful"] = stateful

@@ -121,7 +121,7 @@ class FrontEnd:
 
     async def _reconnect(self) -> None:
         """Meet the engine again. It knows no regions: clients register them again."""
-        while self._engine is not None and self._engine.is_away:
+        while self._engine is not None and self._engine.held.is_away:
             sock = await engine_socket(self._folder)
             if self._regions is not None:
                 for change in ("unregister_system", "unregister_cuda"):

@@ -9,13 +9,11 @@ import asyncio
 import itertools
 import logging
 import socket
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, cast
 
 from charonia.config.model import ModelConfig
-from charonia.core.calls import Reply, Ticket
-from charonia.core.dtypes import DataType
+from charonia.core.calls import Outcome, Reply, Ticket
 from charonia.core.errors import ServingError, internal, unavailable
 from charonia.core.metadata import ModelIndexEntry, ModelMetadata, ServerMetadata
 from charonia.core.request import SEQUENCE_END, SEQUENCE_START, InferRequest
@@ -24,21 +22,10 @@ from charonia.core.trace import RemoteParent, TraceLevel, TraceTree
 from charonia.server.backends.python.worker.channel import Incoming
 from charonia.server.backends.python.worker.regions import ChannelError
 from charonia.server.facade import Document, LogControl, Services
+from charonia.server.front_ends.held_requests import HeldRequests
 from charonia.server.front_ends.link import Link
 from charonia.server.front_ends.messages import decode_outcome, encode_request, encode_trace, take_events
-from charonia.server.front_ends.reconnect import (
-    Cancel,
-    Connected,
-    Event,
-    Leave,
-    Lost,
-    OpenSequences,
-    Reconnect,
-    Send,
-    Submit,
-    Tick,
-    interrupted,
-)
+from charonia.server.front_ends.reconnect import OpenSequences, interrupted
 from charonia.server.front_ends.records import plain, record
 from charonia.server.front_ends.state import EngineState
 from charonia.server.shared_memory.registry import RegionRegistry
@@ -78,13 +65,11 @@ class RemoteEngine:
 
     def __init__(self, *, take: Callable[[str, list[object]], Awaitable[object]], ended: Callable[[str], None]) -> None:
         self.state = EngineState()
+        self.held = HeldRequests(self._send)
         self._take = take
         self._ended = ended
         self._link: Link
         self._has_news = False  # whether this engine has told its state
-        self._absence = Reconnect()
-        self._held: dict[int, tuple[InferRequest, Reply]] = {}
-        self._timer: asyncio.TimerHandle | None = None
         self._sequences = OpenSequences()
         self._numbers = itertools.count(1)
         self._replies: dict[int, Reply] = {}
@@ -106,7 +91,7 @@ class RemoteEngine:
         self._link = Link(sock, "the engine", take=self._received, answer=self._told, ended=self._lost)
         metadata, offers = cast(list[Any], await self.ask("hello"))
         self._metadata = record(ServerMetadata, metadata)
-        self._change(Connected())
+        self.held.engine_back()
         return frozenset(offers)
 
     async def ask(self, question: str, *arguments: object) -> Any:
@@ -124,9 +109,8 @@ class RemoteEngine:
         number = next(self._numbers)
         if refusal := self._refusal(request):
             reply(refusal, True)
-        elif self._absence.is_away:
-            self._held[number] = (request, reply)
-            self._change(Submit(number, size_of(request)))
+        elif self.held.is_away:
+            self.held.hold(number, request, reply)
         else:
             self._send(number, request, reply)
         return _Ticket(self, number)
@@ -143,20 +127,14 @@ class RemoteEngine:
             return
         if not self._replies:
             self._is_idle.clear()
-        self._replies[number] = reply if trace is None else self._traced(number, trace.tree, reply)
+        self._replies[number] = reply if trace is None else traced(link, number, trace.tree, reply)
 
     def cancel(self, number: int) -> None:
         """Drop a request, unless it is over."""
         if number in self._replies:
             self._link.send(("cancel", number))
-        elif number in self._held:
-            del self._held[number]
-            self._change(Cancel(number))
-
-    @property
-    def is_away(self) -> bool:
-        """Whether the engine is being started again."""
-        return self._absence.is_away
+        else:
+            self.held.cancel(number)
 
     def is_live(self) -> bool:
         """Whether the server can answer at all. While the engine is started again, it will."""
@@ -164,7 +142,7 @@ class RemoteEngine:
 
     def is_ready(self) -> bool:
         """Whether the server is ready for inference."""
-        return not self.is_away and self.state.readiness.is_ready and not self._is_exiting
+        return not self.held.is_away and self.state.readiness.is_ready and not self._is_exiting
 
     def is_exiting(self) -> bool:
         """Whether the server, or this front end, is shutting down."""
@@ -210,7 +188,7 @@ class RemoteEngine:
     def begin_exit(self) -> None:
         """Turn not ready and refuse new requests; those in flight go on."""
         self._is_exiting = True
-        self._change(Leave())
+        self.held.leave()
 
     async def drained(self, timeout_s: float) -> bool:
         """Wait until every request is answered, up to a limit, when the rest is; return whether that was in time."""
@@ -231,30 +209,10 @@ class RemoteEngine:
                 f"the engine does not keep up: {len(self._replies)} requests of this front end are in flight",
                 hint=_FULL_HINT,
             )
-        return self._sequence_lost(request) if request.correlation_id else None
-
-    def _sequence_lost(self, request: InferRequest) -> ServingError | None:
-        """Note a request of a sequence; return the error if the sequence was lost with an engine."""
-        config = self.state.directory.configs.get((request.model_name, request.model_version))
-        if config is None or config.sequence_batching is None:
+        if not request.correlation_id:
             return None
-        starts, ends = bool(request.flags & SEQUENCE_START), bool(request.flags & SEQUENCE_END)
-        return self._sequences.sent((request.model_name, request.correlation_id), starts=starts, ends=ends)
-
-    def _change(self, event: Event) -> None:
-        """Tell the machine of the absence, and do what it says."""
-        for command in self._absence.handle(event, now_ns := time.monotonic_ns()):
-            request, reply = self._held.pop(command.id)
-            if isinstance(command, Send):
-                self._send(command.id, request, reply)
-            else:
-                reply(command.error, True)
-        if self._timer is not None:
-            self._timer.cancel()
-        wake_at = self._absence.wake_at()
-        if wake_at is not None:
-            delay_s = max(0, wake_at - now_ns) / 1e9
-            self._timer = asyncio.get_running_loop().call_later(delay_s, self._change, Tick())
+        config = self.state.directory.configs.get((request.model_name, request.model_version))
+        return lost_sequence(self._sequences, config, request)
 
     def _received(self, message: Incoming) -> None:
         header = message.header
@@ -271,16 +229,6 @@ class RemoteEngine:
                 self._is_idle.set()
         reply(outcome, final)
 
-    def _traced(self, number: int, tree: TraceTree, reply: Reply) -> Reply:
-        """Return a reply that sends the front end's last events to the engine, whose trace they belong to."""
-
-        def traced(outcome: object, final: bool) -> None:
-            reply(cast(Any, outcome), final)
-            if final:
-                self._link.send(("traced", number, take_events(tree)))
-
-        return traced
-
     async def _told(self, question: str, arguments: list[object], blobs: list[bytes]) -> object:
         if question == "state":
             state = self.state if self._has_news else EngineState()
@@ -290,8 +238,8 @@ class RemoteEngine:
         return await self._take(question, arguments)
 
     def _lost(self, reason: str) -> None:
-        was_away = self.is_away
-        self._change(Lost())
+        was_away = self.held.is_away
+        self.held.engine_lost()
         self._sequences.engine_ended()
         self._fail_all(interrupted())
         if not was_away:
@@ -304,13 +252,23 @@ class RemoteEngine:
             reply(error, True)
 
 
-def size_of(request: InferRequest) -> int:
-    """Return the bytes of a request's tensors."""
-    size = 0
-    for tensor in request.inputs.values():
-        array = tensor.array
-        size += sum(len(element) for element in array.flat) if tensor.datatype is DataType.BYTES else array.nbytes
-    return size
+def traced(link: Link, number: int, tree: TraceTree, reply: Reply) -> Reply:
+    """Return a reply that sends the front end's last events to the engine, whose trace they belong to."""
+
+    def then_sent(outcome: Outcome, final: bool) -> None:
+        reply(outcome, final)
+        if final:
+            link.send(("traced", number, take_events(tree)))
+
+    return then_sent
+
+
+def lost_sequence(sequences: OpenSequences, config: ModelConfig | None, request: InferRequest) -> ServingError | None:
+    """Note a request with a sequence id; return the error if its sequence was lost with an engine."""
+    if config is None or config.sequence_batching is None:
+        return None
+    starts, ends = bool(request.flags & SEQUENCE_START), bool(request.flags & SEQUENCE_END)
+    return sequences.sent((request.model_name, request.correlation_id), starts=starts, ends=ends)
 
 
 class SharedRegions(RegionRegistry):
