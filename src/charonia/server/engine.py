@@ -3,10 +3,11 @@
 from collections.abc import Callable, Mapping
 
 from charonia.config.model import ModelConfig
-from charonia.core.calls import Reply, Ticket
+from charonia.core.calls import ANSWERED, Reply, Ticket
 from charonia.core.errors import ServingError, invalid, unavailable
 from charonia.core.metadata import ModelIndexEntry, ModelMetadata, ModelState, ServerMetadata
 from charonia.core.request import InferRequest
+from charonia.core.response import InferResponse
 from charonia.core.statistics import ModelStatistics
 from charonia.server.directory import (
     Directory,
@@ -27,16 +28,6 @@ from charonia.server.sequences.models import sequences_of
 from charonia.server.sequences.overview import ModelSequences
 
 
-class _Answered:
-    """The ticket of a request that was refused before it reached a runner."""
-
-    def cancel(self) -> None:
-        """Do nothing: the request has its answer."""
-
-
-_ANSWERED = _Answered()
-
-
 class ModelEngine:
     """A server's models, behind the `Engine` interface.
 
@@ -54,6 +45,7 @@ class ModelEngine:
         self.demand: OnDemandLoader | None = None
         self._lifecycle = lifecycle
         lifecycle.ensembles.infer = self.infer
+        lifecycle.ensembles.infer_at_once = self.infer_at_once
         self._routes = lifecycle.table.routes
         self._models = lifecycle.table.models
         self._metadata = metadata
@@ -86,6 +78,11 @@ class ModelEngine:
                 return ticket
         return self.infer_loaded(request, reply)
 
+    def infer_at_once(self, request: InferRequest) -> InferResponse | ServingError | None:
+        """Run a request as `Runner.run_at_once` does; None if it is to be run by `infer`."""
+        runner = self._routes.get((request.model_name, request.model_version))
+        return runner.run_at_once(request) if runner is not None and not self._is_exiting else None
+
     def infer_loaded(self, request: InferRequest, reply: Reply) -> Ticket:
         """Run a request of a model that is loaded, or answer that it is not."""
         try:
@@ -95,7 +92,7 @@ class ModelEngine:
                 raise with_request_id(unavailable(message), request)
         except ServingError as error:
             reply(error, True)
-            return _ANSWERED
+            return ANSWERED
         return runner.submit(request, reply)
 
     def is_live(self) -> bool:

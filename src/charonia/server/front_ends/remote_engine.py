@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, cast
 
 from charonia.config.model import ModelConfig
-from charonia.core.calls import Outcome, Reply, Ticket
+from charonia.core.calls import ANSWERED, Outcome, Reply, Ticket
 from charonia.core.errors import ServingError, internal, unavailable
 from charonia.core.metadata import ModelIndexEntry, ModelMetadata, ServerMetadata
 from charonia.core.request import SEQUENCE_END, SEQUENCE_START, InferRequest
@@ -109,7 +109,8 @@ class RemoteEngine:
         number = next(self._numbers)
         if refusal := self._refusal(request):
             reply(refusal, True)
-        elif self.held.is_away:
+            return ANSWERED
+        if self.held.is_away:
             self.held.hold(number, request, reply)
         else:
             self._send(number, request, reply)
